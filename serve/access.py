@@ -1,0 +1,104 @@
+"""Who may read and who may change: two bearer tokens, each in a file that only its owner may read.
+
+A file is made, with a new token, where there is none. A file that others may read is refused: its token may be known by now.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import re
+import secrets
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from transport.errors import UserError
+from transport.files.untrusted import UntrustedFileError, open_regular
+
+Access = Literal["read", "change"]
+
+MAX_TOKEN_BYTES = 4096
+"""Of a token's file."""
+
+_TOKEN = re.compile(rb"[A-Za-z0-9._~+/=-]{20,512}")
+"""RFC 6750, of a length that cannot be guessed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """The digests of both tokens. The tokens themselves are not kept, so no log or dump can show them."""
+
+    admin: bytes
+    read: bytes
+
+    def access_of(self, header: str | None) -> Access | None:
+        """Returns what the bearer of an `Authorization` header may do; None for nothing. Takes as long for any wrong token."""
+        scheme, _, token = (header or "").partition(" ")
+        given = _digest(token.strip().encode(errors="replace"))
+        is_admin, is_reader = hmac.compare_digest(given, self.admin), hmac.compare_digest(given, self.read)
+        if scheme.lower() != "bearer" or not (is_admin or is_reader):
+            return None
+        return "change" if is_admin else "read"
+
+
+def load_tokens(admin_file: Path, read_file: Path) -> Tokens:
+    """Reads both tokens; makes a file that is missing.
+
+    Raises `UserError` for a file that others may read, that holds no token, or that cannot be made.
+    """
+    found: Mapping[Path, bytes] = {path: _load(path) for path in (admin_file, read_file)}
+    if len(found) < 2 or found[admin_file] == found[read_file]:
+        raise UserError(
+            f"{admin_file} and {read_file} hold the same token: who may read could change everything; "
+            f"remove {read_file} to have another one made"
+        )
+    return Tokens(admin=_digest(found[admin_file]), read=_digest(found[read_file]))
+
+
+def _load(path: Path) -> bytes:
+    try:
+        _make(path)
+        with open_regular(path) as file:
+            status, content = os.fstat(file.fileno()), file.read(MAX_TOKEN_BYTES + 1).strip()
+    except UntrustedFileError as error:
+        raise UserError(f"token file {error}") from None
+    except OSError as error:
+        raise UserError(f"token file {path}: {error.strerror}; write a token there, or name another file") from None
+    if status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise UserError(
+            f"token file {path} has the mode {stat.S_IMODE(status.st_mode):04o}, so other users may know the token; expected "
+            f"0600: remove the file to have a new one made"
+        )
+    if status.st_uid not in (os.geteuid(), 0):
+        raise UserError(f"token file {path} belongs to user {status.st_uid}; expected ours, {os.geteuid()}")
+    if not _TOKEN.fullmatch(content):
+        raise UserError(f"token file {path} holds no token: expected 20 to 512 letters, digits or -._~+/=")
+    return content
+
+
+def _make(path: Path) -> None:
+    """Writes a new token, unless there is a file: whole or not at all, and never in place of another's."""
+    if path.is_symlink() or path.exists():
+        return
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.partial")
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(secrets.token_urlsafe(32).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(partial, path)
+        except FileExistsError:  # another process has just made it
+            return
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _digest(token: bytes) -> bytes:
+    return hashlib.sha256(token).digest()

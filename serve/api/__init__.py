@@ -1,0 +1,1 @@
+"""The endpoints of `/api/v1`, a file for each resource."""

@@ -1,0 +1,214 @@
+"""`/jobs/{job}/cluster`: the roles and workers of a job, where they are, and what has changed of late."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cluster.attended.views import shown_name
+from cluster.manager.state import WorkerRecord
+from serve.api.population import JobParameters
+from serve.endpoint import Endpoint
+from serve.errors import NotFound
+from serve.jobs import Job, Jobs
+from serve.readers.cluster import Change, ClusterReader, ClusterState, cluster_directory, workers_of
+from serve.readers.processes import Said, said_by_workers
+from serve.readers.rollouts.step_indexes import moment
+from transport.config import Config
+from transport.printable import printable
+
+READ_SECONDS = 1.0
+MOST_WORKERS = 2_000
+
+
+class RoleEntry(Config):
+    """One role."""
+
+    role: str
+    """Its name."""
+    wanted: int
+    """How many workers it is to have."""
+    fewest: int
+    """How few it may be scaled to."""
+    most: int
+    """How many it may be scaled to."""
+    is_task: bool
+    """Whether its workers end by themselves; the job is over when all tasks have ended."""
+    has_sub_master: bool
+    """Whether a worker of it manages the others."""
+
+
+class WorkerEntry(Config):
+    """One worker."""
+
+    worker: str
+    """Its name."""
+    role: str
+    """Its role."""
+    rank: int
+    """Its rank in the role; -1 for a SubMaster."""
+    stage: str
+    """INIT, READY, RUNNING, FINISH or FAILED."""
+    phase: str
+    """Where it stands, in more detail."""
+    incarnation: int
+    """How often it was created."""
+    node: str
+    """Where it is, or was last."""
+    pid: int
+    """Its process; 0 if it has none."""
+    restarts: int
+    """How often it was started again."""
+    last_death: str
+    """How it died last; empty unless it did."""
+    is_suspected: bool
+    """Whether its heartbeats are missing."""
+    status: str
+    """What it said of itself last; empty if that is not published."""
+    trouble: str
+    """What is wrong with it while it lives; empty if nothing is."""
+    since: float | None
+    """Since when it is in its state, in seconds since 1970; None if that is not published."""
+
+
+class ChangeEntry(Config):
+    """A worker, or the job, went from one state to another."""
+
+    time: float
+    """When, in seconds since 1970."""
+    worker: str
+    """Empty for the job as a whole."""
+    before: str
+    """Its phase before; empty for a new one."""
+    after: str
+    """Its phase after."""
+    incarnation: int
+    """Which of its processes."""
+    node: str
+    """Where."""
+    cause: str
+    """The event that led to it."""
+    reason: str
+    """How the worker died, or why the job ends; empty for others."""
+
+
+class ClusterAnswer(Config):
+    """A job of roles."""
+
+    name: str
+    """The job's name."""
+    backend: str
+    """Where its workers run."""
+    stage: str
+    """INIT, READY, RUNNING, STOPPING or STOPPED; empty if it is not known."""
+    outcome: str
+    """How it ended; empty while it has not."""
+    code: int | None
+    """Its exit code; None while it has not ended."""
+    epoch: int
+    """Counts its masters."""
+    entries: int
+    """Entries of its journal that were read."""
+    written: float | None
+    """When the last of them was written, in seconds since 1970."""
+    is_complete: bool
+    """Whether all of them were read; if not, ask again."""
+    roles: list[RoleEntry]
+    """Its roles, in the order in which they start."""
+    workers: list[WorkerEntry]
+    """Its workers, at most 2,000."""
+    set_aside: list[str]
+    """Nodes that are used no more."""
+    changes: list[ChangeEntry]
+    """The newest 500, the newest first."""
+    problem: str
+    """What cannot be read, and why; empty if all can."""
+
+
+def show_cluster(jobs: Jobs, given: JobParameters) -> ClusterAnswer:
+    """Answers a job of roles."""
+    job = jobs.get(given.job)
+    if cluster_directory(job.directory) is None:
+        raise NotFound(
+            f"{job.id} has no journal of a job of roles (yet)",
+            where="job",
+            value=job.id,
+            advice="it has one once `counterpoint run` or `counterpoint submit` has begun",
+        )
+    with jobs.reading(job, ClusterReader) as reader:
+        state = reader.read(moment(READ_SECONDS))
+        return _answer(job, state)
+
+
+def _answer(job: Job, state: ClusterState) -> ClusterAnswer:
+    manager, file, outcome = state.manager, state.job, state.outcome
+    roles = () if file is None else file.spec.roles
+    said = said_by_workers(job.directory)
+    return ClusterAnswer(
+        name="" if file is None else file.spec.name,
+        backend="" if file is None else printable(file.backend[:200]),
+        stage="" if manager is None else str(manager.stage),
+        outcome="" if outcome is None else printable(outcome.reason[:2000]),
+        code=None if outcome is None else outcome.code,
+        epoch=state.epoch,
+        entries=state.entries,
+        written=state.written,
+        is_complete=state.is_complete,
+        roles=[
+            RoleEntry(
+                role=role.name,
+                wanted=role.count if manager is None else manager.state.roles[role.name].wanted,
+                fewest=role.fewest,
+                most=role.most,
+                is_task=role.task,
+                has_sub_master=role.sub_master is not None,
+            )
+            for role in roles
+        ],
+        workers=[
+            _worker(record, said.get(_shown(state, record.name), Said())) for record in workers_of(state)[:MOST_WORKERS]
+        ],
+        set_aside=[] if manager is None else [printable(node[:200]) for node in manager.state.set_aside[:100]],
+        changes=[_change(change) for change in reversed(state.changes)],
+        problem=state.problem,
+    )
+
+
+def _shown(state: ClusterState, worker: str) -> str:
+    return worker if state.job is None else shown_name(state.job.spec, worker)
+
+
+def _worker(record: WorkerRecord, said: Said) -> WorkerEntry:
+    return WorkerEntry(
+        worker=record.name,
+        role=record.role,
+        rank=record.rank,
+        stage=str(record.stage),
+        phase=str(record.phase),
+        incarnation=record.incarnation,
+        node=printable(record.node[:200]),
+        pid=said.pid or record.pid,
+        restarts=record.restarts,
+        last_death=printable(record.last_death[:500]),
+        is_suspected=record.suspected,
+        status=said.status,
+        trouble=said.trouble,
+        since=said.since,
+    )
+
+
+def _change(change: Change) -> ChangeEntry:
+    return ChangeEntry(
+        time=change.time,
+        worker=change.worker,
+        before=change.before,
+        after=change.after,
+        incarnation=change.incarnation,
+        node=printable(change.node[:200]),
+        cause=change.cause,
+        reason=printable(change.reason[:500]),
+    )
+
+
+ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (
+    Endpoint("GET", "/jobs/{job}/cluster", "Shows a job's workers.", JobParameters, ClusterAnswer, show_cluster),
+)

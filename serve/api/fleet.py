@@ -1,0 +1,236 @@
+"""`/jobs/{job}/fleet`: the servers, as all runs see them together, and the trainer's runs and slots."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from job.inspection.rollout_records import finite_number
+from serve.endpoint import Endpoint
+from serve.jobs import Jobs
+from serve.readers.activity import fleet
+from serve.readers.rollouts.view import name_of as shown
+from transport.config import Config
+
+
+class FleetParameters(Config):
+    """Which job."""
+
+    job: str
+    """The job's id."""
+
+
+class ServerView(Config):
+    """What one run says of a server."""
+
+    run: str
+    """The run's id."""
+    state: str
+    """`unknown`, `loading`, `serving`, `draining` or `out`."""
+    reason: str
+    """Why it does not serve."""
+    version: int | None
+    """The policy version that it holds for this run."""
+    in_flight: int | None
+    """This run's requests there."""
+    limit: int | None
+    """The most of them."""
+
+
+class Outage(Config):
+    """The last time a server went out of service."""
+
+    time: float | None
+    """Unix seconds."""
+    reason: str
+    """Why."""
+
+
+class EngineLoad(Config):
+    """What the server tells of itself, all runs together."""
+
+    running: int | None
+    """Requests being computed."""
+    waiting: int | None
+    """Requests in its queue."""
+    cache_use: float | None
+    """Share of the KV cache that is held."""
+    preemptions: int | None
+    """Requests evicted from the cache since its start."""
+
+
+class FleetServer(Config):
+    """One server."""
+
+    url: str
+    """Its base URL."""
+    state: Literal["out", "unknown", "draining", "loading", "serving"]
+    """The worst that a run says."""
+    reason: str
+    """Why it does not serve; empty if it does."""
+    in_flight: int | None
+    """Requests of all runs."""
+    limit: int | None
+    """The most of them."""
+    requests_per_second: float | None
+    """Answered, over the last half minute."""
+    tokens_per_second: float | None
+    """Completion tokens, over the last half minute."""
+    cache_hit_share: float | None
+    """Share of the prompts' tokens that its prefix cache had."""
+    requests: int | None
+    """Answered since the orchestrators' start."""
+    failures: int | None
+    """Requests that failed there."""
+    outages: int | None
+    """Times that it was taken out of service."""
+    restarts: int | None
+    """Times that it came back as another process."""
+    last_outage: Outage | None
+    """The last one; null if there was none."""
+    engine: EngineLoad | None
+    """Null where it tells nothing."""
+    views: list[ServerView]
+    """What each run says."""
+
+
+class FleetRun(Config):
+    """One run at the trainer."""
+
+    run: str
+    """The run's id."""
+    stage: str
+    """Where it stands: `training`, `waiting`, `evicted` and so on."""
+    reason: str
+    """Why it is not trained."""
+    slot: int | None
+    """Its slot; null without one."""
+    step: int | None
+    """The last step trained."""
+    steps: int | None
+    """Of how many."""
+    durable_step: int | None
+    """Up to which its batches are durable."""
+    open_step: int | None
+    """The step being trained."""
+    batches_waiting: int | None
+    """Batches that the trainer has and does not train yet."""
+    connected: bool
+    """Whether its orchestrator is."""
+
+
+class FleetTrainer(Config):
+    """The trainer."""
+
+    time: float | None
+    """When it last said so, in unix seconds. While a row is trained it says nothing."""
+    ended: bool
+    """Whether it has ended."""
+    slots: int | None
+    """Runs that it trains at once."""
+    runs: list[FleetRun]
+    """Its runs."""
+
+
+class FleetAnswer(Config):
+    """Servers and slots of a job."""
+
+    current: bool
+    """Whether an orchestrator lives that says so; otherwise this is how things were when the last one ended."""
+    time: float | None
+    """When the newest of them wrote, in unix seconds."""
+    waiting: int | None
+    """Requests of all runs that wait for a server."""
+    capacity: int | None
+    """Requests that all runs may have at the servers."""
+    servers: list[FleetServer]
+    """By URL."""
+    trainer: FleetTrainer | None
+    """Null without one."""
+
+
+def show_fleet(jobs: Jobs, given: FleetParameters) -> FleetAnswer:
+    """Answers the fleet."""
+    job = jobs.get(given.job)
+    now = time.time()
+    views = fleet.read_views(job.directory)
+    current = [view for view in views if view.is_current(now)]
+    counted = current or views[:1]
+    trainer = fleet.read_trainer(job.directory)
+    return FleetAnswer(
+        current=bool(current),
+        time=counted[0].time if counted else None,
+        waiting=_sum(view.content.get("waiting") for view in counted),
+        capacity=_sum(view.content.get("capacity") for view in counted),
+        servers=[_server(server) for server in fleet.join(counted)],
+        trainer=None if trainer is None else _trainer(trainer),
+    )
+
+
+def _server(server: fleet.Server) -> FleetServer:
+    newest = server.newest
+    outage, engine = newest.get("last_outage"), newest.get("engine")
+    return FleetServer(
+        url=shown(server.url),
+        state=server.state,
+        reason=shown(server.reason),
+        **{name: _whole(server.total(name)) for name in ("in_flight", "limit", "requests", "failures")},
+        **{name: server.total(name) for name in ("requests_per_second", "tokens_per_second")},
+        **{name: _whole(server.most(name)) for name in ("outages", "restarts")},
+        cache_hit_share=server.cache_hit_share(),
+        last_outage=Outage(time=finite_number(outage.get("time")), reason=shown(outage.get("reason")))
+        if isinstance(outage, dict)
+        else None,
+        engine=EngineLoad(
+            cache_use=finite_number(engine.get("cache_use")),
+            **{name: _whole(engine.get(name)) for name in ("running", "waiting", "preemptions")},
+        )
+        if isinstance(engine, dict)
+        else None,
+        views=[
+            ServerView(
+                run=shown(run),
+                state=shown(view.get("state")),
+                reason=shown(view.get("reason")),
+                **{name: _whole(view.get(name)) for name in ("version", "in_flight", "limit")},
+            )
+            for run, _, view in server.views
+        ],
+    )
+
+
+def _trainer(content: Mapping[str, Any]) -> FleetTrainer:
+    return FleetTrainer(
+        time=finite_number(content.get("time")),
+        ended=content.get("ended") is True,
+        slots=_whole(content.get("slots")),
+        runs=[
+            FleetRun(
+                run=shown(run.get("run")),
+                stage=shown(run.get("stage")),
+                reason=shown(run.get("reason")),
+                connected=run.get("connected") is True,
+                **{
+                    name: _whole(run.get(name))
+                    for name in ("slot", "step", "steps", "durable_step", "open_step", "batches_waiting")
+                },
+            )
+            for run in fleet.runs_of(content)
+        ],
+    )
+
+
+def _whole(value: object) -> int | None:
+    number = finite_number(value)
+    return None if number is None or abs(number) > 2**53 else int(number)
+
+
+def _sum(values: Any) -> int | None:
+    found = [number for value in values if (number := _whole(value)) is not None]
+    return sum(found) if found else None
+
+
+ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (
+    Endpoint("GET", "/jobs/{job}/fleet", "Shows servers and slots.", FleetParameters, FleetAnswer, show_fleet),
+)

@@ -1,0 +1,123 @@
+"""Changing a whole job over the API: guests that join it, and its inference servers. The functions are those of `job/admin/`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from job.admin.join import join_run
+from job.admin.servers import ServerWish, add_server, drain_server, list_servers, remove_server, undrain_server
+from job.serving.config import WORKER_VARIABLE
+from serve.endpoint import Endpoint, Refused
+from serve.jobs import Jobs
+from transport.config import Config
+
+JOIN_SECONDS = 60.0
+LONGEST_FILE = 2**15
+"""Characters of a run's file; the body of a request is bounded, too."""
+
+
+class JobParameters(Config):
+    """Names a job."""
+
+    job: str
+    """The job's id."""
+
+
+class JoinParameters(JobParameters):
+    """Starts a guest."""
+
+    text: str = Field(max_length=LONGEST_FILE)
+    """The run's TOML file. What it names by import path is run, with the rights of `counterpoint serve`."""
+    resume: bool = False
+    """Go on from the run's newest checkpoint."""
+
+
+class Joined(Config):
+    """A guest that has begun."""
+
+    run_id: str
+    """The run's id."""
+    pid: int
+    """Of its orchestrator."""
+    file: Path
+    """The run's file."""
+    log: Path
+    """Its output."""
+
+
+class UrlParameters(JobParameters):
+    """Names a server."""
+
+    url: str = Field(max_length=500)
+    """`http://HOST:PORT`"""
+
+
+class Server(Config):
+    """What is wished of one server."""
+
+    url: str
+    """Its base URL."""
+    origin: Literal["job", "added"]
+    """Whether the job's configuration names it, or somebody added it."""
+    drained: bool
+    """Whether it is to get no new requests."""
+
+
+class Servers(Config):
+    """The job's servers, by URL."""
+
+    servers: list[Server]
+    """One entry a server."""
+
+
+def _join(jobs: Jobs, asked: JoinParameters) -> Joined:
+    if WORKER_VARIABLE in os.environ:
+        raise Refused(
+            "this server is a worker of the job, and what it starts would end with it",
+            advice="start the guest with `counterpoint orchestrator FILE --join DIRECTORY`, or use a server of its own",
+        )
+    found = join_run(jobs.get(asked.job).directory, asked.text, resume=asked.resume, timeout=JOIN_SECONDS)
+    return Joined.model_validate(asdict(found))
+
+
+def _list(jobs: Jobs, asked: JobParameters) -> Servers:
+    return Servers(
+        servers=[Server.model_validate(asdict(wish)) for wish in list_servers(jobs.get(asked.job).directory)]
+    )
+
+
+def _verb(name: str, summary: str, act: Callable[[Path, str], ServerWish | None]) -> Endpoint[Any, Any]:
+    """Returns the endpoint that does `act` to a server. It answers with all servers."""
+
+    def answer(jobs: Jobs, asked: UrlParameters) -> Servers:
+        act(jobs.get(asked.job).directory, asked.url)
+        return _list(jobs, JobParameters(job=asked.job))
+
+    return Endpoint(
+        "POST", f"/jobs/{{job}}/servers/{name}", summary, UrlParameters, Servers, answer, "change", seconds=30.0
+    )
+
+
+ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (
+    Endpoint(
+        "POST",
+        "/jobs/{job}/runs",
+        "Starts a guest of a live job from the text of its file.",
+        JoinParameters,
+        Joined,
+        _join,
+        "change",
+        seconds=JOIN_SECONDS + 30.0,
+    ),
+    Endpoint("GET", "/jobs/{job}/servers", "Lists the job's inference servers.", JobParameters, Servers, _list),
+    _verb("drain", "Gives a server no new requests; those that it has finish.", drain_server),
+    _verb("undrain", "Gives a drained server requests again.", undrain_server),
+    _verb("add", "Adds a server to the pools of all runs of the job.", add_server),
+    _verb("remove", "Takes an added server away again.", remove_server),
+)

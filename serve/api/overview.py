@@ -1,0 +1,261 @@
+"""`/overview`: every job and run with its newest numbers, and what is wrong, worst first."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from serve.api.jobs import Kind as JobKind
+from serve.api.jobs import kind_of
+from serve.endpoint import Endpoint
+from serve.jobs import Job, Jobs
+from serve.readers.job_facts import JobFacts, JobReader, RunFacts
+from serve.readers.problems import Kind, Problem, problems_of
+from transport.config import Config, Identifier
+from transport.printable import printable
+
+LONGEST_TEXT = 2_000
+"""Characters of a reason, or of another text that a guest may have written."""
+
+MOST_PROBLEMS = 500
+"""Problems that are listed; the others are counted."""
+
+DISK_UNIT = 2**27
+"""Free bytes are rounded down to it, so that an answer is the same while nothing else changes."""
+
+
+class OverviewParameters(Config):
+    """Which jobs."""
+
+    job: Identifier | None = None
+    """This one; all without it."""
+
+
+class WorkerEntry(Config):
+    """One worker of a job."""
+
+    name: str
+    """Its name."""
+    state: str
+    """In a word."""
+    since: float
+    """When it entered that state, in Unix seconds."""
+    restarts: int
+    """How often it was started again."""
+    status: str
+    """The last that it said of itself."""
+    trouble: str
+    """What is wrong with it while it lives; empty if nothing is."""
+    last_death: str
+    """How it died last; empty unless it did."""
+    alive: bool | None
+    """Whether its process lives; null if that cannot be told, since it may be on another machine."""
+
+
+class JobOverview(Config):
+    """One job."""
+
+    id: str
+    """Its id in the API."""
+    directory: str
+    """Its absolute path."""
+    kind: JobKind
+    """As in `GET /jobs`. Only a `job` has runs."""
+    state: str
+    """As its supervisor wrote it last; empty if it has none."""
+    running: bool
+    """Whether `counterpoint run` runs."""
+    runs: int
+    """How many it has."""
+    disk_bytes: int | None
+    """Size of the disk that the directory is on."""
+    disk_free_bytes: int | None
+    """Free on it, rounded down to 128 MiB."""
+    error: str
+    """Why the job cannot be read; empty if it can."""
+    workers: list[WorkerEntry]
+    """Its workers."""
+
+
+class RunEntry(Config):
+    """One run's newest numbers. Null: not known. Seconds, and Unix seconds for moments."""
+
+    job: str
+    """The job's id."""
+    run: str
+    """Its id."""
+    guest: bool
+    """Whether the job did not start it."""
+    state: str
+    """In a word or two, as `counterpoint status` prints it."""
+    alive: bool
+    """Whether its orchestrator lives."""
+    paused: bool
+    """Whether it is paused."""
+    step: int
+    """The newest step that was shipped; 0 before the first."""
+    steps: int | None
+    """How many it shall have."""
+    trained: int
+    """The newest step that was trained."""
+    updated: float | None
+    """When the newest step was shipped."""
+    reward: float | None
+    """Mean reward of the newest step."""
+    rewards: list[float | None]
+    """Mean rewards of the newest steps, at most twelve, ascending."""
+    tokens_per_second: float | None
+    """Completion tokens, over the newest ten steps."""
+    staleness: float | None
+    """Mean of the newest step."""
+    lag_p99: float | None
+    """The event loop's, in the newest step."""
+    lag_max: float | None
+    """The event loop's, in the newest step."""
+    mismatch_kl: float | None
+    """Of the newest trained step."""
+    seconds_a_step: float | None
+    """The median of the newest steps."""
+    seconds_left: float | None
+    """At that rate; null if its orchestrator does not live."""
+
+
+class ProblemEntry(Config):
+    """Something that a person should look at."""
+
+    kind: Kind
+    """What it is about."""
+    severity: Literal["error", "warning"]
+    """`error`: steps are lost or not made."""
+    job: str
+    """The job's id."""
+    run: str
+    """The run's id; empty if it is not about one run."""
+    worker: str
+    """The worker's name; empty if it is not about one worker."""
+    since: float | None
+    """When it began, in Unix seconds."""
+    reason: str
+    """What was seen."""
+    advice: str
+    """What to do."""
+
+
+class Overview(Config):
+    """Everything at one look."""
+
+    problems: list[ProblemEntry]
+    """Errors first; the first 500."""
+    problem_count: int
+    """How many there are."""
+    jobs: list[JobOverview]
+    """In the order of the command line."""
+    runs: list[RunEntry]
+    """By job, the job's own before guests."""
+
+
+def overview(jobs: Jobs, parameters: OverviewParameters) -> Overview:
+    """Answers `GET /overview`."""
+    chosen = [jobs.get(parameters.job)] if parameters.job is not None else [*jobs]
+    entries: list[JobOverview] = []
+    runs: list[RunEntry] = []
+    problems: list[ProblemEntry] = []
+    for job in chosen:
+        facts = facts_of(jobs, job)
+        entries.append(_job_entry(job, facts))
+        runs += [run_entry(job, run) for run in facts.runs]
+        problems += [problem_entry(job, problem) for problem in problems_of(facts)]
+    problems.sort(key=lambda problem: (problem.severity != "error", -(problem.since or 0.0)))
+    return Overview(problems=problems[:MOST_PROBLEMS], problem_count=len(problems), jobs=entries, runs=runs)
+
+
+def facts_of(jobs: Jobs, job: Job) -> JobFacts:
+    """Returns what is known of a job now."""
+    with jobs.reading(job, JobReader) as reader:
+        return reader.read()
+
+
+def run_entry(job: Job, run: RunFacts) -> RunEntry:
+    """Returns a run's row."""
+    history = run.history
+    shipped, trained = history.last_shipped, history.last_trained
+    return RunEntry(
+        job=job.id,
+        run=run.run_id,
+        guest=run.is_guest,
+        state=_text(run.state),
+        alive=run.alive,
+        paused=run.paused,
+        step=history.step,
+        steps=history.steps,
+        trained=trained.get("step", 0),
+        updated=shipped.get("time"),
+        reward=shipped.get("reward/mean"),
+        rewards=[line.get("reward/mean") for line in run.lines],
+        tokens_per_second=run.tokens_per_second,
+        staleness=shipped.get("staleness/mean"),
+        lag_p99=shipped.get("event_loop_lag/p99"),
+        lag_max=shipped.get("event_loop_lag/max"),
+        mismatch_kl=trained.get("mismatch_kl"),
+        seconds_a_step=run.seconds_a_step,
+        seconds_left=run.seconds_left,
+    )
+
+
+def problem_entry(job: Job, problem: Problem) -> ProblemEntry:
+    """Returns a problem as the API shows it."""
+    return ProblemEntry(
+        kind=problem.kind,
+        severity=problem.severity,
+        job=job.id,
+        run=problem.run,
+        worker=_text(problem.worker),
+        since=problem.since,
+        reason=_text(problem.reason),
+        advice=_text(problem.advice),
+    )
+
+
+def _job_entry(job: Job, facts: JobFacts) -> JobOverview:
+    free = facts.disk_free_bytes
+    return JobOverview(
+        id=job.id,
+        directory=_text(str(job.directory)),
+        kind=kind_of(job),
+        state=_text(facts.state),
+        running=facts.running,
+        runs=len(facts.runs),
+        disk_bytes=facts.disk_bytes,
+        disk_free_bytes=None if free is None else free // DISK_UNIT * DISK_UNIT,
+        error=_text(facts.error),
+        workers=[_worker_entry(worker) for worker in facts.workers],
+    )
+
+
+def _worker_entry(worker: dict[str, Any]) -> WorkerEntry:
+    return WorkerEntry(
+        name=_text(worker["name"]),
+        state=_text(worker["state"]),
+        since=worker["since"],
+        restarts=int(worker["restarts"]),
+        status=_text(worker["status"]),
+        trouble=_text(worker["trouble"]),
+        last_death=_text(worker["last_death"]),
+        alive=worker["alive"],
+    )
+
+
+def _text(text: str) -> str:
+    return printable(text[:LONGEST_TEXT])
+
+
+ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (
+    Endpoint(
+        "GET",
+        "/overview",
+        "Shows every job, run and worker with its newest numbers, and the problems, errors first.",
+        OverviewParameters,
+        Overview,
+        overview,
+        fresh_seconds=1.5,
+    ),
+)

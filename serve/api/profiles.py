@@ -1,0 +1,142 @@
+"""`/jobs/{job}/runs/{run}/profiles`: the profiles of a run's event loop, and the tree of one, as a flame graph draws it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from serve.endpoint import Endpoint, NotFound
+from serve.jobs import Jobs
+from serve.readers.profiles import Frame, list_profiles, place_of, read_profile
+from transport.config import Config, Identifier
+from transport.files.untrusted import UntrustedFileError
+from transport.printable import printable
+
+
+class ProfilesParameters(Config):
+    """Which run."""
+
+    job: Identifier
+    """The job's id."""
+    run: Identifier
+    """The run's id."""
+
+
+class ProfileParameters(ProfilesParameters):
+    """Which profile."""
+
+    profile: Identifier
+    """Its name."""
+
+
+class ListedProfile(Config):
+    """A profile that was taken."""
+
+    name: str
+    """Names it within the run."""
+    time: float
+    """When it was written, in unix seconds."""
+    size: int
+    """Bytes of its file."""
+
+
+class Profiles(Config):
+    """The profiles of a run."""
+
+    profiles: list[ListedProfile]
+    """The newest first."""
+
+
+class ProfiledFrame(Config):
+    """A frame below its callers, merged from all stacks that begin with the same frames."""
+
+    parent: int
+    """The caller's place in the list; -1 for the whole."""
+    function: str
+    """Its qualified name; empty for the whole and for what is left out."""
+    file: str
+    """Its file; empty if it has none."""
+    line: int
+    """The line that it was at; 0 if not known."""
+    seconds: float
+    """In it and in what it called."""
+    own: float
+    """Of these, in itself."""
+    other: bool
+    """Whether it stands for all that its caller called and that is left out."""
+
+
+class ProfileTree(Config):
+    """The stacks of a profile as a tree."""
+
+    name: str
+    """The profile's."""
+    seconds: float
+    """Of the loop's time that were sampled."""
+    frames: list[ProfiledFrame]
+    """A caller before what it called; the first is the whole. Empty if the file cannot be read."""
+    unreadable: str
+    """Why the file cannot be read; empty if it can."""
+
+
+def profiles(jobs: Jobs, parameters: ProfilesParameters) -> Profiles:
+    """Answers `GET /jobs/{job}/runs/{run}/profiles`."""
+    found = list_profiles(jobs.get(parameters.job).run_directory(parameters.run))
+    return Profiles(profiles=[ListedProfile(name=each.name, time=each.time, size=each.size) for each in found])
+
+
+def profile(jobs: Jobs, parameters: ProfileParameters) -> ProfileTree:
+    """Answers `GET /jobs/{job}/runs/{run}/profiles/{profile}`."""
+    run_dir = jobs.get(parameters.job).run_directory(parameters.run)
+    frames: list[Frame] = []
+    unreadable = ""
+    try:
+        frames = read_profile(run_dir, parameters.profile)
+    except FileNotFoundError:
+        raise NotFound(
+            f"run {parameters.run} has no profile {parameters.profile}",
+            where="profile",
+            value=parameters.profile,
+            advice="see the profiles of the run; those of the newest are kept",
+        ) from None
+    except (OSError, UntrustedFileError) as error:
+        unreadable = printable(str(error)[:2000])
+    return ProfileTree(
+        name=parameters.profile,
+        seconds=frames[0].microseconds / 1e6 if frames else 0.0,
+        frames=[_shown(frame) for frame in frames],
+        unreadable=unreadable,
+    )
+
+
+def _shown(frame: Frame) -> ProfiledFrame:
+    function, file, line = place_of(frame.name)
+    return ProfiledFrame(
+        parent=frame.parent,
+        function=function,
+        file=file,
+        line=line,
+        seconds=frame.microseconds / 1e6,
+        own=frame.own / 1e6,
+        other=frame.is_other,
+    )
+
+
+ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (
+    Endpoint(
+        "GET",
+        "/jobs/{job}/runs/{run}/profiles",
+        "Lists the profiles of a run's event loop.",
+        ProfilesParameters,
+        Profiles,
+        profiles,
+    ),
+    Endpoint(
+        "GET",
+        "/jobs/{job}/runs/{run}/profiles/{profile}",
+        "Shows the stacks of a profile, merged into a tree.",
+        ProfileParameters,
+        ProfileTree,
+        profile,
+        fresh_seconds=10.0,
+    ),
+)

@@ -1,0 +1,182 @@
+"""What the answers about rollouts share: which run, which rollouts of it, an entry of a list, and how much is indexed."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, StringConstraints
+
+from job.inspection.rollout_records import RolloutRecord
+from serve.errors import NotFound
+from serve.jobs import Job, Jobs
+from serve.readers.rollouts.line_index import Outcome
+from serve.readers.rollouts.step_indexes import Placed, Progress, RowFilter, StepIndexes, moment, recorded_steps
+from serve.readers.rollouts.view import name_of
+from transport.config import Config
+from transport.printable import printable
+
+RUN = "/jobs/{job}/runs/{run}"
+ROLLOUT = RUN + "/steps/{step}/rollouts/{number}"
+
+INDEX_SECONDS = 0.4
+"""How long one request reads on in files that are not indexed yet; the next request goes on."""
+
+BEGINNING = 160
+"""Characters of a completion in a list."""
+
+Step = Annotated[int, Field(ge=0, le=2**53)]
+Number = Annotated[int, Field(ge=0, le=10_000_000)]
+Name = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+
+
+class RunParameters(Config):
+    """Which run."""
+
+    job: str
+    """The job's id."""
+    run: str
+    """The run's id."""
+
+
+class Filtered(RunParameters):
+    """Which rollouts of it."""
+
+    environment: Name | None = None
+    """Only of this environment."""
+    outcome: Outcome | None = None
+    """Only with this outcome."""
+    least_reward: float | None = Field(default=None, allow_inf_nan=False)
+    """Only with at least this reward."""
+    most_reward: float | None = Field(default=None, allow_inf_nan=False)
+    """Only with at most this reward."""
+    player: Name | None = None
+    """Only with a turn of this player."""
+
+    @property
+    def rows(self) -> RowFilter:
+        """The filter."""
+        return RowFilter(self.environment, self.outcome, self.least_reward, self.most_reward, self.player)
+
+
+class OneRollout(RunParameters):
+    """Which rollout."""
+
+    step: Step
+    """Its step."""
+    number: Number
+    """Its line in the step's file, from 0."""
+
+
+class IndexProgress(Config):
+    """How much of the steps is indexed. A list of what is not all indexed is not all of it: ask again."""
+
+    is_complete: bool
+    """Whether everything is."""
+    steps: int
+    """Steps to be indexed."""
+    indexed: int
+    """Of these, done."""
+    read_bytes: int
+    """Bytes that are indexed."""
+    bytes: int
+    """Bytes of the files that were begun."""
+    problems: list[str]
+    """Files that cannot be listed in full, and why."""
+
+
+class RolloutEntry(Config):
+    """One rollout in a list."""
+
+    step: int
+    """Its step."""
+    number: int
+    """Its line in the step's file, from 0."""
+    rollout_id: str
+    """Unique in its run; empty if its line is too long to be read for a list."""
+    environment: str
+    """The environment's name."""
+    example_index: int | None
+    """The example's index in its environment."""
+    group_id: int | None
+    """The group's number."""
+    reward: float | None
+    """None if it failed."""
+    advantage: float | None
+    """None if it has none."""
+    outcome: Outcome
+    """What became of it."""
+    reason: str
+    """Why it failed, or which filter caught it; empty for others."""
+    turns: int
+    """Model calls."""
+    completion_tokens: int
+    """What the model wrote, in all turns."""
+    players: list[str]
+    """Its players, if it has several."""
+    versions: list[int]
+    """The oldest and the newest policy version of its turns."""
+    servers: list[str]
+    """The servers that answered, at most four."""
+    beginning: str
+    """The beginning of its last completion."""
+
+
+def job_of(jobs: Jobs, given: RunParameters) -> Job:
+    """Returns the job; raises `NotFound` unless it has the run."""
+    job = jobs.get(given.job)
+    job.run_directory(given.run)
+    return job
+
+
+def line_of(jobs: Jobs, given: OneRollout) -> tuple[Placed, bytes]:
+    """Returns a rollout's row and line. Raises `NotFound`."""
+    job = job_of(jobs, given)
+    if given.step in recorded_steps(job.directory, given.run):
+        with jobs.reading(job, StepIndexes) as indexes:
+            found = indexes.line(given.run, given.step, given.number, moment(INDEX_SECONDS))
+        if found is not None:
+            return (given.step, found[0]), found[1]
+    raise NotFound(
+        f"step {given.step} has no rollout number {given.number}, or it is not indexed yet",
+        where="number",
+        value=str(given.number),
+        advice="ask again if the step has just been opened",
+    )
+
+
+def entry_of(placed: Placed, record: RolloutRecord | None) -> RolloutEntry:
+    """Returns the entry of a row; without its record, what the index has of it."""
+    step, row = placed
+    turns = [] if record is None else record.turns
+    versions = [version for turn in turns if type(version := turn.get("policy_version")) is int]
+    completion = turns[-1].get("completion") if turns else None
+    return RolloutEntry(
+        step=step,
+        number=row.number,
+        rollout_id="" if record is None else name_of(record.rollout_id),
+        environment=row.environment,
+        example_index=row.example_index,
+        group_id=row.group_id,
+        reward=row.reward,
+        advantage=row.advantage,
+        outcome=row.outcome,
+        reason="" if record is None else name_of(record.error or record.filtered_by),
+        turns=row.turns,
+        completion_tokens=row.completion_tokens,
+        players=list(row.players),
+        versions=[min(versions), max(versions)] if versions else [],
+        servers=sorted({name_of(turn.get("server")) for turn in turns} - {""})[:4],
+        beginning=printable(completion[:BEGINNING]) if isinstance(completion, str) else "",
+    )
+
+
+def progress_of(progress: Progress) -> IndexProgress:
+    """Returns the progress as it is answered."""
+    return IndexProgress(
+        is_complete=progress.is_complete,
+        steps=len(progress.steps),
+        indexed=progress.indexed,
+        read_bytes=progress.read_bytes,
+        bytes=progress.bytes,
+        problems=list(progress.problems),
+    )

@@ -1,0 +1,147 @@
+"""`/jobs/{job}/runs/{run}/rollouts/search`: where a text is. `.../example`: one example across the steps of its run."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, StringConstraints
+
+from serve.api.rollout_entries import (
+    INDEX_SECONDS,
+    RUN,
+    Filtered,
+    IndexProgress,
+    Name,
+    RolloutEntry,
+    RunParameters,
+    Step,
+    entry_of,
+    job_of,
+    progress_of,
+)
+from serve.endpoint import Endpoint
+from serve.jobs import Jobs
+from serve.readers.rollouts.example import Attempts, attempts_by_step
+from serve.readers.rollouts.line_index import Row
+from serve.readers.rollouts.search import Place, search
+from serve.readers.rollouts.step_indexes import StepIndexes, moment, recorded_steps
+from transport.config import Config
+
+SEARCH_SECONDS = 2.0
+
+
+class SearchParameters(Filtered):
+    """What to look for, and where."""
+
+    text: Annotated[str, StringConstraints(min_length=1, max_length=200)]
+    """Looked for in prompts, completions and errors, in any letter case."""
+    first_step: Step | None = None
+    """The oldest step; the oldest that is kept without it."""
+    last_step: Step | None = None
+    """The newest step, with which the search begins; the newest without it."""
+    limit: int = Field(default=20, ge=1, le=100)
+    """Most rollouts."""
+    go_on: Annotated[str, StringConstraints(pattern=r"^\d{1,15}-\d{1,15}-\d{1,15}$")] | None = None
+    """`go_on` of the answer that this one goes on from."""
+
+
+class SearchHit(Config):
+    """A rollout with the text."""
+
+    rollout: RolloutEntry
+    """As in a list."""
+    turn: int | None
+    """The first turn with it, from 0; None if it is elsewhere."""
+    part: Literal["prompt", "completion", "opponent", "error"]
+    """Where in it."""
+    before: str
+    """The text before it."""
+    found: str
+    """As it is there."""
+    after: str
+    """The text after it."""
+
+
+class SearchAnswer(Config):
+    """What one search found, within its time."""
+
+    hits: list[SearchHit]
+    """The newest step's first."""
+    searched: int
+    """Rollouts that were looked at."""
+    read_bytes: int
+    """Bytes that were looked at."""
+    problems: int
+    """Lines and files that could not be searched."""
+    go_on: str | None
+    """What to give to go on from here; None if everything is searched."""
+
+
+def search_rollouts(jobs: Jobs, given: SearchParameters) -> SearchAnswer:
+    """Answers a search."""
+    job = job_of(jobs, given)
+    first = 0 if given.first_step is None else given.first_step
+    last = 2**53 if given.last_step is None else given.last_step
+    steps = [step for step in reversed(recorded_steps(job.directory, given.run)) if first <= step <= last]
+    begin = Place(*map(int, given.go_on.split("-"))) if given.go_on is not None else None
+    if begin is not None:  # the step itself may have been removed since
+        steps = [step for step in steps if step <= begin.step]
+    takes = given.rows.takes_record
+    found = search(job.directory, given.run, steps, given.text, takes, given.limit, moment(SEARCH_SECONDS), begin)
+    place = found.place
+    return SearchAnswer(
+        hits=[
+            SearchHit(
+                rollout=entry_of((hit.step, Row.of_record(hit.number, hit.record)), hit.record),
+                turn=hit.turn,
+                part=hit.part,
+                before=hit.before,
+                found=hit.found,
+                after=hit.after,
+            )
+            for hit in found.hits
+        ],
+        searched=found.rollouts,
+        read_bytes=found.read_bytes,
+        problems=found.problems,
+        go_on=None if place is None else f"{place.step}-{place.number}-{place.offset}",
+    )
+
+
+class ExampleParameters(RunParameters):
+    """Which example."""
+
+    environment: Name
+    """The environment's name."""
+    example_index: int = Field(ge=-(2**53), le=2**53)
+    """Its index there."""
+
+
+class ExampleAnswer(Config):
+    """The attempts at one example, step by step."""
+
+    by_step: list[Attempts]
+    """The steps with attempts, oldest first."""
+    left_out: int
+    """Older steps with attempts that are not among them."""
+    progress: IndexProgress
+    """How many of the run's steps were looked at, the newest first."""
+
+
+def show_example(jobs: Jobs, given: ExampleParameters) -> ExampleAnswer:
+    """Answers an example's attempts."""
+    job = job_of(jobs, given)
+    steps = recorded_steps(job.directory, given.run)[::-1]
+    with jobs.reading(job, StepIndexes) as indexes:
+        progress = indexes.index(given.run, steps, moment(INDEX_SECONDS))
+        placed = list(indexes.attempts(given.run, steps, given.environment, given.example_index))
+    by_step, left_out = attempts_by_step(placed)
+    return ExampleAnswer(by_step=by_step, left_out=left_out, progress=progress_of(progress))
+
+
+ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (
+    Endpoint("GET", f"{RUN}/rollouts/search", "Searches their texts.", SearchParameters, SearchAnswer, search_rollouts),
+    Endpoint(
+        "GET", f"{RUN}/example", "Follows one example across steps.", ExampleParameters, ExampleAnswer, show_example
+    ),
+)

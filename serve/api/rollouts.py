@@ -1,0 +1,141 @@
+"""`/jobs/{job}/runs/{run}/rollouts`: lists of what the model wrote, and one rollout turn by turn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from serve.api.rollout_entries import (
+    INDEX_SECONDS,
+    ROLLOUT,
+    RUN,
+    Filtered,
+    IndexProgress,
+    OneRollout,
+    RolloutEntry,
+    Step,
+    entry_of,
+    job_of,
+    line_of,
+    progress_of,
+)
+from serve.endpoint import Endpoint
+from serve.errors import NotFound
+from serve.jobs import Jobs
+from serve.readers.rollouts.line_index import record_in
+from serve.readers.rollouts.step_indexes import Sort, StepIndexes, moment, recorded_steps, sorted_rows
+from serve.readers.rollouts.view import Parts, Text, parts_of
+from transport.config import Config
+from transport.printable import printable
+
+LISTED_BYTES = 256 * 2**10
+"""Longer lines are listed without their texts."""
+
+DAMAGED_CHARACTERS = 4_000
+"""Of a line that is no record."""
+
+STEPS_NAMED = 1_000
+
+
+class ListParameters(Filtered):
+    """Which part of which list."""
+
+    step: Step | None = None
+    """The step; the newest without it."""
+    span: int = Field(default=1, ge=1, le=20)
+    """How many steps, ending with that one."""
+    sort: Sort = "newest"
+    """`worst` and `best` by reward, `longest` by completion tokens, `newest` by step."""
+    offset: int = Field(default=0, ge=0, le=10_000_000)
+    """Rollouts to pass over."""
+    limit: int = Field(default=50, ge=1, le=100)
+    """Most rollouts."""
+
+
+class RolloutList(Config):
+    """One part of a list of rollouts."""
+
+    steps: list[int]
+    """All steps whose rollouts are kept, the newest 1,000."""
+    shown: list[int]
+    """The steps that are listed."""
+    total: int
+    """How many rollouts the filter takes, of those that are indexed."""
+    of: int
+    """How many are indexed."""
+    environments: list[str]
+    """The environments in them."""
+    players: list[str]
+    """The players in them."""
+    rollouts: list[RolloutEntry]
+    """This part."""
+    progress: IndexProgress
+    """How much is indexed."""
+
+
+def list_rollouts(jobs: Jobs, given: ListParameters) -> RolloutList:
+    """Answers the list."""
+    job = job_of(jobs, given)
+    steps = recorded_steps(job.directory, given.run)
+    shown = _span(steps, given.step, given.span)
+    with jobs.reading(job, StepIndexes) as indexes:
+        progress = indexes.index(given.run, shown, moment(INDEX_SECONDS))
+        everything = list(indexes.rows(given.run, shown))
+        found = sorted_rows(everything, given.rows, given.sort)
+        part = found[given.offset : given.offset + given.limit]
+        records = indexes.records(given.run, part, LISTED_BYTES)
+    return RolloutList(
+        steps=steps[-STEPS_NAMED:],
+        shown=shown,
+        total=len(found),
+        of=len(everything),
+        environments=sorted({row.environment for _, row in everything})[:200],
+        players=sorted({player for _, row in everything for player in row.players})[:200],
+        rollouts=[entry_of(placed, record) for placed, record in zip(part, records, strict=True)],
+        progress=progress_of(progress),
+    )
+
+
+class RolloutParameters(OneRollout):
+    """Which rollout, and how much of its texts."""
+
+    characters: int = Field(default=20_000, ge=100, le=1_000_000)
+    """Most characters of one text: of a longer one the middle is left out."""
+
+
+class RolloutAnswer(Config):
+    """One rollout."""
+
+    entry: RolloutEntry
+    """As in a list."""
+    parts: Parts | None
+    """What its record holds; None for a line that is no record."""
+    damaged: Text | None
+    """The beginning of a line that is no record."""
+
+
+def show_rollout(jobs: Jobs, given: RolloutParameters) -> RolloutAnswer:
+    """Answers one rollout."""
+    placed, line = line_of(jobs, given)
+    record = record_in(line) if placed[1].outcome != "damaged" else None
+    if record is None:
+        text = line[:DAMAGED_CHARACTERS].decode(errors="replace")
+        damaged = Text(text=printable(text), characters=len(line), left_out=max(0, len(line) - DAMAGED_CHARACTERS))
+        return RolloutAnswer(entry=entry_of(placed, None), parts=None, damaged=damaged)
+    return RolloutAnswer(entry=entry_of(placed, record), parts=parts_of(record, given.characters), damaged=None)
+
+
+def _span(steps: list[int], step: int | None, span: int) -> list[int]:
+    """Returns the steps that are listed, the newest first."""
+    if step is not None and step not in steps:
+        kept = f"{steps[0]} to {steps[-1]}" if steps else "none yet"
+        raise NotFound(f"no rollouts of step {step} are kept", where="step", value=str(step), expected=kept)
+    until = steps if step is None else steps[: steps.index(step) + 1]
+    return until[-span:][::-1]
+
+
+ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (
+    Endpoint("GET", f"{RUN}/rollouts", "Lists rollouts of steps.", ListParameters, RolloutList, list_rollouts),
+    Endpoint("GET", ROLLOUT, "Shows one rollout, turn by turn.", RolloutParameters, RolloutAnswer, show_rollout),
+)

@@ -1,0 +1,252 @@
+"""`/jobs/{job}/runs/{run}` and `/jobs/{job}/metrics`: one run with its configuration, and curves of several runs."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, StringConstraints
+
+from job.inspection.redaction import run_configuration
+from run.changes import JournalError, read_journal
+from serve.api.overview import ProblemEntry, RunEntry, facts_of, problem_entry, run_entry
+from serve.endpoint import Endpoint
+from serve.errors import NotFound
+from serve.jobs import Job, Jobs
+from serve.readers.downsample import rounded
+from serve.readers.problems import problems_of_run
+from serve.readers.run_series import Axis, JobSeries, RunSeries, Window
+from transport.config import Config, Identifier
+from transport.printable import printable
+
+MOST_RUNS, MOST_METRICS = 16, 32
+
+MOST_CURVES = 128
+"""Curves of one answer: runs times metrics."""
+
+MOST_CHANGES = 1_000
+"""Newest changes that are shown."""
+
+COPIES = "copied/step"
+"""Metric of a step that was a copy of another run's."""
+
+MetricName = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class RunParameters(Config):
+    """Which run."""
+
+    job: Identifier
+    """The job's id."""
+    run: Identifier
+    """The run's id."""
+
+
+class ChangeEntry(Config):
+    """A change of the configuration while the run is trained."""
+
+    step: int
+    """The first step with the new values."""
+    changes: dict[str, Any]
+    """New values by dotted key."""
+    given: dict[str, Any]
+    """The values that the run's file had for them."""
+
+
+class RunDetail(Config):
+    """One run."""
+
+    run: RunEntry
+    """Its newest numbers."""
+    problems: list[ProblemEntry]
+    """What is wrong with it."""
+    metrics: list[str]
+    """The names of curves that it has, sorted."""
+    configuration: dict[str, Any]
+    """As its orchestrator resolved it. Secrets are replaced by `(hidden)`."""
+    changes: list[ChangeEntry]
+    """What was changed since; the newest 1,000."""
+    changes_error: str
+    """Why the changes cannot be read; empty if they can."""
+
+
+class WindowParameters(Config):
+    """Which part of curves."""
+
+    x: Axis = "step"
+    """What they are drawn over: steps, or Unix seconds."""
+    x_from: Finite | None = None
+    """The least x; the first without it."""
+    x_to: Finite | None = None
+    """The greatest x; the last without it."""
+    points: int = Field(default=500, ge=10, le=5000)
+    """Most points of a curve."""
+
+    @property
+    def window(self) -> Window:
+        """The part."""
+        return Window(self.x, self.x_from, self.x_to, self.points)
+
+
+class MetricsParameters(WindowParameters):
+    """Which curves."""
+
+    job: Identifier
+    """The job's id."""
+    run: list[Identifier] = Field(min_length=1, max_length=MOST_RUNS)
+    """The runs."""
+    metric: list[MetricName] = Field(min_length=1, max_length=MOST_METRICS)
+    """The metrics, by their names in `metrics.jsonl` of the run or of the trainer; also `seconds_a_step` and
+    `completion_tokens_per_second`, which are computed."""
+
+
+class Series(Config):
+    """One curve. Steps without a value are left out."""
+
+    run: str
+    """The run's id."""
+    metric: str
+    """The metric's name."""
+    exact: bool
+    """Whether each point is one step. If not, it is a stretch of them."""
+    x: list[float]
+    """Ascending; of a stretch, the mean."""
+    mean: list[float | None]
+    """The value, or the mean of the stretch."""
+    low: list[float | None]
+    """The least of the stretch."""
+    high: list[float | None]
+    """The greatest of the stretch."""
+
+
+class Annotation(Config):
+    """Something that happened to a run at a step."""
+
+    run: str
+    """The run's id."""
+    kind: Literal["change", "copy"]
+    """A change of its configuration, or a copy of another run's weights."""
+    step: int
+    """At which step."""
+    x: float | None
+    """Where on the axis; null if that step is not there yet."""
+    text: str
+    """In words."""
+
+
+class Metrics(Config):
+    """Curves of runs."""
+
+    series: list[Series]
+    """For each run, each metric, in the order of the request."""
+    annotations: list[Annotation]
+    """What happened in the part that is shown."""
+    unreadable: list[str]
+    """Files that cannot be read, and why."""
+
+
+def run_detail(jobs: Jobs, parameters: RunParameters) -> RunDetail:
+    """Answers `GET /jobs/{job}/runs/{run}`."""
+    job = jobs.get(parameters.job)
+    run_dir = job.run_directory(parameters.run)
+    facts = facts_of(jobs, job)
+    run = next((run for run in facts.runs if run.run_id == parameters.run), None)
+    if run is None:
+        raise NotFound(f"{run_dir.name}/ of job {job.id} holds no run", where="run", value=parameters.run)
+    changes, error = _changes_of(job, parameters.run)
+    with jobs.reading(job, JobSeries) as reader:
+        names = reader.run(parameters.run, []).names()
+    return RunDetail(
+        run=run_entry(job, run),
+        problems=[problem_entry(job, problem) for problem in problems_of_run(run, facts.now)],
+        metrics=[printable(name[:200]) for name in names],
+        configuration=run_configuration(job.directory, parameters.run),
+        changes=changes,
+        changes_error=error,
+    )
+
+
+def metrics(jobs: Jobs, parameters: MetricsParameters) -> Metrics:
+    """Answers `GET /jobs/{job}/metrics`."""
+    job = jobs.get(parameters.job)
+    names = [*dict.fromkeys(parameters.metric)]
+    run_ids = [*dict.fromkeys(parameters.run)][: max(1, MOST_CURVES // len(names))]
+    for run_id in run_ids:
+        job.run_directory(run_id)
+    found: list[Series] = []
+    annotations: list[Annotation] = []
+    unreadable: list[str] = []
+    with jobs.reading(job, JobSeries) as reader:
+        for run_id in run_ids:
+            series = reader.run(run_id, [*names, COPIES])
+            if reader.unreadable:
+                unreadable.append(printable(reader.unreadable[:2000]))
+            found += [series_of(series, name, parameters.window) for name in names]
+            annotations += _annotations(job, series, parameters.window)
+    return Metrics(series=found, annotations=annotations, unreadable=unreadable)
+
+
+def series_of(series: RunSeries, name: str, window: Window) -> Series:
+    """Returns one curve of a run."""
+    curve = series.curve(name, window)
+    return Series(
+        run=series.shipped.run_id,
+        metric=name,
+        exact=curve.exact,
+        x=[round(x, 3) for x in curve.x.tolist()],
+        mean=rounded(curve.mean),
+        low=rounded(curve.low),
+        high=rounded(curve.high),
+    )
+
+
+def _annotations(job: Job, series: RunSeries, window: Window) -> list[Annotation]:
+    """The changes and copies of a run within the window."""
+    run_id = series.shipped.run_id
+    texts = [("change", each.step, _in_words(each.changes)) for each in _changes_of(job, run_id)[0]]
+    copied = series.curve(COPIES, Window(points=MOST_CHANGES))
+    texts += [
+        ("copy", int(step), f"weights copied from step {source:.0f} of a run")
+        for step, source in zip(copied.x, copied.mean, strict=True)
+    ]
+    annotations: list[Annotation] = []
+    for kind, step, text in texts[-MOST_CHANGES:]:
+        x = series.place_of(step, window.axis)
+        if x is None or (window.begin or -1) <= x <= (float("inf") if window.end is None else window.end):
+            shown: Literal["change", "copy"] = "change" if kind == "change" else "copy"
+            annotations.append(Annotation(run=run_id, kind=shown, step=step, x=x, text=printable(text[:2000])))
+    return annotations
+
+
+def _in_words(changes: dict[str, Any]) -> str:
+    return ", ".join(f"{key} = {value}" for key, value in changes.items())
+
+
+def _changes_of(job: Job, run_id: str) -> tuple[list[ChangeEntry], str]:
+    """The run's journal of changes, and why it cannot be read."""
+    try:
+        journal = read_journal(job.directory / f"run_{run_id}")
+    except JournalError as error:
+        return [], printable(str(error)[:2000])
+    entries = [ChangeEntry(step=each.step, changes=each.changes, given=each.given) for each in journal]
+    return entries[-MOST_CHANGES:], ""
+
+
+ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (
+    Endpoint(
+        "GET",
+        "/jobs/{job}/runs/{run}",
+        "Shows one run: its newest numbers, problems, configuration and changes.",
+        RunParameters,
+        RunDetail,
+        run_detail,
+    ),
+    Endpoint(
+        "GET",
+        "/jobs/{job}/metrics",
+        "Gives curves of up to 16 runs of a job, by step or time, with at most so many points each.",
+        MetricsParameters,
+        Metrics,
+        metrics,
+    ),
+)

@@ -1,0 +1,137 @@
+"""Runs `counterpoint serve`: one process on uvloop, until a signal ends it.
+
+It yields the CPU to everything else on the machine, and opens no connection to any process of a job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shlex
+import ssl
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import uvloop
+from aiohttp import web
+
+from cluster.notify import Heartbeat, notify
+from job.serving.config import ServeConfig
+from serve.access import load_tokens
+from serve.app import Access, build_app
+from serve.audit import AuditLog
+from serve.jobs import Jobs
+from serve.listening import listening
+from serve.origin import own_names
+from transport.errors import UserError
+from transport.process.stop_requests import StopSignals, end_at_second_request
+
+logger = logging.getLogger(__name__)
+
+NICE = 19
+"""Least urgent: an orchestrator's loop, on the same machine, must not wait for a page."""
+
+POLL_SECONDS = 0.5
+
+STATE = "serve"
+"""The folder of the tokens and the audit log in a job's directory. Not in `control/`, which a job begins anew."""
+
+
+def serve(
+    directories: Sequence[Path], config: ServeConfig, say: Callable[[str], None], ready: Callable[[], None]
+) -> int:
+    """Serves the jobs until SIGTERM or SIGINT. Returns 0.
+
+    `say` is given what a person needs to know at the start, `ready` is called once requests are answered. Raises `UserError`
+    for a wrong configuration, and `Obstructed` for a port that is taken.
+    """
+    jobs = Jobs(directories)
+    state = _state_directory(jobs, config)
+    admin_file = config.token_file or state / "admin.token"
+    read_file = config.read_token_file or state / "read.token"
+    access = Access(
+        load_tokens(admin_file, read_file),
+        own_names(config.host, config.names),
+        config.requests_per_second,
+        config.changes_per_minute,
+    )
+    app = build_app(jobs, access, AuditLog(state))
+    os.nice(max(0, NICE - os.nice(0)))  # of this thread and of those that it starts; the changes' threads live already
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_run(app, config, (admin_file, read_file), say, ready))
+    return 0
+
+
+async def _run(
+    app: web.Application,
+    config: ServeConfig,
+    token_files: tuple[Path, Path],
+    say: Callable[[str], None],
+    ready: Callable[[], None],
+) -> None:
+    stopped = asyncio.Event()
+
+    def stop(request: int, number: int) -> None:
+        end_at_second_request(request, number)
+        stopped.set()
+
+    async with listening(app, config.host, config.port, _certificate(config)) as port:
+        say(_greeting(config, port, token_files))
+        notify(f"STATUS={_url(config, port)}, how to open it is in its log")
+        ready()
+        heartbeat = Heartbeat()
+        with StopSignals(stop):
+            while not stopped.is_set():  # the handler of a signal runs when the loop wakes
+                heartbeat.beat()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(POLL_SECONDS):
+                        await stopped.wait()
+
+
+def _greeting(config: ServeConfig, port: int, token_files: tuple[Path, Path]) -> str:
+    url = _url(config, port)
+    admin, read = (shlex.quote(str(file)) for file in token_files)
+    return (
+        f"serving at {url}\nthe shell prints what to open in a browser:\n"
+        f'  to look:   echo "{url}#token=$(cat {read})"\n'
+        f'  to change: echo "{url}#token=$(cat {admin})"'
+    )
+
+
+def _url(config: ServeConfig, port: int) -> str:
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    return f"{'https' if config.tls_certificate else 'http'}://{host}:{port}/"
+
+
+def _state_directory(jobs: Jobs, config: ServeConfig) -> Path:
+    if config.state_directory is not None:
+        return config.state_directory.absolute()
+    first = next(iter(jobs))
+    if first.directory.is_file():
+        raise UserError(
+            f"{first.directory} is a file, and the tokens are kept in the first directory: name the output directory of a job "
+            "first, or give --state-directory DIRECTORY"
+        )
+    if not first.directory.is_dir() or not any(first.directory.iterdir()):
+        raise UserError(
+            f"{first.directory} is missing or empty, and the tokens would be kept in it, so that no job could begin there: start "
+            "the job first, name a directory that holds one first, or give --state-directory DIRECTORY"
+        )
+    return first.directory / STATE
+
+
+def _certificate(config: ServeConfig) -> ssl.SSLContext | None:
+    if config.tls_certificate is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(config.tls_certificate, config.tls_key)
+    except (OSError, ssl.SSLError) as error:
+        raise UserError(
+            f"tls_certificate = {str(config.tls_certificate)!r}, tls_key = {str(config.tls_key)!r}: {error}; expected PEM files "
+            "of a certificate and of its key"
+        ) from None
+    return context

@@ -1,0 +1,66 @@
+// Which charts a run's metrics make: those that everybody looks at first, and then every other metric in a section by the first
+// part of its name. The names are those of docs/contracts.md and docs/training.md. Nothing here draws.
+import { bytes, count, number, percent, seconds } from "../shell/format.js";
+
+/** The charts at the top. `names` are metrics by name, `pattern` finds them and its group is the curve's label. */
+export const FIRST = [
+  { title: "Reward", names: ["reward/mean"], help: "Mean over the completed rollouts of a step" },
+  { title: "Reward by environment", pattern: /^reward\/([^/]+)\/mean$/, help: "Mean over the environment's rollouts" },
+  { title: "Mismatch KL", names: ["mismatch_kl"], help: "KL of inference against trainer: staleness, precision, truncated sampling" },
+  { title: "Entropy", unit: "nats", names: ["entropy"], help: "Of the trainer's distributions of the trained tokens" },
+  { title: "Loss", names: ["loss"] },
+  { title: "Gradient norm", names: ["grad_norm"], help: "Before clipping" },
+  { title: "Staleness", unit: "steps", names: ["staleness/mean", "staleness/max"], help: "Training step minus policy version; 1 is fully on-policy" },
+  { title: "Tokens per second", names: ["completion_tokens_per_second", "tokens_per_second"], labels: ["generated", "trained"], help: "Completion tokens that the rollouts made; tokens of the batch while it was trained" },
+  { title: "Time of a step", names: ["seconds_a_step"], help: "Between two steps of the orchestrator" },
+  { title: "Loop lag", names: ["event_loop_lag/p99", "event_loop_lag/max"], help: "Of the orchestrator's event loop" },
+  { title: "Rollouts kept out", names: ["rollouts/failed", "rollouts/filtered", "rollouts/cancelled"], help: "Failed, filtered and cancelled rollouts of a step" },
+  { title: "Learning rate", names: ["learning_rate"] },
+];
+
+/** The words of a section, by the first part of its metrics' names: a map, since a name may be `constructor`. */
+const SECTIONS = new Map(Object.entries({
+  batch: "Batch", environment: "Environments", evaluation: "Evaluations", event_loop_lag: "Event loop: lag", event_loop_late: "Event loop: late moments",
+  examples: "Examples", failures: "Failures", filters: "Filters", importance_ratio: "Importance ratio", inference: "Inference", inflight: "In flight",
+  memory: "Memory", phase: "Phases", policy: "Policy", reward: "Reward", rollouts: "Rollouts", staleness: "Staleness", tokens: "Tokens",
+}));
+const NO_CURVES = new Set(["step", "time", "run_id"]);
+
+/** How the values of a metric read, and in which unit its axis is. */
+export function formatOf(name) {
+  if (name === "seconds_a_step" || /^event_loop_lag\/(?!n$)|^event_loop_late\/(?!n$)|^phase\/|seconds$|\/lag\/max$/.test(name)) return seconds;
+  if (/bytes$/.test(name)) return bytes;
+  if (/share$|pass_rate$/.test(name)) return percent;
+  if (/^tokens|^batch\/|tokens/.test(name)) return count;
+  return number;
+}
+
+/**
+ * The charts of the metrics that a run has.
+ *
+ * @param {string[]} available
+ * @returns {{first: Array<Object>, sections: Array<{key: string, title: string, charts: Array<Object>}>}} Each chart has `key`,
+ *   `title`, `unit`, `help`, `format` and `metrics`, a list of `{name, label}`.
+ */
+export function chartsOf(available) {
+  const names = available.filter((name) => !NO_CURVES.has(name));
+  const used = new Set();
+  const first = FIRST.map((spec) => {
+    const metrics = spec.pattern ? names.filter((name) => spec.pattern.test(name)).map((name) => ({ name, label: spec.pattern.exec(name)[1] })) : spec.names.map((name, index) => ({ name, label: spec.labels?.[index] ?? labelOf(name) })).filter(({ name }) => names.includes(name));
+    for (const { name } of metrics) used.add(name);
+    return { key: spec.title, unit: "", help: "", ...spec, format: formatOf(metrics[0]?.name ?? ""), metrics: metrics.slice(0, 16) };
+  }).filter((chart) => chart.metrics.length > 0);
+  const sections = new Map();
+  for (const name of names.filter((one) => !used.has(one)).sort((a, b) => a.localeCompare(b, "en", { numeric: true }))) {
+    const [prefix, ...rest] = name.split("/");
+    const key = rest.length > 0 ? prefix : "other";
+    if (!sections.has(key)) sections.set(key, { key, title: SECTIONS.get(key) ?? (key === "other" ? "Other metrics" : key), charts: [] });
+    sections.get(key).charts.push({ key: name, title: rest.length > 0 ? rest.join("/") : name, unit: "", help: name, format: formatOf(name), metrics: [{ name, label: name }] });
+  }
+  return { first, sections: [...sections.values()].sort((a, b) => (a.key === "other") - (b.key === "other") || a.title.localeCompare(b.title, "en")) };
+}
+
+/** The last part of a metric's name, as a curve's label. */
+function labelOf(name) {
+  return name.split("/").pop();
+}

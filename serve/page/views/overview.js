@@ -1,0 +1,141 @@
+// All jobs and runs at once: what is wrong on top, with the reason and what to do, and then every run with its newest numbers. The
+// same view, below a job's path, shows that job alone (views/job.js).
+import { element, keep, setAttribute, setChildren, setText } from "../shell/dom.js";
+import { ago, bytes, count, number, roughly, seconds, visible, whole } from "../shell/format.js";
+import { stateOfJob } from "../shell/overview.js";
+import { badge, changeBadge } from "../widgets/badge.js";
+import { changeProgress, changeSparkline, progress, sparkline } from "../widgets/sparkline.js";
+import { table } from "../widgets/table.js";
+import { problemList } from "./problems.js";
+
+export const title = "Overview";
+export const path = "/";
+export const key = "o";
+
+/** What a directory is that has no runs. */
+const KINDS = { cluster: "a job of roles", experiment: "an experiment", sweep: "a sweep", other: "holds no job yet", missing: "is not there" };
+const RUN = "/jobs/{job}/runs/{run}";
+
+/** Draws the view. */
+export function render(root, context) {
+  return renderJobs(root, context, title, () => true);
+}
+
+/** Draws the jobs for which `isWanted` holds. */
+export function renderJobs(root, context, name, isWanted) {
+  const problems = problemList(context);
+  const heading = element("h1", {}, element("bdi", {}, name));
+  const summary = element("span", { class: "muted" });
+  const jobs = element("div", {});
+  const nothing = element("p", { class: "empty" }, "Reading the jobs' directories.");
+  const tables = new Map();
+  let troubles = new Map();
+  root.append(element("div", { class: "view-title" }, heading, summary), problems.element, jobs, nothing);
+
+  function draw(overview) {
+    const wanted = overview.jobs.filter(isWanted);
+    const ids = new Set(wanted.map((job) => job.job));
+    const runs = wanted.flatMap((job) => job.runs);
+    const active = runs.filter((run) => run.alive).length;
+    setText(summary, `${plural(wanted.length, "job")}, ${plural(runs.length, "run")}${runs.length > 0 ? `, ${whole(active)} active` : ""}`);
+    troubles = tonesOf(overview.problems);
+    problems.update(overview.problems.filter((problem) => ids.has(problem.job)), overview.time, overview.problemCount - overview.problems.length);
+    keep(jobs, wanted, (job) => job.job, (job) => makeJob(job), (node, job) => changeJob(node, job, overview.time));
+    for (const id of tables.keys()) if (!ids.has(id)) tables.delete(id);
+    setText(nothing, overview.jobs.length === 0 ? "No job directory was given. Start: counterpoint serve JOB_DIRECTORY." : "There is no such job. It may have been left out when the server was started again.");
+    setAttribute(nothing, "hidden", wanted.length > 0);
+  }
+
+  function makeJob(job) {
+    const list = table({ caption: `Runs of ${visible(job.job)}`, columns: columns(context, job.job), keyOf: (run) => run.run, tone: (run) => troubles.get(keyOf(run)) ?? "", empty: "No run has begun yet. Runs appear here when their orchestrators start." });
+    tables.set(job.job, list);
+    return element("section", { class: "section" }, element("div", { class: "section-head" }, element("h2", {}, element("a", {}, element("bdi", {}))), badge(""), element("span", { class: "muted" }), element("span", { class: "spacer" })), list.element);
+  }
+
+  function changeJob(section, job, now) {
+    const [name, state, note] = section.firstChild.children;
+    setText(name.firstChild.firstChild, visible(job.job));
+    setAttribute(name.firstChild, "href", context.homeOf(job.job));
+    setAttribute(section.lastChild, "hidden", !["job", "other", "missing"].includes(job.kind));
+    changeBadge(state, stateOfJob(job));
+    setText(note, [visible(job.directory, 160), diskOf(job), KINDS[job.kind]].filter(Boolean).join(" · "));
+    tables.get(job.job).update(job.runs.map((run) => ({ ...run, now })));
+  }
+
+  return {
+    async update() {
+      const overview = context.overview();
+      if (overview !== null) draw(overview);
+    },
+    destroy() {},
+  };
+}
+
+/** The columns of the table of runs. */
+function columns(context, job) {
+  return [
+    { key: "run", title: "Run", value: (run) => run.run, cell: (run) => visible(run.run, 64), change: (cell, run) => changeName(cell, context.link(RUN, { job, run: run.run }), run) },
+    { key: "state", width: 124, title: "State", value: (run) => run.state, change: changeState },
+    { key: "step", width: 108, title: "Step", number: true, value: (run) => run.step, change: changeStep },
+    { key: "reward", width: 68, title: "Reward", number: true, value: (run) => run.reward, cell: (run) => number(run.reward, 3), help: "Mean reward of the newest step" },
+    { key: "trend", width: 112, title: "Trend", value: (run) => trend(run.rewards), change: changeTrend, help: "The mean reward of the newest steps; sorts by how much it rises" },
+    { key: "throughput", width: 82, title: "Tokens", unit: "/s", number: true, value: (run) => run.tokens_per_second, cell: (run) => count(run.tokens_per_second) },
+    { key: "staleness", width: 88, title: "Staleness", number: true, value: (run) => run.staleness, cell: (run) => number(run.staleness, 3), help: "In steps: training step minus the policy version that generated; 1 is fully on-policy" },
+    { key: "mismatch", width: 80, title: "Mismatch", number: true, value: (run) => run.mismatch_kl, cell: (run) => number(run.mismatch_kl, 3), help: "KL of inference against trainer log-probabilities" },
+    { key: "lag", width: 80, title: "Lag p99", number: true, value: (run) => run.lag_p99, cell: (run) => seconds(run.lag_p99), help: "Of the orchestrator's event loop in the newest step" },
+    { key: "left", width: 88, title: "Time left", number: true, value: (run) => run.seconds_left, cell: (run) => roughly(run.seconds_left) },
+    { key: "updated", width: 84, title: "Updated", number: true, value: (run) => run.updated, cell: (run) => ago(run.updated, run.now) },
+  ];
+}
+
+function changeName(cell, href, run) {
+  if (!cell.firstChild) cell.append(element("a", {}, element("bdi", {})));
+  setAttribute(cell.firstChild, "href", href);
+  setAttribute(cell.firstChild, "title", visible(run.run, 200));
+  setText(cell.firstChild.firstChild, visible(run.run, 64));
+}
+
+function changeState(cell, run) {
+  if (!cell.firstChild) setChildren(cell, badge(""));
+  changeBadge(cell.firstChild, run.state ?? "");
+}
+
+function changeStep(cell, run) {
+  if (!cell.firstChild) cell.append(element("div", { class: "cell-step" }, element("span", {}), progress()));
+  const [text, bar] = cell.firstChild.children;
+  setText(text, run.steps > 0 ? `${whole(run.step)} / ${whole(run.steps)}` : whole(run.step));
+  changeProgress(bar, run.steps > 0 ? run.step / run.steps : null);
+}
+
+function changeTrend(cell, run) {
+  if (!cell.firstChild) cell.append(sparkline());
+  changeSparkline(cell.firstChild, run.rewards);
+}
+
+/** The worst problem of each run. */
+function tonesOf(problems) {
+  const tones = new Map();
+  for (const problem of problems) if (problem.run && tones.get(keyOf(problem)) !== "bad") tones.set(keyOf(problem), problem.severity === "error" ? "bad" : "warn");
+  return tones;
+}
+
+function keyOf({ job, run }) {
+  return JSON.stringify([job, run]);
+}
+
+function diskOf(job) {
+  return job.disk_free_bytes === null ? "" : `${bytes(job.disk_free_bytes)} free of ${bytes(job.disk_bytes)}`;
+}
+
+/** How much a series has risen, from its first quarter to its last. */
+function trend(values) {
+  const known = (values ?? []).filter((value) => typeof value === "number");
+  if (known.length < 2) return null;
+  const quarter = Math.ceil(known.length / 4);
+  const mean = (part) => part.reduce((sum, value) => sum + value, 0) / part.length;
+  return mean(known.slice(-quarter)) - mean(known.slice(0, quarter));
+}
+
+function plural(amount, noun) {
+  return `${whole(amount)} ${noun}${amount === 1 ? "" : "s"}`;
+}

@@ -1,0 +1,60 @@
+// The list of what is wrong: where, why, since when, and what to do about it. It is on top of the overview and of each run.
+import { element, keep, setAttribute, setText } from "../shell/dom.js";
+import { ago, passage, visible, whole } from "../shell/format.js";
+
+const SHOWN = 12;
+const TONES = { error: "bad", warning: "warn" };
+const NAMES = { error: "Error", warning: "Warning" };
+
+/** Makes the list; `update` takes the problems, the worst first, the time now, and how many more there are. */
+export function problemList(context, { isOfOneRun = false } = {}) {
+  const list = element("ul", { class: "problems", "aria-label": "Problems" });
+  const well = element("p", { class: "all-well" }, element("span", { class: "dot", "aria-hidden": "true", dataset: { tone: "good" } }), "No problems.");
+  const more = element("button", { type: "button", class: "button small", on: { click: () => { all = true; draw(); } } });
+  const rest = element("p", { class: "muted" });
+  let problems = null;
+  let now = 0;
+  let unlisted = 0;
+  let all = false;
+
+  function draw() {
+    const shown = all ? problems.slice(0, 500) : problems.slice(0, SHOWN);
+    keep(list, shown, keyOf, make, change);
+    setAttribute(list, "hidden", problems.length === 0);
+    setAttribute(well, "hidden", isOfOneRun || problems.length > 0);
+    setAttribute(more, "hidden", shown.length === problems.length);
+    setText(more, `Show ${whole(problems.length - shown.length)} more`);
+    setText(rest, unlisted > 0 ? `and ${whole(unlisted)} more that are not listed` : "");
+  }
+
+  function make(problem) {
+    const where = isOfOneRun ? element("span", {}) : element("a", { class: "problem-where" }, element("bdi", {}));
+    return element("li", { class: "problem" }, where, element("span", { class: "problem-reason" }, element("bdi", {})), element("span", { class: "problem-since" }), element("span", { class: "problem-advice" }));
+  }
+
+  function change(node, problem) {
+    const [where, reason, since, advice] = node.children;
+    setAttribute(node, "data-tone", TONES[problem.severity] ?? "warn");
+    if (!isOfOneRun) {
+      setAttribute(where, "href", problem.run ? context.link("/jobs/{job}/runs/{run}", problem) : context.link("/jobs/{job}", problem));
+      setText(where.firstChild, visible(problem.run || problem.job, 64));
+    } else setText(where, NAMES[problem.severity] ?? "");
+    setText(reason.firstChild, passage(problem.reason, 600));
+    setText(since, problem.since ? ago(problem.since, now) : "");
+    setText(advice, passage(problem.advice ?? "", 600));
+  }
+
+  return {
+    element: element("div", {}, list, more, rest, well),
+    update(items, time, others = 0) {
+      unlisted = others;
+      problems = items;
+      now = time;
+      draw();
+    },
+  };
+}
+
+function keyOf(problem) {
+  return JSON.stringify([problem.job, problem.run, problem.kind, problem.worker, problem.reason]);
+}

@@ -1,0 +1,138 @@
+// One rollout, turn by turn, with its rewards; its tokens coloured by log-probability or by mismatch; the same example in other steps.
+// All of it is a model's or an environment's text: it goes into the page as text, and what could steer it is escaped by the server.
+import { fill } from "../shell/api.js";
+import { element, setChildren, setText } from "../shell/dom.js";
+import { number, visible, whole } from "../shell/format.js";
+import { badge, changeBadge } from "../widgets/badge.js";
+import { figures } from "../widgets/figures.js";
+import { exampleChart } from "./rollout_example.js";
+import { tokenText } from "./rollout_tokens.js";
+import { ROLLOUT, path as ROLLOUTS, versions } from "./rollouts.js";
+
+export const title = "Rollout";
+export const path = ROLLOUT;
+export const tab = ROLLOUTS;
+
+const CHARACTERS = [20000, 200000, 1000000];
+
+/** Draws the view. */
+export function render(root, context) {
+  const { step, number: line } = context.parameters;
+  const state = badge("");
+  const numbers = figures("This rollout");
+  const problem = element("p", { class: "error-text", hidden: true });
+  const turns = element("div", { class: "turns" });
+  const rest = element("div", {});
+  const more = element("button", { type: "button", class: "button small", hidden: true, on: { click: () => longer() } }, "Show more of its texts");
+  const colours = element("div", { class: "segmented", role: "group", "aria-label": "Colour the tokens" });
+  const example = exampleChart(context);
+  const name = element("bdi", {}, `step ${step}, line ${line}`);
+  let level = 0;
+  let shown = null;
+  let colour = "";
+  let texts = [];
+  for (const [value, label] of [["", "Plain"], ["log-probability", "Log-probability"], ["mismatch", "Mismatch"]]) {
+    colours.append(element("button", { type: "button", class: "button small", "aria-pressed": String(value === ""), on: { click: (event) => paint(value, event.currentTarget) } }, label));
+  }
+  root.append(element("div", { class: "view-title" }, element("h1", {}, "Rollout ", name), state, element("span", { class: "spacer" }), colours, more), numbers.element, problem, turns, rest, example.element);
+
+  function paint(value, button) {
+    colour = value;
+    for (const other of colours.children) other.setAttribute("aria-pressed", String(other === button));
+    for (const text of texts) text.paint(colour);
+  }
+
+  function longer() {
+    level = Math.min(level + 1, CHARACTERS.length - 1);
+    shown = null;
+    context.refresh();
+  }
+
+  function draw(answer) {
+    const { entry, parts, damaged } = answer;
+    setText(name, parts ? visible(parts.rollout_id, 40) : `line ${whole(entry.number)}`);
+    changeBadge(state, entry.outcome.replace("_", " "), { completed: "good", filtered: "warn" }[entry.outcome] ?? "bad");
+    numbers.update(figuresOf(entry));
+    const reason = parts?.error?.text ?? (parts?.filtered_by ? `filtered by ${parts.filtered_by}` : damaged ? "This line of the file is no record:" : "");
+    setText(problem, reason);
+    problem.hidden = reason === "";
+    if (!parts) return setChildren(turns, element("pre", { class: "said" }, damaged.text));
+    texts = [];
+    setChildren(turns, turnsOf(parts, entry));
+    for (const text of texts) text.paint(colour);
+    setChildren(rest, tableOf("Rewards of players", parts.player_rewards), tableOf("Advantages of players", parts.player_advantages), tableOf("Metrics", parts.metrics), tableOf("State", parts.state));
+    more.hidden = level === CHARACTERS.length - 1 || !isCut(parts);
+    example.open(entry);
+  }
+
+  function turnsOf(parts, entry) {
+    const nodes = parts.turns.map((turn, index) => {
+      const text = tokenText(context, entry, index, turn.completion);
+      texts.push(text);
+      return turnSection(turn, index, text.element);
+    });
+    for (const turn of [...parts.opponent_turns].reverse()) nodes.splice(Math.min(Math.max(turn.before, 0), nodes.length), 0, opponentSection(turn));
+    if (parts.turns_left_out > 0) nodes.push(element("p", { class: "empty" }, `${whole(parts.turns_left_out)} more turns are left out.`));
+    if (nodes.length === 0) nodes.push(element("p", { class: "empty" }, "It has no turn: no model call of it was answered."));
+    return nodes;
+  }
+
+  return {
+    async update() {
+      if (shown === level) return example.update();
+      const asked = level;
+      draw(await context.get(fill(ROLLOUT, context.parameters), { characters: CHARACTERS[asked] }));
+      shown = asked;
+      await example.update();
+    },
+    destroy() {
+      example.destroy();
+    },
+  };
+}
+
+function figuresOf(entry) {
+  return [
+    { name: "Reward", value: number(entry.reward) },
+    { name: "Advantage", value: number(entry.advantage) },
+    { name: "Environment", value: visible(entry.environment, 24) },
+    { name: "Example", value: entry.example_index === null ? "–" : whole(entry.example_index) },
+    { name: "Group", value: entry.group_id === null ? "–" : whole(entry.group_id) },
+    { name: "Step", value: whole(entry.step) },
+    { name: "Version", value: versions(entry), help: "Policy version: the oldest and the newest of its turns" },
+    { name: "Tokens", value: whole(entry.completion_tokens), help: "Completion tokens of all turns" },
+  ];
+}
+
+function turnSection(turn, index, completion) {
+  const facts = [
+    turn.player && `player ${turn.player}`,
+    turn.policy_version !== null && `version ${whole(turn.policy_version)}`,
+    turn.prompt_tokens !== null && `${whole(turn.prompt_tokens)} prompt tokens${turn.cached_tokens ? `, ${whole(turn.cached_tokens)} cached` : ""}`,
+    turn.completion_tokens !== null && `${whole(turn.completion_tokens)} written${turn.untrained_tokens ? `, ${whole(turn.untrained_tokens)} untrained` : ""}`,
+    turn.temperature !== null && `temperature ${number(turn.temperature)}`,
+    turn.finish_reason && `ended by ${turn.finish_reason}`,
+    turn.server,
+  ].filter(Boolean);
+  return element("section", { class: "turn" },
+    element("div", { class: "section-head" }, element("h2", {}, `Turn ${whole(index + 1)}`), element("bdi", { class: "muted" }, visible(facts.join(" · "), 300))),
+    textOf(turn.prompt, "prompt", "New in the prompt"), element("div", { class: "said completion" }, element("span", { class: "said-label" }, "Completion"), completion));
+}
+
+function opponentSection(turn) {
+  return element("section", { class: "turn opponent" }, element("div", { class: "section-head" }, element("h2", {}, "Opponent ", element("bdi", {}, visible(turn.opponent, 40)))), textOf(turn.completion, "completion", "Completion"));
+}
+
+function textOf(text, kind, label) {
+  const content = text ? element("pre", { class: "said-text", dir: "auto", tabindex: "0", "aria-label": label }, text.text) : element("p", { class: "empty" }, "No text was recorded (recorded_tokens = 0).");
+  return element("div", { class: `said ${kind}` }, element("span", { class: "said-label" }, label), content);
+}
+
+function tableOf(name, pairs) {
+  if (pairs.length === 0) return null;
+  return element("section", { class: "section" }, element("h2", {}, name), element("dl", { class: "pairs" }, pairs.map((pair) => [element("dt", {}, element("bdi", {}, visible(pair.name, 100))), element("dd", {}, element("pre", { dir: "auto" }, pair.value))])));
+}
+
+function isCut(parts) {
+  return [parts.error, ...parts.turns.flatMap((turn) => [turn.prompt, turn.completion]), ...parts.opponent_turns.map((turn) => turn.completion)].some((text) => (text?.left_out ?? 0) > 0);
+}

@@ -1,0 +1,109 @@
+// A run: its newest numbers, what is wrong with it, and its curves, alone or over those of other runs.
+import { fill } from "../shell/api.js";
+import { element, setAttribute, setText } from "../shell/dom.js";
+import { ago, count, number, roughly, seconds, visible, whole } from "../shell/format.js";
+import { badge, changeBadge } from "../widgets/badge.js";
+import { figures } from "../widgets/figures.js";
+import { ZoomGroup } from "../widgets/zoom_group.js";
+import { chartControls } from "./chart_controls.js";
+import { chartGrid } from "./chart_grid.js";
+import { showConfiguration } from "./configuration_dialog.js";
+import { Curves } from "./curves.js";
+import { problemList } from "./problems.js";
+import { runActions } from "./run_actions.js";
+
+export const title = "Run";
+export const path = "/jobs/{job}/runs/{run}";
+export const key = "r";
+
+/** Draws the view. */
+export function render(root, context) {
+  const { job, run } = context.parameters;
+  const state = badge("");
+  const updated = element("span", { class: "muted" });
+  const configuration = element("button", { type: "button", class: "button small", disabled: true, title: "The configuration that the run has", on: { click: () => showConfiguration(run, detail) } }, "Configuration");
+  const actions = runActions(context);
+  const problems = problemList(context, { isOfOneRun: true });
+  const numbers = figures("Newest numbers");
+  const controls = chartControls(context, { onChange: () => draw(), onRuns: () => context.refresh() });
+  const unreadable = element("p", { class: "empty", hidden: true });
+  const group = new ZoomGroup(() => context.refresh());
+  const grid = chartGrid({ group, controls, onNames: () => context.refresh() });
+  const curves = new Curves();
+  const began = new Map();
+  let axis = controls.axis();
+  let runs = [];
+  let detail = null;
+  root.append(element("div", { class: "view-title" }, element("h1", {}, element("bdi", {}, visible(run, 64))), state, updated, element("span", { class: "spacer" }), configuration, actions.element), problems.element, numbers.element, controls.element, unreadable, grid.element);
+
+  function draw() {
+    if (controls.axis() !== axis) {
+      axis = controls.axis();
+      group.reset(); // which also asks for the curves over the new axis
+      return;
+    }
+    grid.draw({ available: detail?.metrics ?? [], runs, curves, began, axis });
+    setText(unreadable, curves.unreadable.map((text) => visible(text, 300)).join("; "));
+    setAttribute(unreadable, "hidden", curves.unreadable.length === 0);
+  }
+
+  function showRun() {
+    const now = Date.now() / 1000;
+    const found = detail.run;
+    problems.update(detail.problems, now);
+    changeBadge(state, found.state);
+    setText(updated, found.updated ? `newest step ${ago(found.updated, now)}` : "no step yet");
+    setAttribute(configuration, "disabled", false);
+    numbers.update(figuresOf(found));
+    actions.update(found);
+  }
+
+  /** Notes when each run began and how far all reach, which zoomed curves do not say. */
+  function noteExtent() {
+    for (const one of runs) {
+      const times = [...curves.series.entries()].filter(([key]) => key.startsWith(JSON.stringify([one.job, one.run]).slice(0, -1))).map(([, { x }]) => x[0]).filter((x) => x !== undefined);
+      if (axis !== "step" && times.length > 0) began.set(`${one.job}/${one.run}`, Math.min(...times));
+    }
+    const extent = curves.extent();
+    const first = began.get(`${job}/${run}`) ?? 0;
+    group.setExtent(extent && axis === "elapsed" ? [0, extent[1] - first] : extent);
+  }
+
+  return {
+    async update() {
+      const next = await context.get(fill(path, { job, run }));
+      const isNew = next !== detail;
+      detail = next;
+      showRun();
+      const others = controls.others();
+      const areSame = runs.length === others.length + 1 && others.every((other, index) => other.job === runs[index + 1].job && other.run === runs[index + 1].run);
+      runs = [{ job, run, label: visible(run, 48) }, ...others];
+      const first = began.get(`${job}/${run}`) ?? 0;
+      const range = group.range && (axis === "elapsed" ? group.range.map((x) => x + first) : group.range);
+      const names = grid.names(detail.metrics);
+      const changed = names.length > 0 && (await curves.fetch(context, runs, names, { axis, range }));
+      if (changed && !range) noteExtent();
+      if (changed) group.setMarks(marksOf(curves.annotations.filter((one) => one.job === job && one.run === run), axis, first));
+      if (changed || isNew || !areSame) draw();
+    },
+    destroy: () => grid.destroy(),
+  };
+}
+
+/** The newest numbers of a run. */
+function figuresOf(run) {
+  return [
+    { name: "Step", value: whole(run.step), unit: run.steps > 0 ? `of ${whole(run.steps)}` : "" },
+    { name: "Reward", value: number(run.reward, 3) },
+    { name: "Tokens", value: count(run.tokens_per_second), unit: "/s", help: "Completion tokens, over the newest ten steps" },
+    { name: "A step takes", value: seconds(run.seconds_a_step) },
+    { name: "Staleness", value: number(run.staleness, 3), unit: "steps" },
+    { name: "Mismatch KL", value: number(run.mismatch_kl, 3) },
+    { name: "Loop lag p99", value: seconds(run.lag_p99), help: "Of the newest step" },
+    { name: "Time left", value: roughly(run.seconds_left) },
+  ];
+}
+
+function marksOf(annotations, axis, first) {
+  return annotations.filter(({ x }) => x !== null).map(({ x, kind, text }) => ({ x: axis === "elapsed" ? x - first : x, text: kind === "change" ? `changed ${text}` : text }));
+}

@@ -1,0 +1,1 @@
+"""What the endpoints read from the directories of jobs: incremental, in bounded memory."""

@@ -1,0 +1,213 @@
+"""The timeline around a step: lanes of the orchestrator, each server and the trainer, and the idle share of each role.
+
+A role is busy while one of its spans says so; what it merely waits for is drawn and does not count. A server that several runs
+share is one lane, joined by its URL; the trainer's lane has the work of all runs. Roles on other machines have clocks of their
+own, which are taken as they are.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, get_args
+
+from orchestrator.step.phases import Awaited
+from serve.readers.activity.span_files import STEP, SpanFile
+from transport.telemetry.intervals import Interval, busy_seconds
+from transport.telemetry.spans import SPANS_FILE, Span
+
+Role = Literal["orchestrator", "inference", "trainer"]
+
+WAITING = frozenset({*get_args(Awaited), "wait", "out"} - {"finalize"})
+"""Spans during which a role waits."""
+
+BESIDE = frozenset({"deliver", "load_weights", "write_checkpoint"})
+"""Spans beside a role's own work, which have a lane of their own and do not count as work."""
+
+MAX_LANES = 48
+"""Servers that are drawn."""
+
+MAX_BARS = 400
+"""Of a lane."""
+
+PIXELS = 1_000
+"""Bars of one name that are closer than this part of the window are drawn as one."""
+
+MAX_OTHER_RUNS = 16
+"""Other runs of the job whose requests at the servers are drawn, too: those that wrote last."""
+
+MAX_FILES = 64
+"""Whose indexes are kept."""
+
+
+@dataclass(slots=True)
+class Bar:
+    """Some spans of one name, drawn as one."""
+
+    name: str
+    begin: float
+    end: float
+    busy: float
+    run: str
+    step: int
+    count: int = 1
+    detail: str = ""
+    is_waiting: bool = False
+
+
+@dataclass(slots=True)
+class Lane:
+    """What one process, or one side of it, did."""
+
+    key: str
+    role: Role
+    title: str
+    bars: list[Bar] = field(default_factory=list)
+    left_out: int = 0
+
+
+@dataclass(slots=True)
+class Timeline:
+    """Some steps of one run."""
+
+    begin: float
+    end: float
+    steps: list[tuple[int, float, float]]
+    """The steps that are shown, with begin and end, in order."""
+    lanes: list[Lane]
+    idle: dict[Role, float | None]
+    """Share of the time in which a role was not busy; None where nothing is known of it."""
+    servers_left_out: int = 0
+
+
+class Timelines:
+    """The spans of one job. Not for several threads at once (`Jobs.reading`)."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._files: dict[str, SpanFile] = {}
+
+    def steps(self, run: str) -> list[tuple[int, float, float]]:
+        """Returns the steps that spans tell of, with begin and end, ascending: the orchestrator's, or else the trainer's."""
+        found = self._of_run(run).steps(run) or self._of_trainer().steps(run)
+        return [(step, *found[step]) for step in sorted(found)]
+
+    def show(self, run: str, shown: Sequence[tuple[int, float, float]], urls: Sequence[str]) -> Timeline:
+        """Returns the timeline of these steps. `urls` are the servers that there are, whether they did anything or not."""
+        begin, end = min(each[1] for each in shown), max(each[2] for each in shown)
+        own = [span for span in self._of_run(run).between(begin, end) if span.run in ("", run)]
+        trained = list(self._of_trainer().between(begin, end))
+        served = [span for span in own if span.role == "inference"] + self._served_others(run, begin, end)
+        orchestrated = [span for span in own if span.role == "orchestrator"]
+        servers, left_out = _by_server(served, urls)
+        lanes = [
+            *_lanes("orchestrator", "orchestrator", orchestrated, begin, end),
+            *(_lane(f"server {url}", "inference", url, spans, begin, end) for url, spans in servers.items()),
+            *_lanes(
+                "trainer", "trainer", [each for each in trained if each.name != "wait" or each.run == run], begin, end
+            ),
+        ]
+        return Timeline(begin, end, list(shown), lanes, _idle(orchestrated, servers, trained, begin, end), left_out)
+
+    def _served_others(self, run: str, begin: float, end: float) -> list[Span]:
+        """Returns what other runs' orchestrators saw of the servers."""
+        found = []
+        for directory in self._directory.glob("run_*"):
+            try:
+                if directory.name != f"run_{run}" and not directory.is_symlink():
+                    found.append(((directory / SPANS_FILE).stat().st_mtime, directory.name.removeprefix("run_")))
+            except OSError:
+                continue
+        others = [name for written, name in sorted(found, reverse=True) if written >= begin][:MAX_OTHER_RUNS]
+        return [span for name in others for span in self._of_run(name).between(begin, end) if span.role == "inference"]
+
+    def _of_run(self, run: str) -> SpanFile:
+        return self._file(f"run_{run}")
+
+    def _of_trainer(self) -> SpanFile:
+        return self._file("trainer")
+
+    def _file(self, directory: str) -> SpanFile:
+        file = self._files.pop(directory, None) or SpanFile(self._directory / directory / SPANS_FILE)
+        self._files[directory] = file  # the last of the dictionary is the one used last
+        if len(self._files) > MAX_FILES:
+            del self._files[next(iter(self._files))]
+        file.update()
+        return file
+
+
+def _by_server(spans: Iterable[Span], urls: Sequence[str]) -> tuple[dict[str, list[Span]], int]:
+    """Returns the spans of each server, by URL, and how many servers are left out."""
+    servers: dict[str, list[Span]] = {url: [] for url in urls}
+    for span in spans:
+        if isinstance(url := span.attributes.get("server"), str):
+            servers.setdefault(url, []).append(span)
+    kept = sorted(servers)[:MAX_LANES]
+    return {url: servers[url] for url in kept}, len(servers) - len(kept)
+
+
+def _idle(
+    orchestrated: Sequence[Span],
+    servers: Mapping[str, Sequence[Span]],
+    trained: Sequence[Span],
+    begin: float,
+    end: float,
+) -> dict[Role, float | None]:
+    shares = [share for spans in servers.values() if (share := _idle_share(spans, begin, end)) is not None]
+    known = bool(orchestrated) or any(servers.values())
+    return {
+        "orchestrator": _idle_share(orchestrated, begin, end) if orchestrated else None,
+        "inference": sum(shares) / len(shares) if known and shares else None,
+        "trainer": _idle_share(trained, begin, end) if trained else None,
+    }
+
+
+def _idle_share(spans: Iterable[Span], begin: float, end: float) -> float | None:
+    """Returns the share of the time in which none of the spans was busy; None of no time."""
+    if end <= begin:
+        return None
+    work = (span.interval for span in spans if span.name not in WAITING | BESIDE and span.name != STEP)
+    return min(1.0, max(0.0, 1 - busy_seconds(work, begin, end) / (end - begin)))
+
+
+def _lanes(key: str, role: Role, spans: Iterable[Span], begin: float, end: float) -> list[Lane]:
+    """Returns a role's own lane, and that of what goes on beside it, if anything does."""
+    own: list[Span] = []
+    beside: list[Span] = []
+    for span in spans:
+        (beside if span.name in BESIDE else own).append(span)
+    lanes = [_lane(key, role, role, own, begin, end)] if own or beside else []
+    return [*lanes, _lane(f"{key} beside", role, f"{role}, beside", beside, begin, end)] if beside else lanes
+
+
+def _lane(key: str, role: Role, title: str, spans: Iterable[Span], begin: float, end: float) -> Lane:
+    by_name: defaultdict[tuple[str, str], list[Bar]] = defaultdict(list)
+    gap = (end - begin) / PIXELS
+    for span in sorted((each for each in spans if each.name != STEP), key=lambda each: each.begin):
+        bars = by_name[span.name, span.run]
+        bar = _bar_of(span, begin, end)
+        if bars and bar.begin - bars[-1].end < gap and bar.end - bar.begin < 4 * gap:
+            _join(bars[-1], bar)
+        else:
+            bars.append(bar)
+    found = sorted((bar for bars in by_name.values() for bar in bars), key=lambda bar: (bar.begin, bar.end))
+    longest = sorted(found, key=lambda bar: bar.begin - bar.end)[:MAX_BARS]
+    kept = found if len(found) <= MAX_BARS else sorted(longest, key=lambda bar: (bar.begin, bar.end))
+    return Lane(key, role, title, kept, len(found) - len(kept))
+
+
+def _bar_of(span: Span, begin: float, end: float) -> Bar:
+    """Cuts a span to the window."""
+    first, last = max(span.begin, begin), min(span.end, end)
+    detail = ", ".join(f"{name} {value}" for name, value in span.attributes.items() if name != "server")
+    busy = busy_seconds([Interval(span.begin, span.end, span.interval.busy)], first, last)
+    return Bar(span.name, first, last, busy, span.run, span.step, detail=detail, is_waiting=span.name in WAITING)
+
+
+def _join(bar: Bar, other: Bar) -> None:
+    bar.end = max(bar.end, other.end)
+    bar.busy = min(bar.busy + other.busy, bar.end - bar.begin)
+    bar.count += other.count
+    bar.step = other.step

@@ -1,0 +1,304 @@
+"""The problems of a job, each with its reason, since when, and what to do: pure functions of what is known (`job_facts.py`).
+
+A problem is something that a person should look at. A healthy job has none, however its numbers scatter: so the rules compare
+several steps, and each run with itself. The page shows them on top.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
+from cluster.worker_view import State
+from job.inspection.metrics_lines import Line, is_number
+from job.number_format import duration, scientific
+from orchestrator.loop_health.slow_spots import slow_spots_of
+from orchestrator.rollouts.failures import PREFIX, failures_in_words, sum_failures
+from orchestrator.step.discarded import in_words
+from serve.readers.job_facts import JobFacts, RunFacts
+
+GIB = 2**30
+
+
+class Kind(StrEnum):
+    """What a problem is about."""
+
+    UNREADABLE = "unreadable"
+    SUPERVISOR_GONE = "supervisor-gone"
+    WORKER_FAILED = "worker-failed"
+    WORKER_RESTARTING = "worker-restarting"
+    RESTARTED = "restarted"
+    TROUBLE = "trouble"
+    NOT_SERVING = "not-serving"
+    DISK_FULL = "disk-full"
+    EVICTED = "evicted"
+    REFUSED = "refused"
+    STALLED = "stalled"
+    NOTHING_SHIPS = "nothing-ships"
+    FAILING_ENVIRONMENT = "failing-environment"
+    FAILING_INFERENCE = "failing-inference"
+    ENVIRONMENT_RESTARTED = "environment-restarted"
+    MISMATCH = "mismatch"
+    NOT_FINITE = "not-finite"
+    LAG = "lag"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One problem of a job, of one of its runs or of one of its workers."""
+
+    kind: Kind
+    severity: Literal["error", "warning"]
+    """`error`: steps are lost or not made. `warning`: look at it."""
+    reason: str
+    advice: str
+    """What to do."""
+    since: float | None = None
+    """Unix seconds; None if unknown."""
+    run: str = ""
+    worker: str = ""
+
+
+STALL_MEDIANS, STALL_SLOWEST = 5.0, 2.0
+"""A step is overdue after so many times the median of the newest steps, and so many times the longest of them."""
+
+STALL_ERROR = 8.0
+"""So many times later a stall is an error."""
+
+LEAST_ROLLOUTS = 20
+"""Fewer rollouts say nothing about an environment."""
+
+FAILING_SHARE, BROKEN_SHARE = 0.2, 0.6
+"""Shares of rollouts that fail: of a warning, and of an error."""
+
+RISING_STEPS, RISING_FACTOR, RISING_LEAST = 4, 4.0, 0.02
+"""Mismatch KL is rising if the median of so many newest steps is so many times that of the steps before, and at least this."""
+
+MOST_MISMATCH = 0.3
+"""A mismatch KL above this makes an importance ratio meaningless, however long it has been so."""
+
+LAG_STEPS = 3
+"""Newest steps whose lag is compared with the configured warnings."""
+
+RESTART_SECONDS = 900.0
+"""A restart is a problem for so long."""
+
+DISK_ERROR, DISK_WARNING = (0.01, 2 * GIB), (0.05, 20 * GIB)
+"""Share of the disk and bytes that are free: below both, it is nearly full."""
+
+
+def problems_of(job: JobFacts) -> list[Problem]:
+    """Returns the problems of the job and of its runs, errors first, then those that began last."""
+    found = [*_of_job(job), *_of_workers(job), *_of_servers(job)]
+    for run in job.runs:
+        found += problems_of_run(run, job.now)
+    return sorted(found, key=lambda problem: (problem.severity != "error", -(problem.since or 0.0)))
+
+
+def problems_of_run(run: RunFacts, now: float) -> list[Problem]:
+    """Returns the problems of one run. Of one that is over, its metrics are no problem any more."""
+    found = [*_exclusion(run)]
+    if run.history.unreadable:
+        advice = "see what is at that path; the page shows the run without it"
+        found.append(Problem(Kind.UNREADABLE, "warning", run.history.unreadable, advice, run=run.run_id))
+    if run.alive and run.exclusion is None:
+        for rule in (_stalled, _discarded, _failures, _environment_restarts, _mismatch, _not_finite, _lag):
+            found += rule(run, now)
+    return found
+
+
+def _of_job(job: JobFacts) -> Iterator[Problem]:
+    if job.error:
+        advice = "start the job with --resume, which repairs its directory, or see who else writes there"
+        yield Problem(Kind.UNREADABLE, "error", job.error, advice)
+    if not job.running and job.state in (State.WAITING, State.STARTING, State.RUNNING):
+        reason = f"processes.json says that the job is {job.state}, and no `counterpoint run` holds its lock"
+        yield Problem(Kind.SUPERVISOR_GONE, "error", reason, "its command was killed: start it again with --resume")
+    if job.disk_bytes and job.disk_free_bytes is not None:
+        for severity, (share, least) in (("error", DISK_ERROR), ("warning", DISK_WARNING)):
+            if job.disk_free_bytes < least and job.disk_free_bytes < share * job.disk_bytes:
+                reason = (
+                    f"{job.disk_free_bytes / GIB:.1f} GiB of {job.disk_bytes / GIB:.0f} GiB are free on the job's disk"
+                )
+                advice = "make room, or lower keep_rollouts and keep_checkpoints: on a full disk no step is committed"
+                yield Problem(Kind.DISK_FULL, "error" if severity == "error" else "warning", reason, advice)
+                break
+
+
+def _of_workers(job: JobFacts) -> Iterator[Problem]:
+    for worker in job.workers:
+        name, state, since = worker["name"], worker["state"], worker["since"]
+        died = f": {worker['last_death']}" if worker["last_death"] else ""
+        if state == State.FAILED:
+            advice = f"see `counterpoint logs {name}`; then --resume"
+            yield Problem(Kind.WORKER_FAILED, "error", f"{name} failed{died}", advice, since, worker=name)
+        elif not job.running:
+            continue
+        elif state in (State.RESTARTING, State.STUCK):
+            advice = f"it is started again, max_restarts times in a row at most; see `counterpoint logs {name}`"
+            yield Problem(Kind.WORKER_RESTARTING, "error", f"{name} is {state}{died}", advice, since, worker=name)
+        elif worker["restarts"] and job.now - since < RESTART_SECONDS:
+            reason = f"{name} was started again, {worker['restarts']} times so far{died}"
+            advice = f"see `counterpoint logs {name}`"
+            yield Problem(Kind.RESTARTED, "warning", reason, advice, since, worker=name)
+        if worker["trouble"] and job.running:
+            advice = f"it is killed and started again if it stays silent; see `counterpoint logs {name}`"
+            yield Problem(Kind.TROUBLE, "warning", f"{name}: {worker['trouble']}", advice, worker=name)
+
+
+def _of_servers(job: JobFacts) -> Iterator[Problem]:
+    """Servers that were taken out of service; an error if none is left."""
+    out = [server for server in job.servers if server.state == "out"]
+    severity: Literal["error", "warning"] = "error" if len(out) == len(job.servers) else "warning"
+    for server in out:
+        outage = server.newest.get("last_outage")
+        since = outage.get("time") if isinstance(outage, Mapping) else None
+        reason = f"{server.url} is out of service{f': {server.reason}' if server.reason else ''}"
+        advice = (
+            "see its log; runs go on with the other servers, and take it back once it answers and holds their weights"
+        )
+        known = float(since) if isinstance(since, int | float) and is_number(since) else None
+        yield Problem(Kind.NOT_SERVING, severity, reason, advice, known)
+
+
+def _exclusion(run: RunFacts) -> Iterator[Problem]:
+    if run.exclusion is None:
+        return
+    if run.exclusion.startswith("evicted"):
+        advice = "remove the cause, then the run's control/evicted.txt, and start it again with --resume"
+        yield Problem(Kind.EVICTED, "error", run.exclusion, advice, run.excluded_at, run.run_id)
+    else:
+        advice = "correct the run's configuration and start it again"
+        yield Problem(Kind.REFUSED, "error", run.exclusion, advice, run.excluded_at, run.run_id)
+
+
+def _stalled(run: RunFacts, now: float) -> Iterator[Problem]:
+    """No step for much longer than steps take. A run that has none yet is its worker's trouble."""
+    typical, history = run.seconds_a_step, run.history
+    if typical is None or run.paused or (history.steps is not None and history.step >= history.steps):
+        return
+    since = max(history.last_shipped["time"], run.begun_at)
+    overdue = max(STALL_MEDIANS * typical, STALL_SLOWEST * max(run.step_seconds), run.file.stall_warning_seconds)
+    if now - since > overdue:
+        reason = f"no step for {duration(now - since)}; the newest steps took {duration(typical)} each"
+        advice = (
+            f"see what it waits for: `counterpoint logs {run.run_id}`, and the state of the servers and the trainer"
+        )
+        severity: Literal["error", "warning"] = "error" if now - since > STALL_ERROR * overdue else "warning"
+        yield Problem(Kind.STALLED, severity, reason, advice, since, run.run_id)
+
+
+def _discarded(run: RunFacts, now: float) -> Iterator[Problem]:
+    report = run.history.discarded
+    if report.get("notable"):
+        advice = "see the failed and filtered groups; make the task solvable, or change the filters"
+        yield Problem(Kind.NOTHING_SHIPS, "warning", in_words(report), advice, report.get("time"), run.run_id)
+
+
+def _failures(run: RunFacts, now: float) -> Iterator[Problem]:
+    """Rollouts that their environment failed, or to which inference gave no answer, as shares of the newest steps' rollouts."""
+    lines = [*run.lines, run.history.discarded] if run.history.discarded else run.lines
+    failed, unanswered = _total(lines, "rollouts/failed"), _total(lines, "rollouts/inference_failed")
+    everything = _total(lines, "rollouts/completed") + failed + unanswered
+    if everything < LEAST_ROLLOUTS:
+        return
+    since = lines[0].get("time")
+    if unanswered / everything >= FAILING_SHARE:
+        reason = f"{unanswered / everything:.0%} of the newest {everything:.0f} rollouts got no answer from inference"
+        advice = "see the servers: `counterpoint logs inference_0`"
+        severity = _severity(unanswered / everything)
+        yield Problem(Kind.FAILING_INFERENCE, severity, reason, advice, since, run.run_id)
+    advice = "see the failed rollouts' errors, and `counterpoint logs " + run.run_id + "`"
+    named = [name for name in run.names if name.startswith(PREFIX)]
+    failures = sum_failures({name: line.get(name, 0) for name in named} for line in lines) if named else {}
+    if failed / everything >= FAILING_SHARE:
+        words = failures_in_words(failures)
+        reason = f"{failed / everything:.0%} of the newest {everything:.0f} rollouts failed: {words}"
+        severity = _severity(failed / everything)
+        yield Problem(Kind.FAILING_ENVIRONMENT, severity, reason, advice, since, run.run_id)
+        return
+    for environment, kinds in failures.items():
+        if sum(kinds.values()) >= LEAST_ROLLOUTS and not any(f"reward/{environment}/mean" in line for line in lines):
+            reason = f"none of its rollouts completes: {failures_in_words({environment: kinds})}"
+            yield Problem(Kind.FAILING_ENVIRONMENT, "error", reason, advice, since, run.run_id)
+
+
+def _environment_restarts(run: RunFacts, now: float) -> Iterator[Problem]:
+    for name in sorted(filter(_is_restarts, run.names)):
+        restarted = [line for line in run.lines if line.get(name, 0) > 0]
+        if restarted:
+            environment = name.split("/")[1]
+            reason = (
+                f"workers of the environment {environment} died {_total(restarted, name):.0f} times in the newest steps"
+            )
+            advice = f"see `counterpoint logs {run.run_id}` for how they died; their rollouts were failed"
+            yield Problem(Kind.ENVIRONMENT_RESTARTED, "warning", reason, advice, restarted[0]["time"], run.run_id)
+
+
+def _is_restarts(name: str) -> bool:
+    return name.startswith("environment/") and name.endswith("/restarts") and name.count("/") == 2
+
+
+def _mismatch(run: RunFacts, now: float) -> Iterator[Problem]:
+    """Inference and trainer disagree more and more, or altogether."""
+    if len(run.mismatch) < RISING_STEPS:
+        return
+    newest = statistics.median(value for _, value in run.mismatch[-RISING_STEPS:])
+    before = [value for _, value in run.mismatch[:-RISING_STEPS]]
+    step = run.mismatch[-RISING_STEPS][0]
+    since = next((line["time"] for line in run.lines if line["step"] == step), None)
+    advice = "look at staleness first; then lower the learning rate, or see whether a server has other weights"
+    if newest > MOST_MISMATCH:
+        reason = (
+            f"mismatch KL is {scientific(newest)}: the trainer learns from tokens that its policy would hardly choose"
+        )
+        yield Problem(Kind.MISMATCH, "error", reason, advice, since, run.run_id)
+    elif len(before) >= RISING_STEPS and newest >= max(RISING_LEAST, RISING_FACTOR * statistics.median(before)):
+        reason = (
+            f"mismatch KL rises: {scientific(newest)}, after {scientific(statistics.median(before))} some steps ago"
+        )
+        yield Problem(Kind.MISMATCH, "warning", reason, advice, since, run.run_id)
+
+
+def _not_finite(run: RunFacts, now: float) -> Iterator[Problem]:
+    if run.empty:
+        shown = ", ".join(run.empty[:5])
+        advice = "see the reward function and the loss; a loss or a gradient that is not finite evicts its run"
+        since = run.history.last_shipped.get("time")
+        yield Problem(
+            Kind.NOT_FINITE, "error", f"not a finite number in the newest step: {shown}", advice, since, run.run_id
+        )
+
+
+def _lag(run: RunFacts, now: float) -> Iterator[Problem]:
+    limits = {
+        "p90": run.file.warn_p90_seconds,
+        "p99": run.file.warn_p99_seconds,
+        "max": run.file.warn_max_seconds,
+    }
+    for line in reversed(run.lines[-LAG_STEPS:]):
+        above = [
+            f"{name} {line[f'event_loop_lag/{name}']:.3g} s, above {limit:g} s"
+            for name, limit in limits.items()
+            if line.get(f"event_loop_lag/{name}", 0.0) > limit
+        ]
+        if above:
+            worst = slow_spots_of([line]).worst(1)
+            blame = f"; most of it: {worst[0]}" if worst else ""
+            reason = f"the event loop was late in step {line['step']}: {', '.join(above)}{blame}"
+            advice = (
+                "see the loop's view for the code that made it late, and docs/blame.md for what to do about each kind"
+            )
+            yield Problem(Kind.LAG, "warning", reason, advice, line["time"], run.run_id)
+            return
+
+
+def _total(lines: Sequence[Line], name: str) -> float:
+    return float(sum(line.get(name, 0) for line in lines))
+
+
+def _severity(share: float) -> Literal["error", "warning"]:
+    return "error" if share >= BROKEN_SHARE else "warning"

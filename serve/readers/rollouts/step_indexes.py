@@ -1,0 +1,221 @@
+"""The indexes of a job's steps, as many as memory allows, and what is read by them: lists, one line, an example's attempts."""
+
+from __future__ import annotations
+
+import math
+import os
+import stat
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from job.inspection.rollout_records import RolloutRecord, records_file
+from serve.readers.rollouts.line_index import (
+    Outcome,
+    Row,
+    StepIndex,
+    identity_of,
+    outcome_of,
+    players_of,
+    record_in,
+    shown_name,
+)
+from transport.files.atomic import published_steps
+from transport.files.untrusted import UntrustedFileError, open_regular
+
+MOST_ROWS = 1_000_000
+"""Rows that are kept of all steps of a job, some 70 MB."""
+
+Sort = Literal["worst", "best", "newest", "longest"]
+
+Placed = tuple[int, Row]
+"""A step, and a row of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowFilter:
+    """What a list is limited to. None: no limit."""
+
+    environment: str | None = None
+    outcome: Outcome | None = None
+    least_reward: float | None = None
+    most_reward: float | None = None
+    player: str | None = None
+
+    def takes(self, row: Row) -> bool:
+        """Whether the row is in the list."""
+        return self._takes(row.environment, row.outcome, row.reward, row.players)
+
+    def takes_record(self, record: RolloutRecord) -> bool:
+        """The same of a record."""
+        return self._takes(shown_name(record.environment), outcome_of(record), record.reward, players_of(record))
+
+    def _takes(self, environment: str, outcome: Outcome, reward: float | None, players: Sequence[str]) -> bool:
+        return (
+            (self.environment is None or environment == self.environment)
+            and (self.outcome is None or outcome == self.outcome)
+            and (self.least_reward is None or (reward is not None and reward >= self.least_reward))
+            and (self.most_reward is None or (reward is not None and reward <= self.most_reward))
+            and (self.player is None or self.player in players)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How much of some steps is indexed."""
+
+    steps: tuple[int, ...]
+    """The steps that were asked for."""
+    indexed: int
+    """How many of them are done."""
+    read_bytes: int
+    bytes: int
+    """Of the files that were begun."""
+    problems: tuple[str, ...]
+    """Files that cannot be read in full, and why."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all that can be indexed is."""
+        return self.indexed == len(self.steps)
+
+
+class StepIndexes:
+    """The indexes of one job. Not for several threads at once (`Jobs.reading`)."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._indexes: OrderedDict[tuple[str, int], StepIndex] = OrderedDict()
+        self._rows = 0
+
+    def index(self, run: str, steps: Sequence[int], until: float) -> Progress:
+        """Indexes the files of these steps, in their order, until the moment `until` of `time.monotonic`."""
+        indexed, read, size, problems, has_read = 0, 0, 0, [], False
+        for step in steps:
+            key = (run, step)
+            found = self._indexes.get(key) or StepIndex(records_file(self._directory, run, step))
+            before = len(found) if key in self._indexes else 0
+            try:
+                if (not found.is_complete or _has_changed(found)) and (time.monotonic() < until or not has_read):
+                    self._advance(found, until)
+                    has_read = True
+            except (OSError, UntrustedFileError) as error:
+                problems.append(f"step {step}: {_reason(error)}")
+                self._forget(key, before)
+                indexed += 1
+                continue
+            if len(found) or found.is_complete:
+                self._keep(key, found, len(found) - before)
+            problems += _problems(step, found)
+            indexed, read, size = indexed + found.is_complete, read + found.read_bytes, size + found.size
+        return Progress(tuple(steps), indexed, read, size, tuple(problems[:20]))
+
+    def rows(self, run: str, steps: Sequence[int]) -> Iterator[Placed]:
+        """Yields the rows that are indexed of these steps, in order."""
+        for step in steps:
+            if (found := self._indexes.get((run, step))) is not None:
+                yield from ((step, row) for row in found.rows())
+
+    def attempts(self, run: str, steps: Sequence[int], environment: str, example_index: int) -> Iterator[Placed]:
+        """Yields the indexed rows of one example."""
+        for step in steps:
+            if (found := self._indexes.get((run, step))) is not None:
+                yield from ((step, row) for row in found.rows_of(environment, example_index))
+
+    def line(self, run: str, step: int, number: int, until: float) -> tuple[Row, bytes] | None:
+        """Returns a row and its line; None if there is none (yet), or its file has changed since. Raises as `StepIndex`."""
+        self.index(run, [step], until)
+        found = self._indexes.get((run, step))
+        row = found.row(number) if found is not None else None
+        if found is None or row is None:
+            return None
+        with open_regular(found.path) as file:
+            if identity_of(file) != found.identity:
+                return None
+            return row, os.pread(file.fileno(), row.length, row.offset)
+
+    def records(self, run: str, placed: Sequence[Placed], most_bytes: int) -> list[RolloutRecord | None]:
+        """Returns the records of rows; None for those longer than `most_bytes`, and those that are no records any more."""
+        return [
+            None if row.length > most_bytes or (line := self._line_of(run, step, row)) is None else record_in(line)
+            for step, row in placed
+        ]
+
+    def _line_of(self, run: str, step: int, row: Row) -> bytes | None:
+        try:
+            with open_regular(records_file(self._directory, run, step)) as file:
+                return os.pread(file.fileno(), row.length, row.offset)
+        except (OSError, UntrustedFileError):
+            return None
+
+    def _advance(self, index: StepIndex, until: float) -> None:
+        if not _is_directory(index.path.parent):
+            raise UntrustedFileError(f"{index.path.parent.name} is no directory")
+        index.advance(until)
+
+    def _keep(self, key: tuple[str, int], index: StepIndex, added: int) -> None:
+        self._indexes[key] = index
+        self._indexes.move_to_end(key)
+        self._rows += added
+        while self._rows > MOST_ROWS and len(self._indexes) > 1:
+            oldest = next(iter(self._indexes))
+            self._forget(oldest, len(self._indexes[oldest]))
+
+    def _forget(self, key: tuple[str, int], rows: int) -> None:
+        if self._indexes.pop(key, None) is not None:
+            self._rows -= rows
+
+
+_ORDERS: dict[Sort, Callable[[Placed], tuple[float, ...]]] = {
+    "worst": lambda placed: (math.inf if placed[1].reward is None else placed[1].reward,),
+    "best": lambda placed: (math.inf if placed[1].reward is None else -placed[1].reward,),
+    "newest": lambda placed: (-placed[0],),
+    "longest": lambda placed: (-placed[1].completion_tokens,),
+}
+
+
+def recorded_steps(directory: Path, run: str) -> list[int]:
+    """Returns the steps of a job's run whose rollouts are kept, ascending; none where a link leads away."""
+    rollouts = directory / f"run_{run}" / "rollouts"
+    return published_steps(rollouts) if _is_directory(rollouts) else []
+
+
+def sorted_rows(rows: Iterable[Placed], wanted: RowFilter, sort: Sort) -> list[Placed]:
+    """Returns the rows that a filter takes; those without a reward come last. Equals stay in the order of the file."""
+    return sorted((placed for placed in rows if wanted.takes(placed[1])), key=_ORDERS[sort])
+
+
+def _has_changed(index: StepIndex) -> bool:
+    """Whether the file at the path is another one than was read."""
+    with open_regular(index.path) as file:
+        return identity_of(file) != index.identity
+
+
+def _problems(step: int, index: StepIndex) -> list[str]:
+    found = []
+    if index.is_cut:
+        found.append(f"step {step}: only the first {len(index)} rollouts are listed")
+    if index.torn_bytes:
+        found.append(f"step {step}: the file ends within a line, after {index.read_bytes} bytes")
+    return found
+
+
+def _reason(error: OSError | UntrustedFileError) -> str:
+    """Says what is wrong without the path, which is the machine's."""
+    return error.strerror or type(error).__name__ if isinstance(error, OSError) else "rollouts.jsonl is no regular file"
+
+
+def _is_directory(path: Path) -> bool:
+    """Whether there is a directory, and no link to one."""
+    try:
+        return stat.S_ISDIR(path.lstat().st_mode)
+    except OSError:
+        return False
+
+
+def moment(seconds: float) -> float:
+    """Returns the moment of `time.monotonic` in so many seconds."""
+    return time.monotonic() + seconds

@@ -1,0 +1,176 @@
+"""Sockets on this machine: other users do not reach them, or are not heard."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.agent.main import _bound
+from cluster.agent.settings import AgentSettings
+from cluster.master import control
+from cluster.master.control import ControlServer
+from cluster.notify import NotifySocket, notify
+from environments.base import EnvironmentContext
+from environments.config import EnvironmentConfig
+from environments.gateway import server as gateway
+from environments.seats.table import Table
+from environments.workers import pool
+from job.environments import own_server
+from transport.loopback import is_loopback
+from transport.telemetry import endpoint
+from transport.wires.endpoint import socket_path
+from transport.wires.zmq_wire import ZmqListener
+
+
+@pytest.fixture(autouse=True)
+def usual_umask() -> Iterator[None]:
+    """Others may read what we make, and not write to it, unless the code says otherwise."""
+    former = os.umask(0o022)
+    yield
+    os.umask(former)
+
+
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A directory with a short path, as a UNIX socket needs one."""
+    with tempfile.TemporaryDirectory(prefix="cp") as directory:
+        yield Path(directory)
+
+
+def mode(path: Path) -> int:
+    found = path.lstat().st_mode
+    assert stat.S_ISSOCK(found)
+    return stat.S_IMODE(found)
+
+
+def pretend_to_be_another_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the kernel says of a peer is then another user's id than ours."""
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+
+
+def test_a_notification_of_another_user_is_dropped(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    listener = NotifySocket()
+    monkeypatch.setenv("NOTIFY_SOCKET", listener.address)
+    try:
+        with monkeypatch.context() as patched, caplog.at_level(logging.WARNING):
+            pretend_to_be_another_user(patched)
+            assert notify("READY=1")
+            assert listener.receive() is None
+        assert "another user" in caplog.text
+        assert notify("READY=1")
+        assert listener.receive() == {"READY": "1"}
+    finally:
+        listener.close()
+
+
+async def test_the_masters_control_socket_answers_its_user_alone(monkeypatch: pytest.MonkeyPatch, short: Path) -> None:
+    asked: list[dict[str, Any]] = []
+
+    async def answer(request: dict[str, Any]) -> dict[str, Any]:
+        asked.append(request)
+        return {}
+
+    path = short / "control.sock"
+    server = ControlServer(path, answer)
+    await server.start()
+    try:
+        assert mode(path) == 0o600
+        assert await asyncio.to_thread(control.ask, path, {"kind": "status"}) == {}
+        with monkeypatch.context() as patched:
+            patched.setattr(control, "_is_ours", lambda writer: False)  # as of another user; root is always ours
+            with pytest.raises(control.NoMaster):
+                await asyncio.to_thread(control.ask, path, {"kind": "status"})
+    finally:
+        await server.close()
+    assert len(asked) == 1
+
+
+def test_who_is_ours_at_the_control_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Connection:
+        def __init__(self, user: int) -> None:
+            self.user = user
+
+        def getsockopt(self, *_: object) -> bytes:
+            return control._CREDENTIALS.pack(1, self.user, 1)
+
+    class Writer:
+        def __init__(self, user: int) -> None:
+            self.user = user
+
+        def get_extra_info(self, name: str) -> Connection:
+            return Connection(self.user)
+
+    monkeypatch.setattr(os, "getuid", lambda: 1000)
+    assert [control._is_ours(Writer(user)) for user in (0, 1000, 1001)] == [True, True, False]  # type: ignore[arg-type]
+
+
+async def test_an_agent_listens_for_its_user_alone(short: Path) -> None:
+    settings = AgentSettings(agent="a", job="j", node="n", name="n", directory=short)
+    with _bound(settings) as (_, announced):
+        path = Path(announced.address.removeprefix("ipc://"))
+        assert mode(path) == 0o600
+    with (
+        pytest.raises(ValueError, match="needs master_key"),
+        _bound(settings.model_copy(update={"listen": "tcp://0.0.0.0"})),
+    ):
+        pass
+
+
+async def test_workers_of_an_environment_are_their_users_alone(short: Path) -> None:
+    workers = pool.WorkerPool(EnvironmentConfig(name="e", kind="reverse-text", workers=1), 1, False)
+    workers._loop = asyncio.get_running_loop()
+    path = Path(workers._listen(short).removeprefix("ipc://"))
+    try:
+        assert mode(path) == 0o600
+    finally:
+        assert workers._wire is not None
+        assert workers._context is not None
+        workers._wire.close()
+        workers._context.term()
+
+
+async def test_a_table_is_its_users_alone(short: Path) -> None:
+    table = Table()
+    await table.open(EnvironmentContext("e", short, short, 0))
+    try:
+        (path,) = (short / name for name in os.listdir(short) if name.endswith(".sock"))
+        assert mode(path) == 0o600
+    finally:
+        await table.close()
+
+
+def test_others_cannot_connect_to_the_wire(short: Path) -> None:
+    path = short / "wire.sock"
+    listener = ZmqListener(f"ipc://{path}", None, frozenset(), 5.0, 2**20, 1)
+    try:
+        assert not mode(path) & 0o022, "to connect to a UNIX socket one must be able to write to it"
+    finally:
+        listener.close(0.0)
+
+
+def test_a_directory_for_sockets_that_is_anothers_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    private = tmp_path / f"counterpoint-{os.getuid()}"
+    private.mkdir(mode=0o755)
+    with pytest.raises(PermissionError, match="mode 0700"):
+        socket_path(Path("/" + "x" * 200), "name")
+    private.rmdir()
+    private.symlink_to(tmp_path)
+    with pytest.raises(PermissionError, match="mode 0700"):
+        socket_path(Path("/" + "x" * 200), "name")
+
+
+def test_what_is_for_this_machine_listens_on_loopback() -> None:
+    assert is_loopback(gateway.HOST)
+    assert is_loopback(endpoint.HOST)
+    assert 'probe.bind(("127.0.0.1", 0))' in Path(own_server.__file__).read_text()

@@ -1,0 +1,147 @@
+"""The curves of a run: they draw, move, zoom, lie over each other, and can be read without seeing them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+
+import pytest
+from playwright.async_api import Locator, expect
+
+from tests.serve.browser.jobs import append_steps, small_job
+from tests.serve.browser.reader import Reader
+
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="package")]
+
+Open = Callable[..., AbstractAsyncContextManager[Reader]]
+
+RUN = "/jobs/job/runs/run-0000"
+
+INK = """() => {
+    const canvas = document.querySelector(".chart canvas");
+    if (!canvas) return 0;
+    const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+    let ink = 0;
+    for (let at = 0; at < data.length; at += 4) if (data[at + 2] > data[at] + 60 && data[at + 3] > 200) ink += 1;
+    return ink;
+}"""
+"""How many pixels of the first chart have the blue of its curve."""
+
+
+def picture(page: Reader, title: str) -> Locator:
+    """The curves of the chart with this title."""
+    return page.page.get_by_role("img", name=re.compile(f"^{title}( in [a-z]+)?:"))
+
+
+async def shown(page: Reader) -> tuple[float, float]:
+    """The least and the greatest step of the first chart."""
+    least, greatest = (await page.page.locator(".chart").first.get_attribute("data-range") or "nan nan").split()
+    return float(least), float(greatest)
+
+
+async def wait_for_range(page: Reader, condition: str) -> None:
+    """Waits until all charts show the same range, for which an expression over `least` and `greatest` holds."""
+    await page.wait(
+        f"""() => {{
+            const ranges = new Set([...document.querySelectorAll(".chart")].map((chart) => chart.dataset.range));
+            const [least, greatest] = [...ranges][0]?.split(" ").map(Number) ?? [];
+            return ranges.size === 1 && ({condition});
+        }}"""
+    )
+
+
+async def test_curves_draw_and_move_when_steps_are_appended(reader: Open, tmp_path: Path) -> None:
+    async with reader(small_job(tmp_path / "job"), path=RUN) as page:
+        await wait_for_range(page, "least === 1 && greatest === 40")
+        assert await page.page.evaluate(INK) > 100
+        await expect(picture(page, "Reward")).to_have_attribute("aria-label", re.compile(r"mean now 0\.\d+, from 0"))
+        before = await picture(page, "Reward").get_attribute("aria-label")
+        append_steps(tmp_path / "job", "run-0000", 41, 80)
+        await wait_for_range(page, "greatest === 80")
+        await expect(picture(page, "Loss")).to_have_attribute("aria-label", re.compile("loss now"))
+        assert await picture(page, "Reward").get_attribute("aria-label") != before
+        await expect(page.page.locator(".figure").first).to_contain_text("80")
+
+
+async def test_a_zoom_by_dragging_stays_while_points_arrive(reader: Open, tmp_path: Path) -> None:
+    async with reader(small_job(tmp_path / "job"), path=RUN) as page:
+        await wait_for_range(page, "greatest === 40")
+        over = page.page.locator(".chart .u-over").first
+        box = await over.bounding_box()
+        assert box is not None
+        await page.page.mouse.move(box["x"] + box["width"] * 0.25, box["y"] + 40)
+        await page.page.mouse.down()
+        await page.page.mouse.move(box["x"] + box["width"] * 0.75, box["y"] + 40, steps=4)
+        await page.page.mouse.up()
+        await wait_for_range(page, "least > 5 && greatest < 35")
+        zoomed = await shown(page)
+        append_steps(tmp_path / "job", "run-0000", 41, 60)
+        await expect(page.page.locator(".figure").first).to_contain_text("60")
+        await page.ask()
+        assert await shown(page) == zoomed
+        await page.page.get_by_role("button", name="Reset the zoom of Reward", exact=True).click()
+        await wait_for_range(page, "least === 1 && greatest === 60")
+
+
+async def test_keys_move_zoom_and_reset(reader: Open, tmp_path: Path) -> None:
+    async with reader(small_job(tmp_path / "job"), path=RUN) as page:
+        await wait_for_range(page, "greatest === 40")
+        await picture(page, "Reward").focus()
+        press = page.page.keyboard.press
+        await press("ArrowRight")
+        await press("ArrowLeft")
+        await expect(page.page.locator(".chart-at").first).to_have_text("step 39")
+        await press("+")
+        await wait_for_range(page, "least > 10 && greatest > 39")
+        await press("Shift+ArrowLeft")
+        await wait_for_range(page, "greatest < 38")
+        await press("0")
+        await wait_for_range(page, "least === 1 && greatest === 40")
+
+
+async def test_other_runs_lie_over_the_curve_and_in_the_address(reader: Open, tmp_path: Path) -> None:
+    small_job(tmp_path / "other", runs=1, steps=30)
+    async with reader(small_job(tmp_path / "job"), tmp_path / "other", path=RUN) as page:
+        await page.page.get_by_role("button", name="Compare with…").click()
+        dialog = page.page.get_by_role("dialog")
+        await dialog.get_by_label("run-0001").check()
+        await dialog.get_by_label("run-0000 other").check()
+        await dialog.get_by_role("button", name="Compare", exact=True).click()
+        await expect(picture(page, "Reward")).to_have_attribute(
+            "aria-label", re.compile("run-0001 now.*other/run-0000 now")
+        )
+        compared = page.page.get_by_role("list", name="Runs that are compared")
+        await expect(compared.get_by_role("listitem")).to_have_count(3)
+        address = page.page.url
+        await page.page.get_by_role("button", name="Leave out run-0001").click()
+        await expect(compared.get_by_role("listitem")).to_have_count(2)
+        await page.page.goto(address)
+        await page.page.reload()
+        await expect(compared.get_by_role("listitem")).to_have_count(3)
+
+
+async def test_a_chart_is_also_a_table(reader: Open, tmp_path: Path) -> None:
+    async with reader(small_job(tmp_path / "job"), path=RUN) as page:
+        await page.page.get_by_role("button", name="Show Staleness as a table").press("Enter")
+        rows = page.page.get_by_role("region", name="Staleness as a table").get_by_role("row")
+        await expect(rows).to_have_count(41)
+        await expect(rows.nth(1)).to_contain_text("40")
+
+
+async def test_sections_open_and_the_filter_finds_metrics(reader: Open, tmp_path: Path) -> None:
+    async with reader(small_job(tmp_path / "job"), path=RUN) as page:
+        await page.page.get_by_role("button", name="Phases").click()
+        await expect(picture(page, "generation")).to_have_attribute("aria-label", re.compile("phase/generation now"))
+        await page.page.get_by_label("Filter metrics").fill("rss")
+        await expect(page.page.locator(".chart")).to_have_count(1)
+        await expect(picture(page, "rss_bytes")).to_have_attribute("aria-label", re.compile("MiB"))
+
+
+async def test_the_loop_names_the_code_at_its_peaks(reader: Open, tmp_path: Path) -> None:
+    job = small_job(tmp_path / "job", runs=1, steps=510)
+    async with reader(job, path=f"{RUN}/loop") as page:
+        row = page.page.get_by_role("row").filter(has_text="500")
+        await expect(row).to_contain_text("Grader.score")
+        await expect(row).to_contain_text("tasks/grader.py:41")

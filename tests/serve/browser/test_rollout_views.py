@@ -1,0 +1,100 @@
+"""The views of rollouts, populations, sweeps and clusters in a browser: what they show, and that hostile text stays text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+
+import pytest
+from playwright.async_api import expect
+
+from environments.chat import Chat
+from sweep.lock import step_lock
+from tests.orchestrator.toy_model import make_toy_model
+from tests.serve.browser.reader import Reader
+from tests.serve.browser.test_accessibility import findings
+from tests.serve.rollouts.jobs import name_model, spoken, write_step
+from tests.serve.test_cluster_api import Master
+from tests.serve.test_population_api import experiment, trial, write_results
+
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="package")]
+
+Open = Callable[..., AbstractAsyncContextManager[Reader]]
+
+HOSTILE = "<script>window.hacked = 1</script><img src=x onerror='window.hacked=1'>\u202eevil\x1b[2J"
+
+ROLLOUTS = "/jobs/job/runs/one/rollouts"
+
+
+def job_with_rollouts(directory: Path) -> Path:
+    """A job of a run with three steps of rollouts, of which the last holds a hostile one."""
+    directory.mkdir()
+    model = make_toy_model(directory.parent / "model")
+    name_model(directory, model)
+    chat = Chat(model)
+    for step in (1, 2, 3):
+        rollouts = [spoken(chat, 7, f"attempt {step}", reward=step / 10), spoken(chat, 8, "fine", reward=0.9)]
+        if step == 3:
+            rollouts.append(spoken(chat, 9, HOSTILE, "again", reward=-1.0, error=HOSTILE, environment=HOSTILE))
+        write_step(directory, "one", step, rollouts, chat)
+    return directory
+
+
+async def stays_text(page: Reader) -> None:
+    assert await page.page.evaluate("window.hacked ?? null") is None
+    assert await page.page.locator("#view script, #view img").count() == 0
+    assert await page.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert await findings(page) == []
+
+
+async def test_the_worst_rollout_opens_and_its_tokens_are_coloured(reader: Open, tmp_path: Path) -> None:
+    async with reader(job_with_rollouts(tmp_path / "job"), path=ROLLOUTS, width=400) as page:
+        await expect(page.page.get_by_role("status").filter(has_text="1 to 3 of 3 rollouts")).to_be_visible()
+        await page.page.get_by_label("Outcome").select_option("failed")
+        await page.page.get_by_role("link", name="9-0").click()
+        await expect(page.page.get_by_role("heading", level=1)).to_have_text("Rollout 9-0")
+        await expect(page.page.locator(".turn")).to_have_count(2)
+        await expect(page.page.locator(".turn").first).to_contain_text("<script>window.hacked = 1</script>")
+        await expect(page.page.locator(".turn").first).to_contain_text("\\u202eevil\\x1b[2J")
+        await stays_text(page)
+        await page.page.get_by_role("button", name="Log-probability").click()
+        await expect(page.page.locator(".tokens").first).to_contain_text("<script>window.hacked = 1</script>")
+        await expect(page.page.get_by_text("Least likely:").first).to_be_visible()
+        await page.page.get_by_role("button", name="Mismatch").click()
+        await expect(page.page.get_by_text("training.token_export is off").first).to_be_visible()
+        await stays_text(page)
+
+
+async def test_a_search_finds_a_rollout_and_the_example_leads_to_other_steps(reader: Open, tmp_path: Path) -> None:
+    async with reader(job_with_rollouts(tmp_path / "job"), path=ROLLOUTS) as page:
+        await page.page.get_by_label("Search the texts of rollouts").fill("ATTEMPT 1")
+        await page.page.keyboard.press("Enter")
+        await expect(page.page.get_by_role("status").filter(has_text="1 found. Searched everything")).to_be_visible()
+        await page.page.get_by_role("link", name="step 1, 7-0").click()
+        await expect(page.page.get_by_text("3 attempts in 3 steps")).to_be_visible()
+        await page.page.get_by_role("link", name="step 3: 0.3000").click()
+        await expect(page.page.locator(".turn").first).to_contain_text("attempt 3")
+
+
+async def test_populations_sweeps_and_clusters_are_drawn(reader: Open, tmp_path: Path) -> None:
+    population = experiment(tmp_path / "population", [trial(1, error_msg=HOSTILE), trial(2, status="RUNNING")])
+    write_results(population, "t1", [{"training_iteration": n, "score": float(n)} for n in (1, 2, 3)])
+    with pytest.raises(RuntimeError), step_lock(f"{tmp_path}/sweep/bad"):
+        raise RuntimeError(HOSTILE)
+    master = Master(tmp_path / "cluster")
+    master.run()
+    master.driver.exit("server-1", 1, reason=HOSTILE)
+    master.write()
+    async with reader(population, tmp_path / "sweep", tmp_path / "cluster") as page:
+        await page.go("/jobs/population/population")
+        await expect(page.page.get_by_role("row").filter(has_text="t2")).to_contain_text("running")
+        await expect(page.page.locator("svg.lineage .lane-name")).to_have_count(2)
+        await expect(page.page.get_by_role("row").filter(has_text="<script>")).to_have_count(1)
+        await stays_text(page)
+        await page.go("/jobs/sweep/sweep")
+        await expect(page.page.get_by_role("row").filter(has_text="bad")).to_contain_text("<script>")
+        await stays_text(page)
+        await page.go("/jobs/cluster/cluster")
+        await expect(page.page.get_by_role("row").filter(has_text="running → restarting")).to_contain_text("<script>")
+        await stays_text(page)

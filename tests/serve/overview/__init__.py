@@ -1,0 +1,1 @@
+"""The overview, curves, loop and problems."""

@@ -1,0 +1,235 @@
+"""Each problem is found by what it shows in, and a healthy job has none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from job.inspection.history import History
+from perf.synthetic_jobs import shipped_lines, trained_lines
+from serve.readers.activity.fleet import Server
+from serve.readers.job_facts import JobFacts, RunFacts
+from serve.readers.newest_steps import KEPT_STEPS
+from serve.readers.problems import Kind, Problem, problems_of
+from serve.readers.run_file import RunFile
+from serve.readers.trained_lines import KEPT_STEPS as KEPT_TRAINED
+
+NOW = 1_000_000.0
+GIB = 2**30
+
+
+def healthy_run(steps: int = 60, seed: int = 0, late: float = 1.0) -> RunFacts:
+    """A run like those of `perf/synthetic_jobs.py`, whose newest step ended `late` seconds ago."""
+    lines = list(shipped_lines(steps, NOW - late, seed))
+    trained = list(trained_lines(lines, seed))
+    history = History("test", steps=steps + 100)
+    history.shipped = {line["step"]: line for line in lines[-KEPT_STEPS:]}
+    history.trained = {line["step"]: line for line in trained[-1:]}
+    mismatch = tuple((line["step"], line["mismatch_kl"]) for line in trained[-KEPT_TRAINED:])
+    return RunFacts("test", history, RunFile(steps + 100), state="running", alive=True, mismatch=mismatch)
+
+
+def worker(**fields: Any) -> dict[str, Any]:
+    texts = {"status": "", "trouble": "", "last_death": ""}
+    return {"name": "trainer", "state": "ready", "since": NOW - 5000, "restarts": 0, "pid": 1, **texts} | fields
+
+
+def healthy_job(*runs: RunFacts, **fields: Any) -> JobFacts:
+    base = JobFacts(
+        Path("job"), NOW, running=True, state="running", workers=[worker()], runs=[*runs],
+        disk_bytes=500 * GIB, disk_free_bytes=200 * GIB,
+    )  # fmt: skip
+    return replace(base, **fields)
+
+
+def changed(run: RunFacts, metrics: dict[str, Any], newest: int = KEPT_STEPS) -> RunFacts:
+    """The run with other metrics in its newest lines; None removes one."""
+    steps = sorted(run.history.shipped)[-newest:]
+    for step in steps:
+        line = {**run.history.shipped[step], **metrics}
+        run.history.shipped[step] = {name: value for name, value in line.items() if value is not None}
+    return run
+
+
+def only(job: JobFacts) -> Problem:
+    problems = problems_of(job)
+    assert len(problems) == 1, problems
+    assert problems[0].reason
+    assert problems[0].advice
+    return problems[0]
+
+
+@pytest.mark.slow
+@settings(max_examples=100, deadline=None)
+@given(seed=st.integers(0, 10**6), steps=st.integers(1, 80), late=st.floats(0, 30))
+def test_a_healthy_job_has_no_problem(seed: int, steps: int, late: float) -> None:
+    assert problems_of(healthy_job(healthy_run(steps, seed, late))) == []
+
+
+def test_a_run_without_a_step_is_no_problem() -> None:
+    assert problems_of(healthy_job(RunFacts("new", History("new", 10), alive=True, state="not begun"))) == []
+
+
+def mismatched(*values: float) -> RunFacts:
+    return replace(healthy_run(), mismatch=tuple(enumerate(values, 49)))
+
+
+RUNS: dict[str, tuple[Any, Kind, str]] = {
+    "a stall": (lambda: healthy_run(late=300), Kind.STALLED, "warning"),
+    "a long stall": (lambda: healthy_run(late=3000), Kind.STALLED, "error"),
+    "an eviction": (
+        lambda: replace(healthy_run(), exclusion="evicted: its loss is nan", excluded_at=NOW), Kind.EVICTED, "error",
+    ),
+    "an eviction of a run that has ended": (
+        lambda: replace(healthy_run(late=9e4), alive=False, exclusion="evicted: by hand"), Kind.EVICTED, "error",
+    ),
+    "a refusal": (lambda: replace(healthy_run(), exclusion="refused: no adapter"), Kind.REFUSED, "error"),
+    "some failures": (
+        lambda: changed(healthy_run(), {"rollouts/failed": 40, "failures/guess-number/KeyError": 40}),
+        Kind.FAILING_ENVIRONMENT, "warning",
+    ),
+    "failures only": (
+        lambda: changed(healthy_run(), {"rollouts/failed": 400, "failures/guess-number/KeyError": 400}),
+        Kind.FAILING_ENVIRONMENT, "error",
+    ),
+    "one of the environments fails": (
+        lambda: changed(healthy_run(), {"failures/guess-number/KeyError": 5, "reward/guess-number/mean": None}),
+        Kind.FAILING_ENVIRONMENT, "error",
+    ),
+    "no answers": (lambda: changed(healthy_run(), {"rollouts/inference_failed": 60}), Kind.FAILING_INFERENCE, "warning"),
+    "a worker of an environment died": (
+        lambda: changed(healthy_run(), {"environment/code/restarts": 1}, newest=2), Kind.ENVIRONMENT_RESTARTED, "warning",
+    ),
+    "lag": (lambda: changed(healthy_run(), {"event_loop_lag/p99": 6.0}, newest=2), Kind.LAG, "warning"),
+    "mismatch rises": (lambda: mismatched(*[0.001] * 8, 0.01, 0.03, 0.05, 0.06), Kind.MISMATCH, "warning"),
+    "mismatch is high": (lambda: mismatched(*[0.5] * 4), Kind.MISMATCH, "error"),
+    "not a number": (lambda: replace(healthy_run(), empty=("grad_norm",)), Kind.NOT_FINITE, "error"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_problem_of_a_run_is_found(name: str) -> None:
+    run, kind, severity = RUNS[name]
+    problem = only(healthy_job(run()))
+    assert (problem.kind, problem.severity, problem.run) == (kind, severity, "test")
+
+
+def test_files_that_cannot_be_read_are_a_problem() -> None:
+    run = healthy_run()
+    run.history.unreadable = "metrics.jsonl is a FIFO; expected a regular file"
+    assert only(healthy_job(run)).reason == run.history.unreadable
+    assert only(healthy_job(error="job.json is damaged")).kind is Kind.UNREADABLE
+
+
+def test_what_is_discarded_without_end_is_a_problem() -> None:
+    run = healthy_run()
+    run.history.discarded = {
+        "step": 60,
+        "time": NOW,
+        "discarded": 900,
+        "reason": "no rollout survived",
+        "notable": True,
+    }
+    assert only(healthy_job(run)).kind is Kind.NOTHING_SHIPS
+    run.history.discarded["notable"] = False
+    assert problems_of(healthy_job(run)) == []
+
+
+@pytest.mark.parametrize(
+    "why",
+    [
+        {"paused": True},
+        {"alive": False, "state": "not running"},
+        {"begun_at": NOW - 5},
+        {"file": RunFile(160, stall_warning_seconds=400.0)},
+    ],
+)
+def test_a_run_that_need_not_make_steps_is_not_stalled(why: dict[str, Any]) -> None:
+    assert problems_of(healthy_job(replace(healthy_run(late=300), **why))) == []
+
+
+def test_a_run_whose_steps_are_all_shipped_is_not_stalled() -> None:
+    run = healthy_run(late=3000)
+    run.history.steps = run.history.step
+    assert problems_of(healthy_job(run)) == []
+
+
+def test_steps_may_take_as_long_as_they_did_before() -> None:
+    run = healthy_run(late=300)
+    slow = sorted(run.history.shipped)[-3]
+    for step, line in run.history.shipped.items():
+        if step < slow:
+            line["time"] -= 200
+    assert problems_of(healthy_job(run)) == []
+
+
+def test_mismatch_that_falls_or_is_small_is_no_problem() -> None:
+    for values in ([0.1] * 6 + [0.05] * 6, [1e-6] * 8 + [1e-3] * 4, [0.01] * 8 + [0.021] * 4):
+        assert problems_of(healthy_job(mismatched(*values))) == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "severity"),
+    [
+        ({"state": "failed", "last_death": "killed by SIGKILL"}, Kind.WORKER_FAILED, "error"),
+        ({"state": "restarting", "restarts": 1}, Kind.WORKER_RESTARTING, "error"),
+        ({"state": "stuck"}, Kind.WORKER_RESTARTING, "error"),
+        ({"restarts": 2, "since": NOW - 60, "last_death": "exit code 1"}, Kind.RESTARTED, "warning"),
+        ({"trouble": "silent since 12:00:01"}, Kind.TROUBLE, "warning"),
+    ],
+)
+def test_a_problem_of_a_worker_is_found(fields: dict[str, Any], kind: Kind, severity: str) -> None:
+    problem = only(healthy_job(workers=[worker(**fields)]))
+    assert (problem.kind, problem.severity, problem.worker) == (kind, severity, "trainer")
+    assert fields.get("last_death", "") in problem.reason
+
+
+def test_a_restart_is_forgotten() -> None:
+    assert problems_of(healthy_job(workers=[worker(restarts=2, since=NOW - 5000, last_death="exit code 1")])) == []
+
+
+@pytest.mark.parametrize(("free", "severity"), [(1, "error"), (15, "warning"), (24, None), (200, None)])
+def test_a_disk_that_is_nearly_full_is_a_problem(free: int, severity: str | None) -> None:
+    problems = problems_of(healthy_job(disk_free_bytes=free * GIB, disk_bytes=500 * GIB))
+    assert [problem.severity for problem in problems if problem.kind is Kind.DISK_FULL] == [severity] * (
+        severity is not None
+    )
+
+
+def server(url: str, state: str) -> Server:
+    return Server(
+        url, [("test", NOW, {"url": url, "state": state, "last_outage": {"time": NOW - 9}, "reason": "no answer"})]
+    )
+
+
+@pytest.mark.parametrize(
+    ("states", "severities"),
+    [
+        (["serving", "loading", "unknown"], []),
+        (["serving", "out"], ["warning"]),
+        (["out", "out"], ["error", "error"]),
+    ],
+)
+def test_servers_out_of_service_are_a_problem(states: list[str], severities: list[str]) -> None:
+    problems = problems_of(
+        healthy_job(servers=[server(f"http://{place}", state) for place, state in enumerate(states)])
+    )
+    assert [problem.severity for problem in problems] == severities
+    assert {problem.kind for problem in problems} <= {Kind.NOT_SERVING}
+    assert all(problem.since == NOW - 9 and "no answer" in problem.reason for problem in problems)
+
+
+def test_a_supervisor_that_was_killed_is_a_problem_and_one_that_ended_is_none() -> None:
+    assert only(healthy_job(running=False)).kind is Kind.SUPERVISOR_GONE
+    assert problems_of(healthy_job(running=False, state="stopped")) == []
+
+
+def test_errors_come_first_and_then_the_newest() -> None:
+    stalled, evicted = healthy_run(late=300), replace(healthy_run(), exclusion="evicted: x", excluded_at=1.0)
+    kinds = [problem.kind for problem in problems_of(healthy_job(stalled, evicted))]
+    assert kinds == [Kind.EVICTED, Kind.STALLED]

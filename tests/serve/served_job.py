@@ -1,0 +1,41 @@
+"""A program for the tests: `counterpoint run` of a job with `serve = true`, whose run only pretends.
+
+`python -m tests.serve.served_job JOB_FILE`. The run waits at its third step for `control/go`. What dies is started again soon.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+
+import cli.run
+import cluster.manager.restarts
+from cluster.spec import JobSpec, RoleSpec
+from job.config import JobConfig
+from job.workers import server_of_the_page, worker_of
+
+
+def pretend(config: JobConfig, files: dict[str, Path]) -> JobSpec:
+    assert config.serve is not None
+    run = config.orchestrator
+    orchestrator = RoleSpec(
+        name=worker_of(config, run),
+        command=(sys.executable, "-m", "tests.cli.fake_orchestrator", str(config.output_dir), run.run_id, "wait"),
+        log_file=config.output_dir / "orchestrator.log",
+        silence_timeout_seconds=None,
+        task=True,
+        ready_timeout_seconds=60,
+        max_restarts=0,
+    )
+    return JobSpec(name="job", roles=(server_of_the_page(config, config.serve), orchestrator), lease_seconds=60.0)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    cluster.manager.restarts.FIRST_BACKOFF_SECONDS = 0.05
+    cluster.manager.restarts.LONGEST_BACKOFF_SECONDS = 0.05
+    cli.run.specification = pretend  # type: ignore[attr-defined]
+    from cli.main import main
+
+    sys.exit(main(["run", *sys.argv[1:]]))

@@ -1,0 +1,110 @@
+"""Directories that appear, vanish and are replaced, and the readers that follow their files."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+
+import serve.jobs
+from serve.answers import MOST_WAITING, THREADS
+from serve.endpoint import Endpoint
+from serve.jobs import Jobs
+from tests.serve.api_client import api
+from transport.config import Config
+
+
+class Reader:
+    """Counts how often it was used."""
+
+    def __init__(self, directory: Path, *arguments: object) -> None:
+        self.directory = directory
+        self.uses = 0
+
+
+def use(jobs: Jobs, *arguments: int) -> int:
+    with jobs.reading(jobs.get("job"), Reader, *arguments) as reader:
+        reader.uses += 1
+        return reader.uses
+
+
+def test_a_reader_is_kept_until_its_directory_is_another(tmp_path: Path) -> None:
+    jobs, job = Jobs([tmp_path / "job"]), tmp_path / "job"
+    assert [use(jobs), use(jobs)] == [1, 2]
+    job.mkdir()
+    assert [use(jobs), use(jobs), use(jobs, 7)] == [1, 2, 1]
+    job.rename(tmp_path / "job.1")
+    job.mkdir()
+    assert use(jobs) == 1
+    shutil.rmtree(job)
+    assert use(jobs) == 1
+
+
+def test_a_reader_that_failed_is_used_again_and_few_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve.jobs, "MOST_READERS", 2)
+    jobs = Jobs([tmp_path / "job"])
+    assert use(jobs) == 1
+    with pytest.raises(KeyError), jobs.reading(jobs.get("job"), Reader):
+        raise KeyError
+    assert [use(jobs), use(jobs, 1), use(jobs, 2), use(jobs, 1), use(jobs)] == [2, 1, 1, 2, 1]
+
+
+def test_a_reader_has_one_user_at_a_time(tmp_path: Path) -> None:
+    jobs, entered, go_on = Jobs([tmp_path / "job"]), threading.Event(), threading.Event()
+    order: list[str] = []
+
+    def hold() -> None:
+        with jobs.reading(jobs.get("job"), Reader):
+            entered.set()
+            go_on.wait(60)
+            order.append("first")
+
+    def follow() -> None:
+        with jobs.reading(jobs.get("job"), Reader):
+            order.append("second")
+
+    threads = [threading.Thread(target=hold), threading.Thread(target=follow)]
+    threads[0].start()
+    assert entered.wait(60)
+    threads[1].start()
+    go_on.set()
+    for thread in threads:
+        thread.join(60)
+    assert order == ["first", "second"]
+
+
+class Number(Config):
+    number: int = 0
+
+
+async def test_an_answer_that_hangs_holds_one_thread_and_nobody_for_long(tmp_path: Path) -> None:
+    go_on = threading.Event()
+
+    def hang(jobs: Jobs, parameters: Number) -> Number:
+        go_on.wait(60)
+        return parameters
+
+    def answer(jobs: Jobs, parameters: Number) -> Number:
+        return parameters
+
+    endpoints = (
+        Endpoint("GET", "/hang", "Hangs.", Number, Number, hang, seconds=0.05),
+        Endpoint("GET", "/answer", "Answers.", Number, Number, answer, seconds=60.0),
+        Endpoint("POST", "/change", "Changes.", Number, Number, answer, "change"),
+    )
+    async with api(tmp_path / "job", endpoints=endpoints) as client:
+        try:
+            for _ in range(3 * THREADS["read"]):
+                status, problem = await client.get("/hang")
+                assert (status, "took more than 0.05 s" in problem["error"]["what"]) == (503, True)
+            assert await client.get("/answer", number=1) == (200, {"number": 1})
+            many = range(1, THREADS["read"] + MOST_WAITING + 10)
+            statuses = {status for status, _ in await asyncio.gather(*(client.get("/hang", number=n) for n in many))}
+            assert statuses == {503}
+            assert (await client.get("/answer", number=2))[0] == 503  # at once: no thread will be free soon
+            assert await client.post("/change", number=3) == (200, {"number": 3})
+        finally:
+            go_on.set()

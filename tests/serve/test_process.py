@@ -1,0 +1,153 @@
+"""`counterpoint serve` as a process: it listens where it says, yields the CPU, and its deaths harm no job."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from job.directory import read_json
+from job.processes_file import read_workers
+from job.serving.config import ServeConfig
+from serve.main import serve
+from tests.support.jobs import JOB
+from tests.support.polling import wait_until
+from tests.support.ports import free_port
+from transport.errors import UserError
+
+pytestmark = pytest.mark.slow
+
+SERVE = [sys.executable, "-m", "cli.main", "serve"]
+KILLS = 10
+
+
+@contextmanager
+def served(*arguments: str | Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The process and its address."""
+    command = [*SERVE, *map(str, arguments), "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        found = re.search(r"https?://\S+", process.stdout.readline())
+        assert found is not None, process.communicate()
+        yield process, found[0]
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def status_of(url: str, token: str = "", context: ssl.SSLContext | None = None) -> int:
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"})
+    try:
+        with urllib.request.urlopen(request, timeout=60, context=context) as response:
+            return int(response.status)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code
+
+
+def nice_of(thread: Path) -> int:
+    return int((thread / "stat").read_text().rpartition(")")[2].split()[16])
+
+
+def test_it_serves_yields_the_cpu_and_ends_on_request(tmp_path: Path) -> None:
+    (tmp_path / "run_a").mkdir()
+    with served(tmp_path) as (process, url):
+        assert status_of(url) == 200
+        read = (tmp_path / "serve" / "read.token").read_text().strip()
+        assert (status_of(f"{url}api/v1/jobs"), status_of(f"{url}api/v1/jobs", read)) == (401, 200)
+        assert nice_of(Path(f"/proc/{process.pid}/task/{process.pid}")) == 19
+        process.terminate()
+        output, errors = process.communicate(timeout=60)
+        assert process.returncode == 0
+        assert read not in output + errors
+    assert not (tmp_path / "serve" / "audit.jsonl").exists()
+
+
+def test_a_name_beyond_loopback_needs_tls_and_gets_it(tmp_path: Path) -> None:
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run([*command, *names, "-keyout", key, "-out", certificate], check=True, capture_output=True)
+    with pytest.raises(ValueError, match="can be reached from other machines"):
+        ServeConfig(host="0.0.0.0")
+    ServeConfig(host="0.0.0.0", tls_certificate=certificate, tls_key=key)
+    with served(tmp_path, "--tls-certificate", certificate, "--tls-key", key) as (_, url):
+        assert url.startswith("https://127.0.0.1:")
+        assert status_of(url, context=ssl.create_default_context(cafile=certificate)) == 200
+        with pytest.raises(urllib.error.URLError):
+            status_of(url)  # the machine's authorities do not know it
+        with pytest.raises(OSError):  # noqa: PT011 - reset, or an empty answer
+            status_of(url.replace("https", "http"))
+
+
+def test_a_wrong_start_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--state-directory"):
+        serve([tmp_path / "missing"], ServeConfig(), print, lambda: None)
+    with pytest.raises(UserError, match="so that no job could begin there"):
+        serve([tmp_path], ServeConfig(), print, lambda: None)
+    (tmp_path / "run_a").mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        command = [*SERVE, str(tmp_path), "--port", str(port)]
+        completed = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (completed.returncode, f"cannot listen on 127.0.0.1, port {port}" in completed.stderr) == (1, True)
+
+
+def pid_of_server(output: Path) -> int | None:
+    """The living server's process, as the job says."""
+    try:
+        workers = {worker["name"]: worker for worker in read_workers(output)}
+    except OSError:
+        return None
+    pid = workers["serve"]["pid"] if "serve" in workers else None
+    return pid if pid is not None and Path(f"/proc/{pid}").exists() else None
+
+
+@pytest.mark.timeout(300)
+def test_a_server_that_is_killed_ten_times_does_nothing_to_its_job(tmp_path: Path) -> None:
+    file, output, model = tmp_path / "job.toml", tmp_path / "out", tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    file.write_text("serve = { port = 0 }\n" + JOB.format(output_dir=output))
+    command = [sys.executable, "-m", "tests.serve.served_job", str(file), "--model", str(model)]
+    command += ["--inference.port", str(free_port())]
+    log = tmp_path / "log.txt"
+    with log.open("w") as lines:
+        job = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=lines, stderr=lines)
+
+    def shown() -> str:
+        served_log = output / "serve.log"
+        return log.read_text() + (served_log.read_text() if served_log.exists() else "")
+
+    try:
+        killed: set[int] = set()
+        for number in range(KILLS):
+            wait_until(lambda: (pid_of_server(output) or 0) not in {0, *killed}, "a new server", 60, shown)
+            if number == 0:  # one that answers; the others at any moment of their start
+                wait_until(lambda: "serving at" in (output / "serve.log").read_text(), "its readiness", 60, shown)
+            pid = pid_of_server(output)
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            killed.add(pid)
+        assert job.poll() is None, shown()
+        workers = {worker["name"]: worker for worker in read_workers(output)}
+        assert (workers["orchestrator"]["restarts"], workers["orchestrator"]["last_death"]) == (0, "")
+        (output / "run_test" / "control" / "go").touch()
+        assert job.wait(120) == 0, shown()
+    finally:
+        job.kill()
+        job.wait()
+    assert len((output / "run_test" / "metrics.jsonl").read_text().splitlines()) == 20
+    assert read_json(output / "processes.json")["job"] == "stopped"
