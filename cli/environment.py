@@ -268,7 +268,7 @@ def _print(seen: Observations, found: list[Finding], model: Path, full: bool) ->
     records = []
     for rollout in seen.rollouts:
         line: dict[str, Any] = orjson.loads(
-            orjson.dumps(rollout_record(rollout, sorted(rollout.state), transcribe), default=repr)
+            orjson.dumps(rollout_record(rollout, sorted(rollout.state), transcribe(rollout)), default=repr)
         )
         records.append(RolloutRecord(line | {"advantage": None, "filtered_by": "the check, which trains nothing"}))
     chosen = [best_record(records), worst_record(records) if full else None]

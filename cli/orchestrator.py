@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import logging
+
 from cli.arguments.command import Command, parse
 from cluster.notify import notify_ready
+from job.admin.reload import Reload
 from job.check import check_run
 from job.join import check_joins, values_of_job
 from job.resolve_model import resolve_model
 from run.config import RunConfig
+from transport.process.hangup import ReloadOnHangup
+
+logger = logging.getLogger(__name__)
 
 
 def main(arguments: list[str]) -> int:
@@ -18,7 +24,9 @@ def main(arguments: list[str]) -> int:
     config = command.config.model_copy(update={"model": str(resolve_model(command.config.model))})
     from orchestrator.daemon import run
 
-    return run(config, notify_ready)
+    reload = Reload(config.output_dir, "orchestrator", arguments, command.config, logger.warning)
+    with ReloadOnHangup(reload):
+        return run(config, notify_ready)
 
 
 def check(command: Command[RunConfig]) -> None:

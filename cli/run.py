@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -18,6 +19,7 @@ from cluster.errors import ClusterError
 from cluster.manager.events import Outcome
 from cluster.notify import notify_ready
 from inference.pool.sources import Sources
+from job.admin.reload import Reload
 from job.check import check_backend, check_ports, check_runs, check_templates
 from job.claim_directory import check_directory, claim_directory
 from job.config import JobConfig
@@ -25,6 +27,8 @@ from job.configuration.layers import forget_environment
 from job.directory import control_directory
 from job.resolve_model import resolve_model
 from job.supervision import SupervisedJob
+from job.tracking.config import Destinations
+from job.tracking.sinks_of import check_extras
 from job.workers import is_done, needs_servers, specification
 from job.write_job import write_job
 from transport.errors import UserError
@@ -38,7 +42,7 @@ def main(arguments: list[str]) -> int:
     if command is None:
         return 0
     config, fresh = command.config, "fresh" in command.switches
-    forget_environment()
+    variables = forget_environment()
     console = console_for(lasting(sys.stdout), pipe_width=PIPE_WIDTH, markup=False, soft_wrap=True)
     check_directory(config, fresh)
     if is_done(config):
@@ -58,9 +62,9 @@ def main(arguments: list[str]) -> int:
             console.print(f"moved the previous job to {moved}", highlight=False)
         check_directory(config, fresh)  # again, since resolving the model may have taken minutes
         files = write_job(resolved, given)
-        job = SupervisedJob(
-            resolved, specification(resolved, files), lambda warning: console.print(warning, highlight=False), options
-        )
+        say = partial(console.print, highlight=False)
+        reload = Reload(config.output_dir, "run", arguments, config, say, variables)
+        job = SupervisedJob(resolved, specification(resolved, files), say, options, reload)
         outcome = _run(job, console)
         _print_end(job, resolved, outcome, console)
     if outcome.reason != "done" or not job.is_complete:
@@ -73,6 +77,7 @@ def check(command: Command[JobConfig]) -> None:
     if "fresh" in command.switches and command.config.resume:
         raise UserError("--resume and --fresh exclude each other")
     check_runs(command.config)
+    check_extras(Destinations(tracking=command.config.tracking, tracing=command.config.tracing))
 
 
 def resuming_command(arguments: Sequence[str]) -> str:

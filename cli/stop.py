@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import time
+from functools import partial
 from pathlib import Path
 
 from cli.cluster.stop import stop_job
 from cluster.job_files import holds_job
-from job.directory import orchestrator_of, steps_of
-from job.inspection.history import History
+from job.admin.stop import Ended, evict_run, stop_run
 from job.number_format import duration
-from job.stop_run import await_end, await_orchestrator, check_run_exists, stop_timeout, terminate
-from trainer.runs.control_files import evict
 from transport.errors import UserError
 from transport.files.lock import Holder
 
@@ -35,36 +32,27 @@ def main(arguments: list[str]) -> int:
     given = _parse(arguments)
     if holds_job(Path(given.run)) and given.evict is None:
         return stop_job(Path(given.run))
-    check_run_exists(given.job, given.run)
-    evicted = given.evict is not None
-    if evicted:
-        evict(given.job, given.run, given.evict.strip() or "by its operator, without a reason")
-    holder = orchestrator_of(given.job, given.run) if evicted else await_orchestrator(given.job, given.run)
-    if holder is None:
-        remark = "is evicted; it " if evicted else ""
-        print(f"run {given.run} {remark}does not run; step {_progress(given.job, given.run)}")
-        return 0
-    return _end(given.job, given.run, holder, evicted)
+    if given.evict is None:
+        ended = stop_run(given.job, given.run, on_begin=partial(_print_beginning, given.run))
+    else:
+        ended = evict_run(given.job, given.run, given.evict, on_begin=partial(_print_beginning, given.run))
+    return _print_end(ended)
 
 
-def _end(directory: Path, run_id: str, holder: Holder, evicted: bool) -> int:
-    """Ends the orchestrator and prints what happens. An evicted run's orchestrator ends by itself."""
-    timeout, began = stop_timeout(directory, run_id), time.monotonic()
+def _print_beginning(run_id: str, holder: Holder, timeout: float) -> None:
     print(f"run {run_id} (process {holder.pid}) is to end, within {duration(timeout)}", flush=True)
-    if not evicted:
-        terminate(directory, run_id, holder)
-    if not await_end(directory, run_id, holder, timeout):
-        print(f"run {run_id} (process {holder.pid}) still runs after {duration(timeout)}; see its log")
-        return 1
-    how = "was evicted" if evicted else "has stopped"
-    print(f"run {run_id} {how} after {duration(time.monotonic() - began)}; step {_progress(directory, run_id)}")
-    return 0
 
 
-def _progress(directory: Path, run_id: str) -> str:
-    history = History.of(directory, run_id, steps_of(directory, run_id))
-    history.refresh()
-    return history.progress
+def _print_end(ended: Ended) -> int:
+    run_id = ended.run_id
+    if ended.pid is None:
+        print(f"run {run_id} {'is evicted; it ' if ended.evicted else ''}does not run; step {ended.progress}")
+    elif not ended.has_ended:
+        print(f"run {run_id} (process {ended.pid}) still runs after {duration(ended.seconds)}; see its log")
+    else:
+        how = "was evicted" if ended.evicted else "has stopped"
+        print(f"run {run_id} {how} after {duration(ended.seconds)}; step {ended.progress}")
+    return 0 if ended.has_ended else 1
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:

@@ -128,7 +128,8 @@ class PlainProgress:
         if worker.state is State.STARTING:
             self._started[worker.name] = worker.since
         if worker.state is State.READY and worker.name in self._started:
-            return f"{worker.name} ready after {duration(worker.since - self._started[worker.name])}"
+            status = f": {worker.status}" if worker.status else ""  # of `serve`, its address
+            return f"{worker.name} ready after {duration(worker.since - self._started[worker.name])}{status}"
         if worker.state in (State.RESTARTING, State.FAILED) and worker.last_death:
             output = f"; last line of its output: {worker.last_output}" if worker.last_output else ""
             return f"{worker.name} {worker.last_death}: {worker.state}{output}"

@@ -29,6 +29,7 @@ from tune.config import TuneConfig
 from tune.errors import TuneError
 from tune.file_experiment import FileExperiment, run_to_end
 from tune.runner.journal import LOCK_NAME, holds_experiment
+from tune.telemetry import ExperimentTelemetry
 from tune.trial import Trial
 
 USAGE = """usage: counterpoint tune resume DIRECTORY"""
@@ -88,9 +89,11 @@ def _run(experiment: FileExperiment, resume: bool) -> int:
     executor = experiment.executor()
     table = LiveTable(console, config.name, config.metric, config.mode, executor.debug_string)
     runner = experiment.runner(executor, [table], resume)
+    telemetry = ExperimentTelemetry(config, experiment.directory)
     console.print(f"{config.name}: {experiment.directory}", highlight=False)
     try:
-        received = asyncio.run(_run_until_signal(lambda stop: run_to_end(runner, stop)))
+        with telemetry.of(runner):
+            received = asyncio.run(_run_until_signal(lambda stop: run_to_end(runner, stop)))
     except TuneError as error:
         raise Obstructed(f"{error}\nIt goes on with: counterpoint tune resume {experiment.directory}") from None
     finally:

@@ -180,7 +180,7 @@ def completed(script: str, *words: str) -> list[str]:
 def test_bash_completes_commands_flags_and_files(scripts: dict[str, str]) -> None:
     bash = scripts["bash"]
     assert set(completed(bash, "")) == set(COMMANDS)
-    assert completed(bash, "tra") == ["trainer"]
+    assert completed(bash, "trai") == ["trainer"]
     assert completed(bash, "run", "--orchestrator.ste") == ["--orchestrator.steps"]
     assert completed(bash, "run", "--dry") == ["--dry-run"]
     assert "--job" in completed(bash, "stop", "--")

@@ -47,6 +47,16 @@ def test_plain_progress_tells_changes_and_steps_and_beats(past: Path, monkeypatc
     assert "... step 20/20; server ready for 3 s (generating)" in lines[22]
 
 
+def test_a_worker_that_is_ready_says_where_it_is(past: Path) -> None:
+    console = Console(file=io.StringIO(), width=300)
+    progress = choose(console, {"test": History.of(past, "test", 20)})
+    progress.update([worker(State.STARTING)], [])
+    progress.update([worker(State.READY, "http://127.0.0.1:8400/")], [])
+    last = console.file.getvalue().splitlines()[-1]  # type: ignore[attr-defined]
+    assert "server ready after" in last
+    assert last.endswith(": http://127.0.0.1:8400/")
+
+
 def test_trouble_and_the_reason_of_an_end_are_told_once(past: Path) -> None:
     console = Console(file=io.StringIO(), width=300)
     progress = choose(console, {"test": History.of(past, "test", 20)})

@@ -10,12 +10,15 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli_w
 
 from cli.run import resuming_command
 from cluster.attended.left_running import has_agents
@@ -36,6 +39,7 @@ from tests.support.agents import end_agents
 from tests.support.jobs import shipped_line
 from tests.support.polling import wait_until
 from tests.support.ports import free_port
+from tests.transport.telemetry.scraping import families
 from trainer.config import TrainerConfig
 from transport.files.atomic import publish_directory
 from transport.files.lock import take_lock
@@ -316,6 +320,9 @@ def test_ctrl_c_stops_the_job_and_leaves_it_resumable(job: FakeJob) -> None:
     process = job.start("hang")
     job.wait_for_steps()
     assert is_running(job.output)
+    (served,) = json.loads((job.output / "prometheus" / "supervisor.json").read_text())
+    shown = families(int(served["targets"][0].rpartition(":")[2]))
+    assert (shown["counterpoint_job_state"], shown["counterpoint_job_workers"]) == (1, 2)
     code, _, errors = FakeJob.run(job, "finish", "--resume")
     assert code == 1, "it may be free at the next attempt"
     assert "another `counterpoint run`" in errors
@@ -344,6 +351,27 @@ def test_a_job_whose_output_nobody_reads_any_more_still_ends_in_order(
     assert json.loads((job.output / "summary.json").read_text())["steps"]["shipped"] >= 1
     workers = json.loads((job.output / "processes.json").read_text())["workers"]
     assert {worker["state"] for worker in workers} == {"stopped"}
+
+
+def test_a_hangup_reads_the_jobs_file_again(job: FakeJob, job_file: Path) -> None:
+    process = job.start("hang")
+    job.wait_for_steps()
+    table = tomllib.loads(job_file.read_text())
+    table.setdefault("orchestrator", {})["steps"] = 33
+    table.setdefault("trainer", {})["max_tokens"] = 9999
+    job_file.write_text(tomli_w.dumps(table))
+    process.send_signal(signal.SIGHUP)
+    assert process.stdout is not None
+    deadline = threading.Timer(DEADLINE_SECONDS, process.kill)
+    deadline.start()
+    said = next((line for line in process.stdout if "SIGHUP" in line), "")
+    deadline.cancel()
+    deadline.join()
+    assert "not applied: run test: steps: it holds from the next start" in said
+    assert "not applied: trainer.max_tokens: it holds from the next start" in said
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=DEADLINE_SECONDS)
+    assert process.returncode == 130
 
 
 def replaced_by_directory(path: Path) -> bool:

@@ -1,0 +1,1 @@
+"""`counterpoint serve`."""

@@ -1,0 +1,1 @@
+"""The commands that steer a live job, over the functions of `job/admin/`."""

@@ -1,0 +1,41 @@
+"""`counterpoint servers`: lists, drains and adds the inference servers of a live job, for all its runs."""
+
+from __future__ import annotations
+
+from cli.steering.arguments import parser_of, show
+from job.admin.servers import ServerWish, add_server, drain_server, list_servers, remove_server, undrain_server
+from transport.errors import UserError
+
+CHANGES = {"drain": drain_server, "undrain": undrain_server, "add": add_server}
+
+
+def main(arguments: list[str]) -> int:
+    """Runs the command. Raises `UserError`."""
+    parser = parser_of(
+        "servers",
+        "Lists the inference servers of a job, or changes them for all its runs. A drained server finishes what it has; an added "
+        "one takes requests once it has proven its weights.",
+        run=False,
+    )
+    parser.add_argument("verb", nargs="?", default="list", choices=["list", *CHANGES, "remove"])
+    parser.add_argument("url", nargs="?", metavar="URL", help="http://HOST:PORT")
+    given = parser.parse_intermixed_args(arguments)  # --job may stand anywhere
+    if given.verb == "list":
+        found = list_servers(given.job)
+        return show(
+            given,
+            found,
+            "\n".join(map(_sentence, found)) or "no server is named: the job looks them up by inference.dns",
+        )
+    if given.url is None:
+        raise UserError(f"servers {given.verb}: which URL?")
+    if given.verb == "remove":
+        remove_server(given.job, given.url)
+        return show(given, {"url": given.url, "removed": True}, f"{given.url} is removed")
+    wish = CHANGES[given.verb](given.job, given.url)
+    return show(given, wish, _sentence(wish))
+
+
+def _sentence(wish: ServerWish) -> str:
+    origin = "" if wish.origin == "job" else ", added by its operator"
+    return f"{wish.url}  {'drained' if wish.drained else 'in use'}{origin}"

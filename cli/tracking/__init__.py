@@ -1,0 +1,1 @@
+"""Commands that send what a job measures to other systems."""

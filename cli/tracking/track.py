@@ -1,0 +1,114 @@
+"""`counterpoint track JOB_DIR`: sends a job's metrics to TensorBoard, Trackio or W&B, while it runs or afterwards."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from cli.arguments.command import log_to_stderr
+from cluster.notify import Heartbeat, notify_ready
+from job.directory import JOB_FILE, is_running, living_runs, read_json, run_ids_in
+from job.tracking.config import Destinations
+from job.tracking.sinks_of import SINKS, check_extras, sinks_of
+from job.tracking.tracking import Tracking
+from transport.configuration.explain import validate
+from transport.errors import UserError
+
+USAGE = """usage: counterpoint track JOB_DIR [--to tensorboard|trackio|wandb]... [--project NAME] [--offline] [--name NAME]
+                              [--follow]
+
+Sends the metrics of all runs of the job: those that it has, and those that follow while it runs. What a sink has already is not
+sent again. Ends once the job has ended and everything is sent.
+  --to SINK        where to; may be given more than once. Unless given: what [tracking] of the job's file says
+  --project NAME   the project at W&B and Trackio; `counterpoint` unless given
+  --offline        W&B: write files below JOB_DIR/tracking/wandb, for `wandb sync`
+  --name NAME      the job's name there; that of its directory unless given
+  --follow         go on after the job has ended, until a signal"""
+
+LOOK_SECONDS = 2.0
+
+TRAINED = "trainer/metrics.jsonl"
+"""What supervised fine-tuning alone leaves."""
+
+
+def main(arguments: list[str]) -> int:
+    """Runs the command. Returns 0, or 1 if a sink lacks something."""
+    if not arguments or "-h" in arguments or "--help" in arguments:
+        print(USAGE)
+        return 0 if arguments else 2
+    given = _parse(arguments)
+    if not run_ids_in(given.job) and not any((given.job / name).exists() for name in (JOB_FILE, TRAINED)):
+        raise UserError(f"{given.job} holds no job; expected the output directory of one")
+    destinations = _destinations(given)
+    check_extras(destinations)
+    specs = sinks_of(destinations, given.job)
+    if not specs:
+        raise UserError(
+            f"{given.job / JOB_FILE} has neither a sink in [tracking] nor [tracing]; say where to with --to, one of: "
+            f"{', '.join(SINKS)}"
+        )
+    log_to_stderr()
+    return _run(Tracking(specs), given.job, given.follow)
+
+
+def _run(tracking: Tracking, directory: Path, follow: bool) -> int:
+    stopped = False
+    heartbeat, looked = Heartbeat(), 0.0
+    ended = False
+
+    def stop(*_: object) -> None:
+        nonlocal stopped
+        stopped = True
+
+    def over() -> bool:
+        nonlocal looked, ended
+        if not follow and time.monotonic() - looked > LOOK_SECONDS:
+            looked = time.monotonic()
+            ended = not is_running(directory) and not living_runs(directory)
+        return stopped or ended
+
+    def watch(trouble: str) -> None:
+        heartbeat.report(trouble)
+        heartbeat.beat()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    notify_ready()
+    return 1 if tracking.run(over, watch, hurry=lambda: stopped) and not stopped else 0
+
+
+def _destinations(given: argparse.Namespace) -> Destinations:
+    """What the job's file says, or, with `--to`, the command line."""
+    tables: dict[str, Any] = {}
+    if not given.to:
+        content = read_json(given.job / JOB_FILE) if (given.job / JOB_FILE).exists() else {}
+        tables = {name: content[name] for name in Destinations.model_fields if content.get(name) is not None}
+    else:
+        project = {"project": given.project} if given.project else {}
+        mode = {"mode": "offline" if given.offline else "online"}
+        own = {"tensorboard": {}, "trackio": project, "wandb": project | mode}
+        tables = {"tracking": {name: own[name] for name in given.to}}
+    if given.name:
+        tables["tracking"] = tables.get("tracking", {}) | {"name": given.name}
+    return validate(Destinations, tables, origin=str(given.job / JOB_FILE))
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    """Raises `UserError`, with the usage."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("job", type=Path)
+    parser.add_argument("--to", action="append", choices=sorted(SINKS), default=[])
+    parser.add_argument("--project")
+    parser.add_argument("--offline", action="store_true")
+    parser.add_argument("--name")
+    parser.add_argument("--follow", action="store_true")
+    try:
+        given, unknown = parser.parse_known_args(arguments)
+    except argparse.ArgumentError as error:
+        raise UserError(f"track: {error}\n{USAGE}") from None
+    if unknown:
+        raise UserError(f"track: {unknown[0]}: unexpected\n{USAGE}")
+    return given
