@@ -30,11 +30,13 @@ CASES = {
     "cluster-manager": "the controller's time for an event and a heartbeat, with 10 to 10,000 workers",
     "cluster-detection": "from a worker's death or silence to its event in the journal of the controller",
     "sweep": "claims a second of eight workers, beside bare flushed files; status of 10,000 targets",
+    "serve-viewers": "the loop's lag beside 100 viewers of the page, beside the same without them",
     "cluster-calls": "calls from one worker to another, beside those of an actor of Ray and a bare ZMQ echo",
     "tune-trials": "a trial that does nothing, in a process of its own, beside Ray Tune; ten times as many",
     "tune-population": "training a population of eight at once, beside one run with the same load, and the memory of each",
     "train-memory": "activations of a training pass at 0.6B shapes, beside whole logits without checkpointing",
     "tune-runner": "the tuner's loop: CPU time for a result, with 10 to 10,000 trials",
+    "serve-scale": "the page's overview and curves of 1,000 runs of 10,000 steps: seconds and memory",
     "cluster-channel": "records of 1 KB through a channel, beside Ray's queue, and of 8 MB, beside bare ZMQ",
 }
 
@@ -67,7 +69,7 @@ def run_alone(name: str, arguments: Sequence[str]) -> int:
 
 
 def _module(name: str) -> str:
-    for folder in ("cluster", "tune", "train"):
+    for folder in ("cluster", "tune", "train", "serve"):
         name = name.replace(f"{folder}-", f"{folder}.")
     return f"perf.bench.{name.replace('-', '_')}"
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-
-from tests.support.running_job import WITHOUT_COMPILER
 
 SEED = 12
 """With which the trainer is killed, and orchestrators are; vLLM, which takes a minute to return, is killed in `tests/job`."""
@@ -23,7 +20,6 @@ def test_a_job_whose_processes_are_killed_trains_every_step_once(tmp_path: Path,
     command = [sys.executable, "-m", "cli.main", "bench", "chaos", "--rounds", "2", "--seed", str(SEED), "--json"]
     completed = subprocess.run(
         [*command, "--keep", str(tmp_path / "kept")],
-        env=os.environ | WITHOUT_COMPILER,
         capture_output=True,
         text=True,
         check=False,
