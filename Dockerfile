@@ -18,6 +18,7 @@ COPY models models
 COPY orchestrator orchestrator
 COPY perf perf
 COPY run run
+COPY serve serve
 COPY sweep sweep
 COPY trainer trainer
 COPY transport transport

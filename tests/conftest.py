@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 from tests.support.jobs import JOB, shipped_line, trained_line, write_lines
 from tests.support.tiny_model import make_model, write_probe
@@ -16,6 +19,38 @@ from tests.support.vllm_server import PROBE_TOKENS, ServerProcess, run_server, t
 
 settings.register_profile("counterpoint", deadline=None, derandomize=True, database=None)
 settings.load_profile("counterpoint")
+
+
+SHARED_SERVERS = ("moe_server", "lora_server")
+"""Session fixtures that start a vLLM server."""
+
+
+class ByFile(LoadScopeScheduling):
+    """How pytest-xdist divides the tests among processes (`pytest -n 2`, as `make test` does).
+
+    Those of a file run in one process, for its module's fixtures, and so do all files that name the same server.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        return scope_of(nodeid.partition("::")[0])
+
+
+@cache
+def scope_of(file: str) -> str:
+    """The scope of a file of tests, by its path in the repository."""
+    text = (Path(__file__).parents[1] / file).read_text()
+    return next((server for server in SHARED_SERVERS if server in text), file)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile:
+    """Called by pytest-xdist."""
+    return ByFile(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts files whose tests take long first, so that no process is left with one at the end."""
+    with_vllm, slow = ({item.path for item in items if item.get_closest_marker(name)} for name in ("vllm", "slow"))
+    items.sort(key=lambda item: (item.path not in with_vllm, item.path not in slow))
 
 
 @pytest.fixture(scope="session")

@@ -18,6 +18,7 @@ FLOORS = (
     ("orchestrator", "trainer"),
     ("job",),
     ("tune",),
+    ("serve",),
     ("perf",),
     ("cli",),
 )

@@ -22,9 +22,6 @@ from tests.support.vllm_server import ServerProcess
 STEPS = 8
 DEADLINE_SECONDS = 240.0
 
-WITHOUT_COMPILER = {"TORCH_COMPILE_DISABLE": "1"}
-"""For a job with a vLLM of its own, which would compile its sampler for seconds at every start. The servers of the session do."""
-
 
 def settings(output_dir: Path, max_restarts: int = 0, server: ServerProcess | None = None) -> dict[str, Any]:
     """The configuration of a job with few short steps, and a checkpoint of the trainer only at every third. A worker's death ends
@@ -76,7 +73,7 @@ class RunningJob:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=os.environ | WITHOUT_COMPILER | {"MARK_OF_TEST": self.mark},
+                env=os.environ | {"MARK_OF_TEST": self.mark},
                 start_new_session=True,
             )
 
