@@ -6,23 +6,16 @@ A line that is not a step's is skipped, and so is a value of the wrong type; the
 
 from __future__ import annotations
 
-import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from orchestrator.loop_health.slow_spots import METRIC, SlowSpot
 from orchestrator.step.discarded import DISCARDED_FILE
-from transport.files.untrusted import UntrustedFileError, open_regular, parse_json, read_json
+from transport.files.appended_lines import AppendedLines
+from transport.files.untrusted import UntrustedFileError, parse_json, read_json
 
 Line = dict[str, Any]
 """One step's metrics, by the names in `metrics.jsonl` (`docs/contracts.md`)."""
-
-CHUNK_BYTES = 2**24
-"""Bytes read at once; a longer line is skipped."""
-
-BYTES_PER_CALL = 2**28
-"""Most bytes read in one call; the next call reads the rest."""
 
 MAX_REPORT_BYTES = 2**16
 """Most bytes of a run's report on discarded rollouts."""
@@ -31,45 +24,33 @@ LARGEST = 1e18
 """Larger numbers are skipped: their sums and differences could be infinite."""
 
 
-@dataclass(slots=True)
 class Follower:
-    """Reads the complete lines appended to a JSON Lines file since the last call."""
+    """Reads the lines of steps appended to a metrics file since the last call."""
 
-    path: Path
-    run_id: str | None = None
-    """Lines that name another run are skipped unread: the trainer's file has those of all runs, and each has a reader."""
-    _offset: int = 0
-    _inode: int = 0
+    def __init__(self, path: Path, run_id: str | None = None) -> None:
+        """With `run_id`, lines of other runs are skipped unparsed: all runs share the trainer's file, and each has a reader."""
+        self.path = path
+        self._lines = AppendedLines(path)
+        self._run_id = run_id
 
     def new_lines(self) -> tuple[bool, list[Line]]:
         """Returns whether the file was replaced, and its new lines: of a replaced file, all lines.
 
         A resume that removes steps replaces the file. Raises `OSError`, and `UntrustedFileError` for anything but a regular file.
         """
-        try:
-            file = open_regular(self.path)
-        except FileNotFoundError:
-            return False, []
-        with file:
-            stat = os.fstat(file.fileno())
-            replaced = stat.st_ino != self._inode or stat.st_size < self._offset
-            if replaced:
-                self._inode, self._offset = stat.st_ino, 0
-            steps: list[Line] = []
-            until = self._offset + BYTES_PER_CALL
-            while self._offset < until:
-                file.seek(self._offset)
-                chunk = file.read(CHUNK_BYTES)
-                whole, newline, _ = chunk.rpartition(b"\n")
-                steps += [step for line in whole.splitlines() if self._may_be_ours(line) and (step := step_of(line))]
-                passed = len(whole) + len(newline) or (len(chunk) if len(chunk) == CHUNK_BYTES else 0)
-                if passed == 0:
-                    break
-                self._offset += passed
+        steps: list[Line] = []
+        replaced = False
+
+        def restart() -> None:
+            nonlocal replaced
+            replaced = True
+
+        for _, block in self._lines.new_blocks(restart):
+            steps += [step for line in block.splitlines() if self._may_be_ours(line) and (step := step_of(line))]
         return replaced, steps
 
     def _may_be_ours(self, line: bytes) -> bool:
-        return self.run_id is None or b'"run_id"' not in line or self.run_id.encode() in line
+        return self._run_id is None or b'"run_id"' not in line or self._run_id.encode() in line
 
 
 def step_of(text: bytes) -> Line:

@@ -16,10 +16,10 @@ from typing import Literal
 import numpy as np
 
 from job.inspection.metrics_lines import Line, step_of
-from serve.readers.appended_lines import LONGEST_LINE, AppendedLines
 from serve.readers.downsample import Curve, Floats, downsample
 from serve.readers.step_table import Integers, StepTable
 from serve.readers.trained_lines import TrainedLines
+from transport.files.appended_lines import LONGEST_LINE, AppendedLines
 from transport.files.untrusted import UntrustedFileError, open_regular
 
 KEPT_BYTES = 2**25

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from job.inspection.metrics_lines import Line, is_number, step_of
-from serve.readers.appended_lines import LONGEST_LINE, AppendedLines
+from transport.files.appended_lines import LONGEST_LINE, AppendedLines
 from transport.files.untrusted import UntrustedFileError, open_regular, parse_json
 
 METRICS_FILE = "trainer/metrics.jsonl"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from job.inspection.rollout_records import finite_number
-from serve.readers.appended_lines import AppendedLines
+from transport.files.appended_lines import AppendedLines
 from transport.files.untrusted import UntrustedFileError, parse_json
 from tune.callbacks.json_logger import RESULT_FILE
 from tune.result import TRAINING_ITERATION, lookup

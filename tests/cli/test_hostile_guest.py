@@ -25,7 +25,6 @@ from cli.stop import main as stop
 from cluster.process import last_lines
 from job.directory import orchestrator_of, run_ids_in, steps_of, written_config
 from job.inspection.history import History
-from job.inspection.metrics_lines import CHUNK_BYTES
 from job.inspection.status import read_status
 from job.inspection.summary import summarize, summarize_runs
 from job.run_state import exclusion_of
@@ -33,6 +32,7 @@ from job.stop_run import GRACE_SECONDS, stop_timeout
 from orchestrator.loop_health.slow_spots import METRIC
 from tests.support.jobs import shipped_line
 from transport.errors import UserError
+from transport.files.appended_lines import LONGEST_LINE
 from transport.files.lock import take_lock
 
 NAMES = st.sampled_from(
@@ -129,7 +129,7 @@ def test_a_line_without_an_end_is_passed_over(tmp_path: Path) -> None:
     (tmp_path / "run_guest").mkdir()
     metrics = tmp_path / "run_guest" / "metrics.jsonl"
     history = History.of(tmp_path, "guest")
-    metrics.write_bytes(b"x" * (2 * CHUNK_BYTES))
+    metrics.write_bytes(b"x" * (2 * LONGEST_LINE))
     assert history.refresh() == []
     with metrics.open("ab") as file:
         file.write(b"\n" + orjson.dumps(shipped_line(2, 1.0)) + b"\n")

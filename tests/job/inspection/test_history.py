@@ -55,6 +55,19 @@ def test_steps_that_a_resume_takes_back_are_forgotten(tmp_path: Path) -> None:
     assert sorted(history.trained) == [1, 2]
 
 
+def test_steps_that_a_resume_rewrites_in_place_are_read_again(tmp_path: Path) -> None:
+    """The repaired file has grown beyond our place before we look again."""
+    path = tmp_path / "run_test" / "metrics.jsonl"
+    write_lines(path, [shipped_line(step, float(step)) for step in range(1, 4)])
+    history = history_of(tmp_path)
+    with path.open("r+") as file:
+        file.truncate(0)
+    with path.open("a") as file:
+        file.writelines(json.dumps(shipped_line(step, 100.0 + step)) + "\n" for step in range(1, 7))
+    assert [line["step"] for line in history.refresh()] == [4, 5, 6]
+    assert [line["time"] for line in history.shipped.values()] == [100.0 + step for step in range(1, 7)]
+
+
 def test_another_runs_training_is_not_ours(past: Path) -> None:
     history = history_of(past)
     assert len(history.trained) == 19

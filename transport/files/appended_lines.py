@@ -2,8 +2,7 @@
 
 Anybody may have written the file, and its writer goes on while we read. A line counts once its newline is there. A resume
 removes the lines beyond a step and writes others, in place (`orchestrator/metrics.py`) or in a new file (`trainer/metrics.py`):
-then everything is given again. The file's inode, its size, and the bytes before our place tell. `step_table.py` and
-`trained_lines.py` keep what they need of the lines.
+then everything is given again. The file's inode, its size, and the bytes before our place tell.
 """
 
 from __future__ import annotations
@@ -20,6 +19,9 @@ BLOCK_BYTES = 2**20
 LONGEST_LINE = 2**22
 """A longer line is skipped. Ours have some kilobytes."""
 
+MOST_BYTES = 2**28
+"""Bytes read in one look; the next look reads the rest. A file of another's may have any size."""
+
 COMPARED_BYTES = 256
 """Bytes before our place that are compared: they hold the newest line's times, which no other line has."""
 
@@ -28,7 +30,7 @@ class AppendedLines:
     """Reads one file. `newest_bytes`: of a file met anew, reads no more than these bytes of its end."""
 
     def __init__(self, path: Path, newest_bytes: int | None = None) -> None:
-        self._path = path
+        self.path = path
         self._newest_bytes = newest_bytes
         self._inode: int | None = None
         self._offset = 0
@@ -42,7 +44,7 @@ class AppendedLines:
         and `UntrustedFileError` for anything but a regular file.
         """
         try:
-            file = open_regular(self._path)
+            file = open_regular(self.path)
         except FileNotFoundError:
             return
         with file:
@@ -65,8 +67,8 @@ class AppendedLines:
         self._skips = self._offset > 0  # it is within a line
 
     def _blocks(self, descriptor: int) -> Iterator[tuple[int, bytes]]:
-        size = BLOCK_BYTES
-        while data := os.pread(descriptor, size, self._offset):
+        size, until = BLOCK_BYTES, self._offset + MOST_BYTES
+        while self._offset < until and (data := os.pread(descriptor, size, self._offset)):
             end = data.rfind(b"\n") + 1
             if end:
                 begin = data.find(b"\n") + 1 if self._skips else 0

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from serve.readers import appended_lines
-from serve.readers.appended_lines import AppendedLines
+from transport.files import appended_lines
+from transport.files.appended_lines import AppendedLines
 from transport.files.untrusted import UntrustedFileError
 
 
@@ -156,3 +156,15 @@ def test_anything_but_a_regular_file_is_refused_without_waiting(tmp_path: Path, 
     {"fifo": os.mkfifo, "directory": os.mkdir, "link": lambda at: os.symlink("/dev/zero", at)}[what](path)
     with pytest.raises(UntrustedFileError):
         Reader(path).look()
+
+
+def test_one_look_reads_a_bounded_part_of_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_blocks: None
+) -> None:
+    """A guest can make its file of any size, even without a single line."""
+    monkeypatch.setattr(appended_lines, "MOST_BYTES", 100)
+    path = tmp_path / "lines"
+    path.write_bytes(b"x" * 250 + b"\n" + b"a line\n")
+    reader = Reader(path)
+    assert [reader.look() for _ in range(3)] == [[], [], [b"a line"]]
+    assert reader.restarts == 1
