@@ -11,7 +11,6 @@ import logging
 import sys
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from environments.chat import Chat
 from environments.describe_error import describe_error
 from environments.lifecycle import started
 from environments.mix import ExamplesChangedError, mix_of
-from environments.registry import load_environment
 from inference.pool.pool import InferencePool
 from inference.pool.sources import OPERATOR_FILE
 from orchestrator import metrics
@@ -33,8 +31,9 @@ from orchestrator.decisions import Decision, DecisionLog
 from orchestrator.dispatcher import Dispatcher
 from orchestrator.ending import first_version, until_durable
 from orchestrator.evaluation.evaluations import Evaluations
-from orchestrator.evaluation.loading import LoadedEvaluation, environments_started, load_evaluation
+from orchestrator.evaluation.loading import environments_started
 from orchestrator.failure_report import report_failure
+from orchestrator.loaded import Loaded, chats_of, load, load_chosen_advantage
 from orchestrator.logging_setup import logging_to, run_context, set_level
 from orchestrator.loop_health.blame import LoopBlame
 from orchestrator.loop_health.gc_tuning import RolloutCounts, collect_as_memory_grows, freeze_gc, infrequent_gc
@@ -44,7 +43,6 @@ from orchestrator.loop_health.watchdog import Watchdog, awaiting
 from orchestrator.metrics import MetricsLine
 from orchestrator.opponents import opponents_of
 from orchestrator.policy import PolicyWatcher
-from orchestrator.rollouts.play import LoadedEnvironment
 from orchestrator.rollouts.tracing import RolloutTracing
 from orchestrator.rollouts.transcripts import Transcriber
 from orchestrator.run_directory import ConfigurationError, check_control, rewind, taken_over, write_config
@@ -60,7 +58,7 @@ from orchestrator.scheduling.scheduler import Scheduler
 from orchestrator.signals import ShutdownSignals
 from orchestrator.steering import Steering
 from orchestrator.step import discarded
-from orchestrator.step.advantages import Advantage, load_advantage, try_advantage
+from orchestrator.step.advantages import Advantage
 from orchestrator.step.asked_dumps import AskedDumps
 from orchestrator.step.boundary import StepBoundary
 from orchestrator.step.checkpoint import Checkpoint, CheckpointError, committed_lines, identity_of, load_newest
@@ -194,7 +192,7 @@ class Daemon:
         self._config, self._journal = await in_thread(_read_changes, given, checkpoint)
         config = self._config
         set_level(config.log_level)
-        loaded = await in_thread(_load, config)
+        loaded = await in_thread(load, config)
         await in_thread(write_config, given)  # the trainer reads the changes from their journal
         self._run_in_background(self._watch_control())  # a refusal from now on is of this configuration
         merge_chunk = await resources.enter_async_context(MergeProcess()) if config.use_process_pool else None
@@ -332,7 +330,7 @@ class Daemon:
         """Returns what takes up requests to the run from now on. Blocks."""
 
         def prepare(config: RunConfig) -> Callable[[], None]:
-            advantage, chats = _load_advantage(config), _load_chats(config, chat)
+            advantage, chats = load_chosen_advantage(config), chats_of(config, chat)
             filters = with_vocabulary(config.filters, chat.vocabulary)
             return lambda: self._reconfigure(config.model_copy(update={"filters": filters}), advantage, chats)
 
@@ -465,41 +463,6 @@ def _resume(config: RunConfig) -> Checkpoint | None:
     (config.run_dir / discarded.DISCARDED_FILE).unlink(missing_ok=True)
     metrics.repair(config.run_dir / "metrics.jsonl", newest_step, committed_lines(config.run_dir))
     return checkpoint
-
-
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """What the names in a configuration stand for."""
-
-    chat: Chat
-    chats: dict[str, Chat]
-    """By environment: `chat` with the environment's template variables."""
-    advantage: Advantage
-    environments: dict[str, LoadedEnvironment]
-    evaluations: list[LoadedEvaluation]
-
-
-def _load(config: RunConfig) -> Loaded:
-    """Loads environments, advantage function and chat template. Raises `ConfigurationError`."""
-    try:
-        environments = {e.name: LoadedEnvironment(e, load_environment(e)) for e in config.environments}
-        advantage = _load_advantage(config)
-        chat = Chat(config.model)
-        evaluations = [load_evaluation(config, evaluation, chat) for evaluation in config.evaluations]
-        return Loaded(chat, _load_chats(config, chat), advantage, environments, evaluations)
-    except ValueError as error:
-        raise ConfigurationError(str(error)) from error
-
-
-def _load_advantage(config: RunConfig) -> Advantage:
-    advantage = load_advantage(config.advantage)
-    try_advantage(advantage, config.schedule.group_size)
-    return advantage
-
-
-def _load_chats(config: RunConfig, chat: Chat) -> dict[str, Chat]:
-    """Returns the chat of each environment, with its template variables. Raises `ValueError`."""
-    return {e.name: chat.with_template_kwargs(config.sampling_of(e).chat_template_kwargs) for e in config.environments}
 
 
 def _read_changes(given: RunConfig, checkpoint: Checkpoint | None) -> tuple[RunConfig, list[Change]]:
