@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
-from cluster.worker_view import State, WorkerView
+from cluster.worker_view import ENDED, State, WorkerView
 from job.directory import orchestrator_of
 from job.inspection.history import History
 from orchestrator.evaluation.lines import evaluated_steps
@@ -59,8 +61,20 @@ def outcome_of_guest(output_dir: Path, history: History) -> str:
     return "done" if history.complete else f"stopped after step {history.step}"
 
 
-def current_state(output_dir: Path, history: History, is_guest: bool) -> str:
-    """Describes in a word or two whether the run is alive, and if not, why."""
+def is_to_start(run_id: str, workers: Iterable[Mapping[str, Any]]) -> bool:
+    """Returns whether a job that is running will start the orchestrator of one of its own runs, if that is not alive.
+
+    `workers` are those of `processes.json`. The worker of an only run has no run's name.
+    """
+    names = (f"orchestrator_{run_id}", "orchestrator")
+    return any(worker["name"] in names and worker["state"] not in ENDED for worker in workers)
+
+
+def current_state(output_dir: Path, history: History, is_guest: bool, is_to_start: bool = False) -> str:
+    """Describes in a word or two whether the run is alive, and if not, why.
+
+    `is_to_start` says that its orchestrator will be started: once servers and trainer are ready, or again after its death.
+    """
     exclusion = exclusion_of(output_dir / f"run_{history.run_id}")
     if orchestrator_of(output_dir, history.run_id) is not None:
         begun = "running" if history.step or exclusion else "not begun"
@@ -68,11 +82,12 @@ def current_state(output_dir: Path, history: History, is_guest: bool) -> str:
         return f"{begun}, guest" if is_guest else begun
     if exclusion is not None:
         return exclusion.partition(":")[0]
-    if (
-        output_dir / f"run_{history.run_id}" / "sft.json"
-    ).exists():  # without an orchestrator, nothing says that it lives
+    if (output_dir / f"run_{history.run_id}" / "sft.json").exists():
+        # There is no orchestrator, so nothing says that it lives.
         return "done" if history.steps and max(history.trained, default=0) >= history.steps else "unfinished"
-    return "done" if history.complete else "not running"
+    if history.complete:
+        return "done"
+    return "starting" if is_to_start else "not running"
 
 
 def exclusion_of(run_dir: Path) -> str | None:

@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 
 from cluster.manager.restarts import LONGEST_BACKOFF_SECONDS
-from cluster.worker_view import ENDED
 from job.directory import (
     JOB_FILE,
     is_running,
@@ -22,6 +21,7 @@ from job.directory import (
 )
 from job.number_format import duration
 from job.processes_file import read_workers
+from job.run_state import is_to_start
 from run.config import RunConfig
 from transport.errors import UserError
 from transport.files.lock import Holder
@@ -113,13 +113,9 @@ def _will_start(directory: Path, run_id: str) -> bool:
     if not is_running(directory):
         return False
     workers = read_workers(directory)
-    if not workers:
+    if not workers or run_id not in (run["run_id"] for run in own_runs(read_json(directory / JOB_FILE))):
         return False
-    job = read_json(directory / JOB_FILE)
-    if run_id not in (run["run_id"] for run in own_runs(job)):
-        return False
-    name = f"orchestrator_{run_id}" if job["runs"] else "orchestrator"
-    return any(worker["name"] == name and worker["state"] not in ENDED for worker in workers)
+    return is_to_start(run_id, workers)
 
 
 def _has_open(pid: int, path: Path) -> bool:

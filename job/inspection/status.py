@@ -10,7 +10,7 @@ from job.directory import JOB_FILE, is_running, own_steps, read_json, run_ids_in
 from job.inspection.history import History
 from job.inspection.log_errors import last_errors_of_guests, last_errors_of_workers
 from job.processes_file import read_workers
-from job.run_state import current_state, exclusion_of
+from job.run_state import current_state, exclusion_of, is_to_start
 from orchestrator.rollouts.failures import sum_failures
 from orchestrator.step.phases import sum_phases
 from transport.errors import UserError
@@ -40,7 +40,9 @@ class JobStatus:
 
     def state_of(self, run_id: str) -> str:
         """Returns the run's state in a word or two."""
-        return current_state(self.directory, self.histories[run_id], run_id in self.guests)
+        is_guest = run_id in self.guests
+        to_start = self.running and not is_guest and is_to_start(run_id, self.workers)
+        return current_state(self.directory, self.histories[run_id], is_guest, to_start)
 
     def exclusion_of(self, run_id: str) -> str | None:
         """Returns why the trainer may not train the run; None if it may."""

@@ -24,7 +24,7 @@ from job.inspection.history import History
 from job.inspection.metrics_lines import Line, read_discarded
 from job.inspection.status import RATE_STEPS, JobStatus
 from job.processes_file import PROCESSES_FILE
-from job.run_state import current_state, exclusion_of
+from job.run_state import current_state, exclusion_of, is_to_start
 from serve.readers.activity.fleet import Server, join, read_views
 from serve.readers.newest_steps import NewestSteps, nulls_of
 from serve.readers.run_file import RunFile, RunFiles
@@ -142,12 +142,13 @@ class JobReader:
             self._read_job_file()
         except (OSError, UntrustedFileError, KeyError, TypeError, AttributeError, ValueError) as reason:
             error = f"{self._directory / JOB_FILE} cannot be used: {reason!r}"
-        try:
-            runs = [] if holds_job(self._directory) else self._read_runs()
-        except OSError as reason:
-            runs, error = [], str(reason)
         processes = self._read_processes()
         running = is_running(self._directory)
+        starters = processes.get("workers", []) if running else []
+        try:
+            runs = [] if holds_job(self._directory) else self._read_runs(starters)
+        except OSError as reason:
+            runs, error = [], str(reason)
         status = JobStatus(self._directory, None, {}, [], running, self._is_local)
         workers = [worker | {"alive": status.is_alive(worker)} for worker in processes.get("workers", [])]
         total, free = _disk(self._directory)
@@ -191,7 +192,8 @@ class JobReader:
         workers = [worker for worker in listed if _is_worker(worker)] if isinstance(listed, list) else []
         return {"job": content.get("job", ""), "workers": workers}
 
-    def _read_runs(self) -> list[RunFacts]:
+    def _read_runs(self, workers: list[dict[str, Any]]) -> list[RunFacts]:
+        """Returns the runs; `workers` are those of a job that is running."""
         own = self._own or {}
         found = [run_id for run_id in run_ids_in(self._directory) if run_id not in own and self._is_run(run_id)]
         run_ids = [*own, *found][:MOST_RUNS]
@@ -204,7 +206,8 @@ class JobReader:
             self._trained.refresh()
         except (OSError, UntrustedFileError) as error:
             unreadable = str(error)
-        return [self._read_run(run_id, unreadable) for run_id in run_ids]
+        by_name = {worker["name"]: worker for worker in workers if worker["name"].startswith("orchestrator")}
+        return [self._read_run(run_id, unreadable, by_name) for run_id in run_ids]
 
     def _steps_of(self, run_id: str) -> NewestSteps:
         path = self._directory / f"run_{run_id}" / "metrics.jsonl"
@@ -216,7 +219,7 @@ class JobReader:
             (run_dir / name).exists() for name in ("control/orch.toml", "metrics.jsonl")
         )
 
-    def _read_run(self, run_id: str, unreadable: str) -> RunFacts:
+    def _read_run(self, run_id: str, unreadable: str, starters: Mapping[str, Mapping[str, Any]]) -> RunFacts:
         run_dir = self._directory / f"run_{run_id}"
         is_own = self._own is not None and run_id in self._own
         file = self._own[run_id] if self._own is not None and is_own else self._files.read(run_dir)
@@ -234,12 +237,13 @@ class JobReader:
         history.trained = self._trained_steps(run_id, trained)
         is_guest = self._own is not None and not is_own
         exclusion = exclusion_of(run_dir)
+        its = [starters[name] for name in (f"orchestrator_{run_id}", "orchestrator") if name in starters]
         return RunFacts(
             run_id,
             history,
             file,
             is_guest,
-            current_state(self._directory, history, is_guest),
+            current_state(self._directory, history, is_guest, is_own and is_to_start(run_id, its)),
             orchestrator_of(self._directory, run_id) is not None,
             _changed(f"{run_dir}/control/paused.json") is not None,
             exclusion,

@@ -109,6 +109,23 @@ def test_status_shows_others_runs_evictions_and_restarts(past: Path, capsys: pyt
     os.close(descriptor)
 
 
+def test_a_run_whose_orchestrator_waits_for_the_servers_is_starting(
+    past: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def state() -> str:
+        assert status([str(past), "--json"]) == 0
+        return str(json.loads(capsys.readouterr().out)["runs"][0]["state"])
+
+    make_job(past, name="orchestrator", state="waiting", pid=None)
+    (past / "trainer" / "metrics.jsonl").unlink()
+    assert state() == "not running", "nobody runs the job"
+    descriptor = take_lock(past / JOB_LOCK, "taken")
+    assert state() == "starting"
+    make_job(past, name="orchestrator", state="failed", pid=None)
+    assert state() == "not running"
+    os.close(descriptor)
+
+
 def test_status_for_programs_has_what_the_tables_have(past: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_job(past)
     assert status([str(past), "--json"]) == 0
