@@ -56,31 +56,47 @@ class Terminals:
 
 
 class Hangups:
-    """Decides what each SIGHUP of this process means. One decision at a time: signals meanwhile are the same one."""
+    """Decides what each SIGHUP of this process means, one after the other.
+
+    Signals before a reload begins are one. One that comes during it has another follow: what was read may be old by then.
+    """
 
     def __init__(self, on_closed: Callable[[], object], on_reload: Callable[[], object]) -> None:
         """Both are called in a thread of their own, which may block."""
         self._terminals = Terminals()
         self._on_closed, self._on_reload = on_closed, on_reload
+        self._noted = False
+        """Whether a signal came that no decision is for."""
         self._deciding: threading.Thread | None = None
+        self._lock = threading.RLock()
+        """Held for moments. A handler may interrupt another one, in the same thread."""
 
     def note(self) -> None:
         """Notes a signal. May be called in its handler."""
-        if self._deciding is None or not self._deciding.is_alive():
-            self._deciding = threading.Thread(target=self._decide, name="hangup", daemon=True)
-            self._deciding.start()
+        with self._lock:
+            self._noted = True
+            if self._deciding is None or not self._deciding.is_alive():
+                self._deciding = threading.Thread(target=self._decide, name="hangup", daemon=True)
+                self._deciding.start()
 
     def close(self) -> None:
         """Ends, after a decision that is being made; a reload that takes longer ends with the process."""
-        if self._deciding is not None:
-            self._deciding.join(CLOSE_SECONDS)
+        if (deciding := self._deciding) is not None:
+            deciding.join(CLOSE_SECONDS)
         self._terminals.close()
 
     def _decide(self) -> None:
-        if self._terminals.will_go():
-            self._on_closed()
-        else:
-            self._on_reload()
+        while self._is_due():
+            decided = self._on_closed if self._terminals.will_go() else self._on_reload
+            self._noted = False
+            decided()
+
+    def _is_due(self) -> bool:
+        """Whether there is anything to decide; if not, the next signal finds nobody at it."""
+        with self._lock:
+            if not self._noted:
+                self._deciding = None
+            return self._noted
 
 
 class ReloadOnHangup:

@@ -73,3 +73,24 @@ def test_a_reload_that_takes_long_does_not_hold_up_the_end(monkeypatch: pytest.M
     assert not released.is_set()
     released.set()
     wait_until(lambda: all(thread.name != "hangup" for thread in threading.enumerate()), "the end of the thread")
+
+
+def test_a_signal_that_comes_during_a_reload_is_a_reload_after_it() -> None:
+    """The one in progress may have read the file before it was changed again."""
+    begun, go_on, ended = threading.Semaphore(0), threading.Event(), threading.Semaphore(0)
+
+    def reload() -> None:
+        begun.release()
+        assert go_on.wait(60)
+        ended.release()
+
+    hangups = Hangups(lambda: None, reload)
+    hangups.note()
+    assert begun.acquire(timeout=60)
+    for _ in range(3):
+        hangups.note()
+    go_on.set()
+    for _ in range(2):
+        assert ended.acquire(timeout=60), "the file is read again"
+    hangups.close()
+    assert not ended.acquire(blocking=False), "signals that come together are one"
