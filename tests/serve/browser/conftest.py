@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, async_playwright
 
-from tests.serve.browser.reader import Reader, open_reader
+from tests.serve.browser.reader import DEADLINE_MILLISECONDS, Reader, open_reader
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
@@ -29,7 +29,9 @@ async def browser() -> AsyncIterator[Browser]:
         pytest.skip(MISSING)
     async with async_playwright() as playwright:
         arguments = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-component-update"]
-        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
+        browser = await playwright.chromium.launch(
+            executable_path=CHROMIUM, args=arguments, timeout=2 * DEADLINE_MILLISECONDS
+        )
         try:
             yield browser
         finally:
