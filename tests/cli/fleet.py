@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from job.config import JobConfig
 from job.directory import orchestrator_of
 from sweep.status import TargetStatus, sweep_status
 from tests.support.polling import wait_until
+from tests.support.running_job import steps_of
 from transport.files.lock import take_lock
 
 DEADLINE_SECONDS = 120.0
@@ -84,8 +84,7 @@ class Fleet:
         return found[target_id]
 
     def steps(self, target_id: str) -> list[int]:
-        metrics = self.output / f"run_{self.settings['name']}.{target_id}" / "metrics.jsonl"
-        return [json.loads(line)["step"] for line in metrics.read_text().splitlines()] if metrics.exists() else []
+        return steps_of(self.output / f"run_{self.settings['name']}.{target_id}" / "metrics.jsonl")
 
     def is_at_work(self, target_id: str) -> bool:
         return orchestrator_of(self.output, f"{self.settings['name']}.{target_id}") is not None

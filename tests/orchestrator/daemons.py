@@ -17,7 +17,9 @@ STEPS = 5
 
 
 def metrics_of(config: RunConfig) -> list[dict[str, Any]]:
-    return [orjson.loads(line) for line in (config.run_dir / "metrics.jsonl").read_bytes().splitlines()]
+    """Without a last line that is still being written."""
+    whole, _, _ = (config.run_dir / "metrics.jsonl").read_bytes().rpartition(b"\n")
+    return [orjson.loads(line) for line in whole.splitlines()]
 
 
 def records_of(config: RunConfig, step: str = "step_*") -> list[dict[str, Any]]:

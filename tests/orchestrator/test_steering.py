@@ -50,10 +50,10 @@ def decisions_of(config: RunConfig) -> list[str]:
     return decisions
 
 
-def last_life(decisions: list[str]) -> list[str]:
-    """What was decided since the second resume."""
+def since_resume(number: int, decisions: list[str]) -> list[str]:
+    """What was decided since a resume, counted from 1; nothing before it."""
     begins = [position for position, decision in enumerate(decisions) if decision == "resumed"]
-    return decisions[begins[1] :] if len(begins) > 1 else []
+    return decisions[begins[number - 1] :] if len(begins) >= number else []
 
 
 def assert_order_of_examples(config: RunConfig) -> None:
@@ -109,14 +109,14 @@ def test_a_pause_holds_whatever_is_killed(make_config: Callable[..., RunConfig],
         resumed = config.model_copy(update={"resume": True})
         with started(resumed) as process:
             wait_until(lambda: read_answer(config.run_dir, "pause") is not None, "the answer")
-            wait_until(lambda: "paused" in decisions_of(config), "the pause in the log of decisions")
+            wait_until(lambda: "paused" in since_resume(1, decisions_of(config)), "the pause after the first kill")
         pause = read_pause(config.run_dir)
         assert pause is not None
         assert pause.reason == "a new cable"
         committed = published_steps(config.run_dir / "rollouts")
 
         def go_on() -> None:
-            wait_until(lambda: "paused" in last_life(decisions_of(config)), "the pause after the second kill")
+            wait_until(lambda: "paused" in since_resume(2, decisions_of(config)), "the pause after the second kill")
             resume_run(config.output_dir, "one")
 
         with beside(config, go_on):
@@ -124,7 +124,7 @@ def test_a_pause_holds_whatever_is_killed(make_config: Callable[..., RunConfig],
     assert read_pause(config.run_dir) is None
     assert len(committed) < 8
     assert_whole(config, 8)
-    decisions = last_life(decisions_of(config))
+    decisions = since_resume(2, decisions_of(config))
     assert decisions.count("continued") == 1
     assert "started" not in decisions[: decisions.index("continued")]
     assert_order_of_examples(config)
