@@ -6,7 +6,8 @@ never copied on the way. Shape suffixes in names: `T` tokens, `S` samples, `L` l
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -76,6 +77,20 @@ class Turn:
     def trained_tokens(self) -> int:
         """The number of completion tokens that are trained."""
         return len(self.completion_ids) - self.untrained.count(1)
+
+    def with_ids(self, prompt_ids: Int32Array, completion_ids: Int32Array) -> Turn:
+        """Returns the turn with other arrays of ids. `dataclasses.replace` takes four times as long, and a step has thousands."""
+        return Turn(prompt_ids, completion_ids, *_AFTER_THE_IDS(self))
+
+    def detached(self) -> Turn:
+        """Returns a copy whose `untrained` and `columns` do not change with the turn's own. It shares the arrays."""
+        values = (*_BEFORE_UNTRAINED(self), bytes(self.untrained), dict(self.columns))
+        return Turn(*values)
+
+
+_TURN_FIELDS = [each.name for each in fields(Turn)]
+_AFTER_THE_IDS = attrgetter(*_TURN_FIELDS[2:])
+_BEFORE_UNTRAINED = attrgetter(*_TURN_FIELDS[:-2])
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ or more, and acquiring it again beside a busy loop costs more than the operation
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -116,7 +116,7 @@ def with_tokens(turn: Turn, token_ids: Int32Array) -> Turn:
     """Returns the turn with ids that are views of the beginning of `token_ids`, which becomes read-only."""
     prompt, written = len(turn.prompt_ids), len(turn.prompt_ids) + len(turn.completion_ids)
     token_ids.flags.writeable = False
-    return replace(turn, prompt_ids=token_ids[:prompt], completion_ids=token_ids[prompt:written])
+    return turn.with_ids(token_ids[:prompt], token_ids[prompt:written])
 
 
 class OpenBranches:
@@ -310,6 +310,11 @@ def _columns(branch: Branch) -> tuple[UInt8Array, Float32Array]:
         mask += [zeros[: begin - before], trained]
         values += [zeros[: (begin - before) * _FLOAT32_BYTES], log_probabilities.data]
     return np.frombuffer(b"".join(mask), np.uint8), np.frombuffer(b"".join(values), np.float32)
+
+
+def join_floats(arrays: Iterable[Float32Array]) -> Float32Array:
+    """Returns the values of all arrays, one after the other, read-only. As bytes, since numpy would release the GIL for each."""
+    return np.frombuffer(b"".join(np.ascontiguousarray(array, np.float32).data for array in arrays), np.float32)
 
 
 def _optional_column(branch: Branch, name: str) -> Float32Array:

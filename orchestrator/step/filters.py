@@ -14,6 +14,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from orchestrator.rollouts.trajectories import join_floats
 from run.config import FilterConfig, GibberishFilter, RepetitionFilter, ZeroAdvantageFilter
 from transport.records import Float32Array, Int32Array, Int64Array, Rollout, Turn
 
@@ -66,7 +67,7 @@ def apply_filters(filters: Sequence[FilterConfig], rollouts: Sequence[Rollout]) 
 def _caught(config: FilterConfig, rollouts: Sequence[Rollout]) -> list[bool]:
     match config:
         case GibberishFilter():
-            return [is_gibberish(config, rollout) for rollout in rollouts]
+            return are_gibberish(config, rollouts)
         case RepetitionFilter():
             return are_repetitive(config, rollouts)
         case ZeroAdvantageFilter():
@@ -88,17 +89,19 @@ def with_vocabulary(filters: Sequence[FilterConfig], vocabulary: int) -> list[Fi
     ]
 
 
-def is_gibberish(config: GibberishFilter, rollout: Rollout) -> bool:
-    """Whether more than `share_above` of the rollout's trained tokens were improbable when sampled.
+def are_gibberish(config: GibberishFilter, rollouts: Sequence[Rollout]) -> list[bool]:
+    """Returns for each rollout whether more than `share_above` of its trained tokens were improbable when sampled.
 
     The threshold must be set (`with_vocabulary`).
     """
     assert config.log_probability_below is not None
-    if not rollout.turns:
-        return False
-    log_probabilities_T = np.concatenate([_trained(turn, turn.log_probabilities) for turn in rollout.turns])
-    improbable = np.count_nonzero(log_probabilities_T < config.log_probability_below)
-    return bool(improbable > config.share_above * len(log_probabilities_T))
+    parts = [[_trained(turn, turn.log_probabilities) for turn in rollout.turns] for rollout in rollouts]
+    stops = np.cumsum([0] + [sum(map(len, of_rollout)) for of_rollout in parts])
+    log_probabilities_T = join_floats(part for of_rollout in parts for part in of_rollout)
+    improbable = np.flatnonzero(log_probabilities_T < config.log_probability_below)
+    counts = np.diff(np.searchsorted(improbable, stops))
+    caught: list[bool] = (counts > config.share_above * np.diff(stops)).tolist()
+    return caught
 
 
 def _trained(turn: Turn, values: _Values) -> _Values:
@@ -146,6 +149,14 @@ def _repetitive_owners(config: RepetitionFilter, owned: Sequence[_Owned]) -> set
     totals = np.array([len(completion) - config.ngram + 1 for completion in completions])
     windows = np.clip(totals * 2 // 3, 1, config.window)
     repeated = repeated_ngrams(completions, config.ngram, np.maximum(1, windows // 2))
+    stops = np.cumsum(totals)
+    # Only completions that have enough repetitions in all can have them in one window: in most texts none has.
+    in_all = np.add.reduceat(repeated, stops - totals, dtype=np.int64)
+    suspects = np.flatnonzero(in_all > config.share_above * windows)
+    if not len(suspects):
+        return set()
+    repeated = np.concatenate([repeated[stops[index] - totals[index] : stops[index]] for index in suspects])
+    totals, windows = totals[suspects], windows[suspects]
     so_far = np.concatenate([[0], np.cumsum(repeated)])
     # The repetitions in the window that ends at each position; no window begins before its turn.
     ends = np.arange(1, len(so_far))
@@ -153,31 +164,42 @@ def _repetitive_owners(config: RepetitionFilter, owned: Sequence[_Owned]) -> set
     whole = begins >= np.repeat(np.cumsum(totals) - totals, totals)
     counts = so_far[ends[whole]] - so_far[begins[whole]]
     turn = np.repeat(np.arange(len(totals)), totals)[whole]
-    return {owned[index][0] for index in set(turn[counts > config.share_above * windows[turn]].tolist())}
+    caught = np.unique(turn[counts > config.share_above * windows[turn]])
+    return {owned[index][0] for index in suspects[caught].tolist()}
 
 
 def repeated_ngrams(completions: Sequence[Int32Array], ngram: int, reach: Int64Array) -> npt.NDArray[np.bool_]:
     """Returns for every n-gram whether the same one begins in the `reach` positions before it in its completion.
 
     The result is `[n-grams]`, one completion after the other; `reach` is `[completions]`. Every completion has at least one
-    n-gram. Sorts 64-bit digests of completion and n-gram and compares neighbours; two that differ have the same digest with a
-    probability of 2**-64. Handles all completions at once, since a dozen numpy calls per turn cost more than what they compute.
+    n-gram. Sorts digests of completion and n-gram, 64 bits with the position in the last ones, and compares neighbours. Two
+    that differ have the same digest with a probability of 2**-64; they hide a repetition if their first bits agree, 2**-40 or
+    less. Handles all completions at once, since a dozen numpy calls per turn cost more than what they compute.
     """
-    token_ids_T = np.concatenate(completions).astype(np.uint64)
-    starts = np.array([len(completion) - ngram + 1 for completion in completions])
-    owner = np.repeat(np.arange(len(completions)), starts)
-    # First for every position, also of those n-grams that would begin in one completion and end in the next.
-    everywhere = np.zeros(len(token_ids_T) - ngram + 1, dtype=np.uint64)
+    lengths = [len(completion) for completion in completions]
+    owner = np.repeat(np.arange(len(completions), dtype=np.uint64), lengths)
+    # Joined as bytes, since numpy would release the GIL for each completion.
+    joined = b"".join(np.ascontiguousarray(completion, np.int32).data for completion in completions)
+    token_ids_T = np.frombuffer(joined, np.int32).astype(np.uint64)
+    token_ids_T |= owner << np.uint64(32)  # so no n-gram has the tokens of one in another completion
+    digests = np.zeros(len(token_ids_T) - ngram + 1, dtype=np.uint64)
     for offset in range(ngram):
-        everywhere *= _MULTIPLIER
-        everywhere += token_ids_T[offset : offset + len(everywhere)]
-    seeds = np.arange(len(completions), dtype=np.uint64) * np.uint64(pow(int(_MULTIPLIER), ngram, 2**64))
-    digests = everywhere[np.arange(len(owner)) + owner * (ngram - 1)] + seeds[owner]
-    order = np.argsort(digests, kind="stable")  # stable: neighbours are in the order of the text
-    later, sooner = order[1:], order[:-1]
-    repeated = np.zeros(len(order), dtype=bool)
-    repeated[later] = (digests[later] == digests[sooner]) & (later - sooner <= reach[owner[later]])
-    return repeated
+        digests += token_ids_T[offset : offset + len(digests)]
+        digests *= _MULTIPLIER  # the last time, too: what differs in the last bits must differ in the first
+    positions = np.uint64(2 ** len(digests).bit_length() - 1)
+    ordered = digests & ~positions
+    ordered |= np.arange(len(digests), dtype=np.uint64)
+    ordered.sort()  # equal n-grams are neighbours, in the order of the text
+    alike = np.flatnonzero(ordered[1:] ^ ordered[:-1] <= positions)
+    later, sooner = ((ordered[index] & positions).astype(np.int64) for index in (alike + 1, alike))
+    near = (digests[later] == digests[sooner]) & (later - sooner <= reach[owner[later].astype(np.int64)])
+    everywhere = np.zeros(len(token_ids_T), dtype=np.bool_)
+    everywhere[later[near]] = True
+    starts = np.cumsum(lengths) - lengths
+    within = [
+        everywhere[start : start + length - ngram + 1].data for start, length in zip(starts, lengths, strict=True)
+    ]
+    return np.frombuffer(b"".join(within), np.bool_)
 
 
 def has_zero_advantage(rollout: Rollout) -> bool:

@@ -16,7 +16,7 @@ import numpy as np
 
 from orchestrator.loop_health.threads import run_cpu_bound
 from orchestrator.rollouts.rollout_file import StateError, saved_state
-from orchestrator.rollouts.trajectories import merge_turns, share_tokens
+from orchestrator.rollouts.trajectories import join_floats, merge_turns, share_tokens
 from orchestrator.scheduling.events import GroupFinalized
 from orchestrator.scheduling.outcomes import DropReason
 from orchestrator.step.advantages import LARGEST_FLOAT32, Advantage, AdvantageError
@@ -68,9 +68,7 @@ class Finalizer:
 
 def _own(rollout: Rollout) -> Rollout:
     """Returns a copy that the environment cannot change, its state encoded. A state that cannot be saved fails the rollout."""
-    turns = {
-        id(turn): replace(turn, untrained=bytes(turn.untrained), columns=dict(turn.columns)) for turn in rollout.turns
-    }
+    turns = {id(turn): turn.detached() for turn in rollout.turns}
     own = replace(rollout, turns=[turns[id(turn)] for turn in rollout.turns], tokens=None)
     if rollout.branches is not None:  # of the same turns
         own.branches = tuple(
@@ -110,11 +108,7 @@ def finalize_group(
     `event.detail` say why.
     """
     group_id = rollouts[0].group_id
-    failed = 0
-    for rollout in rollouts:
-        if rollout.error is None:
-            rollout.error = find_fault(rollout)
-            failed += rollout.error is not None
+    failed = _fail_the_faulty([rollout for rollout in rollouts if rollout.error is None])
     if (drop := _reason_to_drop(rollouts, group_scoring)) is not None:
         return GroupOutcome(GroupFinalized(group_id, 0, 0, *drop), rollouts, failed)
 
@@ -147,8 +141,27 @@ def _reason_to_drop(rollouts: Sequence[Rollout], group_scoring: bool) -> tuple[D
     return None
 
 
+def _fail_the_faulty(rollouts: Sequence[Rollout]) -> int:
+    """Sets `error` of the completed rollouts of a group that `find_fault` finds fault with; returns their number.
+
+    It reads the values of the whole group in one go, and only searches them for the culprit if something is wrong. For each
+    rollout, numpy would release the GIL, which takes a switch interval to get back beside a busy loop.
+    """
+    for rollout in rollouts:
+        rollout.error = _fault_of_structure(rollout)
+    merged = [rollout for rollout in rollouts if rollout.error is None]
+    if not _has_sound_values(merged):
+        for rollout in merged:
+            rollout.error = _fault_of_values(rollout)
+    return sum(rollout.error is not None for rollout in rollouts)
+
+
 def find_fault(rollout: Rollout) -> str | None:
     """Returns why a completed rollout cannot be trained on, for a person; None if it can: its turns are then merged."""
+    return _fault_of_structure(rollout) or _fault_of_values(rollout)
+
+
+def _fault_of_structure(rollout: Rollout) -> str | None:
     if (fault := fault_of_players(rollout)) is not None:
         return fault
     if rollout.reward is None or not math.isfinite(rollout.reward):
@@ -171,6 +184,23 @@ def find_fault(rollout: Rollout) -> str | None:
         merge_turns(rollout)
     except ValueError as error:  # checked now, before a batch counts the rollout
         return str(error)
+    return None
+
+
+def _has_sound_values(rollouts: Sequence[Rollout]) -> bool:
+    """Whether all tokens and log-probabilities are in order, for certain."""
+    turns = [turn for rollout in rollouts for turn in rollout.turns]
+    if any(turn.log_probabilities.dtype != np.float32 for turn in turns):
+        return False
+    tokens = np.frombuffer(
+        b"".join(rollout.tokens.data for rollout in rollouts if rollout.tokens is not None), np.int32
+    )
+    every = join_floats(turn.log_probabilities for turn in turns)
+    # Compared as they are: NaN is not above minus infinity, either.
+    return bool((tokens >= 0).all() and ((every > -np.inf) & (every <= LOG_PROBABILITY_ROUNDING)).all())
+
+
+def _fault_of_values(rollout: Rollout) -> str | None:
     return _fault_of_tokens(rollout) or _fault_of_log_probabilities(rollout.turns)
 
 

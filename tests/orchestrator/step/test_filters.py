@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from orchestrator.step.filters import (
     apply_filters,
+    are_gibberish,
     are_repetitive,
     has_zero_advantage,
-    is_gibberish,
     repeated_ngrams,
     with_vocabulary,
 )
@@ -107,7 +107,7 @@ def test_each_rollout_of_a_group_is_caught_by_its_own_turns(at_once: int, monkey
 )
 def test_gibberish(log_probabilities: list[float], caught: bool) -> None:
     rollout = make_rollout(list(range(len(log_probabilities))), log_probabilities=log_probabilities)
-    assert is_gibberish(GibberishFilter(log_probability_below=-12.0), rollout) is caught
+    assert are_gibberish(GibberishFilter(log_probability_below=-12.0), [rollout]) == [caught]
 
 
 def sampled(vocabulary: int, sharpness: float, count: int = 2000) -> list[float]:
@@ -126,13 +126,13 @@ def test_gibberish_is_relative_to_the_vocabulary(vocabulary: int, sharpness: flo
     (config,) = with_vocabulary([GibberishFilter()], vocabulary)
     assert isinstance(config, GibberishFilter)
     rollout = make_rollout(list(range(2000)), log_probabilities=sampled(vocabulary, sharpness))
-    assert is_gibberish(config, rollout) is caught
+    assert are_gibberish(config, [rollout]) == [caught]
 
 
 def test_gibberish_is_a_share_of_all_turns_together() -> None:
     rollout = make_rollout([1], log_probabilities=[-20.0])
     rollout.turns.append(make_turn([1, 2], range(9)))
-    assert not is_gibberish(GibberishFilter(log_probability_below=-12.0, share_above=0.2), rollout)
+    assert are_gibberish(GibberishFilter(log_probability_below=-12.0, share_above=0.2), [rollout]) == [False]
 
 
 def test_a_threshold_that_is_set_stays() -> None:

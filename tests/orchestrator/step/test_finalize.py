@@ -6,7 +6,7 @@ import asyncio
 import threading
 import weakref
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from orchestrator.step.finalize import Finalizer, finalize_group, finalize_in_th
 from orchestrator.step.records import write_records
 from run.config import AdvantageConfig, ZeroAdvantageFilter
 from tests.support.rollouts import make_group, make_turn
-from transport.records import Rollout
+from transport.records import Rollout, Turn
 
 group_mean = load_advantage(AdvantageConfig())
 zero_advantage = ZeroAdvantageFilter()
@@ -131,6 +131,10 @@ def routing(rows: int, layers: int = 2) -> np.ndarray[Any, Any]:
             changed(log_probabilities=np.array([-1.0, 0.5, -1.0], dtype=np.float32)),
             "turn 0: log_probabilities[1] is 0.5; expected 0 or less",
         ),
+        (
+            changed(log_probabilities=np.array([-1.0, -np.inf, -1.0], dtype=np.float32)),
+            "turn 0: log_probabilities[1] is -inf; expected a finite number",
+        ),
         (changed(temperature=0.0), "turn 0: temperature is 0.0; expected a positive, finite number"),
         (changed(prompt_ids=np.array([], dtype=np.int32)), "turn 0: prompt_ids is empty"),
         (changed(prompt_ids=np.array([3, -1], dtype=np.int32)), "turn 0: prompt_ids holds the token -1"),
@@ -158,6 +162,31 @@ def test_a_rollout_that_cannot_be_trained_on_fails_and_its_siblings_go_on(
     assert group[2].error is not None
     assert reason in group[2].error
     assert [rollout.advantage for rollout in group[:2]] == [0.5, -0.5]
+
+
+def test_a_copy_of_a_turn_has_all_its_fields() -> None:
+    (turn,) = make_group([0.0])[0].turns
+    columns = {"teacher_log_probabilities": turn.log_probabilities}
+    untrained = bytearray(b"\0\1\0")
+    turn = Turn(
+        turn.prompt_ids, turn.completion_ids, turn.log_probabilities, 3, "length", routing(4), 1, "server", 0.5, 2, "me",
+        untrained, columns,
+    )  # fmt: skip
+    assert all(getattr(turn, each.name) is not each.default for each in fields(turn)), (
+        "else a lost one would go unnoticed"
+    )
+    ids = np.arange(9, dtype=np.int32)
+    pairs = (
+        (turn.with_ids(ids[:4], ids[4:]), replace(turn, prompt_ids=ids[:4], completion_ids=ids[4:])),
+        (turn.detached(), replace(turn, untrained=bytes(turn.untrained), columns=dict(turn.columns))),
+    )
+    for copy, expected in pairs:
+        for each in fields(turn):
+            np.testing.assert_equal(getattr(copy, each.name), getattr(expected, each.name))
+    columns.clear()
+    untrained[:] = b"\0\0\0"
+    assert pairs[1][0].columns
+    assert pairs[1][0].untrained == b"\0\1\0"
 
 
 def test_a_rollout_that_failed_before_leaves_and_keeps_its_reason() -> None:
