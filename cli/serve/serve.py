@@ -12,6 +12,7 @@ from cli.arguments.command import log_to_stderr
 from cluster.notify import notify_ready
 from job.serving.config import ServeConfig
 from transport.configuration.explain import validate
+from transport.configuration.schema import keys_of
 
 DESCRIPTION = """Serves a web page and an API that show the jobs in DIRECTORY... and change them. Training never waits for it.
 At the start it prints where it is, and which files hold the tokens."""
@@ -39,8 +40,10 @@ def main(arguments: list[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="counterpoint serve", description=DESCRIPTION, allow_abbrev=False)
     parser.add_argument("directories", type=Path, nargs="+", metavar="DIRECTORY", help="a job's output directory")
-    for name, field in ServeConfig.model_fields.items():
-        kind: dict[str, Any] = {"dest": name, "help": (field.description or "").replace("%", "%%"), "metavar": "VALUE"}
+    for name, key in keys_of(ServeConfig).items():
+        default = f" Default: {key.default}." if key.default not in ("", "unset", "[]") else ""
+        meaning = f"{key.description}{default}".replace("%", "%%")
+        kind: dict[str, Any] = {"dest": name, "help": meaning, "metavar": key.type.removeprefix("list of ").upper()}
         if name == "names":
             parser.add_argument("--name", action="append", **kind)
         else:

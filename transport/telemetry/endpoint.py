@@ -40,7 +40,7 @@ SCRAPES_AT_ONCE = 4
 """Further connections are closed: whoever opens many costs no more than these threads."""
 
 REQUEST_SECONDS = 5.0
-"""How long a client may take to send anything, or to take the answer."""
+"""How long a scrape may take, the request and the answer together."""
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -146,6 +146,9 @@ class _Server(HTTPServer):
         threading.Thread(target=self._answer, args=(request, client_address), name="scrape", daemon=True).start()
 
     def _answer(self, request: Any, client_address: Any) -> None:
+        too_late = threading.Timer(REQUEST_SECONDS, _break_off, [request])
+        too_late.daemon, too_late.name = True, "scrape"
+        too_late.start()
         try:
             self.finish_request(request, client_address)
         except OSError as error:  # the client went away
@@ -153,8 +156,15 @@ class _Server(HTTPServer):
         except Exception:
             logger.exception("a scrape failed")
         finally:
+            too_late.cancel()
             self._free.release()
             self.shutdown_request(request)
+
+
+def _break_off(connection: socket.socket) -> None:
+    """Ends a connection: reading and writing it fail at once. A client that sends a byte now and then is never silent."""
+    with suppress(OSError):  # it has ended just now
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -163,7 +173,6 @@ class _Handler(BaseHTTPRequestHandler):
     A web page of another site could otherwise read it through a name of its own that leads here (DNS rebinding).
     """
 
-    timeout = REQUEST_SECONDS
     server_version = "counterpoint"
     sys_version = ""
     server: _Server

@@ -6,11 +6,13 @@ import http.client
 import json
 import socket
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
+from tests.support.polling import wait_until
 from tests.support.ports import taken_port
 from transport.telemetry.endpoint import Endpoint
 from transport.telemetry.metric import Metric, Process
@@ -104,17 +106,43 @@ def test_a_directory_that_cannot_be_written_is_only_warned_about(
     assert "Prometheus does not find this process" in caplog.text
 
 
+@pytest.mark.slow
 def test_clients_that_say_nothing_keep_no_others_out_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transport.telemetry.endpoint._Handler.timeout", 0.05)
+    monkeypatch.setattr("transport.telemetry.endpoint.REQUEST_SECONDS", 0.5)
     with endpoint() as served:
         silent = [socket.create_connection(("127.0.0.1", served.port), timeout=60) for _ in range(12)]
         try:
             for connection in silent:  # each is closed: at once, or after the time that it has
                 assert connection.recv(1) == b""
-            assert get(served.port)[0] == 200
+            wait_until(lambda: _answers(served.port), "a place for another client")
         finally:
             for connection in silent:
                 connection.close()
+
+
+@pytest.mark.slow
+def test_clients_that_send_a_byte_now_and_then_keep_no_others_out_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transport.telemetry.endpoint.REQUEST_SECONDS", 0.5)
+    with endpoint() as served, ExitStack() as connections:
+        slow = [connections.enter_context(socket.create_connection(("127.0.0.1", served.port))) for _ in range(4)]
+
+        def all_have_been_cut_off() -> bool:
+            for connection in list(slow):
+                try:
+                    connection.sendall(b"G")
+                except OSError:
+                    slow.remove(connection)
+            return not slow
+
+        wait_until(all_have_been_cut_off, "the end of the slow clients")
+        wait_until(lambda: _answers(served.port), "a place for another client")
+
+
+def _answers(port: int) -> bool:
+    try:
+        return get(port)[0] == 200
+    except (OSError, http.client.HTTPException):
+        return False
 
 
 def test_nothing_is_left_after_it() -> None:
