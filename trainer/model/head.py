@@ -30,6 +30,9 @@ logger = logging.getLogger(__name__)
 CHUNK_BYTES = 2**27
 """Logits of one chunk in float32. Three tensors of this size are in use at once."""
 
+_LEAST_LOGARITHM = -1000.0
+"""Of a probability p in p log p, which is 0 for less, in float64, too; and for p = 0, where it would be 0 times infinity."""
+
 _BOUND = {torch.float32: 1e-4, torch.bfloat16: 3e-1}
 """Nats, by precision: allowed difference of a chunked log-probability from one by whole logits."""
 
@@ -233,6 +236,7 @@ class _Chunked(torch.autograd.Function):
             highest_P[rows] = scaled_CV.amax(-1)
             sums_P[rows] = -log_CV.amax(-1)  # of exp(z - highest z), the logarithm
             del scaled_CV
+            log_CV.clamp_(min=_LEAST_LOGARITHM)
             entropies_P[rows] = -log_CV.mul_(log_CV.exp()).sum(-1)
             del log_CV  # before the next chunk's
         if not entropy_gradient:
@@ -266,6 +270,7 @@ class _Chunked(torch.autograd.Function):
                 log_CW.sub_(highest_P[rows, None]).sub_(sums_P[rows, None])
                 grad_CW = log_CW.exp()
                 if ctx.entropy_gradient:
+                    log_CW.clamp_(min=_LEAST_LOGARITHM)
                     log_CW.add_(entropies_P[rows, None]).mul_(grad_entropies_P[rows, None]).add_(grad_C1)
                     grad_CW.mul_(log_CW).neg_()
                 else:
@@ -315,7 +320,8 @@ def _whole_outputs(
     """Does the same as `chunked_outputs` by whole logits, for models whose head is not linear."""
     log_probabilities_PV = torch.log_softmax(logits_PV.float() / divisor_P[:, None], dim=-1)
     with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-        entropies_P = -(log_probabilities_PV.exp() * log_probabilities_PV).sum(-1)
+        logarithms_PV = log_probabilities_PV.clamp(min=_LEAST_LOGARITHM)
+        entropies_P = -(logarithms_PV.exp() * logarithms_PV).sum(-1)
     return log_probabilities_PV.gather(-1, targets_P[:, None])[:, 0], entropies_P
 
 

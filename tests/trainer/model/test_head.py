@@ -109,6 +109,40 @@ def test_bfloat16_gradients_are_rounded_once(monkeypatch: pytest.MonkeyPatch) ->
         torch.testing.assert_close(mine.grad.double(), wanted.grad, rtol=2e-2, atol=4e-2)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "whole"), [(torch.float32, False), (torch.float64, False), (torch.float32, True)]
+)
+def test_a_token_that_cannot_be_drawn_adds_nothing_to_the_entropy(dtype: torch.dtype, whole: bool) -> None:
+    """A logit of -inf, against the definition without that token, in float64."""
+    hidden, weight, bias, targets, divisor = inputs(dtype, True)
+    exact = inputs(torch.float64, True)
+    assert hidden is not None
+    assert weight is not None
+    assert bias is not None
+    assert targets is not None
+    assert divisor is not None
+    never, others = 5, torch.arange(17) != 5
+    targets[targets == never] = never + 1
+    with torch.no_grad():
+        bias[never] = -torch.inf
+    values_P, entropies_P = (
+        head._whole_outputs(hidden @ weight.T + bias, targets, divisor, True)
+        if whole
+        else chunked_outputs(hidden, weight, bias, targets, divisor, entropy_gradient=True)
+    )
+    assert exact[1] is not None
+    assert exact[2] is not None
+    drawn = targets - (targets > never).long()
+    expected = reference(exact[0], exact[1][others], exact[2][others], drawn, exact[4])
+    tolerance = {"rtol": 1e-6, "atol": 3e-6} if dtype == torch.float32 else {"rtol": 0, "atol": 1e-12}
+    torch.testing.assert_close((values_P.double(), entropies_P.double()), expected, **tolerance)
+    torch.autograd.backward([values_P.sum() + 2 * entropies_P.sum(), expected[0].sum() + 2 * expected[1].sum()])
+    for mine, wanted in zip((hidden, weight, bias), exact[:3], strict=True):
+        assert mine.grad is not None
+        assert wanted is not None
+        torch.testing.assert_close(mine.grad.double(), wanted.grad, **tolerance)
+
+
 def test_no_token_at_all() -> None:
     hidden = torch.zeros(0, 6, requires_grad=True)
     weight = torch.randn(17, 6, requires_grad=True)
