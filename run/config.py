@@ -260,6 +260,12 @@ class TrainingConfig(Config):
                 f"updates_per_step = {self.updates_per_step} is not a multiple of epochs = {self.epochs}: every epoch has "
                 f"the same mini-batches; set updates_per_step = {self.epochs * max(1, self.updates_per_step // self.epochs)}"
             )
+        if self.updates_per_step > 1 and self.loss.kind == "reinforce":
+            raise ValueError(
+                f'updates_per_step = {self.updates_per_step} with loss.kind = "reinforce": that loss has no ratio, so it takes '
+                "the samples as of the weights that are trained, and after the first update they are not; set "
+                'updates_per_step = 1, or a kind with a ratio, such as "importance_ratio" or "ppo"'
+            )
         return self
 
 

@@ -81,6 +81,8 @@ def test_mini_batches_are_dealt_by_the_order_of_the_batch(tmp_path: Path) -> Non
         ValueError, match=r"updates_per_step = 3 is not a multiple of epochs = 2.*set updates_per_step = 2"
     ):
         make_run_config(tmp_path, tmp_path, updates_per_step=3, epochs=2)
+    with pytest.raises(ValueError, match=r'updates_per_step = 2 with loss.kind = "reinforce": that loss has no ratio'):
+        make_run_config(tmp_path, tmp_path, updates_per_step=2, loss={"kind": "reinforce"})
 
 
 @pytest.mark.slow
