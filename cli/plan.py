@@ -64,6 +64,8 @@ def _show(plan: Plan) -> None:
     console.print(
         f"trainer.max_tokens = {plan.max_tokens}; the largest that fits is {plan.largest_max_tokens}", soft_wrap=True
     )
+    held = ", ".join(f"{part} {gib(count)}" for part, count in plan.host.items())
+    console.print(f"GiB in the host's memory for the trainer's first rank: {held}", soft_wrap=True)
     if plan.server is not None:
         console.print(
             f"KV cache: {plan.server.token:,} bytes a token and GPU; {plan.sequences} sequences of max_model_len at once",

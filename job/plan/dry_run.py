@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,10 @@ from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 from job.plan.live_bytes import LiveBytes
 from run.config import TrainingConfig
 from trainer.lora.multi_lora import adapter_spans, is_target, wrap_linears
-from trainer.model.head import token_outputs
+from trainer.model import head
 from trainer.model.recompute import checkpoint_layers
 from trainer.optimizer import STATE_KEYS, Optimizer
+from trainer.updates.value_head import ValueHead, row_values
 
 _ATTENTION = "planned"
 
@@ -163,26 +164,24 @@ def _kind(name: str, parameter: Tensor) -> str:
 
 
 def step_bytes(
-    directory: Path, dtype: str, tokens: int, runs: list[TrainingConfig], *, checkpointing: bool
+    directory: Path, dtype: str, tokens: int, runs: list[TrainingConfig], *, checkpointing: bool, context: int = 1
 ) -> StepBytes:
     """Runs two rows of `tokens` tokens of one sample, as after the first of a step, and returns what lives at the peak.
 
-    `runs` are those trained at once; a row is of the first. All weights are trained where it has no adapter. Every number grows
-    evenly with the layers, if these are alike: then models of two and of three layers are run.
-    Raises `ValueError` as `model_sizes`.
+    `runs` are those trained at once; a row is of the first. All weights are trained where it has no adapter. With `context`
+    ranks that share a row, `tokens` are those of this rank's stretch, the last. Every number grows evenly with the layers, if
+    these are alike: then models of two and of three layers are run. Raises `ValueError` as `model_sizes`.
     """
-    with _plannable(directory):
-        return _extrapolated_bytes(directory, dtype, tokens, runs, checkpointing)
-
-
-def _extrapolated_bytes(
-    directory: Path, dtype: str, tokens: int, runs: list[TrainingConfig], checkpointing: bool
-) -> StepBytes:
     given = tuple(run.model_dump_json() for run in runs)
-    sizes = model_sizes(directory)
-    if not sizes.alike or sizes.layers < 3:
-        return _step_bytes(directory, dtype, tokens, given, checkpointing, None)
-    two, three = (_step_bytes(directory, dtype, tokens, given, checkpointing, layers) for layers in (2, 3))
+
+    def run(layers: int | None) -> StepBytes:
+        return _step_bytes(directory, dtype, tokens, given, checkpointing, context, layers)
+
+    with _plannable(directory):
+        sizes = model_sizes(directory)
+        if not sizes.alike or sizes.layers < 3:
+            return run(None)
+        two, three = run(2), run(3)
     numbers = {
         name: getattr(two, name) + (sizes.layers - 2) * (getattr(three, name) - getattr(two, name))
         for name in StepBytes.__dataclass_fields__
@@ -192,28 +191,52 @@ def _extrapolated_bytes(
 
 @cache
 def _step_bytes(
-    directory: Path, dtype: str, tokens: int, given: tuple[str, ...], checkpointing: bool, layers: int | None
+    directory: Path,
+    dtype: str,
+    tokens: int,
+    given: tuple[str, ...],
+    checkpointing: bool,
+    context: int,
+    layers: int | None,
 ) -> StepBytes:
     runs = [TrainingConfig.model_validate_json(each) for each in given]
-    with LiveBytes("meta") as live:
+    AttentionInterface.register(_ATTENTION, partial(_attention, context))
+    with LiveBytes("meta") as live, _few_chunks():
         model = make_model(directory, dtype, layers)
         model.logits_scale = 1.0
         weights = live.now
         if checkpointing:
             checkpoint_layers(model, None)
-        parameters = [_trained(model, slot, runs) for slot in range(len(runs))]
+        heads = [_value_head(model, run) for run in runs]
+        parameters = [_trained(model, slot, runs, value_head) for slot, value_head in enumerate(heads)]
         adapters = live.now - weights
         optimizers = [Optimizer(each, run, 1) for each, run in zip(parameters, runs, strict=True)]
         masters = live.now - weights - adapters
-        for slot in range(len(runs)):
-            _row(model, min(tokens, _FEW), slot)
+        for slot, value_head in enumerate(heads):
+            _row(model, min(tokens, _FEW), slot, value_head)
         gradients = live.now - weights - adapters - masters
         before = live.peak = live.now
-        _row(model, tokens, 0)
+        _row(model, tokens, 0, heads[0])
         activations = live.peak - before
         trained = sum(parameter.numel() for each in parameters for parameter in each.values())
         del optimizers
     return StepBytes(weights, adapters, masters, gradients, activations, trained)
+
+
+@contextmanager
+def _few_chunks() -> Iterator[None]:
+    """Computes the first two chunks of the output layer and the last one; the others hold the same."""
+    every = head._slices
+
+    def few(length: int, size: int) -> Iterator[slice]:
+        parts = list(every(length, size))
+        return iter(parts[:2] + parts[2:][-1:])
+
+    head._slices = few
+    try:
+        yield
+    finally:
+        head._slices = every
 
 
 def moments_bytes(trained: int, training: TrainingConfig) -> int:
@@ -223,11 +246,21 @@ def moments_bytes(trained: int, training: TrainingConfig) -> int:
     return 4 * trained * (len(STATE_KEYS["adamw"]) - 1)
 
 
-def _trained(model: nn.Module, slot: int, runs: list[TrainingConfig]) -> dict[str, nn.Parameter]:
+def _value_head(model: nn.Module, run: TrainingConfig) -> ValueHead | None:
+    return (
+        None
+        if run.value_head is None
+        else ValueHead(model.get_output_embeddings().weight.shape[-1], torch.device("meta"))
+    )
+
+
+def _trained(
+    model: nn.Module, slot: int, runs: list[TrainingConfig], value_head: ValueHead | None
+) -> dict[str, nn.Parameter]:
     lora = runs[slot].lora
+    found = value_head.parameters() if value_head is not None else {}
     if lora is None:
-        return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    found: dict[str, nn.Parameter] = {}
+        return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad} | found
     for name, layer in wrap_linears(model, len(runs)).items():
         if is_target(name, lora):
             layer.admit(slot, lora.rank, lora.alpha, torch.Generator())
@@ -235,15 +268,19 @@ def _trained(model: nn.Module, slot: int, runs: list[TrainingConfig]) -> dict[st
     return found
 
 
-def _row(model: nn.Module, tokens: int, slot: int) -> None:
+def _row(model: nn.Module, tokens: int, slot: int, value_head: ValueHead | None) -> None:
     ids_T = torch.zeros(tokens, dtype=torch.int64, device="meta")
     predicting_P = torch.arange(tokens - 1, device="meta")
     with adapter_spans(model, [(slot, tokens)]):
-        outputs = token_outputs(model, ids_T, ids_T, [tokens], predicting_P, ids_T[1:], 1.0)
-    outputs.log_probabilities_P.backward(torch.empty(tokens - 1, device="meta"))
+        outputs = head.token_outputs(model, ids_T, ids_T, [tokens], predicting_P, ids_T[1:], 1.0)
+    values_P = row_values([value_head], outputs.hidden_PH, [tokens - 1])
+    computed = [each for each in (outputs.log_probabilities_P, values_P) if each is not None]
+    del outputs
+    torch.autograd.backward(computed, [torch.empty_like(each) for each in computed])
 
 
 def _attention(
+    ranks: int,
     module: nn.Module,
     query_1HTD: Tensor,
     key_1HTD: Tensor,
@@ -253,10 +290,15 @@ def _attention(
     scaling: float,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """The kernel that `trainer/model/attention.py` gets for one sample; the meta device would choose another."""
+    """The kernel that `trainer/model/attention.py` gets for one sample; the meta device would choose another.
+
+    Of `ranks` that share the row, each gathers the keys and values of all.
+    """
+    if ranks > 1:
+        key_1HTD, value_1HTD = (each.repeat(1, 1, ranks, 1) for each in (key_1HTD, value_1HTD))
     kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    output = kernel(query_1HTD, key_1HTD, value_1HTD, 0.0, True, scale=scaling)[0]
+    output = kernel(query_1HTD, key_1HTD, value_1HTD, 0.0, ranks == 1, scale=scaling)[0]
     return output.transpose(1, 2), None
 
 
-AttentionInterface.register(_ATTENTION, _attention)
+AttentionInterface.register(_ATTENTION, partial(_attention, 1))

@@ -12,7 +12,7 @@ from job.placement import devices
 from job.plan.devices import GIB, Gpus
 from job.plan.dry_run import ModelSizes, model_sizes
 from job.plan.inference_memory import ServerMemory, server_memory, utilization
-from job.plan.trainer_memory import rank_parts
+from job.plan.trainer_memory import host_parts, rank_parts
 from run.config import LoraConfig, TrainingConfig
 from trainer.config import TrainerConfig
 
@@ -40,6 +40,8 @@ class Plan:
     model: ModelSizes
     trainer: dict[str, int]
     """Of one rank, by part."""
+    host: dict[str, int]
+    """Of rank 0 in its host's memory, by part."""
     trainer_room: int
     """What one rank may use: its GPU, without the share of a server on it."""
     max_tokens: int
@@ -78,7 +80,8 @@ def make_plan(job: JobConfig, directory: Path, gpus: Gpus) -> Plan:
         problems.append(_trainer_problem(parts, room, trainer, largest, server, shared))
         advice = _advice(job, runs, room, gpus, largest, total)
     running = min(server.sequences, job.inference.max_num_seqs) * job.inference.replicas if server is not None else 0
-    return Plan(gpus, sizes, parts, room, trainer.max_tokens, largest, server, running, problems, advice)
+    host = host_parts(directory, trainer, runs)
+    return Plan(gpus, sizes, parts, host, room, trainer.max_tokens, largest, server, running, problems, advice)
 
 
 def largest_tokens(total: Callable[[int], int], room: int) -> int:

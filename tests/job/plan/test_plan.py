@@ -101,6 +101,7 @@ def test_what_fits_and_what_does_not(
     assert plan["fits"]
     assert plan["sequences"] > 0
     assert plan["largest_max_tokens"] > 4096
+    assert plan["host"] == {"checkpoint": 12 * sum(plan["model"]["parameters"].values())}
     largest = plan["largest_max_tokens"]
     assert main([file, "--gpus", "2xH100-80", "--trainer.max_tokens", str(2 * largest)]) == 2
     said = capsys.readouterr().out

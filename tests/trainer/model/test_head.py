@@ -109,9 +109,7 @@ def test_bfloat16_gradients_are_rounded_once(monkeypatch: pytest.MonkeyPatch) ->
         torch.testing.assert_close(mine.grad.double(), wanted.grad, rtol=2e-2, atol=4e-2)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "whole"), [(torch.float32, False), (torch.float64, False), (torch.float32, True)]
-)
+@pytest.mark.parametrize(("dtype", "whole"), [(torch.float32, False), (torch.float64, False), (torch.float32, True)])
 def test_a_token_that_cannot_be_drawn_adds_nothing_to_the_entropy(dtype: torch.dtype, whole: bool) -> None:
     """A logit of -inf, against the definition without that token, in float64."""
     hidden, weight, bias, targets, divisor = inputs(dtype, True)
