@@ -474,7 +474,7 @@ def test_threads_that_never_end_hold_up_neither_the_run_nor_its_end(
     config = make_config(args={"fault": "thread"}, rollout_timeout_seconds=0.2, shutdown_timeout_seconds=2, steps=8)
     with ScriptedTrainer(config.output_dir, "one", 8) as trainer:
         with started(config) as process:
-            assert process.wait(60) == 0
+            assert process.wait(240) == 0
         assert trainer.steps_trained == list(range(1, 9))
     assert_whole(config, 8)
     said = (config.output_dir.parent / "stderr.txt").read_text()

@@ -267,7 +267,7 @@ def test_a_result_that_cannot_be_written_does_not_count() -> None:
     store = TroubledStore()
     with (
         pytest.raises(LeaseLost, match="how it ended could not be written"),
-        holding(claim(store, Terms(0.1, 0.2)), Interruptions()),
+        holding(claim(store, Terms(0.5, 2.0)), Interruptions()),
     ):
         store.before_write = fails
     assert store.record().state == "RUNNING"

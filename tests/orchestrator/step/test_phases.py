@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from itertools import count
 
@@ -14,6 +15,7 @@ from orchestrator.step.phases import PhaseClock, phases_in_words, sum_phases
 from run.config import RunConfig
 from tests.orchestrator.daemons import STEPS, metrics_of
 from tests.orchestrator.scripted_trainer import ScriptedTrainer
+from transport.records import Batch
 from transport.telemetry.intervals import busy_seconds
 
 SECONDS = st.floats(0, 1e4)
@@ -69,9 +71,22 @@ def test_phases_are_said_as_shares() -> None:
 
 
 @pytest.mark.slow
-def test_a_runs_phases_add_up_and_say_what_was_waited_for(make_config: Callable[..., RunConfig]) -> None:
+def test_a_runs_phases_add_up_and_say_what_was_waited_for(
+    make_config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = make_config()
-    with ScriptedTrainer(config.output_dir, "one", STEPS, train_seconds=0.3):
+    waiting, enter = threading.Event(), PhaseClock.enter
+
+    def note(clock: PhaseClock, phase: str) -> None:
+        if phase == "wait_trainer":
+            waiting.set()
+        enter(clock, phase)
+
+    def hold(batch: Batch) -> None:
+        assert batch.step == 1 or waiting.wait(60)
+
+    monkeypatch.setattr(PhaseClock, "enter", note)
+    with ScriptedTrainer(config.output_dir, "one", STEPS, answer=hold):
         assert run(config, lambda: None) == 0
     lines = metrics_of(config)
     for line in lines:
