@@ -69,9 +69,11 @@ def test_a_trainer_killed_after_the_last_commit_trains_what_it_lost_without_infe
     tmp_path: Path, moe_server: ServerProcess
 ) -> None:
     """And a job that is done stays as it is."""
-    job = started_and_trained(tmp_path, trained=STEPS - 2, server=moe_server)
+    job = started_and_trained(tmp_path, trained=STEPS - 4, server=moe_server)
+    trained = job.output_dir / "trainer" / "metrics.jsonl"
     try:
-        trainer = job.pid_of("cli.main trainer")
+        trainer = job.pid_of("cli.main trainer")  # already: the last two batches may wait at it, and are soon trained
+        job.wait_for(f"step {STEPS - 2}", lambda: len(steps_of(trained)) >= STEPS - 2)
         os.kill(trainer, signal.SIGSTOP)  # the orchestrator may lead by two steps, which are the last ones
         job.wait_for("the last commit", lambda: steps_of(job.output_dir / "run_killed" / "metrics.jsonl") == ALL_STEPS)
         os.kill(trainer, signal.SIGKILL)
