@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from inference.base import Completion, GenerateRequest, SamplingParameters
+from inference.base import Completion, GenerateRequest, Probe, SamplingParameters, WeightUpdate
 from inference.clients.client import BinaryClient, ServerClient
 from inference.clients.http_sessions import HttpSessions
 from inference.clients.openai_client import OpenAIClient
@@ -33,8 +33,12 @@ WARM = SamplingParameters(temperature=0.8, max_tokens=64, stop_token_ids=(END,))
 
 @asynccontextmanager
 async def clients_of(server: ServerProcess) -> AsyncIterator[list[ServerClient]]:
+    """Of a server that has the weights of version 0."""
+    directory = server.directories[0]
     async with HttpSessions(PoolConfig()) as connections:
-        yield [BinaryClient(server.url, connections), OpenAIClient(server.url, connections)]
+        binary = BinaryClient(server.url, connections)
+        await binary.load(WeightUpdate(0, directory, Probe.read(directory / "probe.json"), None))
+        yield [binary, OpenAIClient(server.url, connections)]
 
 
 def request(server: ServerProcess, sampling: SamplingParameters) -> GenerateRequest:
