@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Literal
 
@@ -9,6 +10,9 @@ from pydantic import Field, model_validator
 
 from run.config import TrainingConfig
 from transport.config import Config, TransportConfig, machine_memory
+
+EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""Keys of a model's configuration that hold the number of experts."""
 
 
 class TrainerConfig(Config):
@@ -69,6 +73,10 @@ class TrainerConfig(Config):
     """Ranks that compute each row together, for samples that do not fit one rank (docs/scale.md): rows then have up to this many
     times `max_tokens`. It divides the number of ranks."""
 
+    expert_parallel: int = Field(default=1, ge=1)
+    """Ranks that divide a mixture's experts among them: each owns an equal part, and tokens travel to the owners of their experts
+    (docs/scale.md). It divides the number of ranks and of experts. 1: a rank has all experts, or gathers them with `sharding`."""
+
     max_waiting_bytes: int | None = Field(default=None, gt=0)
     """Bytes for the waiting batches of all runs together. Unset: half of this machine's memory. A run's share is this divided by
     `max_runs`. A run may always send one batch, whatever its size; a run that otherwise exceeds its share is evicted."""
@@ -99,7 +107,39 @@ class TrainerConfig(Config):
                 f"context_parallel = {self.context_parallel} does not divide the trainer's {self.ranks} ranks "
                 "(processes times nodes)"
             )
+        if self.ranks % self.expert_parallel:
+            raise ValueError(
+                f"expert_parallel = {self.expert_parallel} does not divide the trainer's {self.ranks} ranks "
+                "(processes times nodes)"
+            )
         return self
+
+    @model_validator(mode="after")
+    def _experts_of_the_model(self) -> TrainerConfig:
+        if (Path(self.model) / "config.json").is_file():  # else it is checked when it has been found
+            self.check_model(Path(self.model))
+        return self
+
+    def check_model(self, directory: Path) -> None:
+        """Raises `ValueError` unless the experts of the model in `directory` can be divided as is asked for."""
+        if self.expert_parallel == 1:
+            return
+        path, key = directory / "config.json", f"expert_parallel = {self.expert_parallel}"
+        try:
+            given = json.loads(path.read_bytes())
+            given = given.get("text_config") or given
+            experts = max(int(given.get(name) or 0) for name in EXPERT_COUNTS)
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            raise ValueError(f"{key}: the experts in {path} cannot be counted: {error}") from error
+        if not experts:
+            raise ValueError(f"{key}, but the model in {directory} has no experts; use expert_parallel = 1")
+        if experts % self.expert_parallel:
+            raise ValueError(f"{key} does not divide the {experts} experts of the model in {directory}")
+        if self.sharded and experts % self.ranks:
+            raise ValueError(
+                f"{key} with sharding = true: each rank stores whole experts, and the trainer's {self.ranks} ranks (processes "
+                f"times nodes) do not divide the {experts} experts of the model in {directory}"
+            )
 
     def refuses_value_head(self, training: TrainingConfig) -> str | None:
         """Returns why this trainer cannot train a run's value head; None if it can, or the run has none."""
@@ -110,10 +150,11 @@ class TrainerConfig(Config):
                 f"training.value_head is set, and the trainer has context_parallel = {self.context_parallel}: no rank has the "
                 "states of a whole row; use a trainer with context_parallel = 1, or another algorithm"
             )
-        if training.lora is None and self.sharded:
+        if training.lora is None and self.divided:
+            key = "sharding = true" if self.sharded else f"expert_parallel = {self.expert_parallel}"
             return (
-                "training.value_head is set, and training.lora is not: a trainer with sharding = true cannot train a value "
-                "head beside full weights; add [training.lora], or use a trainer without sharding"
+                f"training.value_head is set, and training.lora is not: a trainer with {key} cannot train a value "
+                "head beside full weights; add [training.lora], or use a trainer without it"
             )
         return None
 
@@ -131,6 +172,11 @@ class TrainerConfig(Config):
     def sharded(self) -> bool:
         """Whether the model is divided over several ranks."""
         return self.sharding and self.ranks > 1
+
+    @property
+    def divided(self) -> bool:
+        """Whether any weight is divided over several ranks, so that all must compute together."""
+        return self.sharded or self.expert_parallel > 1
 
     @property
     def waiting_share(self) -> int:

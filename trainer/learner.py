@@ -32,6 +32,7 @@ from trainer.lora.multi_lora import check_targets, wrap_linears
 from trainer.losses.registry import load_loss
 from trainer.metrics import MetricValue
 from trainer.model.context import shared_rows
+from trainer.model.experts import expert_weights
 from trainer.model.load import load_model, trainable_parameters
 from trainer.model.packing_proof import can_pack, prove_packing, prove_stretches
 from trainer.model.passes import PassDiscarded, Passes
@@ -162,11 +163,11 @@ class Learner:
         return self._copy(slot, step)
 
     def assemble(self, slot: int) -> Assembled | None:
-        """Puts together what a broadcast of the run needs of all ranks; None if nothing, as the model is not sharded.
+        """Puts together what a broadcast of the run needs of all ranks; None if nothing, as the model is not divided.
 
         Raises `BrokenWeights`: the model raises an error.
         """
-        if not self.config.sharded:
+        if not self.config.divided:
             return None
         self._command({"kind": "assemble", "slot": slot})
         return self._assemble(slot)
@@ -264,7 +265,9 @@ class Learner:
 
     def _train(self, rows: Sequence[Row]) -> None:
         own = [(self._open[slot], samples) for slot, samples in rows[self.ranks.row]]
-        summed = [step for step in self._open.values() if step.run.shards is not None]
+        # Of divided experts, owners have gradients from the rows of other ranks, also of adapters.
+        everyones = self.ranks.experts is not None
+        summed = [step for step in self._open.values() if everyones or step.run.shards is not None]
         self._rows.train(own, self._train_row, summed)
 
     def _train_row(self, row: StepRow) -> None:
@@ -321,8 +324,12 @@ class Learner:
 
     def _write_shard(self, slot: int) -> None:
         run, fault = self.runs[slot], None
+        shards = run.shards
+        assert shards is not None
         try:
-            shard_files.write_own(run.state(), self.config.output_dir, run.run_id, self.ranks.index)
+            if self.ranks.index < shards.ranks:
+                own = {key: tensor for key, tensor in run.state().items() if key.partition(".")[2] in shards.rows}
+                shard_files.write_own(own, self.config.output_dir, run.run_id, self.ranks.index)
         except Exception as error:  # of the disk
             if is_fatal(error):
                 raise
@@ -373,9 +380,8 @@ class Learner:
             loss = load_loss(config.training.loss, optional_inputs(config))
             reference = self._references.open(slot, config.training, self.limits.vocabulary)
             run = Run(slot, run_id, config, optimizer, loss, occupancy.progress, value_head=head, reference=reference)
-            if self.config.sharded and config.training.lora is None:
-                write_others = partial(self._write_others, slot)
-                run.shards = Shards(self.ranks.index, self.ranks.count, rows_of(self.model), write_others)
+            if self.config.divided and config.training.lora is None:
+                run.shards = self._shards(slot)
             if step := run.progress.step:
                 checkpoint.load(run, self.config.output_dir, step, random_state=self.config.max_runs == 1)
                 occupancy.progress = run.progress
@@ -405,7 +411,7 @@ class Learner:
     def _adapter(self, slot: int) -> dict[str, nn.Parameter]:
         if self._trained_in_full:
             self._load_model()
-        if (self.config.sharded or self.ranks.context is not None) and trainable_parameters(self.model):
+        if (self.config.divided or self.ranks.context is not None) and trainable_parameters(self.model):
             differentiate_inputs(self.model)
         for prefix, layer in wrap_linears(self.model, self.config.max_runs).items():
             self.manager.register_module(prefix, layer)
@@ -416,6 +422,15 @@ class Learner:
             load_adapter(lambda: self.manager.get_state_dict_for_run(slot), lora, lora.start_from)
         return self.manager.get_named_parameters_for_run(slot)
 
+    def _shards(self, slot: int) -> Shards:
+        ranks, group = self.ranks, self.ranks.experts
+        rows, write_others = rows_of(self.model), partial(self._write_others, slot)
+        if not self.config.sharded:
+            assert group is not None
+            return Shards(group.index, group.size, rows, {}, write_others, group)
+        parallel = {} if group is None else dict.fromkeys(expert_weights(self.model), group.size)
+        return Shards(ranks.index, ranks.count, rows, parallel, write_others)
+
     def _value_head(self) -> ValueHead:
         return ValueHead(self.model.get_output_embeddings().weight.shape[-1], self.ranks.device)
 
@@ -423,17 +438,17 @@ class Learner:
         if self._trained_in_full or not trainable_parameters(self.model):
             self._load_model()  # an earlier run has changed it, or put adapters into it
         self._trained_in_full = True
-        return local_parameters(self.model) if self.config.sharded else trainable_parameters(self.model)
+        return local_parameters(self.model) if self.config.divided else trainable_parameters(self.model)
 
     def _load_model(self) -> None:
         config = self.config
         shards = self.ranks.count if config.sharded else 1
-        self.model = load_model(config.model, config.dtype, self.ranks.device, shards)
+        self.model = load_model(config.model, config.dtype, self.ranks.device, shards, self.ranks.experts)
         prove_packing(self.model)
         if self.ranks.context is not None:
             prove_stretches(self.model, self.ranks.context)
         rest(self.model)
-        self._passes = Passes(self.model, self.ranks.agree, self.ranks.device) if config.sharded else None
+        self._passes = Passes(self.model, self.ranks.agree, self.ranks.device) if config.divided else None
         shared = self.ranks.context is not None
         self._rows = Rows(config.row_tokens if can_pack(self.model) else 1, self._passes, shared=shared)
         self._trained_in_full = False

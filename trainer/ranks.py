@@ -22,6 +22,8 @@ from torch import Tensor
 
 from trainer.config import TrainerConfig
 from trainer.model.context import ContextGroup
+from trainer.model.exchange import ExpertGroup
+from trainer.model.experts import form_groups
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 """If a rank keeps the others waiting longer than this in a collective call, all ranks end. Rank 0 sends a command at least every
@@ -46,6 +48,8 @@ class Ranks:
     commands: dist.ProcessGroup | None
     context: ContextGroup | None = None
     """The ranks that compute each row together with this one; None if it computes rows alone."""
+    experts: ExpertGroup | None = None
+    """The ranks that divide the experts with this one; None if it has all."""
 
     @property
     def row(self) -> int:
@@ -82,13 +86,13 @@ class Ranks:
         dist.recv(data, 0, group=self.commands)
         return data.numpy().tobytes()
 
-    def add(self, tensors: Sequence[Tensor]) -> None:
-        """Adds each tensor over all ranks, in place; shapes, dtypes and order are the same on every rank."""
+    def add(self, tensors: Sequence[Tensor], group: dist.ProcessGroup | None = None) -> None:
+        """Adds each tensor over the ranks of `group`, or all, in place; shapes, dtypes and order are the same on every rank."""
         if self.count == 1:
             return
         for bucket in _buckets(tensors):
             flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
-            dist.all_reduce(flat)
+            dist.all_reduce(flat, group=group)
             for tensor, summed in zip(bucket, flat.split([tensor.numel() for tensor in bucket]), strict=True):
                 tensor.copy_(summed.view_as(tensor))
 
@@ -121,12 +125,15 @@ class Ranks:
         """Does the same to a tensor on the CPU, without waiting for the accelerator."""
         dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self.commands)
 
-    def norm(self, own: Tensor) -> Tensor:
-        """Returns the 2-norm of a vector of which each rank has a slice, from the norms of the slices; alike on every rank."""
+    def norm(self, own: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
+        """Returns the 2-norm of a vector of which each rank of `group`, or of all, has a slice, from the norms of the slices.
+
+        It is alike on every rank.
+        """
         if self.count == 1:
             return own
         squared = own.double().square()
-        dist.all_reduce(squared)
+        dist.all_reduce(squared, group=group)
         return squared.sqrt().to(own.dtype)
 
 
@@ -159,7 +166,9 @@ def join(config: TrainerConfig, device: torch.device) -> Iterator[Ranks]:
         dist.init_process_group("gloo", timeout=COLLECTIVE_TIMEOUT)
     try:
         commands = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
-        yield Ranks(dist.get_rank(), dist.get_world_size(), device, commands, _context(config.context_parallel))
+        experts = form_groups(config.expert_parallel, device, COLLECTIVE_TIMEOUT)
+        context = _context(config.context_parallel)
+        yield Ranks(dist.get_rank(), dist.get_world_size(), device, commands, context, experts)
     finally:
         dist.destroy_process_group()
 

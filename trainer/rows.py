@@ -5,7 +5,7 @@ cleared, and their earlier rows are trained again. The row itself is tried again
 found: in pieces of half its tokens after a lack of memory, otherwise run by run. A step gets a fault if a single sample does not
 fit into memory or a row of its own samples raises; `trainer/step.py` sends it to all ranks when the step is finished. Each rank
 does this alone, unless the model is sharded: then all ranks train their pieces side by side (`trainer/model/passes.py`), and a
-failure on one makes all of them begin anew.
+failure on one makes all of them begin anew. Where ranks divide experts, a lack of memory on one makes all try smaller pieces.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Rows:
                 continue
             spoilt = dict.fromkeys([*(step for step, _ in piece), *summed])
             again = [(step, samples) for step in spoilt for samples in step.begin_anew()]
-            waiting.extendleft(reversed(self._smaller(piece, failure) if failure else [piece] if piece else []))
+            waiting.extendleft(reversed(self._instead(piece, failure)))
             waiting.extend(smaller for part in again for smaller in self._pieces([part]))
 
     def _attempt(self, piece: StepRow, train_row: Callable[[StepRow], None]) -> tuple[_Failure | None, bool]:
@@ -81,11 +81,21 @@ class Rows:
             )
         if self._passes is None:
             return failure, failure is not None
-        discarded = self._passes.end(failed=failure is not None)
+        discarded = self._passes.end(failure is not None, failure is not None and failure.out_of_memory)
         if discarded and failure is None:
             for step, _ in piece:
                 step.fault = None  # of a loss that was given wrong numbers
         return failure, discarded
+
+    def _instead(self, piece: StepRow, failure: _Failure | None) -> list[StepRow]:
+        """Returns what to try after a piece was discarded; all ranks call it."""
+        passes = self._passes
+        if passes is not None and passes.shares_experts and passes.lacked_memory:
+            # What did not fit may be tokens of any rank, so all try less before a single sample is to blame.
+            several = sum(len(samples) for _, samples in piece) > 1
+            if passes.more(several):
+                failure = _Failure("a rank that computes tokens of this one", out_of_memory=True) if several else None
+        return self._smaller(piece, failure) if failure else [piece] if piece else []
 
     def _smaller(self, piece: StepRow, failure: _Failure) -> list[StepRow]:
         """Returns the pieces to try instead of a failed one; none if the failing run is found, whose step then gets a fault."""

@@ -17,6 +17,7 @@ from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
 
 from trainer.faults import is_fatal, is_out_of_memory
 from trainer.lora.multi_lora import adapter_spans
@@ -311,14 +312,12 @@ def _update(step: OpenStep, ranks: Ranks) -> None:
         gradients = run.optimizer.gradients()
         if not step.is_last_pass:
             run.hold()
-        if run.shards is not None:
+        if run.shards is not None and run.shards.experts is None:
             own_norm = run.optimizer.gradient_norm()
     except Exception as error:  # noqa: BLE001 - any error is sent to the other ranks
         step.fault = step.fault or _described(error, f"the gradients of step {number}")
     _refuse_if_any(ranks, step.fault)
-    norm = None if own_norm is None else ranks.norm(own_norm)
-    if norm is None:
-        ranks.add(gradients)
+    norm = _add_gradients(run, gradients, ranks, own_norm)
     ranks.add_rows([step.sums_EM])
     ranks.maximum(step.highest_E)
     fault, updated = None, False
@@ -331,6 +330,28 @@ def _update(step: OpenStep, ranks: Ranks) -> None:
         run.intact = False
         fault = _described(error, f"the update of step {number}")
     _refuse_if_any(ranks, fault, run if updated else None)
+
+
+def _add_gradients(run: Run, gradients: Sequence[Tensor], ranks: Ranks, own_norm: Tensor | None) -> Tensor | None:
+    """Adds the gradients over the ranks, where that has not been done while they were computed.
+
+    `own_norm` is that of this rank's slices, if these are of all weights. Returns the joint norm of slices; None without any.
+    """
+    if run.shards is None:
+        ranks.add(gradients)
+        return None
+    if own_norm is not None:
+        return ranks.norm(own_norm)
+    group = run.shards.experts
+    assert group is not None
+    named = list(zip(run.optimizer.parameters, gradients, strict=True))
+    experts = [gradient for name, gradient in named if name in run.shards.rows]
+    whole = [gradient for name, gradient in named if name not in run.shards.rows]
+    ranks.add(whole)
+    if group.copies > 1:
+        ranks.add(experts, group.peers)
+    norms = ranks.norm(get_total_norm(experts), group.group), get_total_norm(whole)
+    return torch.linalg.vector_norm(torch.stack(norms))
 
 
 def _apply(step: OpenStep, norm: Tensor | None) -> None:

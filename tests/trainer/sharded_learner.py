@@ -116,13 +116,13 @@ SCENARIOS: dict[str, tuple[str, dict[str, dict[str, Any]], bool]] = {
 RESUMED = "moe-full"
 
 
-def train_on(directory: Path, model: Path, group: Ranks, steps: int) -> dict[str, Any]:
+def train_on(directory: Path, model: Path, group: Ranks, steps: int, **trainer: Any) -> dict[str, Any]:
     """Trains on from the newest checkpoint, if there is one, for some steps, and writes another; the result is rank 0's."""
     _, runs, routed = SCENARIOS[RESUMED]
     place = directory / "resumed"
     if group.index == 0:
         place.mkdir(exist_ok=True)
-    bench = Bench(place, model, group, runs)
+    bench = Bench(place, model, group, runs, **trainer)
     if group.index > 0:
         bench.learner.follow()
         return {}

@@ -239,6 +239,40 @@ class FakeStep:
         return rows
 
 
+class BesideAnotherRank:
+    """The passes of a rank that shares experts with one that has memory for few tokens; that one has no row itself."""
+
+    shares_experts = True
+
+    def __init__(self, fits: int) -> None:
+        self.fits, self.lacked_memory = fits, False
+        self.tokens = 0
+        """Of the current piece of this rank."""
+
+    def more(self, own: bool) -> bool:
+        return own
+
+    def begin(self) -> None: ...
+
+    def end(self, failed: bool, lacked_memory: bool) -> bool:
+        self.lacked_memory = self.tokens > self.fits
+        return failed or self.lacked_memory
+
+
+def test_a_rank_that_shares_experts_tries_less_where_another_lacks_memory() -> None:
+    passes = BesideAnotherRank(20)
+    rows, step = Rows(60, cast(Any, passes)), FakeStep(FakeRun("a"), [10, 9, 14, 3, 19], set())
+
+    def train(row: Any) -> None:
+        passes.tokens = sum(step.length(sample) for step, samples in row for sample in samples)
+        for each, samples in row:
+            each.accumulated += samples
+
+    rows.train(cast(Any, [(step, [0, 1, 2, 3, 4])]), train, cast(Any, [step]))
+    assert sorted(step.accumulated) == [0, 1, 2, 3, 4]
+    assert step.fault is None
+
+
 _STEPS = st.lists(
     st.lists(st.integers(1, 30), min_size=1, max_size=8).flatmap(
         lambda lengths: st.builds(

@@ -8,37 +8,32 @@ up_proj, one matrix in the model, share an A. Suffixes: `N` for the `T * K` pair
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from trainer.lora.layer import ALIGNMENT, MultiLora, stacked
+from trainer.lora.layer import LowRank, MultiLora, stacked
+from trainer.model.exchange import exchange_of, own_weight
+from trainer.model.experts import compute_experts
 
 GATE_UP, DOWN = "gate_up_proj.", "down_proj."
-
-
-def can_adapt(module: nn.Module) -> bool:
-    """Returns whether `module` is the experts of a layer as in Qwen3-MoE, Mixtral and most others.
-
-    They have weights `[E, out, in]`, gate over up, no bias, and all experts on this device.
-    """
-    return (
-        hasattr(module, "_apply_gate")  # transformers' `use_experts_implementation` has been applied to its class
-        and bool(module.has_gate and module.is_concatenated)
-        and not (module.is_transposed or module.has_bias or module._is_expert_parallel)
-        and all(size % ALIGNMENT == 0 for size in (*module.gate_up_proj.shape[1:], *module.down_proj.shape[1:]))
-    )
 
 
 class MultiLoraExperts(MultiLora):
     """Experts that add, to both of their products, the low-rank product of the token's slot."""
 
     def __init__(self, base: nn.Module, max_runs: int) -> None:
-        """Wraps `base`, for which `can_adapt` is true, with `max_runs` slots."""
+        """Wraps `base`, for which `are_known_experts` is true, with `max_runs` slots."""
         super().__init__(base, {GATE_UP: "gate_up_proj", DOWN: "down_proj"}, max_runs)
 
     def forward(self, hidden_TH: Tensor, expert_TK: Tensor, weight_TK: Tensor) -> Tensor:
         """Maps `[T, H]` to `[T, H]`: the weighted sum of each token's experts; tokens in the order of the row."""
+        if (exchange := exchange_of(self.base)) is not None:
+            # Tokens of other ranks arrive as well, so a token's kind is its slot, not its span.
+            kind_T = None if self.spans is None else self.spans.slot_T + 1
+            return exchange.over_ranks(self._of_all_slots, hidden_TH, expert_TK, weight_TK, kind_T, self.max_runs + 1)
         if self.spans is None or not any(self.products(DOWN)):
             return self.base(hidden_TH, expert_TK, weight_TK)
         spans, top_k = len(self.spans.slots), expert_TK.shape[-1]
@@ -46,20 +41,33 @@ class MultiLoraExperts(MultiLora):
         order_N = group_N.argsort(stable=True)
         counts = torch.bincount(group_N, minlength=len(self.base.gate_up_proj) * spans)
         ends = counts.cumsum(0, dtype=torch.int32)
-        gate_up_NI = self._product(GATE_UP, hidden_TH[order_N // top_k], ends)
-        down_NH = self._product(DOWN, self.base._apply_gate(gate_up_NI), ends)
+        gate_up_NI = self._product(GATE_UP, hidden_TH[order_N // top_k], ends, self.products(GATE_UP))
+        down_NH = self._product(DOWN, self.base._apply_gate(gate_up_NI), ends, self.products(DOWN))
         weighted_NH = down_NH * weight_TK.flatten()[order_N, None]
         # Restored to the row's order and summed in a fixed order: adding by index is not deterministic on a GPU.
         back_N = torch.empty_like(order_N).scatter_(0, order_N, torch.arange(len(order_N), device=order_N.device))
         return weighted_NH[back_N].view(*expert_TK.shape, -1).sum(1).to(hidden_TH.dtype)
 
-    def _product(self, prefix: str, rows_NI: Tensor, ends: Tensor) -> Tensor:
+    def _of_all_slots(self, rows_MH: Tensor, counts_G: Tensor) -> Tensor:
+        """Computes rows of this rank's experts, sorted by expert and then by kind: no slot, and each slot."""
+        counts_EK = counts_G.view(-1, self.max_runs + 1)
+        present = counts_EK.sum(0).nonzero()[:, 0].tolist()
+        adapters = [self.adapters.get(kind - 1) for kind in present]
+        if not any(adapters):
+            return compute_experts(self.base, rows_MH, counts_EK.sum(1))
+        ends = counts_EK[:, present].flatten().cumsum(0, dtype=torch.int32)
+        gate_up, down = ([each[prefix] if each else None for each in adapters] for prefix in (GATE_UP, DOWN))
+        gate_up_MI = self._product(GATE_UP, rows_MH, ends, gate_up)
+        return self._product(DOWN, self.base._apply_gate(gate_up_MI), ends, down)
+
+    def _product(self, prefix: str, rows_NI: Tensor, ends: Tensor, products: Sequence[LowRank | None]) -> Tensor:
         """Multiplies each row by its expert's weight and its low-rank product; `ends`: int32, of each expert's spans."""
-        products = self.products(prefix)
-        weight = self.weight(prefix)
+        exchange, weight = exchange_of(self.base), own_weight(self.weight(prefix))
         experts, outputs, inputs = weight.shape
+        own = slice(None) if exchange is None else exchange.own
         lora_A, lora_B = (
-            factor.flatten(0, 1).transpose(-2, -1) for factor in stacked(products, inputs, outputs, rows_NI, (experts,))
+            factor.flatten(0, 1).transpose(-2, -1)
+            for factor in stacked(products, inputs, outputs, rows_NI, (experts,), own)
         )
         output_NO = functional.grouped_mm(
             rows_NI, weight.transpose(-2, -1), offs=ends[len(products) - 1 :: len(products)]

@@ -44,6 +44,8 @@ class AdapterSpans:
     """int32 `[spans]`: where each span ends, on the device."""
     span_T: Tensor
     """int64 `[T]`: which span each token is in, on the device."""
+    slot_T: Tensor
+    """int64 `[T]`: the slot of each token, on the device."""
 
     @classmethod
     def of(cls, spans: Sequence[tuple[int, int]], device: torch.device) -> AdapterSpans:
@@ -51,7 +53,8 @@ class AdapterSpans:
         lengths = tuple(tokens for _, tokens in spans)
         ends = torch.tensor(list(accumulate(lengths)), dtype=torch.int32).to(device)
         span_T = torch.arange(len(spans)).repeat_interleave(torch.tensor(lengths, dtype=torch.int64)).to(device)
-        return cls(tuple(slot for slot, _ in spans), lengths, ends, span_T)
+        slots = tuple(slot for slot, _ in spans)
+        return cls(slots, lengths, ends, span_T, torch.tensor(slots, dtype=torch.int64).to(device)[span_T])
 
 
 class MultiLora(nn.Module):
@@ -156,9 +159,16 @@ def add_low_rank_grouped(output: Tensor, hidden: Tensor, ends: Tensor, products:
 
 
 def stacked(
-    products: Sequence[LowRank | None], inputs: int, outputs: int, like: Tensor, experts: tuple[int, ...] = ()
+    products: Sequence[LowRank | None],
+    inputs: int,
+    outputs: int,
+    like: Tensor,
+    experts: tuple[int, ...] = (),
+    own: slice = slice(None),
 ) -> tuple[Tensor, Tensor]:
     """Stacks the factors of several products, with ranks padded by zeros, in the dtype and on the device of `like`.
+
+    Of products for each of several experts, those of the `own` experts, which are `experts` many, are taken.
 
     Returns:
         A `[*experts, products, R, inputs]`, and B `[*experts, products, outputs, R]` with the scale in it; zeros for None.
@@ -167,13 +177,13 @@ def stacked(
     rank = -(-highest // ALIGNMENT) * ALIGNMENT
     empty_A, empty_B = like.new_zeros(*experts, rank, inputs), like.new_zeros(*experts, outputs, rank)
     lora_A = [
-        functional.pad(product.lora_A.to(like.dtype), (0, 0, 0, rank - product.lora_A.shape[-2]))
+        functional.pad(product.lora_A[own].to(like.dtype), (0, 0, 0, rank - product.lora_A.shape[-2]))
         if product
         else empty_A
         for product in products
     ]
     lora_B = [
-        functional.pad((product.scale * product.lora_B).to(like.dtype), (0, rank - product.lora_B.shape[-1]))
+        functional.pad((product.scale * product.lora_B[own]).to(like.dtype), (0, rank - product.lora_B.shape[-1]))
         if product
         else empty_B
         for product in products

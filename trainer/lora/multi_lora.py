@@ -20,9 +20,10 @@ from torch import Tensor, nn
 
 from inference.plugin.digest import DTYPES, Digest, digest_of, layer_of, scaled_adapter
 from run.config import LoraConfig
-from trainer.lora.experts import MultiLoraExperts, can_adapt
+from trainer.lora.experts import MultiLoraExperts
 from trainer.lora.layer import AdapterSpans, MultiLora, add_low_rank, applied
 from trainer.model.context import stretch_of
+from trainer.model.experts import are_known_experts
 
 logger = logging.getLogger(__name__)
 
@@ -157,6 +158,10 @@ def _adaptable(model: nn.Module) -> dict[str, nn.Module]:
     found: dict[str, nn.Module] = {}
     for name, module in model.named_modules():
         inside = name.rpartition(".")[0] in found
-        if not inside and module is not head and (isinstance(module, MultiLora | nn.Linear) or can_adapt(module)):
+        if (
+            not inside
+            and module is not head
+            and (isinstance(module, MultiLora | nn.Linear) or are_known_experts(module))
+        ):
             found[name] = module
     return found

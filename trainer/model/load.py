@@ -12,14 +12,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from trainer.model import attention
+from trainer.model.exchange import ExpertGroup
 from trainer.model.head import token_outputs
-from trainer.model.sharding import load_sharded
+from trainer.model.sharding import load_divided
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -45,10 +47,13 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
     return _DTYPES[name]
 
 
-def load_model(directory: str | Path, dtype: str, device: torch.device, shards: int = 1) -> nn.Module:
+def load_model(
+    directory: str | Path, dtype: str, device: torch.device, shards: int = 1, experts: ExpertGroup | None = None
+) -> nn.Module:
     """Loads the model in `directory`, in evaluation mode, with attention within each sample.
 
-    With several `shards`, one for each rank, this rank loads its own (`trainer/model/sharding.py`); every rank calls it.
+    With several `shards`, one for each rank, this rank loads its own (`trainer/model/sharding.py`), and its own experts where the
+    ranks of `experts` divide them (`trainer/model/experts.py`); every rank calls it.
 
     Raises:
         ValueError: there is no such model, or it cannot be read.
@@ -58,10 +63,11 @@ def load_model(directory: str | Path, dtype: str, device: torch.device, shards: 
     if not (path / "config.json").is_file():
         raise ValueError(f"model = {str(directory)!r}: there is no config.json in that directory")
     try:
-        if shards > 1:
+        if shards > 1 or experts is not None:
             if device.type == "cpu" and torch.cuda.is_available():
-                raise ValueError('it is sharded over GPUs where there are any; expected device = "auto" or "cuda"')
-            return load_sharded(path, choose_dtype(dtype, device), shards, attention.NAME).eval()
+                raise ValueError('it is divided over GPUs where there are any; expected device = "auto" or "cuda"')
+            precision, ranks = choose_dtype(dtype, device), dist.get_world_size()
+            return load_divided(path, precision, ranks, attention.NAME, sharded=shards > 1, experts=experts).eval()
         model: nn.Module = AutoModelForCausalLM.from_pretrained(
             path, dtype=choose_dtype(dtype, device), attn_implementation=attention.NAME, local_files_only=True
         )

@@ -1,10 +1,10 @@
-"""Keeps the forward and backward passes of a sharded model together: all ranks make the same collective calls in the same order.
+"""Keeps the forward and backward passes of a divided model together: all ranks make the same collective calls in the same order.
 
-FSDP gathers each layer on all ranks, so a rank that computes alone would wait for the others forever. Before each pass the ranks
-say what they are about to do (`_agree`), and a rank that has nothing to do makes an idle pass: two made-up tokens with a zero
-gradient. All passes make the same calls, so a rank whose pass raises half-way makes the rest of them with zeros (`_play_rest`).
-The others' results are then wrong, and all ranks learn so at the next agreement: everyone discards the pass. Only the death of a
-process ends the others.
+FSDP gathers each layer on all ranks, and divided experts get their tokens from all (`trainer/model/exchange.py`), so a rank that
+computes alone would wait for the others forever. Before each pass the ranks say what they are about to do (`_agree`), and a rank
+that has nothing to do makes an idle pass: two made-up tokens with a zero gradient. All passes make the same calls, so a rank
+whose pass raises half-way makes the rest of them with zeros (`_play_rest`). The others' results are then wrong, and all ranks
+learn so at the next agreement: everyone discards the pass. Only the death of a process ends the others.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
 
-from trainer.faults import is_fatal
+from trainer.faults import is_fatal, is_out_of_memory
+from trainer.model.exchange import Call, exchanges
 from trainer.model.load import log_probabilities
 
 logger = logging.getLogger(__name__)
@@ -55,7 +56,7 @@ class _Call:
 
 
 class _Gather(DefaultAllGather):
-    def __init__(self, made: list[_Call]) -> None:
+    def __init__(self, made: list[Call]) -> None:
         self._made = made
 
     def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, async_op: bool = False) -> Any:
@@ -64,7 +65,7 @@ class _Gather(DefaultAllGather):
 
 
 class _Scatter(DefaultReduceScatter):
-    def __init__(self, made: list[_Call]) -> None:
+    def __init__(self, made: list[Call]) -> None:
         self._made = made
 
     def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False) -> Any:
@@ -77,27 +78,31 @@ def _call(gathers: bool, output: Tensor, given: Tensor, group: Any) -> _Call:
 
 
 class Passes:
-    """The passes of one sharded model on this rank. Between `begin` and `end` each call of the model is agreed upon."""
+    """The passes of one divided model on this rank. Between `begin` and `end` each call of the model is agreed upon."""
 
     def __init__(self, model: nn.Module, agree: Callable[[Tensor], object], device: torch.device) -> None:
         """Watches `model`, which has computed once. `agree` takes the maximum of a CPU tensor over all ranks, in place."""
-        assert isinstance(model, FSDPModule)
         self._model: Any = model
         self._maximum = agree
         self._device = device
-        self._made: list[_Call] = []
+        self._made: list[Call] = []
         """The calls of the pass in progress."""
-        self._scripts: dict[bool, list[_Call]] = {}
+        self._scripts: dict[bool, list[Call]] = {}
         """The calls of a whole pass, without and with a backward pass."""
-        self._script: list[_Call] | None = None
+        self._script: list[Call] | None = None
         """Of the pass in progress; None before the first one of a round."""
         self._open = self._idling = False
+        self.lacked_memory = False
+        """Whether a rank lacked memory in the round that was discarded last."""
         self._idle_failures = 0
         """Since the last idle pass that succeeded."""
-        for module in model.modules():
-            if isinstance(module, FSDPModule):
-                module.set_custom_all_gather(_Gather(self._made))
-                module.set_custom_reduce_scatter(_Scatter(self._made))
+        # Not `set_custom_all_gather`, which refuses a layer whose experts are divided over other ranks than the rest.
+        for group in self._groups():
+            group._all_gather_comm, group._reduce_scatter_comm = _Gather(self._made), _Scatter(self._made)
+        for exchange in exchanges(model):
+            exchange.made = self._made
+        self.shares_experts = bool(exchanges(model))
+        """Whether a rank computes tokens of other ranks."""
         model.register_forward_pre_hook(self._before, prepend=True)
 
     def more(self, own: bool) -> bool:
@@ -114,15 +119,17 @@ class Passes:
                 self._scripts[gradient] = list(self._made)
         self._open, self._script = True, None
 
-    def end(self, failed: bool) -> bool:
-        """Ends this rank's part of the round: keeps the others company until they are done, too. `failed`: this rank has raised.
+    def end(self, failed: bool, lacked_memory: bool = False) -> bool:
+        """Ends this rank's part of the round: keeps the others company until they are done, too.
+
+        `failed`: this rank has raised; `lacked_memory`: for that reason.
 
         Returns whether the round is to be discarded, on every rank.
         """
         if failed and self._open:
             self._play_rest()
         while self._open:
-            plain, gradient, discarded = self._agree(failed=failed)
+            plain, gradient, discarded = self._agree(failed=failed, lacked_memory=lacked_memory)
             if discarded or not (plain or gradient):
                 self._open = False
                 return discarded
@@ -133,15 +140,18 @@ class Passes:
                 if is_fatal(error) or self._idle_failures >= MOST_IDLE_FAILURES:
                     raise
                 logger.warning("an idle pass failed", exc_info=True)
-                failed = True
+                failed, lacked_memory = True, is_out_of_memory(error)
             if failed:
                 self._play_rest()
         return True
 
-    def _agree(self, plain: bool = False, gradient: bool = False, failed: bool = False) -> tuple[bool, bool, bool]:
+    def _agree(
+        self, plain: bool = False, gradient: bool = False, failed: bool = False, lacked_memory: bool = False
+    ) -> tuple[bool, bool, bool]:
         """Returns whether any rank is about to make a pass without gradient, one with, or has failed."""
-        flags = torch.tensor([plain, gradient, failed], dtype=torch.int64)
+        flags = torch.tensor([plain, gradient, failed, lacked_memory], dtype=torch.int64)
         self._maximum(flags)
+        self.lacked_memory = bool(flags[3])
         return bool(flags[0]), bool(flags[1]), bool(flags[2])
 
     def _before(self, _model: nn.Module, _inputs: Any) -> None:
@@ -160,7 +170,8 @@ class Passes:
         self._start(gradient)
 
     def _start(self, gradient: bool) -> None:
-        self._model.reset_iter_state()  # alike on all ranks, whatever was computed before
+        if isinstance(self._model, FSDPModule):
+            self._model.reset_iter_state()  # alike on all ranks, whatever was computed before
         self._made.clear()
         self._script = self._scripts.get(gradient)
 
@@ -187,10 +198,18 @@ class Passes:
             for call in self._script[len(self._made) :]:
                 call.play()
             self._script = None
-        self._model.reset_iter_state()
-        for state in self._model._get_fsdp_state()._state_ctx.all_states:
-            for group in state._fsdp_param_groups:
-                for parameter in group.fsdp_params:
-                    parameter.unsharded_accumulated_grad = None
-                    if hasattr(parameter, "_unsharded_param"):
-                        parameter._unsharded_param.grad = None
+        if isinstance(self._model, FSDPModule):
+            self._model.reset_iter_state()
+        for group in self._groups():
+            for parameter in group.fsdp_params:
+                parameter.unsharded_accumulated_grad = None
+                if hasattr(parameter, "_unsharded_param"):
+                    parameter._unsharded_param.grad = None
+
+    def _groups(self) -> list[Any]:
+        """Returns FSDP's groups of weights that are gathered together; none of a model that is not sharded."""
+        if not isinstance(self._model, FSDPModule):
+            return []
+        return [
+            group for state in self._model._get_fsdp_state()._state_ctx.all_states for group in state._fsdp_param_groups
+        ]

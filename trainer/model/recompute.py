@@ -1,8 +1,9 @@
 """Activation checkpointing: keeps only the input of each decoder layer, and computes the layer again in the backward pass.
 
 What a layer computes depends on more than its input: on which tokens belong to which adapter (`trainer/lora/multi_lora.py`:
-`adapter_spans`), and on the recorded routing (`trainer/model/router_replay.py`). Both are of one row, and are gone, or of another
-row, when that row's backward pass begins. So each call keeps them, and its recomputation has them again.
+`adapter_spans`), on the recorded routing (`trainer/model/router_replay.py`), and on where tokens go whose experts other ranks own
+(`trainer/model/exchange.py`). These are of one row, and are gone, or of another row, when that row's backward pass begins. So
+each call keeps them, and its recomputation has them again.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from trainer.lora.layer import MultiLora, applied
+from trainer.model.exchange import Exchange, Route, rerouted, routes_of
 from trainer.model.router_replay import RouterReplay
 
 
@@ -47,14 +49,17 @@ def _checkpointed(owner: weakref.ref[nn.Module], replay: RouterReplay | None, *a
     adapted = [module for module in layer.modules() if isinstance(module, MultiLora)]
     spans = adapted[0].spans if adapted else None  # one row's, so the same for all
     record = replay.record if replay is not None else None
+    routes: dict[Exchange, Route | None] = {}
 
     @contextmanager
     def as_now() -> Iterator[None]:
-        with applied(adapted, spans), nullcontext() if replay is None else replay.with_record(record):
+        with applied(adapted, spans), rerouted(routes), nullcontext() if replay is None else replay.with_record(record):
             yield
 
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
         return nullcontext(), as_now()
 
     # Nothing in the layer is random: the model is in evaluation mode.
-    return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, context_fn=contexts, **kwargs)
+    output = checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, context_fn=contexts, **kwargs)
+    routes |= routes_of(layer)
+    return output

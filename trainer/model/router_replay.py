@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trainer.config import EXPERT_COUNTS
 from trainer.model.context import stretch_of
 
 _SOFTMAX_GATES = {
@@ -25,9 +26,6 @@ _SOFTMAX_GATES = {
     "MixtralTopKRouter": True,
 }
 """Gates of transformers that take the top k of a softmax, and whether they renormalise (None: as `norm_topk_prob` is)."""
-
-_EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
-"""Keys of a model's configuration that hold the number of experts."""
 
 
 class RouterReplay:
@@ -46,7 +44,7 @@ class RouterReplay:
                     f"router replay supports the gates {sorted(_SOFTMAX_GATES)}, but {name} is a {type(gate).__name__}; "
                     "set router_replay = false to train without it"
                 )
-        experts = max(int(getattr(model.config, name, None) or 0) for name in _EXPERT_COUNTS)
+        experts = max(int(getattr(model.config, name, None) or 0) for name in EXPERT_COUNTS)
         if experts and not gates:
             raise ValueError(
                 f"{type(model).__name__} has {experts} experts, but no gate whose choice can be replayed; "

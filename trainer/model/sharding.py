@@ -11,17 +11,19 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, ShardPlacementResult
+from torch.distributed.tensor import DTensor, Shard
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.distributed import DistributedConfig
 
-WHOLE_ONLY_IN_USE = "free_full_weight"
-"""Transformers' word for a module whose weights are gathered for its computation and freed after it."""
+from trainer.model.exchange import ExpertGroup
+from trainer.model.experts import divide_experts
 
 
 def is_sharded(model: nn.Module) -> bool:
@@ -29,15 +31,26 @@ def is_sharded(model: nn.Module) -> bool:
     return isinstance(model, FSDPModule)
 
 
-def load_sharded(directory: Path, dtype: torch.dtype, ranks: int, attention: str) -> nn.Module:
-    """Loads this rank's slices of the model in `directory`; every rank calls it.
+def load_divided(
+    directory: Path, dtype: torch.dtype, ranks: int, attention: str, *, sharded: bool, experts: ExpertGroup | None
+) -> nn.Module:
+    """Loads this rank's part of the model in `directory`; every rank calls it.
 
-    Raises what `from_pretrained` raises, and `ValueError` for a model whose layers are not found.
+    Args:
+        directory: of the model.
+        dtype: of its weights.
+        ranks: of all of them.
+        attention: what computes it.
+        sharded: whether all weights are divided over all ranks.
+        experts: the ranks that divide the experts; None: they are as the other weights.
+
+    Raises what `from_pretrained` raises, and `ValueError` for a model whose layers or experts are not as expected.
     """
     config = AutoConfig.from_pretrained(directory, local_files_only=True)
     kind = AutoModelForCausalLM._model_mapping[type(config)]
-    sharded: Any = type(kind.__name__, (_ByLayers, kind), {"__module__": kind.__module__})
-    model: nn.Module = sharded.from_pretrained(
+    members: dict[str, Any] = {"__module__": kind.__module__, "sharded": sharded, "experts": experts}
+    divided: Any = type(kind.__name__, (_Divided, kind), members)
+    model: nn.Module = divided.from_pretrained(
         directory,
         config=config,
         dtype=dtype,
@@ -55,22 +68,43 @@ def load_sharded(directory: Path, dtype: torch.dtype, ranks: int, attention: str
     return model
 
 
-class _ByLayers:
-    """A model that transformers divides layer by layer, with all other weights as one group, whatever its own plan says."""
+class _Divided:
+    """A model that is divided before transformers reads its weights, whatever its own plan says."""
+
+    sharded: bool
+    experts: ExpertGroup | None
 
     @classmethod
     def maybe_distribute_model(cls, model: Any, distributed_config: Any, mesh_manager: Any) -> nn.Module:
-        layers = [name for name, module in model.named_modules() if isinstance(module, nn.ModuleList)]
-        depth = model.config.get_text_config().num_hidden_layers
-        found = [name for name in layers if "." not in name.removeprefix(f"{model.base_model_prefix}.")]
-        found = [name for name in found if len(model.get_submodule(name)) == depth]
-        if len(found) != 1:
-            raise ValueError(
-                f"{type(model).__name__} cannot be sharded: expected one list of {depth} decoder layers, found {found or layers}"
-            )
-        model._fsdp_plan = {f"{found[0]}.*": WHOLE_ONLY_IN_USE}
-        distributed: nn.Module = super().maybe_distribute_model(model, distributed_config, mesh_manager)  # type: ignore[misc]
-        return distributed
+        own = divide_experts(model, cls.experts) if cls.experts is not None else set()
+        if cls.sharded:
+            shard(model, mesh_manager.get_mesh("fsdp"), distributed_config.fsdp_mixed_precision, cls.experts, own)
+        return cast(nn.Module, model)
+
+
+def shard(model: Any, mesh: DeviceMesh, mixed: bool, group: ExpertGroup | None, experts: set[nn.Parameter]) -> None:
+    """Divides a model layer by layer over `mesh`, with all other weights as one group.
+
+    Of the weights of `experts`, which are divided over the ranks of `group` already, each rank's part is divided over its peers.
+    `mixed`: weights are of a lower precision.
+    """
+    layers = [name for name, module in model.named_modules() if isinstance(module, nn.ModuleList)]
+    depth = model.config.get_text_config().num_hidden_layers
+    found = [name for name in layers if "." not in name.removeprefix(f"{model.base_model_prefix}.")]
+    found = [name for name in found if len(model.get_submodule(name)) == depth]
+    if len(found) != 1:
+        raise ValueError(
+            f"{type(model).__name__} cannot be sharded: expected one list of {depth} decoder layers, found {found or layers}"
+        )
+    options: dict[str, Any] = {"mesh": mesh, "ignored_params": experts}
+    if group is not None and group.copies > 1:
+        over_peers = ShardPlacementResult(Shard(0), FSDPMeshInfo(group.mesh["peers"], shard_mesh_dim=0))
+        options = {"mesh": mesh, "shard_placement_fn": lambda weight: over_peers if weight in experts else None}
+    if mixed:
+        options["mp_policy"] = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+    for layer in model.get_submodule(found[0]):
+        fully_shard(layer, reshard_after_forward=True, **options)
+    fully_shard(model, **options)
 
 
 def rest(model: nn.Module) -> None:
@@ -82,13 +116,15 @@ def rest(model: nn.Module) -> None:
 def local_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """Returns this rank's slices of the trainable weights, by name, in the memory of the model; their gradients arrive summed.
 
-    They are plain parameters: an optimizer needs to know nothing of the other ranks. The model must have computed once, and be at
-    rest.
+    They are plain parameters: an optimizer needs to know nothing of the other ranks. A weight that is whole here is itself. The
+    model must have computed once, and be at rest.
     """
     found: dict[str, nn.Parameter] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            assert isinstance(parameter, DTensor), name
+            if not isinstance(parameter, DTensor):
+                found[name] = parameter
+                continue
             found[name] = nn.Parameter(parameter.to_local().detach())
             parameter.register_post_accumulate_grad_hook(partial(_move_gradient, found[name]))
     return found

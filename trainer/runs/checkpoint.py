@@ -123,7 +123,7 @@ def take(run: Run) -> Snapshot:
     ranks = 1
     if run.shards is not None:
         ranks = run.shards.ranks
-        description["shards"] = {"ranks": ranks, "rows": run.shards.rows}
+        description["shards"] = run.shards.description
         run.shards.write_others()
     return Snapshot(run.run_id, run.progress.step, tensors | _random_state(), description, ranks)
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor, nn
 
 from run.config import RunConfig
 from trainer.losses.contract import Loss
+from trainer.model.exchange import ExpertGroup
 from trainer.optimizer import Optimizer
 from trainer.runs.record import Progress
 from trainer.runs.shard_files import slice_of
@@ -17,19 +19,31 @@ from trainer.updates.value_head import ValueHead
 
 @dataclass(frozen=True, slots=True)
 class Shards:
-    """How the weights of a run are divided over the ranks."""
+    """How the weights of a run are divided over ranks."""
 
     rank: int
     ranks: int
+    """With different slices: files of a checkpoint."""
     rows: dict[str, int]
-    """Of each whole weight, by name; this rank has those of `trainer/runs/shard_files.py: slice_of`."""
+    """Of each divided weight, by name; this rank has those of `trainer/runs/shard_files.py: slice_of`."""
+    parallel: dict[str, int]
+    """Of the experts' weights among them: ranks of a group that divides them before the groups do."""
     write_others: Callable[[], None]
     """On rank 0: makes the other ranks write their part of a checkpoint. Raises `OSError`."""
+    experts: ExpertGroup | None = None
+    """Set where only experts are divided: all other weights are whole, and their gradients have to be added over the ranks."""
 
     @property
     def own(self) -> dict[str, tuple[int, int]]:
-        """Returns where this rank's slice of each weight begins and ends."""
-        return {name: slice_of(rows, self.rank, self.ranks) for name, rows in self.rows.items()}
+        """Returns where this rank's slice of each divided weight begins and ends."""
+        return {
+            name: slice_of(rows, self.rank, self.ranks, self.parallel.get(name, 1)) for name, rows in self.rows.items()
+        }
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """Returns what a checkpoint says of it, for JSON."""
+        return {"ranks": self.ranks, "rows": self.rows} | ({"parallel": self.parallel} if self.parallel else {})
 
 
 @dataclass(slots=True)
@@ -45,7 +59,7 @@ class Run:
     progress: Progress = field(default_factory=Progress)
     """The same object as in the run's record."""
     shards: Shards | None = None
-    """Set where the optimizer has this rank's slices of the weights, with gradients that are added over the ranks already."""
+    """Set where the optimizer has this rank's slices of weights."""
     intact: bool = True
     """Whether the weights are those of `progress`. After an update that failed half-way they are not, and are never saved."""
     value_head: ValueHead | None = None

@@ -16,27 +16,29 @@ WEIGHTS = {"one": torch.arange(15.0).view(5, 3), "two": torch.arange(8.0) + 100}
 ROWS = {name: len(tensor) for name, tensor in WEIGHTS.items()}
 
 
-def own_rows(rank: int, ranks: int) -> dict[str, tuple[int, int]]:
-    return {name: slice_of(rows, rank, ranks) for name, rows in ROWS.items()}
+def own_rows(rank: int, ranks: int, parallel: int = 1) -> dict[str, tuple[int, int]]:
+    """`parallel` is of "two" alone, whose rows are experts."""
+    return {name: slice_of(rows, rank, ranks, parallel if name == "two" else 1) for name, rows in ROWS.items()}
 
 
-def state(rank: int, ranks: int) -> dict[str, torch.Tensor]:
+def state(rank: int, ranks: int, parallel: int = 1) -> dict[str, torch.Tensor]:
     """Of one rank, with the moments of an optimizer."""
     tensors: dict[str, torch.Tensor] = {}
-    for name, (first, last) in own_rows(rank, ranks).items():
+    for name, (first, last) in own_rows(rank, ranks, parallel).items():
         tensors |= {f"master.{name}": WEIGHTS[name][first:last].clone(), f"step.{name}": torch.tensor(7.0)}
     return tensors
 
 
-def write(directory: Path, ranks: int) -> dict[str, object] | None:
+def write(directory: Path, ranks: int, parallel: int = 1) -> dict[str, object] | None:
     """A checkpoint by so many ranks; returns its description."""
     checkpoint = directory / "checkpoint"
     checkpoint.mkdir()
-    save_file(state(0, ranks) | {"random.cpu": torch.arange(3)}, checkpoint / file_name(0))
+    save_file(state(0, ranks, parallel) | {"random.cpu": torch.arange(3)}, checkpoint / file_name(0))
     for rank in range(1, ranks):
-        write_own(state(rank, ranks), directory, "one", rank)
+        write_own(state(rank, ranks, parallel), directory, "one", rank)
     shard_files.take_over(directory, "one", ranks, checkpoint)
-    return {"ranks": ranks, "rows": ROWS} if ranks > 1 else None
+    groups = {"parallel": {"two": parallel}} if parallel > 1 else {}
+    return {"ranks": ranks, "rows": ROWS} | groups if ranks > 1 else None
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])
@@ -48,6 +50,22 @@ def test_any_number_of_ranks_reads_the_rows_that_are_its_own(ranks: int, tmp_pat
             found = shard_files.read(tmp_path / "checkpoint", shards, own)
             for key, expected in (state(rank, readers) | {"random.cpu": torch.arange(3)}).items():
                 assert torch.equal(found[key], expected), (readers, rank, key)
+
+
+@pytest.mark.parametrize(("ranks", "parallel"), [(2, 2), (4, 2), (4, 4), (8, 2), (8, 4), (8, 8)])
+def test_experts_that_groups_of_ranks_divide_are_read_by_any_others(ranks: int, parallel: int, tmp_path: Path) -> None:
+    shards = write(tmp_path, ranks, parallel)
+    for readers, reading in ((1, 1), (3, 1), (4, 1), (2, 2), (4, 2), (4, 4), (8, 4)):
+        for rank in range(readers):
+            own = own_rows(rank, readers, reading) if readers > 1 else None
+            found = shard_files.read(tmp_path / "checkpoint", shards, own)
+            for key, expected in state(rank, readers, reading).items():
+                assert torch.equal(found[key], expected), (readers, reading, rank, key)
+
+
+def test_a_group_has_all_rows_and_neighbours_have_neighbouring_parts() -> None:
+    assert [slice_of(8, rank, 4, 2) for rank in range(4)] == [(0, 2), (4, 6), (2, 4), (6, 8)]
+    assert [slice_of(8, rank, 4, 4) for rank in range(4)] == [(0, 2), (2, 4), (4, 6), (6, 8)]
 
 
 def test_the_slices_are_those_of_torch() -> None:
@@ -65,6 +83,11 @@ def test_files_that_are_not_what_the_description_says_are_refused(tmp_path: Path
     directory = tmp_path / "checkpoint"
     with pytest.raises(ValueError, match="has 3 rows in the file of rank 0; expected 2"):
         shard_files.read(directory, shards | {"rows": ROWS | {"one": 4}}, None)
+    for wrong in (0, 3, 4, "2"):
+        with pytest.raises(
+            ValueError, match=r"was divided over groups of .* ranks; expected a divisor of 2 ranks and 8 rows"
+        ):
+            shard_files.read(directory, shards | {"parallel": {"two": wrong}}, None)
     with pytest.raises(ValueError, match="written by 0 ranks"):
         shard_files.read(directory, shards | {"ranks": 0}, None)
     with pytest.raises(OSError, match="rank_2"):
