@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from job.plan.live_bytes import LiveBytes
 from run.config import TrainingConfig
 from trainer.lora.multi_lora import adapter_spans, is_target, wrap_linears
 from trainer.model import head
+from trainer.model.experts import WEIGHTS
 from trainer.model.recompute import checkpoint_layers
 from trainer.optimizer import STATE_KEYS, Optimizer
 from trainer.updates.value_head import ValueHead, row_values
@@ -63,6 +65,20 @@ class ModelSizes:
     def total(self) -> int:
         """All parameters."""
         return sum(self.parameters.values())
+
+    @property
+    def expert_weights(self) -> int:
+        """Parameters of fused experts, which ranks can divide by expert."""
+        return sum(prod(shape) for shape in self._fused)
+
+    @property
+    def expert_layers(self) -> int:
+        """Layers with fused experts."""
+        return len(self._fused) // len(WEIGHTS)
+
+    @property
+    def _fused(self) -> list[tuple[int, ...]]:
+        return [shape for shapes in self.linear_layers.values() for shape in shapes if len(shape) == 3]
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,12 @@ class Plan:
 
 def make_plan(job: JobConfig, directory: Path, gpus: Gpus) -> Plan:
     """Predicts the memory of a job whose model is in `directory`. Raises `ValueError` for a model that cannot be read."""
+    job.trainer.check_model(directory)
     sizes, trainer = model_sizes(directory), job.trainer
+    if trainer.expert_parallel > 1 and not sizes.expert_layers:
+        raise ValueError(
+            f"trainer.expert_parallel = {trainer.expert_parallel}: the experts of the model in {directory} cannot be divided"
+        )
     runs = _runs(job)
     server = server_memory(sizes, job.inference, gpus.memory) if job.inference.replicas else None
     used, shared = _placed(job)
@@ -201,7 +206,7 @@ def _advice(
     ]
     for words, update, trained, limit in offered:
         changed = trainer.model_copy(update=update)
-        if changed == trainer and trained == runs:
+        if (changed == trainer and trained == runs) or changed.ranks % changed.expert_parallel:
             continue
         if total(changed, trainer.max_tokens, trained) <= limit:
             found.append(words)

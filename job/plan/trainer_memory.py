@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+from math import ceil
 from pathlib import Path
 
 from job.plan.devices import GIB
@@ -31,16 +33,16 @@ def rank_parts(directory: Path, trainer: TrainerConfig, runs: list[TrainingConfi
     dtype, offload = trainer_dtype(trainer), trainer.optimizer_offload
     whole = _whole(directory, trainer, runs, tokens)
     sizes = model_sizes(directory)
-    ranks = trainer.ranks if trainer.sharded else 1
-    divided = _divided(trainer, runs)
+    own, trained = own_share(sizes, trainer), trained_share(sizes, trainer, runs)
     parts = {
-        "weights": -(-whole.weights // ranks),
-        "gathered layers": gathered_bytes(sizes, BYTES[dtype]) if ranks > 1 else 0,
+        "weights": ceil(whole.weights * own),
+        "gathered layers": gathered_bytes(sizes, trainer, BYTES[dtype]) if trainer.sharded else 0,
         "adapters": whole.adapters,
-        "masters": 0 if offload else -(-whole.masters // divided),
-        "moments": 0 if offload else -(-moments_bytes(whole.trained, runs[0]) // divided),
-        "gradients": -(-whole.gradients // divided),
+        "masters": 0 if offload else ceil(whole.masters * trained),
+        "moments": 0 if offload else ceil(moments_bytes(whole.trained, runs[0]) * trained),
+        "gradients": ceil(whole.gradients * trained),
         "activations": whole.activations,
+        "exchanged tokens": exchange_bytes(sizes, trainer, tokens, BYTES[dtype]),
         "row": row_bytes(sizes, trainer, tokens * trainer.context_parallel),
         "reference": whole.weights if _other_reference(runs) else 0,
     }
@@ -50,9 +52,40 @@ def rank_parts(directory: Path, trainer: TrainerConfig, runs: list[TrainingConfi
     }
 
 
-def gathered_bytes(sizes: ModelSizes, width: int) -> int:
-    """Bytes of the whole weights that a sharded model holds at once: two layers, the embeddings and the output layer."""
-    return width * (2 * sizes.largest_layer + sizes.outside_layers)
+def own_share(sizes: ModelSizes, trainer: TrainerConfig) -> Fraction:
+    """Returns the share of a model's weights that a rank stores."""
+    if trainer.sharded:
+        return Fraction(1, trainer.ranks)
+    return 1 - Fraction(sizes.expert_weights, sizes.total) * (1 - Fraction(1, trainer.expert_parallel))
+
+
+def trained_share(sizes: ModelSizes, trainer: TrainerConfig, runs: list[TrainingConfig]) -> Fraction:
+    """Returns the share of what is trained that a rank has; adapters are whole everywhere."""
+    return own_share(sizes, trainer) if runs[0].lora is None else Fraction(1)
+
+
+def gathered_bytes(sizes: ModelSizes, trainer: TrainerConfig, width: int) -> int:
+    """Bytes of the weights that a sharded model holds at once: two layers, the embeddings and the output layer.
+
+    Experts that ranks divide are gathered from the ranks that own the same; where there are none, they are not gathered.
+    """
+    parallel, layer = trainer.expert_parallel, sizes.largest_layer
+    if parallel > 1:
+        experts = sizes.expert_weights // sizes.expert_layers
+        layer -= experts - (experts // parallel if trainer.ranks > parallel else 0)
+    return width * (2 * layer + sizes.outside_layers)
+
+
+def exchange_bytes(sizes: ModelSizes, trainer: TrainerConfig, tokens: int, width: int) -> int:
+    """Bytes of the tokens that ranks with divided experts exchange, if each rank gets as many as it sends.
+
+    In one layer these are hidden states on their way there and back, sent and received. Of each layer the places of the pairs of
+    token and expert are kept: four indices, or with activation checkpointing one.
+    """
+    if trainer.expert_parallel == 1:
+        return 0
+    pairs, kept = tokens * sizes.experts_per_token, 1 if trainer.activation_checkpointing else 4
+    return pairs * (4 * width * sizes.hidden + 8 * kept * sizes.expert_layers)
 
 
 def row_bytes(sizes: ModelSizes, trainer: TrainerConfig, tokens: int) -> int:
@@ -64,15 +97,14 @@ def row_bytes(sizes: ModelSizes, trainer: TrainerConfig, tokens: int) -> int:
 def host_parts(directory: Path, trainer: TrainerConfig, runs: list[TrainingConfig]) -> dict[str, int]:
     """Returns the bytes of each part of what rank 0 holds in its host's memory; the others have no published weights."""
     whole = _whole(directory, trainer, runs, LEAST_TOKENS)
-    divided = _divided(trainer, runs)
-    state = -(-(4 * whole.trained + moments_bytes(whole.trained, runs[0])) // divided)
+    trained = trained_share(model_sizes(directory), trainer, runs)
+    moments = moments_bytes(whole.trained, runs[0])
+    state = ceil((4 * whole.trained + moments) * trained)
     parts = {
         "checkpoint": state,
         "held copy": state if any(run.updates_per_step > 1 for run in runs) else 0,
-        "offloaded state": -(-(whole.masters + moments_bytes(whole.trained, runs[0])) // divided)
-        if trainer.optimizer_offload
-        else 0,
-        "published weights": whole.weights if divided > 1 else 0,
+        "offloaded state": ceil((whole.masters + moments) * trained) if trainer.optimizer_offload else 0,
+        "published weights": whole.weights if trained < 1 else 0,
     }
     return {name: count for name, count in parts.items() if count}
 
@@ -87,11 +119,6 @@ def _whole(directory: Path, trainer: TrainerConfig, runs: list[TrainingConfig], 
         checkpointing=trainer.activation_checkpointing,
         context=trainer.context_parallel,
     )
-
-
-def _divided(trainer: TrainerConfig, runs: list[TrainingConfig]) -> int:
-    """Returns over how many ranks what is trained is divided."""
-    return trainer.ranks if trainer.sharded and runs[0].lora is None else 1
 
 
 def _other_reference(runs: list[TrainingConfig]) -> bool:

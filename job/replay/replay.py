@@ -151,10 +151,9 @@ async def _take(parts: Rig, step: int, trace: LagTrace) -> None:
     with trace.span(FINALIZE):
         await parts.finalize()
     with trace.span(BOUNDARY):
-        phases = await parts.take(step)
-    for name, intervals in phases.items():
-        for interval in intervals:
-            trace.add(name, interval.begin, interval.end)
+        for name, phase in parts.phases(step).items():
+            with trace.span(name):
+                await phase()
     with trace.span(DELIVERY):
         await parts.deliver(step)
 

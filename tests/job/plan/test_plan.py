@@ -150,3 +150,37 @@ def test_a_model_that_cannot_be_planned_is_named_with_the_reason(tmp_path: Path,
     (tmp_path / "config.json").write_text(content)
     with pytest.raises(UserError, match=r"model = '.*' cannot be planned: "):
         main([write_job(tmp_path, tmp_path, 1024), "--gpus", "2xH100-80"])
+
+
+def test_divided_experts_leave_room_on_each_gpu(
+    directories: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write_job(tmp_path, directories["mixture"], 4096)
+    text = (
+        Path(file)
+        .read_text()
+        .replace("trainer = [1]", "trainer = [1, 2]")
+        .replace("[trainer]", "[trainer]\nprocesses = 2")
+    )
+    Path(file).write_text(text)
+    sizes = model_sizes(directories["mixture"])
+    assert (sizes.expert_layers, sizes.expert_weights) == (4, sizes.parameters["experts"])
+    parts: dict[tuple[int, bool], dict[str, int]] = {}
+    for parallel, sharding in ((1, False), (2, False), (1, True), (2, True)):
+        flags = ["--trainer.expert_parallel", str(parallel), "--trainer.sharding", str(sharding).lower()]
+        assert main([file, "--gpus", "3xH100-80", "--json", *flags]) == 0
+        parts[parallel, sharding] = json.loads(capsys.readouterr().out)["trainer"]
+    whole, alone = parts[1, False], parts[2, False]
+    assert whole["weights"] - alone["weights"] == pytest.approx(2 * sizes.expert_weights / 2, rel=1e-5)
+    assert whole["moments"] - alone["moments"] == pytest.approx(8 * sizes.expert_weights / 2, rel=1e-5)
+    assert alone["exchanged tokens"] > 4 * 4096 * 4 * 1024 * 2
+    gathered, both = parts[1, True], parts[2, True]
+    assert both["weights"] == gathered["weights"]
+    layer = 2 * sizes.expert_weights // sizes.expert_layers
+    assert gathered["gathered layers"] - both["gathered layers"] == 2 * layer, "experts are not gathered"
+    with pytest.raises(UserError, match="expert_parallel = 3 does not divide"):
+        main([file, "--gpus", "3xH100-80", "--trainer.expert_parallel", "3"])
+    dense = Path(file).read_text().replace(str(directories["mixture"]), str(directories["dense"]))
+    Path(file).write_text(dense)
+    with pytest.raises(UserError, match="has no experts"):
+        main([file, "--gpus", "3xH100-80", "--trainer.expert_parallel", "2"])
