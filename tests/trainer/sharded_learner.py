@@ -81,9 +81,13 @@ class Bench:
             opened = self.learner.open_step(slot, batch)
             lengths = np.diff(batch.sample_offsets)
             self.shares.add(slot, 1.0, {sample: int(lengths[sample]) for sample in opened.samples})
+        found: dict[str, dict[str, MetricValue] | str] = {}
         while any(self.shares.left(slot) for slot in range(len(self.names))):
             self.learner.train_rows(self.shares.rows())
-        found: dict[str, dict[str, MetricValue] | str] = {}
+            for slot in [slot for slot in range(len(self.names)) if not self.shares.left(slot)]:
+                opened_again = None if marked else self.learner.next_pass(slot)
+                if opened_again is not None:
+                    self.shares.add(slot, 1.0, {each: opened_again.length(each) for each in opened_again.samples})
         for slot, run_id in enumerate(self.names):
             try:
                 found[run_id] = self.learner.finish_step(slot)
@@ -110,6 +114,18 @@ SCENARIOS: dict[str, tuple[str, dict[str, dict[str, Any]], bool]] = {
         {"one": {"lora": LORA}, "two": {"lora": LORA | {"rank": 2, "target_modules": ["q_proj"]}}},
         True,
     ),
+    "dense-full-reference": (
+        "dense",
+        {
+            "one": {
+                "learning_rate": 1e-4,
+                "reference": {"reward_coefficient": 0.1},
+                "loss": {"kind": "grpo", "kl_coefficient": 0.1},
+            }
+        },
+        False,
+    ),
+    "moe-lora-updates": ("moe", {"one": {"lora": LORA, "updates_per_step": 4, "epochs": 2}}, True),
 }
 
 

@@ -51,6 +51,7 @@ def launch(ranks: int, directory: Path, *arguments: object, module: str = "shard
     with log.open("w") as output:
         done = subprocess.run(command, env=environment, timeout=4 * DEADLINE, stdout=output, stderr=output, check=False)
     assert done.returncode == 0, log.read_text()[-20_000:]
+    assert "returned a view tensor" not in log.read_text(), "FSDP cannot protect such a tensor"
 
 
 @pytest.fixture(scope="module")

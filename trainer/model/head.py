@@ -177,7 +177,8 @@ def _outputs(
         values_P, entropies_P = chunked_outputs(
             hidden_PH, head.weight, head.bias, targets_P, divisor_P / scale, entropy_gradient=entropy_gradient
         )
-        return torch.stack([values_P, entropies_P], -1).unflatten(0, hidden_1PH.shape[:-1])
+        shape = hidden_1PH.shape[:-1]
+        return torch.stack([values_P.view(shape), entropies_P.view(shape)], -1)  # no view, whose hooks FSDP would lose
 
     with _replaced(head, forward):
         given = _logits(model, token_ids_T, position_ids_T, sample_lengths, predicting_P, stretch)[0]
