@@ -90,8 +90,11 @@ class History:
 
     @property
     def progress(self) -> str:
-        """The newest shipped step and the number of steps: `7/20`, or `7/?` if the number is unknown."""
-        return f"{self.step}/{self.steps or '?'}"
+        """The newest shipped step and the number of steps: `7/20`, or `7/?` if the number is unknown.
+
+        Of a run that trains on data the newest trained one: nothing ships its batches.
+        """
+        return f"{self.step or max(self.trained, default=0)}/{self.steps or '?'}"
 
     @property
     def last_shipped(self) -> Line:

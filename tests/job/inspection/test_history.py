@@ -33,6 +33,16 @@ def test_history_follows_files_that_grow_and_are_replaced(tmp_path: Path) -> Non
     assert [line["step"] for line in history.refresh()] == [4]
 
 
+def test_the_progress_of_a_run_without_an_orchestrator_is_what_is_trained(tmp_path: Path) -> None:
+    write_lines(tmp_path / "trainer" / "metrics.jsonl", [trained_line(step, run_id="sft") for step in (1, 2)])
+    history = History.of(tmp_path, "sft", 6)
+    history.refresh()
+    assert (history.progress, history.step) == ("2/6", 0)
+    write_lines(tmp_path / "run_sft" / "metrics.jsonl", [shipped_line(3, 1.0)])
+    history.refresh()
+    assert history.progress == "3/6"
+
+
 def test_what_a_machines_end_left_is_passed_over(past: Path) -> None:
     path = past / "run_test" / "metrics.jsonl"
     path.write_bytes(
