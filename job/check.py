@@ -20,7 +20,7 @@ from cluster.exit_codes import describe_exit
 from job.config import JobConfig
 from job.configuration.layers import forget_environment
 from job.sections import ServersConfig
-from run.config import RunConfig
+from run.config import RunConfig, TrainingConfig
 from transport.errors import Obstructed, UserError
 from transport.process.launch import guarded
 from transport.process.permanent_errors import is_permanent
@@ -56,13 +56,29 @@ def check_run(config: RunConfig) -> None:
 
 
 def check_runs(config: JobConfig) -> None:
-    """Checks all runs of a job, as `check_run` and then `check_imports`, and raises as they do."""
+    """Checks all runs of a job, as `check_run` and then `check_imports`, and raises as they do.
+
+    On one machine also what a new run's training begins with.
+    """
     for run in config.every_run:
         try:
             check_run(run)
+            if config.backend == "local" and not config.resume:
+                check_beginning(run.training)
         except UserError as error:
             raise UserError(f"run {run.run_id!r}: {error}" if config.runs else str(error)) from None
     check_imports(config.every_run)
+
+
+def check_beginning(training: TrainingConfig) -> None:
+    """Raises `UserError` unless a run's first adapter and its reference's weights are in the directories that are named."""
+    lora, reference = training.lora, training.reference
+    for key, directory, file in (
+        ("lora.start_from", lora.start_from if lora is not None else None, "adapter_config.json"),
+        ("reference.model", reference.model if reference is not None else None, "config.json"),
+    ):
+        if directory is not None and not (directory / file).is_file():
+            raise UserError(f"training.{key} = '{directory}': there is no {file} in that directory")
 
 
 def check_templates(runs: Sequence[RunConfig]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import job.check
-from job.check import check_imports, check_templates
+from job.check import check_imports, check_runs, check_templates
 from job.config import JobConfig
 from job.configuration.load import load
 from run.config import RunConfig
@@ -42,6 +42,21 @@ def test_a_template_variable_that_the_model_does_not_know_is_refused_before_anyt
     check_templates([run(opening="Hm")])
     with pytest.raises(UserError, match=r"environment words: .* does not read 'openning'; did you mean 'opening'\?"):
         check_templates([run(opening="Hm"), run(openning="Hm")])
+
+
+def test_what_a_run_begins_with_is_missed_before_anything_starts(job_file: Path, tmp_path: Path) -> None:
+    given = ["--orchestrator.training.lora.start_from", str(tmp_path / "gone"), "--inference.lora.max_rank", "8"]
+    with pytest.raises(
+        UserError, match=r"training\.lora\.start_from = '.*gone': there is no adapter_config\.json in that"
+    ):
+        check_runs(load(JobConfig, job_file, given))
+    check_runs(load(JobConfig, job_file, [*given, "--resume", "true"]))
+    (tmp_path / "gone").mkdir()
+    (tmp_path / "gone" / "adapter_config.json").touch()
+    check_runs(load(JobConfig, job_file, given))
+    reference = ["--orchestrator.training.reference.model", str(tmp_path)]
+    with pytest.raises(UserError, match=r"training\.reference\.model = .*: there is no config\.json"):
+        check_runs(load(JobConfig, job_file, reference))
 
 
 @pytest.mark.parametrize("lora", [None, {"rank": 4}])
