@@ -33,6 +33,7 @@ from transport.messages import (
     Rejected,
     Waiting,
 )
+from transport.process.yield_gil import yielding_gil
 from transport.records import TOKEN_COLUMNS, Batch, SampleInfo
 from transport.validation import MAX_NAME_LENGTH, validate
 
@@ -83,6 +84,8 @@ _KINDS: dict[bytes, type[Message]] = {
 }
 _NAMES = {message: kind for kind, message in _KINDS.items()}
 _COLUMNS = 5
+_ARRAYS_AT_ONCE = 256
+"""Arrays encoded between two rests: the batch is encoded for the wire and for its record at the same time, beside the loop."""
 _SESSION = struct.Struct("<Q")
 
 _FILE_MAGIC = b"CPBATCH2"
@@ -95,16 +98,18 @@ _FILE_ALIGNMENT = 8
 def encode(batch: Batch) -> list[Buffer]:
     """Returns the frames of a batch: kind, header, then the columns, the optional ones last, and the routing chunks.
 
-    Arrays are taken by reference unless they are not C-contiguous. Raises `ValueError` for arrays that cannot travel; their
-    values are not checked (`validate` does that).
+    Arrays are taken by reference unless they are not C-contiguous. Rests in between: not for the loop's thread. Raises
+    `ValueError` for arrays that cannot travel; their values are not checked (`validate` does that).
     """
     columns: list[AnyArray] = [batch.token_ids_T, batch.loss_mask_T, batch.log_probabilities_T, batch.advantages_T]
     header, frames = [_preamble(batch)], []
     chunks = [chunk for sample in batch.routed_experts for chunk in sample]
-    for array in (*columns, batch.sample_offsets, *batch.columns.values(), *chunks):
-        contiguous = np.ascontiguousarray(array)
-        header.append(msgpack.packb(specification(contiguous)))
-        frames.append(as_bytes_view(contiguous))
+    arrays = (*columns, batch.sample_offsets, *batch.columns.values(), *chunks)
+    for start in yielding_gil(range(0, len(arrays), _ARRAYS_AT_ONCE)):
+        for array in arrays[start : start + _ARRAYS_AT_ONCE]:
+            contiguous = np.ascontiguousarray(array)
+            header.append(msgpack.packb(specification(contiguous)))
+            frames.append(as_bytes_view(contiguous))
     if len(frames) + 2 > MAX_FRAMES:
         raise ValueError(
             f"step {batch.step}: {len(frames) + 2} frames; at most {MAX_FRAMES} travel, merge routing chunks"

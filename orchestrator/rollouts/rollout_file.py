@@ -77,14 +77,15 @@ def write_rollouts(path: Path, rollouts: Iterable[Rollout]) -> None:
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
-        for some in yielding_gil(_in_portions(rollouts)):
+        for some in yielding_gil(in_portions(rollouts)):
             write_buffers(descriptor, [buffer for rollout in some for buffer in rollout_buffers(rollout)])
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
 
-def _in_portions(rollouts: Iterable[Rollout]) -> Iterator[list[Rollout]]:
+def in_portions(rollouts: Iterable[Rollout]) -> Iterator[list[Rollout]]:
+    """Yields the rollouts in short lists, between which a thread that writes them rests (`yielding_gil`)."""
     iterator = iter(rollouts)
     while portion := list(islice(iterator, _ROLLOUTS_AT_ONCE)):
         yield portion

@@ -1,6 +1,6 @@
 """Writes a step's records for people and tools: `rollouts.jsonl`, one JSON object per rollout, without bulk arrays.
 
-Each call of the encoder encodes one rollout, in a thread: no call holds the GIL for long.
+Each call of the encoder encodes one rollout, in a thread that rests in between: no call holds the GIL for long.
 """
 
 from __future__ import annotations
@@ -8,16 +8,17 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from itertools import repeat
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
 import orjson
 
-from orchestrator.rollouts.rollout_file import saved_state
+from orchestrator.rollouts.rollout_file import in_portions, saved_state
 from orchestrator.rollouts.token_file import write_tokens
 from orchestrator.rollouts.transcripts import Transcriber, TurnText
 from orchestrator.scheduling.outcomes import outcome_of
+from transport.process.yield_gil import yielding_gil
 from transport.records import Rollout
 
 
@@ -85,7 +86,7 @@ def write_records(
     with ExitStack() as files:
         file = files.enter_context(path.open("xb"))
         tokens = files.enter_context(tokens_path.open("xb")) if tokens_path is not None and transcribe else None
-        for rollout in rollouts:
+        for rollout in chain.from_iterable(yielding_gil(in_portions(rollouts))):
             texts = transcribe(rollout) if transcribe is not None else None
             record = rollout_record(rollout, state_columns[rollout.environment], texts)
             file.write(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE))
