@@ -2,7 +2,7 @@
 
 Roles that find each other by an address of their own machine are placed together: vLLM and the orchestrators unless
 `inference.host` is a wildcard, the trainer and the orchestrators unless `transport.kind` is `filesystem`. Roles that share a GPU
-are placed together, too.
+are placed together, too, and trainer and servers with `trainer.broadcast = "memory"`.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def placements(job: JobSections) -> Mapping[str, Placement]:
     if job.backend == "local":
         return {name: Placement() for name in (*devices(job), "orchestrator")}
     gpus = shares(job)
-    shared = any(amount != int(amount) for amount in gpus.values())
+    shared = any(amount != int(amount) for amount in gpus.values()) or job.trainer.broadcast == "memory"
     with_servers = shared or (job.inference.replicas > 0 and not servers_move(job))
     with_trainer = shared or job.transport.kind == "zmq"
     placed = {
@@ -107,6 +107,10 @@ def check_placement(job: JobSections) -> None:
     if nodes > 1 and len(devices(job)["trainer"]) % nodes:
         raise ValueError(
             f"gpus.trainer = {job.gpus.trainer} cannot be divided among trainer.nodes = {nodes}; name as many for each node"
+        )
+    if nodes > 1 and job.trainer.broadcast == "memory":
+        raise ValueError(
+            f'trainer.broadcast = "memory" needs trainer and servers on one machine, and trainer.nodes = {nodes}: use "files"'
         )
     host, address = job.inference.host, job.transport.address
     if job.inference.replicas and not is_loopback(host) and host not in WILDCARD_HOSTS:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from inference import delta
@@ -24,6 +25,7 @@ from trainer.probe import Answers, write_probe
 from trainer.runs.control_files import run_directory
 from trainer.runs.manager import MultiRunManager
 from trainer.runs.run import Run
+from trainer.shared_memory import SharedMemory, has_lost_weights
 from transport.files.atomic import publish_directory, published_steps, remove_directory
 
 logger = logging.getLogger(__name__)
@@ -59,12 +61,19 @@ class Broadcaster:
     """Publishes the versions of one run's weights; on rank 0."""
 
     def __init__(
-        self, manager: MultiRunManager, output_dir: Path, run_id: str, base_model: str, keep: int, whole_every: int = 1
+        self,
+        manager: MultiRunManager,
+        output_dir: Path,
+        run_id: str,
+        base_model: str,
+        keep: int,
+        whole_every: int = 1,
+        memory: SharedMemory | None = None,
     ) -> None:
         """Prepares for a run of the job in `output_dir`; the newest `keep` versions of its weights stay.
 
-        Of full weights, at least each `whole_every`th version is published whole, others as what changed since.
-        `manager` has the adapter of a run that trains one.
+        Of full weights, at least each `whole_every`th version is published whole, others as what changed since; with `memory`
+        they are put there. `manager` has the adapter of a run that trains one.
         """
         self._manager = manager
         self.directory = run_directory(output_dir, run_id) / "broadcast"
@@ -72,9 +81,10 @@ class Broadcaster:
         self._keep = keep
         self._begun = False
         self._whole_every = whole_every
+        self._memory = memory
         self._base: int | None = None
         """The version that was published whole last, if it was by this process."""
-        self._newest: int | None = None
+        self._newest: Path | None = None
         """The version that was published last: it has the base, too."""
         self._probed: Tensor | None = None
         """float32 `[candidates, tokens - 1]`: the probe's log-probabilities under the version published last."""
@@ -96,18 +106,15 @@ class Broadcaster:
             return
         self.directory.parent.stat()  # do not make a run's deleted directory again
         # Not flushed, as all runs would wait for the disk: a version to which a checkpoint returns is flushed with it. Only the
-        # first version of this process, which may have its checkpoint already, is flushed at once.
+        # first version of this process, which may have its checkpoint already, is flushed at once, and is on the disk.
         durable, self._begun = not self._begun, True
-        with publish_directory(self.directory / f"step_{version}", durable) as directory:
+        with publish_directory(self._path(version), durable) as directory:
             if lora is None:
                 state = assembled.weights if assembled is not None else model.state_dict()
-                weights = own_memory(state)
-                if version >= run.config.steps or not self._write_changes(version, weights, directory):
-                    model.save_pretrained(directory, state_dict=state)
-                    _make_readable(directory)
-                    self._base = version
+                if durable or not self._write_to_memory(model, state, run, directory):
+                    self._write(model, state, run, directory, None if self._newest_in_memory else self._newest)
                 self._copy_tokenizer(directory)
-                digests = digests_of(weights)
+                digests = digests_of(own_memory(state))
             else:
                 adapter = self._manager.get_state_dict_for_run(run.slot)
                 written = export_adapter(adapter, lora, self._base_model, directory)
@@ -116,21 +123,44 @@ class Broadcaster:
                 model, replay, version, directory / "probe.json", run.slot, digests, self._probed,
                 None if assembled is None else assembled.answers,
             )  # fmt: skip
-        self._newest = version
+        self._newest = self._path(version)
         for old in published_steps(self.directory)[: -self._keep]:
-            remove_directory(self.directory / f"step_{old}")
+            self._remove(old)
 
-    def _write_changes(self, version: int, weights: Mapping[str, Tensor], directory: Path) -> bool:
-        """Writes what changed since the last whole version of this process (`inference/delta.py`).
+    def _write_to_memory(self, model: nn.Module, state: dict[str, Tensor], run: Run, directory: Path) -> bool:
+        """Writes full weights into shared memory, with links in `directory`; returns False if they do not go there."""
+        path, nbytes = self._path(run.progress.step), sum(tensor.nbytes for tensor in own_memory(state).values())
+        if self._memory is None or (place := self._memory.make(path, nbytes)) is None:
+            return False
+        try:
+            self._write(model, state, run, place, self._newest_in_memory)
+        except (OSError, SafetensorError) as error:  # others have taken the room meanwhile
+            logger.warning("version %d is published on the disk: %s", run.progress.step, error)
+            self._memory.discard(path)
+            return False
+        self._memory.link(path, directory)
+        return True
+
+    def _write(
+        self, model: nn.Module, state: dict[str, Tensor], run: Run, directory: Path, newest: Path | None
+    ) -> None:
+        """Writes full weights into `directory`. `newest` has those published last, if they are on the same file system."""
+        version = run.progress.step
+        if version >= run.config.steps or not self._write_changes(version, own_memory(state), directory, newest):
+            model.save_pretrained(directory, state_dict=dict(state))
+            _make_readable(directory)
+            self._base = version
+
+    def _write_changes(self, version: int, weights: Mapping[str, Tensor], directory: Path, newest: Path | None) -> bool:
+        """Writes what changed since the last whole version of this process (`inference/delta.py`), which `newest` has, too.
 
         Returns False, with nothing written, where whole weights are due, or smaller, or have other names in their files than
         in the model.
         """
-        if self._base is None or self._newest is None or not 0 < version - self._base < self._whole_every:
+        if self._base is None or newest is None or not 0 < version - self._base < self._whole_every:
             return False
-        source = self.directory / f"step_{self._newest}"
         try:
-            delta.link_base(source, directory)
+            delta.link_base(newest, directory)
             base = {
                 name: bits for path in weight_files(directory / BASE) for name, bits in delta.open_bits(path).items()
             }
@@ -141,9 +171,10 @@ class Broadcaster:
             )
             new = ((name, delta.bits_of(tensor.cpu().contiguous())) for name, tensor in weights.items())
             if same and delta.write_delta(directory / DELTA, base, new, int(whole_bytes * _MOST_CHANGED)):
+                assert self._newest is not None
                 for name in ("config.json", *_TOKENIZER_FILES):
-                    if (source / name).is_file():
-                        shutil.copyfile(source / name, directory / name)
+                    if (source := self._newest / name).is_file():
+                        shutil.copyfile(source, directory / name)
                 return True
         except (OSError, ValueError) as error:
             logger.warning("version %d is published whole: %s", version, error)
@@ -152,11 +183,28 @@ class Broadcaster:
         return False
 
     def remove_beyond(self, version: int) -> None:
-        """Removes the versions later than `version`, which will be trained and published again. Raises `OSError`."""
+        """Removes the versions later than `version`, which will be trained and published again. Raises `OSError`.
+
+        Versions whose weights were in the memory of a trainer that has ended are removed, too.
+        """
         self._check_directory()
-        for newer in published_steps(self.directory):
-            if newer > version:
-                remove_directory(self.directory / f"step_{newer}")
+        for step in published_steps(self.directory):
+            if step > version or has_lost_weights(self._path(step)):
+                self._remove(step)
+
+    def _path(self, version: int) -> Path:
+        return self.directory / f"step_{version}"
+
+    @property
+    def _newest_in_memory(self) -> Path | None:
+        """Where the weights published last are in shared memory; None if they are on the disk."""
+        return None if self._memory is None or self._newest is None else self._memory.where(self._newest)
+
+    def _remove(self, version: int) -> None:
+        if self._memory is not None:
+            self._memory.remove(self._path(version))
+        else:
+            remove_directory(self._path(version))
 
     def _check_directory(self) -> None:
         """Raises `OSError` if the directory is a link into this job's directory. A link to another disk is allowed."""

@@ -94,6 +94,11 @@ class TrainerConfig(Config):
     whole_broadcast_every: int = Field(default=1, ge=1)
     """Of so many versions of full weights, one is published whole, the others as what changed since. 1: all whole."""
 
+    broadcast: Literal["files", "memory"] = "files"
+    """Where full weights are published. `memory`: in this machine's shared memory (/dev/shm), `keep_broadcasts` + 1 times their
+    size; the servers have to be on this machine and run as this user. What does not fit is on the disk, as are the versions to
+    which a checkpoint returns, and adapters."""
+
     prometheus_port: int = Field(default=0, ge=0, le=65535)
     """Loopback port of the metrics; 0 takes a free one, which the log names. Of several ranks the first one serves."""
 

@@ -39,6 +39,7 @@ from trainer.runs.record import Occupancy, Progress, Stage
 from trainer.runs.requested import DISK_FAULTS, Requests
 from trainer.runs.run import Run
 from trainer.runs.sessions import Sessions
+from trainer.shared_memory import SharedMemory, remove_left_weights
 from trainer.telemetry.endpoint import TrainerEndpoint
 from trainer.telemetry.published import TrainerTelemetry
 from trainer.telemetry.step_times import StepTimes
@@ -138,9 +139,12 @@ class Trainer:
         self._shares = FairShare(config.row_tokens, learner.ranks.count // config.context_parallel)
         self._metrics = MetricsFile(config.output_dir / "trainer" / "metrics.jsonl")
         self._telemetry = TrainerTelemetry(config.output_dir, config.max_runs, self._registry)
+        remove_left_weights()
+        self._memory = SharedMemory() if config.broadcast == "memory" else None
         self.checkpoints = Checkpoints(
-            config.output_dir, config.keep_checkpoints, learner.kept_alive, self._on_durable, self._telemetry.spans
-        )
+            config.output_dir, config.keep_checkpoints, learner.kept_alive, self._on_durable, self._telemetry.spans,
+            self._memory,
+        )  # fmt: skip
         self.endpoint = TrainerEndpoint(config)
         """Replaced by the one that is served, if one is."""
         self._requests = Requests(config.output_dir, learner.runs, self.checkpoints)
@@ -182,9 +186,11 @@ class Trainer:
         return EVICTED if self._registry.all_evicted() else 0
 
     def close(self) -> None:
-        """Ends the thread that writes checkpoints."""
+        """Ends the thread that writes checkpoints, and gives shared memory back."""
         self.checkpoints.close()
         self._telemetry.close()
+        if self._memory is not None:
+            self._memory.close()
 
     def _over(self) -> bool:
         expected = self._config.stay or self._registry.queue or self._sessions.has_news or self.checkpoints.busy
@@ -251,9 +257,12 @@ class Trainer:
 
     def _admit(self, run: Occupancy) -> None:
         step, steps = run.progress.step, run.config.steps
+        if self._memory is not None and run.config.training.lora is None:
+            self.checkpoints.complete()
+            self._memory.clear()  # of the versions of the run before
         self._broadcasters[run.slot] = Broadcaster(
             self._manager, self._config.output_dir, run.run_id, self._config.model, self._config.keep_broadcasts,
-            self._config.whole_broadcast_every,
+            self._config.whole_broadcast_every, self._memory,
         )  # fmt: skip
         self._metrics.truncate(run.run_id, step)
         if not self._publish(run, anew=True):

@@ -1,16 +1,15 @@
 """Private copies of adapters' files, from which the engine may read an adapter at any time, even after the trainer removed it.
 
-`adapters` gives the reason. A directory that a killed server left is removed by the next one: its lock is free.
+`adapters` gives the reason.
 """
 
 from __future__ import annotations
 
-import fcntl
-import os
 import shutil
 import tempfile
-import weakref
 from pathlib import Path
+
+from transport.files.own_directory import OwnDirectory
 
 WEIGHTS = "adapter_model.safetensors"
 
@@ -26,10 +25,8 @@ class AdapterFiles:
     """
 
     def __init__(self) -> None:
-        for left in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-            _remove_if_left(left)
-        self._root, lock = _own_directory()
-        weakref.finalize(self, _give_up, self._root, lock)
+        self._own = OwnDirectory(Path(tempfile.gettempdir()), PREFIX)
+        self._root = self._own.path
 
     def copy(self, directory: Path, number: int, load: int) -> Path:
         """Copies the adapter in `directory`. Raises `OSError`, and then leaves no copy."""
@@ -62,38 +59,3 @@ class AdapterFiles:
         (self._root / str(number)).unlink(missing_ok=True)
         for copy in self._root.glob(f"{number}.*"):
             shutil.rmtree(copy)
-
-
-def _own_directory() -> tuple[Path, int]:
-    """Returns a new directory, and the lock on it, which is held while this process lives.
-
-    The lock is an `flock`: the lock of `transport.files.lock` needs a file opened for writing, which a directory cannot be.
-    """
-    while True:
-        root = Path(tempfile.mkdtemp(prefix=PREFIX))
-        lock = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if root.exists():  # Another server that starts now may have removed it as abandoned.
-            return root, lock
-        os.close(lock)
-
-
-def _give_up(root: Path, lock: int) -> None:
-    shutil.rmtree(root, ignore_errors=True)
-    os.close(lock)
-
-
-def _remove_if_left(directory: Path) -> None:
-    """Removes the copies of a server that was killed, unless they are another user's."""
-    try:
-        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return  # It was just removed, or is not ours.
-    try:
-        if os.fstat(descriptor).st_uid == os.getuid():
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(directory, ignore_errors=True)
-    except BlockingIOError:
-        return  # Its server lives.
-    finally:
-        os.close(descriptor)

@@ -8,6 +8,7 @@ Format: https://huggingface.co/docs/safetensors (8 bytes little-endian header le
 from __future__ import annotations
 
 import math
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,9 @@ FLOATING = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1}
 DELTA, BASE = "delta.safetensors", "base"
 """A broadcast of what changed, and the directory in it with the weights that it changes."""
 
+SHARED_MEMORY = Path("/dev/shm")
+"""Where a trainer on this machine may have the files of a broadcast, which are then links."""
+
 PEFT_PREFIX = "base_model.model."
 
 _ADAPTER_TENSOR = re.compile(rf"{re.escape(PEFT_PREFIX)}(.+)\.lora_([AB])\.weight")
@@ -41,22 +45,34 @@ class TensorEntry:
 def weight_files(directory: Path) -> list[Path]:
     """Returns the model's `*.safetensors` in `directory`, sorted; of a delta (`inference/delta.py`), those of its base.
 
-    Raises `ValueError` when there are none.
+    Raises `ValueError` when there are none, or a link leads nowhere.
     """
     if (directory / DELTA).exists():
         directory /= BASE
     files = sorted(path for path in directory.glob("*.safetensors") if path.name != "adapter_model.safetensors")
     if not files:
         raise ValueError(f"{directory}: no *.safetensors file; a checkpoint in Hugging Face format is expected")
+    for path in files:
+        if path.is_symlink() and not path.exists():
+            raise ValueError(
+                f'{path} leads to {os.readlink(path)}, which is not here. With trainer.broadcast = "memory" trainer and server '
+                "have to be on one machine, with the same /dev/shm; the weights go with the trainer that published them"
+            )
     return files
 
 
 def read_through(directory: Path) -> None:
-    """Reads the weights of a checkpoint once, so that a later reading comes from memory. Raises `OSError`."""
+    """Reads the weights of a checkpoint once, so that a later reading comes from memory. Raises `OSError`.
+
+    What is in shared memory is not read: it is in no other place.
+    """
     buffer = memoryview(bytearray(_BYTES_A_READ))
     delta = directory / DELTA
+    memory = SHARED_MEMORY.stat().st_dev if SHARED_MEMORY.is_dir() else None
     for path in [*weight_files(directory), *([delta] if delta.exists() else [])]:
         with path.open("rb", buffering=0) as file:
+            if os.fstat(file.fileno()).st_dev == memory:
+                continue
             while file.readinto(buffer):
                 pass
 

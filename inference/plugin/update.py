@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,7 @@ class Updater:
             raise UpdateRefused(str(error)) from error
         if self._provable is None:
             self._provable = await self._find_provable(Path(config.model), tied)
+        began = time.monotonic()
         await self._pause()
         self._loads += 1
         try:
@@ -101,6 +103,7 @@ class Updater:
             os.kill(os.getpid(), signal.SIGTERM)
             raise
         await self._engine.resume_generation()
+        logger.info("Version %d is loaded; requests were paused for %.4f s", version, time.monotonic() - began)
 
     def _prepare(self, directory: Path, tied: bool) -> None:
         """Does all that can be done while requests run: compares the checkpoint, and reads it into the page cache.

@@ -1,7 +1,7 @@
 """The weights of evaluated versions: held while their evaluation is played, and those of the best version, kept.
 
 A broadcast is removed once the trainer has published a few newer ones. Its files never change, so that hard links hold them and
-cost nothing; on another disk they are copied.
+cost nothing; from another disk, or from shared memory, they are copied.
 
     run_<id>/evaluations/<evaluation>/weights/step_N/    while an evaluation is due or played
     run_<id>/best/step_N/                                one directory, with `best.json` beside the weights
@@ -112,6 +112,9 @@ def _link(source: Path, target: Path, files: dict[str, bytes]) -> None:
 
 
 def _link_file(source: Path, target: Path) -> None:
+    if source.is_symlink():  # into shared memory: a link to the link would hold nothing
+        shutil.copyfile(source, target)
+        return
     try:
         os.link(source, target)
     except OSError as error:

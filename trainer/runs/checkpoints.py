@@ -19,6 +19,7 @@ from pathlib import Path
 
 from trainer.runs import checkpoint, control_files
 from trainer.runs.run import Run
+from trainer.shared_memory import SharedMemory
 from transport.files.atomic import published_steps
 from transport.telemetry.spans import SpanLog
 
@@ -45,17 +46,20 @@ class Checkpoints:
         kept_alive: Callable[[], AbstractContextManager[None]],
         on_durable: Callable[[str], object],
         spans: SpanLog,
+        memory: SharedMemory | None = None,
     ) -> None:
         """Keeps the newest `keep` of each run.
 
-        `spans` gets one of each checkpoint written. `kept_alive` surrounds each wait for the disk; `on_durable` is called in
-        `settle` and `complete` with the id of each run that has a new durable checkpoint.
+        The weights of their steps do not stay in `memory` alone. `spans` gets one of each checkpoint written. `kept_alive`
+        surrounds each wait for the disk; `on_durable` is called in `settle` and `complete` with the id of each run that has a new
+        durable checkpoint.
         """
         self._output_dir = output_dir
         self._keep = keep
         self._kept_alive = kept_alive
         self._on_durable = on_durable
         self._spans = spans
+        self._memory = memory
         self._writing: dict[str, _Writing] = {}
         """In the order in which they were begun, and are written."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
@@ -102,6 +106,9 @@ class Checkpoints:
 
     def _write(self, snapshot: checkpoint.Snapshot) -> None:
         with self._spans.measure("write_checkpoint", step=snapshot.step, run=snapshot.run_id):
+            if self._memory is not None:
+                run_directory = control_files.run_directory(self._output_dir, snapshot.run_id)
+                self._memory.make_durable(run_directory / "broadcast" / f"step_{snapshot.step}")
             checkpoint.write(snapshot, self._output_dir, self._keep)
 
     def settle(self) -> None:

@@ -10,10 +10,13 @@ import orjson
 import pytest
 from safetensors.numpy import save_file
 
+from inference.plugin import checkpoint
 from inference.plugin.checkpoint import (
+    DELTA,
     TensorEntry,
     read_header,
     read_manifest,
+    read_through,
     require_fitting_adapter,
     require_same_model,
 )
@@ -31,6 +34,37 @@ def test_the_manifest_joins_the_files_and_leaves_an_adapter_out(tmp_path: Path) 
 def test_an_empty_directory_is_no_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"no \*\.safetensors"):
         read_manifest(tmp_path)
+
+
+def test_links_that_lead_nowhere_are_refused_with_the_reason(tmp_path: Path) -> None:
+    """As of a broadcast in the shared memory of another machine, whole or as what changed."""
+    for name in ("model.safetensors", DELTA):
+        directory = tmp_path / name
+        (directory / checkpoint.BASE).mkdir(parents=True)
+        save_file({"a": np.zeros(4, dtype=np.int64)}, directory / checkpoint.BASE / "model.safetensors")
+        (directory / name).symlink_to("/dev/shm/counterpoint-weights-gone/model.safetensors")
+        for read in (read_manifest, read_through):
+            with pytest.raises(
+                ValueError, match=rf'{name} leads to .*-gone.*trainer.broadcast = "memory".*one machine'
+            ):
+                read(directory)
+
+
+def test_what_is_in_memory_is_not_read_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that fails is found before the pause; memory would be read a second time for nothing."""
+    save_file({"a": np.zeros(100_000, dtype=np.int64)}, tmp_path / "model.safetensors")
+    before = read_bytes()
+    read_through(tmp_path)
+    assert read_bytes() - before >= 800_000
+    monkeypatch.setattr(checkpoint, "SHARED_MEMORY", tmp_path)
+    before = read_bytes()
+    read_through(tmp_path)
+    assert read_bytes() - before < 800_000
+
+
+def read_bytes() -> int:
+    """What this process has read of files so far."""
+    return int(Path("/proc/self/io").read_bytes().split()[1])
 
 
 def test_a_truncated_file_is_refused(tmp_path: Path) -> None:

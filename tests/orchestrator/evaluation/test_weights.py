@@ -76,6 +76,20 @@ def test_another_disk_gets_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert (kept / "adapter_model.safetensors").read_bytes() == b"weights 3"
 
 
+def test_weights_in_shared_memory_are_copied(tmp_path: Path) -> None:
+    """They go with the trainer."""
+    memory = tmp_path / "memory"
+    memory.mkdir()
+    file = broadcast(tmp_path, 3) / "adapter_model.safetensors"
+    (memory / "weights").write_bytes(file.read_bytes())
+    file.unlink()
+    file.symlink_to(memory / "weights")
+    kept = weights.hold(tmp_path, "e", 3) / "adapter_model.safetensors"
+    shutil.rmtree(memory)
+    assert not kept.is_symlink()
+    assert kept.read_bytes() == b"weights 3"
+
+
 def test_the_best_is_kept_alone(tmp_path: Path) -> None:
     kept = [
         weights.keep_if_best(tmp_path, result(step, score), held(tmp_path, step))
