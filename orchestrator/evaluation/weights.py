@@ -100,7 +100,7 @@ def _link(source: Path, target: Path, files: dict[str, bytes]) -> None:
     """
     with publish_directory(target, durable=bool(files)) as partial:
         for path in sorted(source.rglob("*")):
-            if path.is_file() and path.name not in (STABLE, *files):
+            if not path.is_dir() and path.name not in (STABLE, *files):
                 place = partial / path.relative_to(source)
                 place.parent.mkdir(parents=True, exist_ok=True)
                 _link_file(path, place)

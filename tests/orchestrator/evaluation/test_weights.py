@@ -88,6 +88,9 @@ def test_weights_in_shared_memory_are_copied(tmp_path: Path) -> None:
     shutil.rmtree(memory)
     assert not kept.is_symlink()
     assert kept.read_bytes() == b"weights 3"
+    with pytest.raises(FileNotFoundError):
+        weights.hold(tmp_path, "another", 3)
+    assert weights.held_steps(tmp_path, "another") == []
 
 
 def test_the_best_is_kept_alone(tmp_path: Path) -> None:
