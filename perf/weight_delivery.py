@@ -27,8 +27,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from inference import delta
-from inference.plugin.checkpoint import BASE, DELTA, SHARED_MEMORY, read_through
+from inference.plugin.checkpoint import BASE, DELTA, read_through
 from inference.plugin.digest import digests_of
+from transport.files.shared_memory import SHARED_MEMORY
 
 RATES = (1e-6, 1e-5, 1e-4)
 STEPS = (1, 8)

@@ -36,10 +36,11 @@ from inference.base import GenerateRequest, InferenceError, Probe, SamplingParam
 from inference.clients.client import BinaryClient
 from inference.clients.http_sessions import HttpSessions
 from inference.config import PoolConfig
-from inference.plugin.checkpoint import BASE, DELTA, SHARED_MEMORY
+from inference.plugin.checkpoint import BASE, DELTA
 from inference.plugin.digest import Digest, digests_of
 from perf.weight_delivery import one_step
 from transport.files.atomic import STABLE
+from transport.files.shared_memory import SHARED_MEMORY
 
 REQUESTS = 4
 """In flight while weights are loaded."""

@@ -11,15 +11,13 @@ weights are copied to the disk, in place of the links; versions without that are
 from __future__ import annotations
 
 import logging
-import os
-import re
 import shutil
 import threading
 from pathlib import Path
 
-from inference.plugin.checkpoint import SHARED_MEMORY
 from transport.files.atomic import remove_directory
 from transport.files.own_directory import OwnDirectory, remove_left
+from transport.files.shared_memory import SHARED_MEMORY, lack_of_room
 
 logger = logging.getLogger(__name__)
 
@@ -135,17 +133,3 @@ def remove_left_weights() -> None:
 def has_lost_weights(published: Path) -> bool:
     """Whether weights of a version were in the shared memory of a trainer that has ended."""
     return any(file.is_symlink() and not file.exists() for file in published.rglob(_WEIGHTS))
-
-
-def lack_of_room(nbytes: int) -> str:
-    """Returns why a file of `nbytes` should not be made in shared memory; empty if it may.
-
-    It has to fit the file system, and leave half of the memory that the machine has available.
-    """
-    about = os.statvfs(SHARED_MEMORY)
-    if (free := about.f_bavail * about.f_frsize) < nbytes:
-        return f"{nbytes} bytes are needed, {free} are free in {SHARED_MEMORY}"
-    found = re.search(rb"^MemAvailable:\s*(\d+) kB$", Path("/proc/meminfo").read_bytes(), re.MULTILINE)
-    if found is not None and (available := int(found[1]) * 1024) < 2 * nbytes:
-        return f"{nbytes} bytes are needed, and the machine has {available} bytes of memory available, of which half is left"
-    return ""

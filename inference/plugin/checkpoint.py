@@ -15,6 +15,8 @@ from pathlib import Path
 
 import orjson
 
+from transport.files.shared_memory import SHARED_MEMORY
+
 MAX_HEADER_BYTES = 100_000_000
 """The format's own limit."""
 
@@ -25,9 +27,6 @@ FLOATING = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1}
 
 DELTA, BASE = "delta.safetensors", "base"
 """A broadcast of what changed, and the directory in it with the weights that it changes."""
-
-SHARED_MEMORY = Path("/dev/shm")
-"""Where a trainer on this machine may have the files of a broadcast, which are then links."""
 
 PEFT_PREFIX = "base_model.model."
 

@@ -1,0 +1,23 @@
+"""Whether this machine's shared memory, a file system in memory, has room for a file."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+SHARED_MEMORY = Path("/dev/shm")
+
+
+def lack_of_room(nbytes: int) -> str:
+    """Returns why a file of `nbytes` should not be made in shared memory; empty if it may.
+
+    It has to fit the file system, and leave half of the memory that the machine has available.
+    """
+    about = os.statvfs(SHARED_MEMORY)
+    if (free := about.f_bavail * about.f_frsize) < nbytes:
+        return f"{nbytes} bytes are needed, {free} are free in {SHARED_MEMORY}"
+    found = re.search(rb"^MemAvailable:\s*(\d+) kB$", Path("/proc/meminfo").read_bytes(), re.MULTILINE)
+    if found is not None and (available := int(found[1]) * 1024) < 2 * nbytes:
+        return f"{nbytes} bytes are needed, and the machine has {available} bytes of memory available, of which half is left"
+    return ""
