@@ -149,15 +149,20 @@ def changed_tensor(tensor: Tensor, arrays: Mapping[str, Bits], name: str) -> Ten
 
 def make_whole(directory: Path) -> None:
     """Puts whole weights in place of base and delta, in a directory that nobody reads yet. Raises `ValueError`, `OSError`."""
+    write_whole(directory, directory)
+    (directory / DELTA).unlink()
+    shutil.rmtree(directory / BASE)
+
+
+def write_whole(directory: Path, target: Path) -> None:
+    """Writes the whole weights of a delta into another directory. Raises `ValueError`, `OSError`."""
     delta = read_delta(directory)
     for path in weight_files(directory):
-        whole = directory / path.name
+        whole = target / path.name
         shutil.copy(path, whole)
         for name, bits in open_bits(whole, "r+").items():
             if name in delta:
                 apply(delta[name], bits, name)
-    (directory / DELTA).unlink()
-    shutil.rmtree(directory / BASE)
 
 
 def link_base(source: Path, directory: Path) -> None:

@@ -28,7 +28,9 @@ from inference.base import HeldWeights
 from inference.plugin.adapters import Adapters, UpdateRefused
 from inference.plugin.checkpoint import TensorEntry, read_manifest, read_through, require_same_model
 from inference.plugin.digest import Digest
+from inference.plugin.staging import stage
 from inference.plugin.worker_digest import Held, join_ranks, provable_layers, restrict
+from transport.files.own_directory import OwnDirectory
 
 logger = init_logger(__name__)
 
@@ -84,11 +86,19 @@ class Updater:
         config = self._engine.model_config
         tied = bool(getattr(config.hf_config, "tie_word_embeddings", False))
         try:
-            await asyncio.to_thread(self._prepare, directory, tied)
+            staged = await asyncio.to_thread(self._prepare, directory, tied)
         except (OSError, ValueError) as error:
             raise UpdateRefused(str(error)) from error
-        if self._provable is None:
-            self._provable = await self._find_provable(Path(config.model), tied)
+        try:
+            if self._provable is None:
+                self._provable = await self._find_provable(Path(config.model), tied)
+            await self._switch(version, directory if staged is None else staged.path)
+        finally:
+            if staged is not None:
+                await asyncio.to_thread(staged.remove)
+
+    async def _switch(self, version: int, directory: Path) -> None:
+        """Loads weights that are prepared, while requests are paused."""
         began = time.monotonic()
         await self._pause()
         self._loads += 1
@@ -105,17 +115,21 @@ class Updater:
         await self._engine.resume_generation()
         logger.info("Version %d is loaded; requests were paused for %.4f s", version, time.monotonic() - began)
 
-    def _prepare(self, directory: Path, tied: bool) -> None:
+    def _prepare(self, directory: Path, tied: bool) -> OwnDirectory | None:
         """Does all that can be done while requests run: compares the checkpoint, and reads it into the page cache.
 
-        A file that cannot be read is found here, where nothing has changed yet. Raises `ValueError` or `OSError`.
+        Returns the whole weights of what changed. A file that cannot be read is found here, where nothing has changed yet.
+        Raises `ValueError` or `OSError`.
         """
         if self._expected is None:
             self._expected = read_manifest(Path(self._engine.model_config.model))
         require_same_model(self._expected, read_manifest(directory), tied)
         if delta.is_delta(directory):
             delta.check(directory)
+            if (staged := stage(directory)) is not None:
+                return staged
         read_through(directory)
+        return None
 
     async def _pause(self) -> None:
         """Pauses as `pause_generation(mode="keep", clear_cache=False)` does, without the 20 ms that vLLM 0.30 adds to it.
