@@ -13,12 +13,12 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
+if TYPE_CHECKING:  # an agent has no other use for numpy, whose import took a fifth of its start
+    import numpy.typing as npt
 
-Buffer = bytes | bytearray | memoryview | npt.NDArray[Any]
+Buffer: TypeAlias = "bytes | bytearray | memoryview | npt.NDArray[Any]"
 """Bytes by reference. An array must be C-contiguous."""
 
 STABLE = "STABLE"
@@ -130,12 +130,10 @@ def as_bytes_view(buffer: Buffer) -> memoryview:
 
     Raises `ValueError` for an array that is not C-contiguous.
     """
-    if isinstance(buffer, np.ndarray):
-        if not buffer.flags.c_contiguous:
-            raise ValueError(f"an array of shape {buffer.shape} and strides {buffer.strides} is not C-contiguous")
-        # A memoryview cannot cast what is empty.
-        return buffer.data.cast("B") if buffer.nbytes else memoryview(b"")
-    return memoryview(buffer).cast("B")
+    view = memoryview(buffer)  # type: ignore[arg-type]  # numpy says from Python 3.12 on that an array is a buffer
+    if not view.c_contiguous:
+        raise ValueError(f"an array of shape {view.shape} and strides {view.strides} is not C-contiguous")
+    return view.cast("B") if view.nbytes else memoryview(b"")  # what is empty cannot be cast
 
 
 def _sync_below(directory: Path) -> None:

@@ -12,7 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from transport.files.atomic import STABLE, publish_directory, published_steps, remove_directory, write_atomically
+from transport.files.atomic import (
+    STABLE,
+    as_bytes_view,
+    publish_directory,
+    published_steps,
+    remove_directory,
+    write_atomically,
+)
 
 
 def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
@@ -27,6 +34,20 @@ def test_many_buffers_arrive_in_order(tmp_path: Path) -> None:
     buffers = [bytes([i % 256]) * (i % 7) for i in range(3000)]
     write_atomically(tmp_path / "a", *buffers)
     assert (tmp_path / "a").read_bytes() == b"".join(buffers)
+
+
+def test_a_view_has_the_bytes_of_any_buffer_and_copies_none() -> None:
+    arrays = [
+        np.arange(6).astype(dtype).reshape(2, 3) for dtype in (np.uint8, np.int64, np.float16, np.float32, np.bool_)
+    ]
+    for array in [*arrays, np.array(7.0), np.zeros((0, 3))]:
+        assert bytes(as_bytes_view(array)) == array.tobytes()
+    (view := as_bytes_view(arrays[0]))[0] = 9
+    assert (arrays[0][0, 0], view.format) == (9, "B")
+    assert bytes(as_bytes_view(memoryview(b"abcd").cast("H"))) == b"abcd"
+    for crooked in (arrays[1].T, arrays[3][:, ::2]):
+        with pytest.raises(ValueError, match="is not C-contiguous"):
+            as_bytes_view(crooked)
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
