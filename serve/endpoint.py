@@ -51,7 +51,7 @@ class Endpoint(Generic[Parameters, Result]):
     """The names in the path are fields of it. The other fields are the query's of a `GET`, and else the JSON body's.
     A list is a query's name that is repeated."""
     result: type[Result]
-    """The answer's JSON. Field docstrings become descriptions if it is a `Config`."""
+    """The answer's JSON. Field docstrings become descriptions."""
     answer: Callable[[Jobs, Parameters], Result]
     """Called in a thread, as the module describes."""
     access: Literal["read", "change"] = "read"

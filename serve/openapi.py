@@ -8,13 +8,27 @@ from typing import Any
 
 import orjson
 from pydantic import BaseModel
-from pydantic.json_schema import models_json_schema
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue, models_json_schema
+from pydantic_core.core_schema import ModelSchema
 
 from serve.endpoint import ROOT, Endpoint
 from serve.errors import ProblemAnswer
 from serve.parameters import names_in
+from transport.configuration.docstrings import docstring_of
 
 REFERENCE = "#/components/schemas/{model}"
+
+
+class Described(GenerateJsonSchema):
+    """Pydantic's JSON schemas, with the docstrings of fields as their descriptions."""
+
+    def model_schema(self, schema: ModelSchema) -> JsonSchemaValue:
+        """Called by pydantic for each model."""
+        described = super().model_schema(schema)
+        for name, field in described.get("properties", {}).items():
+            if text := docstring_of(schema["cls"], name):
+                field.setdefault("description", text)
+        return described
 
 
 def document_of(endpoints: Sequence[Endpoint[Any, Any]]) -> bytes:
@@ -25,6 +39,7 @@ def document_of(endpoints: Sequence[Endpoint[Any, Any]]) -> bytes:
     references, definitions = models_json_schema(
         [*((model, "serialization") for model in ordered), *((model, "validation") for model in inputs)],
         ref_template=REFERENCE,
+        schema_generator=Described,
     )
     schemas: dict[str, Any] = definitions.get("$defs", {})
     paths: dict[str, dict[str, Any]] = {}

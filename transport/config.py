@@ -19,9 +19,12 @@ Identifier = Annotated[str, StringConstraints(pattern=IDENTIFIER_PATTERN)]
 
 
 class Config(BaseModel):
-    """The base of every configuration model: unknown keys are refused, field docstrings are descriptions."""
+    """The base of every configuration model.
 
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, validate_default=True)
+    Unknown keys are refused. A field's docstring is its description (`transport/configuration/docstrings.py`).
+    """
+
+    model_config = ConfigDict(extra="forbid", validate_default=True)
 
 
 class TransportConfig(Config):

@@ -6,13 +6,18 @@ import difflib
 import types
 import typing
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Annotated, Any, Union
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from transport.configuration.docstrings import docstring_of
+
 ITEM = "[]"
 """Stands in a path for the position in a list."""
+
+Model = type[BaseModel]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,23 +30,29 @@ class Key:
     """The type in words, such as `list of number`."""
     default: str
     """The default as TOML writes it; empty for a required key."""
-    description: str
-    """The docstring of the field."""
     is_section: bool
     """Whether it is a table, or a list of tables, with keys of its own here."""
     is_free: bool
     """Whether it is a table with arbitrary keys (`args`)."""
+    model: Model
+    """The model that has it as a field."""
+
+    @property
+    def description(self) -> str:
+        """The docstring of the field."""
+        return docstring_of(self.model, self.path.rpartition(".")[2])
 
 
+@cache
 def keys_of(model: type[BaseModel], prefix: str = "") -> dict[str, Key]:
-    """Returns every key of `model` by path, sections before their keys."""
+    """Returns every key of `model` by path, sections before their keys: the same table each time, not to be changed."""
     found: dict[str, Key] = {}
     for name, field in model.model_fields.items():
         path = f"{prefix}{name}"
         annotation = field.annotation
         models = _models_in(annotation)
         free = not models and _mentions(annotation, dict)
-        found[path] = Key(path, _type_name(field), _default(field), field.description or "", bool(models), free)
+        found[path] = Key(path, _type_name(field), _default(field), bool(models), free, model)
         inner = f"{path}.{ITEM}." if _is_list(annotation) else f"{path}."
         for nested in models:
             for key in keys_of(nested, inner).values():
