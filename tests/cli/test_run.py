@@ -103,7 +103,7 @@ def job(job_file: Path, tmp_path: Path) -> Iterator[FakeJob]:
 
 
 def test_a_job_runs_and_sums_up(job: FakeJob, job_file: Path) -> None:
-    code, output, errors = job.run("finish")
+    code, output, errors = job.run("finish,picture")
     assert (code, errors) == (0, "")
     for part in ("inference_0 ready after", "step 1/20", "step 20/20", "reward", "event loop lag", "curves.png"):
         assert part in output

@@ -96,7 +96,7 @@ def sweep(tmp_path: Path) -> Iterator[Sweep]:
 
 
 def test_runs_end_each_in_its_own_way_and_the_summary_says_which(sweep: Sweep) -> None:
-    code, output, errors = finish(sweep.start("finish,b=fail,c=die"))
+    code, output, errors = finish(sweep.start("finish,picture,b=fail,c=die"))
     assert code == 3, output + errors
     for part in ("a  step 20/20", "b  step 3/20", "c  step 20/20", "orchestrator_c was killed by SIGKILL: restarting"):
         assert part in output
