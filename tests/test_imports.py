@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -53,7 +54,12 @@ def imports_of(path: Path, known: set[str]) -> set[str]:
 
 
 FILES = modules()
-GRAPH = {name: imports_of(path, set(FILES)) - {name} for name, path in FILES.items()}
+
+
+@cache
+def graph() -> dict[str, set[str]]:
+    """The modules that each module imports. It takes seconds, so it is not made where these tests are only collected."""
+    return {name: imports_of(path, set(FILES)) - {name} for name, path in FILES.items()}
 
 
 def test_every_package_has_a_floor() -> None:
@@ -63,7 +69,7 @@ def test_every_package_has_a_floor() -> None:
 def test_packages_import_downwards_only() -> None:
     upwards = [
         f"{name} imports {imported}"
-        for name, others in GRAPH.items()
+        for name, others in graph().items()
         for imported in others
         if (mine := name.split(".")[0]) != (other := imported.split(".")[0]) and FLOOR_OF[mine] <= FLOOR_OF[other]
     ]
@@ -72,7 +78,7 @@ def test_packages_import_downwards_only() -> None:
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
     try:
-        TopologicalSorter(GRAPH).prepare()
+        TopologicalSorter(graph()).prepare()
     except CycleError as error:
         pytest.fail(f"a circle: {' <- '.join(error.args[1])}")
 
@@ -80,7 +86,7 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 def test_only_the_command_of_the_benches_imports_them() -> None:
     assert {
         name
-        for name, others in GRAPH.items()
+        for name, others in graph().items()
         for other in others
         if other.startswith("perf") and name.startswith("cli")
     } <= {"cli.bench"}
@@ -100,9 +106,9 @@ def test_only_commands_and_benches_print_tables_and_pictures() -> None:
 
 
 def test_a_sweep_needs_storage_and_nothing_else() -> None:
-    assert {other.split(".")[0] for name, others in GRAPH.items() if name.startswith("sweep") for other in others} == {
-        "sweep"
-    }
+    assert {
+        other.split(".")[0] for name, others in graph().items() if name.startswith("sweep") for other in others
+    } == {"sweep"}
 
 
 def test_the_orchestrator_needs_neither_torch_nor_vllm() -> None:
