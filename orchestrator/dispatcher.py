@@ -13,6 +13,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from environments.chat import Chat
@@ -53,7 +54,7 @@ from orchestrator.scheduling.scheduler import Scheduler
 from orchestrator.step.advantages import Advantage
 from orchestrator.step.boundary import StepBoundary
 from orchestrator.step.checkpoint import Checkpoint, identity_of, write_checkpoint
-from orchestrator.step.discarded import DiscardedRollouts, Report, is_counted, save, with_unrecorded
+from orchestrator.step.discarded import DiscardedRollouts, Report, is_counted, save
 from orchestrator.step.finalize import Finalizer, finalize_in_thread
 from orchestrator.step.phases import PhaseClock
 from orchestrator.step.sender import Sender
@@ -374,12 +375,12 @@ class Dispatcher:
         self._finalizer.advantage.over_step(rollouts)
         discarded, unrecorded = self._discarded.take(step)
         with self._commit_in_progress():
-            in_progress = self._boundary_of(step).begin(step, rollouts, discarded, self._clock)
+            in_progress = self._boundary_of(step).begin(step, rollouts, discarded, unrecorded, self._clock)
             self._sender.offer(*await in_progress.merge())
-            line = with_unrecorded(await in_progress.record(), unrecorded) | self._metrics() | self.annotate(step)
-            await in_progress.commit(self._checkpoint(step, self._scheduler.state(ready=False), [], line))
-            self._sender.commit(step)
-            return await in_progress.finish()
+            line = self._metrics() | self.annotate(step)
+            # The state of this moment, before the disk is waited for: groups that end meanwhile start again after a kill.
+            checkpoint = self._checkpoint(step, self._scheduler.state(ready=False), [], line)
+            return await in_progress.complete(checkpoint, partial(self._sender.commit, step))
 
     def _boundary_of(self, step: int) -> StepBoundary:
         """Returns the boundary of a step, with a dump if one is wanted."""

@@ -69,8 +69,9 @@ def from_body(endpoint: Endpoint[Any, Any], path: Mapping[str, str], body: bytes
 
 
 def _bad(error: ValidationError) -> BadRequest:
-    """Describes the first thing that is wrong."""
-    details: ErrorDetails = error.errors(include_url=False)[0]
+    """Describes the first thing that is wrong: a parameter that does not exist, since it may be another that is misspelt."""
+    every: list[ErrorDetails] = error.errors(include_url=False)
+    details = next((each for each in every if each["type"] == "extra_forbidden"), every[0])
     where = ".".join(map(str, details["loc"]))
     message = details["msg"].removeprefix("Value error, ")
     if details["type"] == "missing":

@@ -67,7 +67,7 @@ def join_run(job: Path, text: str, *, resume: bool = False, timeout: float = STA
     given = guests / f".{secrets.token_hex(8)}.toml"
     write_atomically(given, text.encode())
     try:
-        config = load(RunConfig, given, ["--resume=true"] if resume else [], values_of_job(str(job)))
+        config = _load(job, given, resume)
         check_run(config)
         check_joins(config, job)
         _check_free(job, config)
@@ -76,6 +76,14 @@ def join_run(job: Path, text: str, *, resume: bool = False, timeout: float = STA
     finally:
         given.unlink(missing_ok=True)
     return _start(job, config, file, timeout)
+
+
+def _load(job: Path, given: Path, resume: bool) -> RunConfig:
+    """Loads the run's file, which nobody but us knows by this name. Raises `UserError`."""
+    try:
+        return load(RunConfig, given, ["--resume=true"] if resume else [], values_of_job(str(job)))
+    except UserError as error:
+        raise UserError(str(error).replace(str(given), "the run's file")) from None
 
 
 def _check_free(job: Path, config: RunConfig) -> None:

@@ -31,7 +31,7 @@ from orchestrator.rollouts.dump import Dump
 BLOCKING_SECONDS = 0.005
 """A lag below this is not blocking, however quiet the idle loop is: threads delay the loop by a millisecond at a time."""
 
-Phase = tuple[str, Callable[[], Awaitable[None]]]
+Phase = tuple[str, Callable[[], Awaitable[object]]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,21 +7,24 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from job.replay.consumer import consumer
-from orchestrator.metrics import MetricsLine
+from orchestrator.loop_health.threads import in_thread
 from orchestrator.rollouts.dump import DumpHeader
+from orchestrator.rollouts.trajectories import merge_turns
 from orchestrator.step.advantages import load_advantage
-from orchestrator.step.boundary import StepBoundary
+from orchestrator.step.boundary import StepBoundary, StepInProgress
 from orchestrator.step.checkpoint import Checkpoint
 from orchestrator.step.finalize import Finalizer, finalize_in_thread
 from orchestrator.step.merge_process import MergeProcess
 from orchestrator.step.sender import Sender
 from transport.config import TransportConfig
 from transport.records import Rollout
+from transport.telemetry.intervals import Interval
 from transport.wires.open import open_link
 
 _READY_SECONDS = 30.0
@@ -82,39 +85,53 @@ class Rig:
         self.finalized[:] = [rollout for outcome in outcomes for rollout in outcome.rollouts]
         self.finalize_group.advantage.over_step(self.finalized)
 
-    def phases(self, step: int) -> dict[str, Callable[[], Awaitable[None]]]:
-        """Returns the phases of the boundary of `step` by name, to run in order, each once.
+    def phases(self, step: int) -> dict[str, Callable[[], Awaitable[object]]]:
+        """Returns the phases of the boundary of `step` by name, to run in order, each once and in a thread call of its own.
 
         A commit holds only the step's metrics: there is no scheduler's state, and no rollout waits.
         """
-        discarded = self.recording.rollouts[self.recording.header.shipped :]
-        in_progress = self.boundary.begin(step, self.finalized, discarded)
-        line: MetricsLine = {}
+        in_progress = self._begin(step)
 
         async def merge() -> None:
             self.sender.offer(*await in_progress.merge())
 
-        async def record() -> None:
-            line.update(await in_progress.record())
-
         async def commit() -> None:
-            await in_progress.commit(Checkpoint(step, {}, {}, {}, [], line))
+            await in_thread(in_progress.commit, _checkpoint(step))
             self.sender.commit(step)
 
-        async def finish() -> None:
-            await in_progress.finish()
+        return {
+            "merge": merge,
+            "records": partial(in_thread, in_progress.record),
+            "commit": commit,
+            "malloc_trim": partial(in_thread, in_progress.finish),
+        }
 
-        return {"merge": merge, "records": record, "commit": commit, "malloc_trim": finish}
+    async def take(self, step: int) -> dict[str, list[Interval]]:
+        """Runs all phases of `step`, as the daemon does; returns when each was, in seconds of `time.perf_counter`."""
+        in_progress = self._begin(step)
+        self.sender.offer(*await in_progress.merge())
+        await in_progress.complete(_checkpoint(step), partial(self.sender.commit, step))
+        return in_progress.clock.last_step
 
-    async def take(self, step: int) -> None:
-        """Runs all phases of `step`."""
-        for phase in self.phases(step).values():
-            await phase()
+    def _begin(self, step: int) -> StepInProgress:
+        return self.boundary.begin(step, self.finalized, self.recording.rollouts[self.recording.header.shipped :])
 
     async def deliver(self, step: int) -> None:
         """Waits until the consumer has read the batch of `step`. Raises `TimeoutError`."""
         async with asyncio.timeout(_DELIVERY_SECONDS):
             await self.sender.wait_durable(step)
+
+
+def _open_branches(rollouts: Sequence[Rollout]) -> None:
+    """Gives rollouts from a file their branches, which the daemon's have when they end, before they are finalized."""
+    for rollout in rollouts:
+        if rollout.error is None:
+            with suppress(ValueError):  # a gap in its routing, for which the finalizer fails it
+                merge_turns(rollout)
+
+
+def _checkpoint(step: int) -> Checkpoint:
+    return Checkpoint(step, {}, {}, {}, [], {})
 
 
 @asynccontextmanager
@@ -140,6 +157,7 @@ async def rig(
         serving = tasks.create_task(sender.run())
         resources.callback(serving.cancel)
         await sender.wait_ready(_READY_SECONDS)
+        await in_thread(_open_branches, recording.shipped)
         boundary = StepBoundary(
             run_dir,
             header.run_id,

@@ -68,6 +68,10 @@ class LagTrace:
         finally:
             self.spans.append(Span(name, start, self.now()))
 
+    def add(self, name: str, start: float, end: float) -> None:
+        """Adds a span that was measured elsewhere, in seconds of `time.perf_counter`."""
+        self.spans.append(Span(name, start - self._began, end - self._began))
+
     def now(self) -> float:
         """Returns the seconds since the trace began."""
         return time.perf_counter() - self._began

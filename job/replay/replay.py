@@ -151,9 +151,10 @@ async def _take(parts: Rig, step: int, trace: LagTrace) -> None:
     with trace.span(FINALIZE):
         await parts.finalize()
     with trace.span(BOUNDARY):
-        for name, phase in parts.phases(step).items():
-            with trace.span(name):
-                await phase()
+        phases = await parts.take(step)
+    for name, intervals in phases.items():
+        for interval in intervals:
+            trace.add(name, interval.begin, interval.end)
     with trace.span(DELIVERY):
         await parts.deliver(step)
 

@@ -2,11 +2,13 @@
 
 The order is the contract (`docs/contracts.md`, "Order of a step"): after a kill a step either does not exist, or is committed and
 will be trained. The merged batch travels to the trainer while the records are written. Bulk bytes are never copied. Every phase
-runs in a thread, in calls that hold the GIL shortly, and in one thread call, since each return to a busy loop takes time.
+runs in a thread, in calls that hold the GIL shortly, and all that follow the merge in one thread call, since each return to a
+busy loop takes time.
 """
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,6 +26,7 @@ from orchestrator.rollouts.trajectories import assemble_batch, merge_rollout
 from orchestrator.rollouts.transcripts import Transcriber
 from orchestrator.run_directory import prune_rollouts
 from orchestrator.step.checkpoint import Checkpoint, write_checkpoint
+from orchestrator.step.discarded import with_unrecorded
 from orchestrator.step.phases import PhaseClock
 from orchestrator.step.records import write_records
 from orchestrator.step.step_metrics import step_metrics
@@ -55,14 +58,19 @@ class StepBoundary:
     """Decodes rollouts for the records; None: records have no text."""
 
     def begin(
-        self, step: int, rollouts: Sequence[Rollout], discarded: Sequence[Rollout], clock: PhaseClock | None = None
+        self,
+        step: int,
+        rollouts: Sequence[Rollout],
+        discarded: Sequence[Rollout],
+        unrecorded: Mapping[str, int] | None = None,
+        clock: PhaseClock | None = None,
     ) -> StepInProgress:
         """Step `step` with `rollouts` (all of the groups that ship, in order), none of its phases taken yet.
 
-        `discarded` are the rollouts discarded since the last step: they are recorded and not trained on. `clock` is the run's; it
-        has timed what came before.
+        `discarded` are the rollouts discarded since the last step: they are recorded and not trained on. `unrecorded` has the
+        counts of those that are only counted (`DiscardedRollouts.take`). `clock` is the run's; it has timed what came before.
         """
-        return StepInProgress(self, step, rollouts, discarded, clock or PhaseClock())
+        return StepInProgress(self, step, rollouts, discarded, unrecorded or {}, clock or PhaseClock())
 
     async def merge(self, step: int, rollouts: Sequence[Rollout]) -> tuple[Batch, int]:
         """Returns the batch of `step`, with the samples of every rollout that neither failed nor was filtered, and its bytes."""
@@ -108,13 +116,15 @@ class StepBoundary:
 class StepInProgress:
     """A step on its way through the boundary.
 
-    Its phases are `merge`, `record`, `commit` and `finish`, each once, in this order. The caller passes on what they return.
+    Its phases are `merge`, `record`, `commit` and `finish`, each once, in this order: `merge`, whose batch the caller sends, and
+    `complete`, which takes the others. A measurement takes them one by one.
     """
 
     boundary: StepBoundary
     step: int
     rollouts: Sequence[Rollout]
     discarded: Sequence[Rollout]
+    unrecorded: Mapping[str, int]
     clock: PhaseClock
     _batch: Batch | None = None
     _line: MetricsLine | None = None
@@ -125,44 +135,57 @@ class StepInProgress:
             self._batch, nbytes = await self.boundary.merge(self.step, self.rollouts)
         return self._batch, nbytes
 
-    async def record(self) -> MetricsLine:
-        """Writes batch and records; returns the metrics of the step's rollouts. Raises `OSError` (disk full)."""
+    async def complete(self, checkpoint: Checkpoint, announce: Callable[[], None]) -> MetricsLine:
+        """Takes the phases after the merge, in one thread call; returns the step's metrics line. Raises as they do.
+
+        `announce` is called on the loop as soon as the step is committed, while the last phase goes on.
+        """
+        loop = asyncio.get_running_loop()
+        return await in_thread(self._complete, checkpoint, lambda: loop.call_soon_threadsafe(announce))
+
+    def _complete(self, checkpoint: Checkpoint, announce: Callable[[], object]) -> MetricsLine:
+        self.record()
+        self.commit(checkpoint)
+        announce()
+        return self.finish()
+
+    def record(self) -> None:
+        """Writes batch and records, and computes the metrics of the step's rollouts. Blocks. Raises `OSError` (disk full)."""
         assert self._batch is not None
         with self._timed("records"):
-            return await in_thread(self.boundary.record, self._batch, self.rollouts, self.discarded)
+            recorded = self.boundary.record(self._batch, self.rollouts, self.discarded)
+            self._line = with_unrecorded(recorded, self.unrecorded)
 
-    async def commit(self, checkpoint: Checkpoint) -> None:
-        """Writes the state after the step, with the step's metrics, to which this adds the phases.
+    def commit(self, checkpoint: Checkpoint) -> None:
+        """Writes the state after the step, with the daemon's metrics, to which this adds the rollouts' and the phases. Blocks.
 
         Once it returns, the step is committed. Raises `OSError`.
         """
         with self._timed("commit"):
             assert checkpoint.line is not None
-            self._line = checkpoint.line
+            assert self._line is not None, "recorded"
+            self._line |= checkpoint.line
             checkpoint = replace(checkpoint, line=self._line | self.clock.so_far())
-            await in_thread(write_checkpoint, self.boundary.run_dir, checkpoint, self.boundary.keep_checkpoints)
+            write_checkpoint(self.boundary.run_dir, checkpoint, self.boundary.keep_checkpoints)
 
-    async def finish(self) -> MetricsLine:
-        """Appends the step's metrics line and returns it; prunes old records and gives freed memory back."""
+    def finish(self) -> MetricsLine:
+        """Appends the step's metrics line and returns it; prunes old records and gives freed memory back. Blocks."""
         with self._timed("malloc_trim"):
-            return await in_thread(self._finish_in_thread)
+            give_memory_back()
+            # Appended last, so that it has every phase. After a kill before this, a resume restores it from the checkpoint.
+            assert self._line is not None
+            line = self._line | self.clock.take()
+            # Flushed as seldom as possible: lines since the last flush are all in checkpoints that are still kept.
+            durable = self.step % self.boundary.keep_checkpoints == 0
+            append_line(self.boundary.run_dir / "metrics.jsonl", line, durable=durable)
+            prune_rollouts(self.boundary.run_dir, self.step, self.boundary.keep_rollouts)
+            return line
 
     @contextmanager
     def _timed(self, phase: str) -> Iterator[None]:
         self.clock.enter(phase)
         with awaiting(f"phase {phase} of the step boundary"):
             yield
-
-    def _finish_in_thread(self) -> MetricsLine:
-        give_memory_back()
-        # Appended last, so that it has every phase. After a kill before this, a resume restores it from the checkpoint.
-        assert self._line is not None
-        line = self._line | self.clock.take()
-        # Flushed as seldom as possible: lines since the last flush are all in checkpoints that are still kept.
-        durable = self.step % self.boundary.keep_checkpoints == 0
-        append_line(self.boundary.run_dir / "metrics.jsonl", line, durable=durable)
-        prune_rollouts(self.boundary.run_dir, self.step, self.boundary.keep_rollouts)
-        return line
 
 
 def merge_all(rollouts: Sequence[Rollout]) -> list[Sample]:

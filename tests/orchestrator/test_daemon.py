@@ -7,7 +7,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,11 +29,11 @@ from run.config import RunConfig, ScheduleConfig
 from tests.orchestrator.daemons import STEPS, assert_whole, metrics_of, records_of, started
 from tests.orchestrator.scripted_trainer import ScriptedTrainer
 from tests.support.fake_inference import FakeInference
-from tests.support.polling import wait_until
+from tests.support.polling import until, wait_until
 from tests.support.ports import taken_port
 from transport.files.atomic import published_steps
 from transport.messages import Evicted, Rejected
-from transport.records import Batch
+from transport.records import Batch, Rollout
 
 pytestmark = pytest.mark.slow
 
@@ -447,18 +447,19 @@ def test_a_commit_does_not_write_the_groups_that_are_ready(
             super().__init__(*arguments)
             schedulers.append(self)
 
-    record, write = StepBoundary.record, write_checkpoint
+    merge, write = StepBoundary.merge, write_checkpoint
 
-    def record_slowly(boundary: StepBoundary, batch: Batch, *more: Any) -> dict[str, Any]:
-        wait_until(lambda: batch.step > 1 or bool(schedulers[0].ready_group_ids()), "a group that is ready")
-        return record(boundary, batch, *more)
+    async def merge_slowly(boundary: StepBoundary, step: int, rollouts: Sequence[Rollout]) -> tuple[Batch, int]:
+        merged = await merge(boundary, step, rollouts)
+        await until(lambda: step > 1 or bool(schedulers[0].ready_group_ids()), "a group that is ready")
+        return merged
 
     def write_noticed(run_dir: Path, checkpoint: Checkpoint, keep: int) -> None:
         committed.append(checkpoint)
         write(run_dir, checkpoint, keep)
 
     monkeypatch.setattr("orchestrator.daemon.Scheduler", Noticed)
-    monkeypatch.setattr(StepBoundary, "record", record_slowly)
+    monkeypatch.setattr(StepBoundary, "merge", merge_slowly)
     monkeypatch.setattr("orchestrator.step.boundary.write_checkpoint", write_noticed)
     with ScriptedTrainer(config.output_dir, "one", STEPS):
         assert run(config, lambda: None) == 0

@@ -55,6 +55,12 @@ async def test_parameters_come_from_path_and_query(tmp_path: Path) -> None:
             assert (status, answer["error"]["where"].split(".")[0]) == (400, next(iter(wrong)))
 
 
+async def test_a_misspelt_parameter_is_named_and_not_the_one_that_is_missing_for_it(tmp_path: Path) -> None:
+    async with api(tmp_path / "j", endpoints=(endpoint_of(say, path="/said"),)) as client:
+        status, answer = await client.get("/said", jop="j")
+    assert (status, answer["error"]["what"]) == (400, "there is no parameter 'jop'")
+
+
 @pytest.mark.parametrize("token", [None, "", "wrong-token-of-the-tests", READ[:-1]])
 async def test_nothing_of_the_api_is_shown_without_a_token(tmp_path: Path, token: str | None) -> None:
     async with api(tmp_path) as client:

@@ -1,7 +1,8 @@
 """Writes large new files past the kernel's page cache, which is twice as fast as through it (`docs/performance.md`).
 
 The disk reads the memory itself, in whole blocks at aligned addresses, which arrays and frames do not have. So the kernel
-gathers the bytes into one of two staging areas, without the GIL, while the disk reads the other.
+gathers the bytes into one of two staging areas, without the GIL, while the disk reads the other. Each area is written by a
+thread of its own as soon as it is full, so that the disk need not wait until a thread has the GIL again beside a busy loop.
 """
 
 from __future__ import annotations
@@ -58,15 +59,17 @@ def _write_directly(path: Path, descriptor: int, views: Sequence[memoryview]) ->
             _go_direct(path, descriptor)
         except OSError:
             return False
-        disk = resources.enter_context(ThreadPoolExecutor(1, thread_name_prefix="direct write"))
-        at_the_disk: Future[None] | None = None
+        disk = resources.enter_context(ThreadPoolExecutor(len(areas), thread_name_prefix="direct write"))
+        written: dict[_Area, Future[None]] = {}
+        offset = 0
         for area, portion in zip(cycle(areas), _portions(views), strict=False):
+            if area in written:
+                written[area].result()
             filled = area.fill(portion)
-            if at_the_disk is not None:
-                at_the_disk.result()
-            at_the_disk = disk.submit(area.empty_into, descriptor, filled)
-        if at_the_disk is not None:
-            at_the_disk.result()
+            written[area] = disk.submit(area.empty_into, descriptor, filled, offset)
+            offset += filled
+        for one in written.values():
+            one.result()
     os.ftruncate(descriptor, size)  # the last block was written whole
     return True
 
@@ -108,27 +111,28 @@ class _Area:
         write_buffers(self._file, portion)
         return sum(view.nbytes for view in portion)
 
-    def empty_into(self, descriptor: int, filled: int) -> None:
-        """Writes the first `filled` bytes, up to a whole block, at the descriptor's position."""
+    def empty_into(self, descriptor: int, filled: int, offset: int) -> None:
+        """Writes the first `filled` bytes, up to a whole block, at `offset` of the file."""
         length = -(-filled // _BLOCK_BYTES) * _BLOCK_BYTES
         with memoryview(self._memory) as memory:
             written = 0
             while written < length:
                 with memory[written:length] as rest:
-                    written += _write(descriptor, rest)
+                    written += _write(descriptor, rest, offset + written)
 
 
-def _write(descriptor: int, data: memoryview) -> int:
+def _write(descriptor: int, data: memoryview, offset: int) -> int:
     """Writes once; goes on through the page cache where the kernel refuses to bypass it.
 
     Some file systems refuse only the write. After a write that ended inside a block, as at a limit of the file's size, the
     kernel refuses every direct write, and only a write through the cache fails with the true cause. Raises `OSError`.
     """
     try:
-        return os.write(descriptor, data)
+        return os.pwrite(descriptor, data, offset)
     except OSError as error:
-        flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
-        if error.errno != errno.EINVAL or not flags & os.O_DIRECT:
+        # Not whether the descriptor is direct: the other area's thread may have changed that already.
+        if error.errno != errno.EINVAL:
             raise
+        flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
         fcntl.fcntl(descriptor, fcntl.F_SETFL, flags & ~os.O_DIRECT)
-        return os.write(descriptor, data)
+        return os.pwrite(descriptor, data, offset)

@@ -14,6 +14,7 @@ from job.admin.ask import NotAnswered, NotThere
 from job.directory import orchestrator_of
 from run.config import RunConfig
 from tests.support.polling import wait_until
+from transport.errors import UserError
 
 GUEST = """
 import os, signal, sys
@@ -59,3 +60,11 @@ def test_a_guest_that_does_not_begin_says_why(
         join._start(tmp_path, config, tmp_path / "guest.toml", 60.0)
     with pytest.raises(NotThere, match="holds no job"):
         join.join_run(tmp_path, "")
+
+
+def test_a_file_that_is_wrong_is_named_as_its_sender_knows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(join, "require_job", lambda job: None)
+    monkeypatch.setattr(join, "values_of_job", lambda job: {})
+    with pytest.raises(UserError, match=r"^the run's file: this is not TOML"):
+        join.join_run(tmp_path, "steps = ")
+    assert not list((tmp_path / "guests").iterdir())

@@ -18,6 +18,7 @@ from orchestrator.rollouts.transcripts import Transcriber
 from orchestrator.step.boundary import StepBoundary, merge_all
 from orchestrator.step.checkpoint import Checkpoint
 from orchestrator.step.merge_process import MergeProcess
+from tests.support.polling import wait_until
 from tests.support.rollouts import make_rollout, make_turn
 from transport import codec
 from transport.files.atomic import published_steps
@@ -57,9 +58,7 @@ async def take(boundary: StepBoundary, rollouts: list[Rollout], outlet: Outlet, 
     discarded = [make_rollout(2, 0, filtered_by="repetition", reward=0.1)]
     in_progress = boundary.begin(step, rollouts, discarded)
     outlet.offer(*await in_progress.merge())
-    await in_progress.commit(Checkpoint(step, {}, {}, {}, [], await in_progress.record()))
-    outlet.commit(step)
-    return await in_progress.finish()
+    return await in_progress.complete(Checkpoint(step, {}, {}, {}, [], {}), lambda: outlet.commit(step))
 
 
 @pytest.mark.parametrize("chunk_size", [None, 1])
@@ -87,6 +86,16 @@ async def test_what_a_step_leaves(tmp_path: Path, chunk_size: int | None) -> Non
     under_way = {"phase/commit", "wall_seconds"}
     assert {name: value for name, value in committed.items() if name not in under_way}.items() <= line.items()
     assert all(committed[name] < line[name] for name in under_way)
+
+
+async def test_the_trainer_may_begin_before_the_last_phase_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outlet = Outlet(tmp_path)
+    monkeypatch.setattr(
+        "orchestrator.step.boundary.give_memory_back", lambda: wait_until(lambda: outlet.committed == [3], "the commit")
+    )
+    await take(StepBoundary(tmp_path, "one", {"toy": []}), make_rollouts(), outlet)
 
 
 async def test_a_step_with_texts_has_their_tokens_beside_them(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_an_existing_file_is_not_overwritten(tmp_path: Path) -> None:
 
 
 def test_an_error_of_the_disk_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(area: direct._Area, descriptor: int, filled: int) -> None:
+    def full(area: direct._Area, descriptor: int, filled: int, offset: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(direct._Area, "empty_into", full)
@@ -86,14 +86,14 @@ def test_an_error_of_the_disk_is_raised(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_file_system_that_refuses_only_the_direct_write_takes_it_through_the_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    written = os.write
+    written = os.pwrite
 
-    def refuse(descriptor: int, data: memoryview) -> int:
+    def refuse(descriptor: int, data: memoryview, offset: int) -> int:
         if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT:
             raise OSError(errno.EINVAL, "Invalid argument")
-        return written(descriptor, data)
+        return written(descriptor, data, offset)
 
-    monkeypatch.setattr(os, "write", refuse)
+    monkeypatch.setattr(os, "pwrite", refuse)
     content = bytes(range(256)) * 16 * 20 + b"end"
     write_new_file(tmp_path / "file", [content])
     assert (tmp_path / "file").read_bytes() == content
