@@ -56,6 +56,10 @@ class TrainerConfig(Config):
     """Keep only the inputs of the model's layers, and compute each layer again in the backward pass: much less memory for long
     rows, for about a third more time. The results are the same."""
 
+    compile: bool = False
+    """Compile the decoder layers by torch.compile, which takes a C++ compiler or a GPU's Triton, some seconds at start, and less
+    time after that (docs/training.md). For full weights; layers with adapters are computed as without."""
+
     optimizer_offload: bool = False
     """Keep the optimizer's state in the host's memory, and move it to the GPU piece by piece at each update: of AdamW, 8 bytes a
     trained parameter less on the GPU, 10 where the weights are bfloat16. The results are the same."""
@@ -145,6 +149,15 @@ class TrainerConfig(Config):
                 f"{key} with sharding = true: each rank stores whole experts, and the trainer's {self.ranks} ranks (processes "
                 f"times nodes) do not divide the {experts} experts of the model in {directory}"
             )
+
+    @model_validator(mode="after")
+    def _compiles(self) -> TrainerConfig:
+        if self.compile and (self.sharding or self.context_parallel > 1 or self.expert_parallel > 1):
+            raise ValueError(
+                "compile = true is for ranks that compute whole rows with the whole model; set sharding = false, "
+                "context_parallel = 1 and expert_parallel = 1, or compile = false"
+            )
+        return self
 
     def refuses_value_head(self, training: TrainingConfig) -> str | None:
         """Returns why this trainer cannot train a run's value head; None if it can, or the run has none."""

@@ -31,6 +31,7 @@ from trainer.lora.adapter_file import load_adapter
 from trainer.lora.multi_lora import check_targets, wrap_linears
 from trainer.losses.registry import load_loss
 from trainer.metrics import MetricValue
+from trainer.model.compiled import compile_layers
 from trainer.model.context import shared_rows
 from trainer.model.experts import expert_weights
 from trainer.model.load import load_model, trainable_parameters
@@ -411,6 +412,8 @@ class Learner:
     def _adapter(self, slot: int) -> dict[str, nn.Parameter]:
         if self._trained_in_full:
             self._load_model()
+        if self.config.compile:
+            logger.warning("compile = true: layers with adapters are not compiled")
         if (self.config.divided or self.ranks.context is not None) and trainable_parameters(self.model):
             differentiate_inputs(self.model)
         for prefix, layer in wrap_linears(self.model, self.config.max_runs).items():
@@ -437,6 +440,8 @@ class Learner:
     def _full_weights(self) -> dict[str, nn.Parameter]:
         if self._trained_in_full or not trainable_parameters(self.model):
             self._load_model()  # an earlier run has changed it, or put adapters into it
+        if self.config.compile:
+            compile_layers(self.model)
         self._trained_in_full = True
         return local_parameters(self.model) if self.config.divided else trainable_parameters(self.model)
 

@@ -35,6 +35,7 @@ CASES = {
     "tune-trials": "a trial that does nothing, in a process of its own, beside Ray Tune; ten times as many",
     "tune-population": "training a population of eight at once, beside one run with the same load, and the memory of each",
     "train-memory": "activations of a training pass at 0.6B shapes, beside whole logits without checkpointing",
+    "train-compiled": "CPU time of a training row with compiled layers, beside the same without",
     "tune-runner": "the tuner's loop: CPU time for a result, with 10 to 10,000 trials",
     "serve-scale": "the page's overview and curves of 1,000 runs of 10,000 steps: seconds and memory",
     "cluster-channel": "records of 1 KB through a channel, beside Ray's queue, and of 8 MB, beside bare ZMQ",

@@ -22,6 +22,7 @@ WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "adapter": ({}, {"lora": LORA}),
     "checkpointing": ({"activation_checkpointing": True}, {"lora": LORA}),
     "offload": ({"optimizer_offload": True}, {}),
+    "compiled": ({"compile": True}, {}),
 }
 """Of the trainer, and of `[training]`."""
 

@@ -10,6 +10,7 @@ sample is a call of its own: on a CPU, padded samples in one call took 1.0 to 1.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -24,6 +25,22 @@ from trainer.model.context import Stretch
 
 NAME = "per_sample"
 """The `attn_implementation` to load a model with."""
+
+
+@dataclass(slots=True)
+class SampleLengths:
+    """The lengths of a row's samples, inside a compiled layer: that would be compiled anew for each list of other length."""
+
+    lengths: list[int]
+
+
+@torch.compiler.disable
+def _uncompiled_attention(
+    module: torch.nn.Module, *args: Any, sample_lengths: Any, **kwargs: Any
+) -> tuple[Tensor, None]:
+    if isinstance(sample_lengths, SampleLengths):
+        sample_lengths = sample_lengths.lengths
+    return _per_sample_attention(module, *args, sample_lengths=sample_lengths, **kwargs)
 
 
 def _per_sample_attention(
@@ -157,4 +174,4 @@ def with_heads(grouped_1HTD: Tensor, heads: int) -> Tensor:
     return grouped_1HTD if groups == heads else grouped_1HTD.repeat_interleave(heads // groups, 1)
 
 
-AttentionInterface.register(NAME, _per_sample_attention)
+AttentionInterface.register(NAME, _uncompiled_attention)

@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from trainer.lora.layer import MultiLora, applied
+from trainer.model.compiled import computes
 from trainer.model.exchange import Exchange, Route, rerouted, routes_of
 from trainer.model.router_replay import RouterReplay
 
@@ -43,7 +44,7 @@ def checkpoint_layers(model: nn.Module, replay: RouterReplay | None) -> None:
 def _checkpointed(owner: weakref.ref[nn.Module], replay: RouterReplay | None, *args: Any, **kwargs: Any) -> Any:
     layer = owner()
     assert layer is not None
-    forward = partial(type(layer).forward, layer)
+    forward = computes(layer)
     if not torch.is_grad_enabled():
         return forward(*args, **kwargs)
     adapted = [module for module in layer.modules() if isinstance(module, MultiLora)]

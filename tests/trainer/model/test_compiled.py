@@ -1,0 +1,86 @@
+"""Compiled layers compute what the others do, of rows of any number of samples, by few graphs."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+from torch._inductor import config as inductor
+
+from tests.trainer.conftest import make_batch
+from tests.trainer.lone_run import LoneRun, make_lone_run
+from trainer.config import TrainerConfig
+
+STEPS = 20
+
+GRAPHS = 16
+"""More than a layer has, with and without gradient; far below one for each of the rows."""
+
+TIMES = {"tokens_per_second", "phase/train"}
+
+
+@pytest.fixture
+def _anew() -> Iterator[None]:
+    """Compiles in this process, without what other tests have compiled."""
+    torch._dynamo.reset()
+    counters.clear()
+    with inductor.patch(compile_threads=1):
+        yield
+
+
+def assert_same_steps(compiled: LoneRun, plain: LoneRun, routed: bool) -> None:
+    for step in range(1, STEPS + 1):
+        lengths = tuple(5 + (step * 7 + sample * 3) % 17 for sample in range(2 + step % 5))
+        lines = [lone.train(make_batch(step, lengths, routed=routed)) for lone in (compiled, plain)]
+        found, expected = ({name: line[name] for name in line.keys() - TIMES} for line in lines)
+        assert found == pytest.approx(expected, rel=1e-5, abs=1e-5)
+    weights = compiled.weights()
+    for name, weight in plain.weights().items():
+        torch.testing.assert_close(weights[name], weight, rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles by a C++ compiler")
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.filterwarnings("ignore")  # of torch in its compiler
+@pytest.mark.usefixtures("_anew")
+def test_twenty_steps_are_those_of_layers_as_they_are(
+    dense_directory: Path, moe_directory: Path, tmp_path: Path, checkpointing: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of a dense model, and of a mixture with recorded routing whose layers are computed again in the backward pass."""
+    model = moe_directory if checkpointing else dense_directory
+    trainer: dict[str, Any] = {"max_tokens": 48, "activation_checkpointing": checkpointing}
+    plain = make_lone_run(tmp_path / "plain", model, trainer, learning_rate=1e-4)
+    with caplog.at_level(logging.INFO):
+        compiled = make_lone_run(tmp_path / "compiled", model, trainer | {"compile": True}, learning_rate=1e-4)
+    assert "2 layers of" in caplog.text
+    assert_same_steps(compiled, plain, routed=checkpointing)
+    assert 0 < counters["stats"]["unique_graphs"] <= GRAPHS
+
+
+@pytest.mark.slow
+def test_layers_that_cannot_be_compiled_stay_as_they_are(
+    dense_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("no C++ compiler")
+
+    plain = make_lone_run(tmp_path / "plain", dense_directory, {})
+    monkeypatch.setattr(torch, "compile", lambda *_, **__: fails)
+    lone = make_lone_run(tmp_path / "compiled", dense_directory, {"compile": True})
+    assert "are not compiled: RuntimeError: no C++ compiler" in caplog.text
+    assert_same_steps(lone, plain, routed=False)
+
+
+def test_it_is_refused_where_it_has_not_been_proven(tmp_path: Path) -> None:
+    for other in ({"sharding": True}, {"context_parallel": 2, "processes": 2}):
+        with pytest.raises(
+            ValueError, match="compile = true is for ranks that compute whole rows with the whole model"
+        ):
+            TrainerConfig.model_validate({"output_dir": tmp_path, "model": "m", "compile": True, **other})

@@ -1,0 +1,102 @@
+"""Compiles the decoder layers of a model (torch.compile), each by itself: equal layers share their graphs, whatever their number.
+
+A graph is made for rows of any length. What differs from row to row stays outside of it, between the compiled parts of a layer:
+attention over samples of other lengths, and the experts of a mixture with their recorded routing. Hooks on a layer, such as
+FSDP's, and its checkpointing surround the compiled function. Layers with adapters are not compiled, since a layer would be cut at
+each of them, and anew for each number of runs in a row.
+
+Source: compilation by layers, Liang et al., "TorchTitan: One-stop PyTorch native solution for production ready LLM pre-training",
+2024.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from trainer.faults import is_fatal
+from trainer.model.attention import SampleLengths
+from trainer.model.load import log_probabilities
+
+logger = logging.getLogger(__name__)
+
+BOUND = {torch.float32: 1e-4, torch.bfloat16: 3e-1}
+"""Nats, by precision: allowed difference of a compiled log-probability, as sums are rounded in another order."""
+
+_TOKENS = 24
+
+
+def compile_layers(model: nn.Module) -> None:
+    """Compiles the layers of a model that is trained in full, and tests it by a row, with its gradient.
+
+    If that fails, such as without a C++ compiler, or computes something else, the reason is logged and the layers stay as before.
+    """
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    reason = "it has no decoder layers" if not layers else ""
+    try:
+        expected_P = _row(model).detach()
+        for layer in layers:
+            _compile(layer)
+        found_P = _row(model)
+        found_P.sum().backward()
+        difference = float((found_P.detach() - expected_P).abs().max())
+        if not difference <= BOUND[next(model.parameters()).dtype]:
+            reason = f"log-probabilities differ by {difference:.2g} nats from those without"
+    except Exception as error:  # of torch's compiler, or the C++ compiler that it calls
+        if is_fatal(error):
+            raise
+        reason = f"{type(error).__name__}: {error}".split("\n", 1)[0]
+    model.zero_grad(set_to_none=True)
+    if not reason:
+        logger.info("%d layers of %s are compiled", len(layers), type(model).__name__)
+        return
+    for layer in layers:
+        layer.computes = None
+    logger.warning("compile = true: the layers of %s are not compiled: %s", type(model).__name__, reason)
+
+
+def computes(layer: nn.Module) -> Any:
+    """Returns what computes a layer: the compiled function if there is one, else its class's own."""
+    compiled = getattr(layer, "computes", None)
+    return partial(type(layer).forward, layer) if compiled is None else compiled
+
+
+def _compile(layer: nn.Module) -> None:
+    for name, module in layer.named_modules():
+        if type(module).__name__.endswith("Router"):
+            block = layer.get_submodule(name.rpartition(".")[0])
+            block.forward = torch.compiler.disable(block.forward)
+    # dynamic: otherwise a second length of a row compiles anew.
+    compiled = torch.compile(type(layer).forward, dynamic=True)
+    # Weak: a model in a cycle would keep its memory for a while after another one is loaded.
+    layer.computes = partial(_compute, weakref.ref(layer), compiled)
+    if "forward" not in layer.__dict__:  # it is not checkpointed
+        layer.forward = partial(_call, weakref.ref(layer))
+
+
+def _compute(owner: weakref.ref[nn.Module], compiled: Any, *args: Any, sample_lengths: Any, **kwargs: Any) -> Any:
+    return compiled(owner(), *args, sample_lengths=SampleLengths(sample_lengths), **kwargs)
+
+
+def _call(owner: weakref.ref[nn.Module], *args: Any, **kwargs: Any) -> Any:
+    layer = owner()
+    assert layer is not None
+    return computes(layer)(*args, **kwargs)
+
+
+def _row(model: nn.Module) -> Tensor:
+    """Log-probabilities of a row of two made-up samples."""
+    device = next(model.parameters()).device
+    tokens_T = torch.randint(0, model.config.vocab_size, (_TOKENS,), generator=torch.Generator().manual_seed(0)).to(
+        device
+    )
+    positions_T = torch.arange(_TOKENS // 2, device=device).repeat(2)
+    every = torch.arange(_TOKENS - 1, device=device)
+    values_P, _ = log_probabilities(model, tokens_T, positions_T, [_TOKENS // 2] * 2, every, tokens_T[1:], 1.0)
+    return values_P
