@@ -95,7 +95,7 @@ class Exchange:
             hidden_TH: what the experts get.
             expert_TK: integers: the experts of each token.
             weight_TK: their weights.
-            kind_T: int64, below `kinds`: tokens of a kind are computed alike. None: there is one kind.
+            kind_T: int64, below `kinds`: tokens of a kind are computed alike. None: all are of kind 0.
             kinds: the same on all ranks.
         """
         route = self.kept or self._find(expert_TK, kind_T, kinds)
@@ -116,7 +116,7 @@ class Exchange:
         return weighted_NH[_inverse(route.order_N)].view(*expert_TK.shape, -1).sum(1).to(hidden_TH.dtype)
 
     def _find(self, expert_TK: Tensor, kind_T: Tensor | None, kinds: int) -> Route:
-        group_TK = expert_TK if kind_T is None else expert_TK * kinds + kind_T[:, None]
+        group_TK = expert_TK * kinds if kind_T is None else expert_TK * kinds + kind_T[:, None]
         group_N = group_TK.flatten()
         counts_RG = torch.bincount(group_N, minlength=self.experts * kinds).view(self.ranks.size, -1)
         return self.announce(group_N.argsort(stable=True), counts_RG)
