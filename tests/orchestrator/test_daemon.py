@@ -31,7 +31,7 @@ from tests.orchestrator.scripted_trainer import ScriptedTrainer
 from tests.support.fake_inference import FakeInference
 from tests.support.polling import until, wait_until
 from tests.support.ports import taken_port
-from transport.files.atomic import published_steps
+from transport.files.atomic import published_steps, write_atomically
 from transport.messages import Evicted, Rejected
 from transport.records import Batch, Rollout
 
@@ -253,7 +253,7 @@ def test_a_verdict_in_control_ends_the_run(make_config: Callable[..., RunConfig]
     config = make_config()
 
     def refuse() -> None:
-        (config.run_dir / "control" / name).write_text("because")
+        write_atomically(config.run_dir / "control" / name, b"because")
 
     with ScriptedTrainer(config.output_dir, "one", STEPS, train_seconds=0.5):
         assert run(config, refuse) == code

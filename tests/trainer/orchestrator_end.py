@@ -23,6 +23,7 @@ import tomli_w
 
 from run.config import RunConfig
 from trainer.config import TrainerConfig
+from transport.files.atomic import write_atomically
 from transport.messages import Acknowledged, Commit, Hello, Offer, Ready, ToOrchestrator
 from transport.records import Batch
 from transport.wires.base import TrainerLink
@@ -60,7 +61,8 @@ def write_run(config: RunConfig) -> None:
     """`control/orch.toml`, as the orchestrator writes it."""
     control = config.run_dir / "control"
     control.mkdir(parents=True, exist_ok=True)
-    (control / "orch.toml").write_text(tomli_w.dumps(config.model_dump(mode="json", exclude_none=True)))
+    content = tomli_w.dumps(config.model_dump(mode="json", exclude_none=True))
+    write_atomically(control / "orch.toml", content.encode(), durable=False)  # a running trainer may look
 
 
 @contextmanager
