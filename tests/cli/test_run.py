@@ -141,6 +141,7 @@ def test_a_failure_is_explained_in_the_workers_own_words(job: FakeJob) -> None:
 def test_a_killed_command_leaves_its_workers_to_the_next_one(job: FakeJob) -> None:
     first = job.start("hang")
     job.wait_for_steps(count=3)
+    wait_until(lambda: views(job)[-1]["state"] == "ready", "the command to know it")
     first.kill()
     first.communicate()
     before = orchestrator_of(job.output, "test")

@@ -94,6 +94,7 @@ def job(job_file: Path, tmp_path: Path, ray_nodes: RayNodes) -> Iterator[JobOnRa
 def test_a_job_outlives_its_command_and_stops_in_order(job: JobOnRay) -> None:
     first = job.start("hang", lease=60.0)
     job.wait_for_steps(first, 3)
+    job.wait_until(first, lambda: job.worker("orchestrator")["state"] == "ready", "the command to know it")
     first.kill()
     first.communicate()
     holder, seen = orchestrator_of(job.output, "test"), job.worker("orchestrator")
