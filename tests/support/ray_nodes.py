@@ -10,6 +10,8 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 NODE = {"object_store_memory": 80_000_000, "include_dashboard": False}
@@ -46,13 +48,26 @@ class RayNodes:
         return line
 
 
+@contextmanager
+def ray_files() -> Iterator[str]:
+    """A directory for all that Ray writes in this process. It is short, since it has sockets.
+
+    Else Ray keeps the address of the machine's newest cluster in `/tmp/ray`: it fails where that is missing, and clusters of
+    tests beside each other take the file away from one another.
+    """
+    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as files:
+        os.mkdir(os.path.join(files, "ray"))
+        os.environ["RAY_TMPDIR"] = files
+        yield files
+
+
 def main(count: int) -> None:
     """Runs the cluster until the end of the input."""
     from ray.cluster_utils import Cluster
 
     from cluster.backends.ray_places import _ID_CHARACTERS
 
-    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as files:  # short: it has sockets
+    with ray_files() as files:
         cluster = Cluster(initialize_head=True, head_node_args=NODE | {"num_cpus": 0, "temp_dir": files})
         try:
             nodes: dict[str, Any] = {}

@@ -9,7 +9,6 @@ import asyncio
 import os
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -31,6 +30,7 @@ from cluster.spec import JobSpec, Resources, RoleSpec
 from tests.cluster.backends.contract import *  # noqa: F403
 from tests.cluster.backends.contract import JOB, bundle, raises, watch
 from tests.support.polling import until, wait_until
+from tests.support.ray_nodes import ray_files
 
 NODE = {"num_cpus": 2, "object_store_memory": 80_000_000, "include_dashboard": False}
 
@@ -62,7 +62,7 @@ def ray_cluster() -> Iterator[Any]:
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     from ray.cluster_utils import Cluster
 
-    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as files:  # short: it has sockets
+    with ray_files() as files:
         made = Cluster(initialize_head=True, head_node_args=NODE | {"temp_dir": files})
         made.add_node(**NODE)
         yield made

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.polling import until
+from tests.support.ray_nodes import ray_files
 from tests.tune.executors.contract import *  # noqa: F403
 from tests.tune.executors.driver import TRAINABLES, Driver, is_alive, parent_of
 from tune import run_experiments
@@ -26,7 +26,7 @@ def ray_cluster() -> Iterator[Any]:
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     from ray.cluster_utils import Cluster
 
-    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as files:  # short: it has sockets
+    with ray_files() as files:
         with pytest.raises(TuneError, match="nothing answers at the address"):
             RayTrialExecutor("127.0.0.1:1")
         made = Cluster(initialize_head=True, head_node_args=NODE | {"temp_dir": files})
