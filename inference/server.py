@@ -1,6 +1,6 @@
 """Starts vLLM with our plugin as a subprocess and supervises it: checks before, readiness, logs, signals, no orphans.
 
-vLLM runs as its own program, `python -m vllm.entrypoints.openai.api_server`, in a process group of its own. This process
+vLLM runs as its own program (`inference/plugin/program.py`), in a process group of its own. This process
 imports neither torch nor vllm and only waits. If either is killed, the other ends, too (`cluster.parent_death`).
 """
 
@@ -114,7 +114,7 @@ def check_configuration(config: InferenceConfig) -> None:
 
 def server_command(config: InferenceConfig) -> list[str]:
     """Returns vLLM's command line. It contains no secret."""
-    command = [sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server"]
+    command = [sys.executable, "-P", "-m", "inference.plugin.program"]
     command += ["--model", config.model, "--host", config.host, "--port", str(config.port)]
     command += ["--dtype", config.dtype, "--seed", str(config.seed)]
     command += ["--max-model-len", str(config.max_model_len), "--max-num-seqs", str(config.max_num_seqs)]
@@ -171,6 +171,8 @@ def server_environment(config: InferenceConfig) -> dict[str, str]:
             # vLLM 0.30 replaces the executor on a CPU unless this is set, since it sets OpenMP's variables for a worker. They
             # are set above. The engine stays a process of its own: a server knows no other way.
             environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+            # The engine shares the server's imports (`inference/plugin/forking_server.py`); it has no workers.
+            environment["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
     if config.lora is not None:
         environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
     if config.api_key_file is not None:

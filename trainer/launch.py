@@ -20,6 +20,7 @@ from cluster.elastic.ranks import RanksProcess, alone, python_command
 from cluster.notify import Heartbeat, NotifySocket
 from trainer.config import TrainerConfig
 from transport.files.atomic import write_atomically
+from transport.process.imports import without_gc
 from transport.process.permanent_errors import is_permanent
 from transport.process.stop_requests import StopSignals, end_at_second_request
 
@@ -53,8 +54,8 @@ def run(config: TrainerConfig, on_ready: Callable[[], object]) -> int:
         return 2
     if config.processes > 1:
         return _launch(config, on_ready)
-    from trainer.train import train
-
+    with without_gc():
+        from trainer.train import train
     return train(config, on_ready)
 
 

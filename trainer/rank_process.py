@@ -15,9 +15,12 @@ from pathlib import Path
 
 from cluster.notify import notify, notify_ready
 from trainer.config import TrainerConfig
-from trainer.ranks import is_follower
-from trainer.train import train
+from transport.process.imports import without_gc
 from transport.process.launch import die_with_parent
+
+with without_gc():
+    from trainer.ranks import is_follower
+    from trainer.train import train
 
 BAD_CONFIGURATION = 2
 """Exit code."""

@@ -13,9 +13,9 @@ BACKEND = "counterpoint"
 
 
 def register() -> None:
-    """Registers the weight-transfer backend, and binds the process to its parent.
+    """Registers the weight-transfer backend, binds the process to its parent, and lets the garbage collector run again.
 
-    vLLM calls it once in each of its processes, as a general plugin.
+    vLLM calls it once in each process that is not forked, as a general plugin, when most modules are imported.
     """
     from cluster.parent_death import bind_worker_to_parent
 
@@ -24,6 +24,10 @@ def register() -> None:
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
     WeightTransferEngineFactory.register_engine(BACKEND, "inference.plugin.weights", "DirectoryWeightTransferEngine")
+
+    from inference.plugin.program import resume_gc
+
+    resume_gc()
 
 
 def endpoint_plugin() -> Any:

@@ -265,7 +265,9 @@ def test_on_a_cpu_the_engine_computes_by_itself(
     monkeypatch.delenv("VLLM_ENABLE_V1_MULTIPROCESSING", raising=False)
     config = config_of(tmp_path, {}, **settings)
     assert ("uni" in server.server_command(config)) is in_engine
-    assert ("VLLM_ENABLE_V1_MULTIPROCESSING" in server.server_environment(config)) is in_engine
+    environment = server.server_environment(config)
+    assert ("VLLM_ENABLE_V1_MULTIPROCESSING" in environment) is in_engine
+    assert environment["VLLM_WORKER_MULTIPROC_METHOD"] == ("fork" if in_engine else "spawn")
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "10.1.2.3", "::", "somewhere.example"])

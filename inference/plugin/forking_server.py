@@ -1,0 +1,86 @@
+"""Serves vLLM's API with an engine that is forked, so that it shares the imports of the API server instead of repeating them.
+
+vLLM can fork its engine, and does so where it is used as a library. Its API server spawns it by default, and on a CPU vLLM 0.30
+overwrites what the environment asks for (`CpuPlatform.check_and_update_config`). `ForkingArguments` restores it.
+
+It is forked by the main thread before this process has computed anything: a forked process has only the thread that forked it,
+and would wait for ever for OpenMP's other threads if there had been any.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from argparse import Namespace
+from multiprocessing.util import register_after_fork
+from typing import Any
+
+import uvloop
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.entrypoints.launchers.api_server.entry import build_and_serve, build_async_engine_client_from_engine_args
+from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+from vllm.entrypoints.launchers.launcher import setup_server
+from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
+from vllm.reasoning import ReasoningParserManager
+from vllm.tool_parsers import ToolParserManager
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.utils.system_utils import decorate_logs
+
+from cluster.parent_death import bind_worker_to_parent
+
+METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
+
+
+class ForkingArguments(AsyncEngineArgs):
+    """vLLM's arguments. The engine starts by the method that the environment named before vLLM's configuration was made."""
+
+    def create_engine_config(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns vLLM's configuration.
+
+        A multimodal model keeps vLLM's choice of method, since its processor may compute before the engine starts.
+        """
+        method = os.environ[METHOD]
+        config = super().create_engine_config(*args, **kwargs)
+        if not config.model_config.is_multimodal_model:
+            os.environ[METHOD] = method
+        return config
+
+
+def main() -> None:
+    """Runs the server to its end, with the arguments of the process, as `vllm.entrypoints.launchers.api_server.entry.main`."""
+    cli_env_setup()
+    parser = make_arg_parser(FlexibleArgumentParser(description=__doc__))
+    args = parser.parse_args()
+    validate_parsed_serve_args(args)
+    uvloop.run(_serve(args))
+
+
+async def _serve(args: Namespace) -> None:
+    """Starts the engine and serves until a signal, as `run_server` there does."""
+    decorate_logs("APIServer", skip_if_decorated=True)
+    signal.signal(signal.SIGTERM, _interrupt)
+    address, listening = setup_server(args, reuse_port=False)
+    register_after_fork(listening, _become_engine)
+    if args.tool_parser_plugin:
+        ToolParserManager.import_tool_parser(args.tool_parser_plugin)
+    if args.reasoning_parser_plugin:
+        ReasoningParserManager.import_reasoning_parser(args.reasoning_parser_plugin)
+    async with build_async_engine_client_from_engine_args(ForkingArguments.from_cli_args(args)) as engine:
+        ended = await build_and_serve(engine, address, listening, args)
+    try:
+        await ended
+    finally:
+        listening.close()
+
+
+def _become_engine(listening: socket.socket) -> None:
+    """Lets go of what a forked process shares with the server: its port, its signals, and its life after the server's death."""
+    listening.close()
+    signal.set_wakeup_fd(-1)  # it is the server's event loop, which would take the engine's signals for its own
+    bind_worker_to_parent()
+
+
+def _interrupt(*_: object) -> None:
+    """Ends a start that a signal interrupts, before vLLM's own handlers are there."""
+    raise KeyboardInterrupt("terminated")

@@ -1,0 +1,69 @@
+"""The engine of a server on a CPU is forked: what it shares with the API server, and what it must not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.vllm_server import ServerProcess, live_processes
+
+REGISTERS = """
+import gc
+import inference.plugin.program
+assert not gc.isenabled(), "imports run without it"
+from inference.plugin import register
+register()
+assert gc.isenabled() and gc.get_freeze_count() > 100_000
+"""
+
+
+def processes_of(server: ServerProcess) -> tuple[int, int]:
+    """The ids of vLLM's API server and of its engine."""
+    parents = dict(live_processes())
+    (api,) = [pid for pid, parent in parents.items() if parent == server.process.pid]
+    (engine,) = [
+        pid
+        for pid, parent in parents.items()
+        if parent == api and Path(f"/proc/{pid}/comm").read_text().startswith("VLLM::Engine")
+    ]
+    return api, engine
+
+
+def sockets_of(pid: int) -> set[str]:
+    found = set()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            found.add(os.readlink(descriptor))
+        except FileNotFoundError:  # closed meanwhile
+            continue
+    return {target for target in found if target.startswith("socket:")}
+
+
+def listening_socket(port: int) -> str:
+    """The socket that listens on a port of IPv4, as in /proc/PID/fd."""
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    (inode,) = [line[9] for line in lines if line[1].endswith(f":{port:04X}") and line[3] == "0A"]
+    return f"socket:[{inode}]"
+
+
+@pytest.mark.vllm
+def test_the_engine_shares_the_imports_of_the_server_but_not_its_port(moe_server: ServerProcess) -> None:
+    api, engine = processes_of(moe_server)
+    first_mapping = [Path(f"/proc/{pid}/maps").read_text().split(" ", 1)[0] for pid in (api, engine)]
+    assert first_mapping[0] == first_mapping[1], "a process of its own program would have the addresses of its own"
+    listening = listening_socket(moe_server.config.port)
+    assert listening in sockets_of(api)
+    assert listening not in sockets_of(engine)
+
+
+@pytest.mark.slow
+def test_the_collector_runs_again_once_vllm_is_imported() -> None:
+    environment = os.environ | {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+    ended = subprocess.run(
+        [sys.executable, "-c", REGISTERS], env=environment, capture_output=True, text=True, timeout=200, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
