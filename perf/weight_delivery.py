@@ -5,7 +5,7 @@
 Tensors in the shapes of Qwen3-0.6B take AdamW steps on random gradients, from float32 masters, as the trainer's. The share of
 elements whose bits change is measured after one step and after eight. With `--full`, all 596 million elements are written and
 read in bfloat16: whole, and as what changed, by way of a disk and of shared memory in turns. It shows no proof and no server;
-`perf.weight_pause`, `perf.weight_proof` and `tests/inference` do.
+`perf.weight_proof` and `tests/inference` do.
 """
 
 from __future__ import annotations
