@@ -128,6 +128,8 @@ class StepInProgress:
     clock: PhaseClock
     _batch: Batch | None = None
     _line: MetricsLine | None = None
+    _given_up: bool = False
+    """Whether the caller was cancelled, which ends no thread."""
 
     async def merge(self) -> tuple[Batch, int]:
         """The batch, to be sent, and its bytes. Raises `ValueError` when no rollout is left to train on."""
@@ -138,13 +140,22 @@ class StepInProgress:
     async def complete(self, checkpoint: Checkpoint, announce: Callable[[], None]) -> MetricsLine:
         """Takes the phases after the merge, in one thread call; returns the step's metrics line. Raises as they do.
 
-        `announce` is called on the loop as soon as the step is committed, while the last phase goes on.
+        `announce` is called on the loop as soon as the step is committed, while the last phase goes on. When it is cancelled
+        before the records are written, the step is not committed.
         """
         loop = asyncio.get_running_loop()
-        return await in_thread(self._complete, checkpoint, lambda: loop.call_soon_threadsafe(announce))
+        try:
+            return await in_thread(self._complete, checkpoint, lambda: loop.call_soon_threadsafe(announce))
+        except asyncio.CancelledError:
+            self._given_up = True
+            raise
 
     def _complete(self, checkpoint: Checkpoint, announce: Callable[[], object]) -> MetricsLine:
         self.record()
+        if (
+            self._given_up
+        ):  # such as by a run that ended because its directory was deleted, which a commit would make again
+            raise RuntimeError(f"step {self.step} was given up before its commit")
         self.commit(checkpoint)
         announce()
         return self.finish()

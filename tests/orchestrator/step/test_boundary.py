@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+import threading
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +17,10 @@ import pytest
 from orchestrator.rollouts.dump import DumpHeader, open_dump
 from orchestrator.rollouts.token_file import TOKENS_FILE, read_tokens
 from orchestrator.rollouts.transcripts import Transcriber
-from orchestrator.step.boundary import StepBoundary, merge_all
+from orchestrator.step.boundary import StepBoundary, StepInProgress, merge_all
 from orchestrator.step.checkpoint import Checkpoint
 from orchestrator.step.merge_process import MergeProcess
-from tests.support.polling import wait_until
+from tests.support.polling import until, wait_until
 from tests.support.rollouts import make_rollout, make_turn
 from transport import codec
 from transport.files.atomic import published_steps
@@ -96,6 +98,36 @@ async def test_the_trainer_may_begin_before_the_last_phase_has_ended(
         "orchestrator.step.boundary.give_memory_back", lambda: wait_until(lambda: outlet.committed == [3], "the commit")
     )
     await take(StepBoundary(tmp_path, "one", {"toy": []}), make_rollouts(), outlet)
+
+
+async def test_a_step_that_is_cancelled_while_it_is_recorded_is_not_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writing, go_on, ended = threading.Event(), threading.Event(), threading.Event()
+    write, complete = codec.write_file, StepInProgress._complete
+
+    def write_slowly(path: Path, batch: Batch) -> None:
+        writing.set()
+        assert go_on.wait(60)
+        write(path, batch)
+
+    def complete_noticed(step: StepInProgress, *arguments: Any) -> dict[str, Any]:
+        try:
+            return complete(step, *arguments)
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(codec, "write_file", write_slowly)
+    monkeypatch.setattr(StepInProgress, "_complete", complete_noticed)
+    outlet = Outlet(tmp_path)
+    taking = asyncio.create_task(take(StepBoundary(tmp_path, "one", {"toy": []}), make_rollouts(), outlet))
+    await until(writing.is_set, "the record")
+    taking.cancel()
+    await asyncio.wait([taking])
+    go_on.set()
+    await until(ended.is_set, "the end of the thread")
+    assert published_steps(tmp_path / "rollouts") == [3]
+    assert published_steps(tmp_path / "checkpoints") == outlet.committed == []
 
 
 async def test_a_step_with_texts_has_their_tokens_beside_them(tmp_path: Path) -> None:
