@@ -232,6 +232,6 @@ def _part_of_vllm(pid: int) -> str | None:
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    if b"vllm.entrypoints" in command:
+    if b"inference.plugin.program" in command:
         return "API server"
     return "engine core" if b"EngineCore" in command else None

@@ -32,7 +32,7 @@ def test_a_killed_trainer_loses_and_repeats_nothing(tmp_path: Path, moe_server: 
 
 
 def test_a_killed_vllm_loses_and_repeats_nothing(tmp_path: Path, tiny_moe: Path) -> None:
-    kill_and_resume(tmp_path, "vllm.entrypoints", "inference_0")
+    kill_and_resume(tmp_path, "inference.plugin.program", "inference_0")
 
 
 def test_what_is_killed_comes_back_by_itself_and_nothing_is_lost_or_repeated(tmp_path: Path, tiny_moe: Path) -> None:
@@ -40,7 +40,7 @@ def test_what_is_killed_comes_back_by_itself_and_nothing_is_lost_or_repeated(tmp
     job = started_and_trained(tmp_path, trained=1, max_restarts=3)
     trained = job.output_dir / "trainer" / "metrics.jsonl"
     try:
-        for victim in ("vllm.entrypoints", "cli.main trainer", "cli.main orchestrator"):
+        for victim in ("inference.plugin.program", "cli.main trainer", "cli.main orchestrator"):
             before = len(steps_of(trained))
             os.kill(job.pid_of(victim), signal.SIGKILL)
             job.wait_for(f"a step after the death of {victim}", lambda: len(steps_of(trained)) > before)  # noqa: B023
