@@ -27,11 +27,11 @@ from trainer.model.experts import form_groups
 from trainer.model.load import choose_device
 from trainer.ranks import Ranks
 
-FULL, LORA = "moe-full", "moe-lora-two"
+FULL, LORA, MEASURED = "moe-full", "moe-lora-two", "moe-lora-measured"
 
 WAYS: dict[int, dict[str, tuple[dict[str, Any], list[str]]]] = {
     2: {
-        "alone": ({}, [FULL, LORA]),
+        "alone": ({}, [FULL, LORA, MEASURED]),
         "sharded": ({"sharding": True}, [FULL, LORA]),
         "context": ({"context_parallel": 2}, [LORA]),
     },
@@ -132,7 +132,7 @@ def main(directory: Path, mixture: Path, device: str = "cpu") -> None:
         index = group.index
     if index == 0:
         if count == 2:
-            found["plain"] = train_all(directory, {"moe": mixture}, ALONE, [FULL, LORA])
+            found["plain"] = train_all(directory, {"moe": mixture}, ALONE, [FULL, LORA, MEASURED])
         if "failing" in found:
             found["failing-plain"] = train_failing(directory, mixture, ALONE)
             found["resumed"].append(train_on(directory, mixture, ALONE, 7))

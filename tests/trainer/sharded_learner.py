@@ -125,6 +125,18 @@ SCENARIOS: dict[str, tuple[str, dict[str, dict[str, Any]], bool]] = {
         },
         False,
     ),
+    "moe-lora-measured": (
+        "moe",
+        {
+            "one": {
+                "lora": LORA,
+                "reference": {"reward_coefficient": 0.1},
+                "loss": {"kind": "grpo", "kl_coefficient": 0.1},
+            },
+            "two": {"lora": LORA | {"rank": 2, "target_modules": ["q_proj"]}},
+        },
+        True,
+    ),
     "moe-lora-updates": ("moe", {"one": {"lora": LORA, "updates_per_step": 4, "epochs": 2}}, True),
 }
 
