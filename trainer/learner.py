@@ -453,11 +453,12 @@ class Learner:
         if self.ranks.context is not None:
             prove_stretches(self.model, self.ranks.context)
         rest(self.model)
-        self._passes = Passes(self.model, self.ranks.agree, self.ranks.device) if config.divided else None
+        self.replay = RouterReplay(self.model) if config.router_replay else None
+        divided = config.divided
+        self._passes = Passes(self.model, self.ranks.agree, self.ranks.device, self.replay) if divided else None
         shared = self.ranks.context is not None
         self._rows = Rows(config.row_tokens if can_pack(self.model) else 1, self._passes, shared=shared)
         self._trained_in_full = False
-        self.replay = RouterReplay(self.model) if config.router_replay else None
         if config.activation_checkpointing:
             checkpoint_layers(self.model, self.replay)
         self.limits = ModelLimits(

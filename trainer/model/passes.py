@@ -10,7 +10,8 @@ learn so at the next agreement: everyone discards the pass. Only the death of a 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,8 +22,10 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
 
 from trainer.faults import is_fatal, is_out_of_memory
+from trainer.lora.layer import MultiLora, applied
 from trainer.model.exchange import Call, exchanges
 from trainer.model.load import log_probabilities
+from trainer.model.router_replay import RouterReplay
 
 logger = logging.getLogger(__name__)
 
@@ -80,9 +83,19 @@ def _call(gathers: bool, output: Tensor, given: Tensor, group: Any) -> _Call:
 class Passes:
     """The passes of one divided model on this rank. Between `begin` and `end` each call of the model is agreed upon."""
 
-    def __init__(self, model: nn.Module, agree: Callable[[Tensor], object], device: torch.device) -> None:
-        """Watches `model`, which has computed once. `agree` takes the maximum of a CPU tensor over all ranks, in place."""
+    def __init__(
+        self,
+        model: nn.Module,
+        agree: Callable[[Tensor], object],
+        device: torch.device,
+        replay: RouterReplay | None = None,
+    ) -> None:
+        """Watches `model`, which has computed once, and has this `replay` of its router.
+
+        `agree` takes the maximum of a CPU tensor over all ranks, in place.
+        """
         self._model: Any = model
+        self._replay = replay
         self._maximum = agree
         self._device = device
         self._made: list[Call] = []
@@ -176,11 +189,11 @@ class Passes:
         self._script = self._scripts.get(gradient)
 
     def _idle(self, gradient: bool) -> None:
-        """Makes a pass that changes nothing, beside those of other ranks."""
+        """Makes a pass that changes nothing, beside those of other ranks; also just before a pass over a row of this rank."""
         self._start(gradient)
         self._idling = True
         try:
-            with torch.set_grad_enabled(gradient):
+            with self._without_row(), torch.set_grad_enabled(gradient):
                 tokens_T = torch.zeros(2, dtype=torch.int64, device=self._device)
                 positions_T = torch.arange(2, device=self._device)
                 values_P, _ = log_probabilities(
@@ -191,6 +204,14 @@ class Passes:
             self._idle_failures = 0
         finally:
             self._idling = False
+
+    @contextmanager
+    def _without_row(self) -> Iterator[None]:
+        """Takes adapters and recorded routing, which are of the tokens of a row, away inside."""
+        adapted = [module for module in self._model.modules() if isinstance(module, MultiLora)]
+        routed = nullcontext() if self._replay is None else self._replay.with_record(None)
+        with applied(adapted, None), routed:
+            yield
 
     def _play_rest(self) -> None:
         """Makes the calls that are left of a pass that has raised, and forgets what it has left behind."""
