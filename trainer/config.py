@@ -138,7 +138,7 @@ class TrainerConfig(Config):
             given = json.loads(path.read_bytes())
             given = given.get("text_config") or given
             experts = max(int(given.get(name) or 0) for name in EXPERT_COUNTS)
-        except (OSError, ValueError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise ValueError(f"{key}: the experts in {path} cannot be counted: {error}") from error
         if not experts:
             raise ValueError(f"{key}, but the model in {directory} has no experts; use expert_parallel = 1")

@@ -42,7 +42,11 @@ def test_a_dense_model_has_nothing_to_divide(tmp_path: Path) -> None:
     configure(tmp_path, {"hidden_size": 8}, processes=2)
 
 
-@pytest.mark.parametrize("content", ["[]", "{", '{"num_experts": "many"}', '{"text_config": 3}'])
+@pytest.mark.parametrize(
+    "content",
+    ["[]", "{", "[" * 10**5, '{"num_experts": "many"}', '{"num_experts": Infinity}', '{"text_config": 3}'],
+    ids=lambda content: content[:30],
+)
 def test_a_model_that_cannot_be_read_is_refused_with_the_reason(tmp_path: Path, content: str) -> None:
     (tmp_path / "config.json").write_text(content)
     with pytest.raises(ValueError, match=r"expert_parallel = 2: the experts in .*config.json cannot be counted: "):
