@@ -129,12 +129,17 @@ SCENARIOS: dict[str, tuple[str, dict[str, dict[str, Any]], bool]] = {
         "moe",
         {
             "one": {
-                "learning_rate": 1e-4,
+                "learning_rate": 1e-2,
+                "optimizer": "sgd",  # Adam would make an update of a gradient that is only rounding
                 "lora": LORA,
                 "reference": {"reward_coefficient": 0.1},
                 "loss": {"kind": "grpo", "kl_coefficient": 0.1},
             },
-            "two": {"learning_rate": 1e-4, "lora": LORA | {"rank": 2, "target_modules": ["q_proj"]}},
+            "two": {
+                "learning_rate": 1e-2,
+                "optimizer": "sgd",
+                "lora": LORA | {"rank": 2, "target_modules": ["q_proj"]},
+            },
         },
         True,
     ),
