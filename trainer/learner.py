@@ -35,7 +35,7 @@ from trainer.model.compiled import compile_layers
 from trainer.model.context import shared_rows
 from trainer.model.experts import expert_weights
 from trainer.model.load import load_model, trainable_parameters
-from trainer.model.packing_proof import can_pack, prove_packing, prove_stretches
+from trainer.model.packing_proof import can_pack, can_share_prompts, prove_packing, prove_stretches
 from trainer.model.passes import PassDiscarded, Passes
 from trainer.model.recompute import checkpoint_layers
 from trainer.model.router_replay import RouterReplay
@@ -467,6 +467,7 @@ class Learner:
             layers=self.replay.layers if self.replay else 0,
             experts=self.replay.experts if self.replay else 0,
             top_k=self.replay.top_k if self.replay else 0,
+            shares_prompts=can_share_prompts(self.model) and self.ranks.context is None,
         )
 
 

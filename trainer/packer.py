@@ -1,14 +1,16 @@
 """Checks batches, and packs samples that share a row into the tensors of a micro-batch.
 
 `trainer/fair_share.py` decides whose samples share a row. There is no padding, a sample is never split, and samples do not
-attend to each other (`trainer/model/attention.py`). Shape suffixes as in `transport/records.py`, and `P` for the trained tokens,
-each predicted from the position before it.
+attend to each other (`trainer/model/attention.py`). Where the model allows it, a prompt that samples of a batch begin with is in
+the row once (`trainer/model/shared_prompts.py`): a group's rollouts have one prompt, and it is often most of their tokens. Shape
+suffixes as in `transport/records.py`, and `P` for the trained tokens, each predicted from the position before it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from trainer.model.shared_prompts import FAMILY_TOKENS, Families, Family
 from transport.records import Batch, RoutingArray
 
 
@@ -34,6 +37,8 @@ class ModelLimits:
     """Of a routing record; 0 when routing is not replayed."""
     experts: int
     top_k: int
+    shares_prompts: bool = False
+    """Whether samples may share the tokens of their prompt in a row. Recorded routing is of each sample, and prevents it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +51,14 @@ class Part:
     sample_lengths: list[int]
     predictions: int
     """How many of the row's trained tokens are in these samples."""
+    families: Families | None = None
+    """The samples by their prompt, in the order of the row, where they share it."""
 
     @property
     def tokens(self) -> int:
-        """Tokens of all its samples, trained or not."""
+        """Tokens in the row, trained or not."""
+        if self.families is not None:
+            return sum(family.tokens for family in self.families)
         return sum(self.sample_lengths)
 
 
@@ -58,8 +67,11 @@ class MicroBatch:
     """One packed row, on the device. All index tensors are int64."""
 
     parts: list[Part]
-    """In the order of the row; the trained tokens `P` are in the same order."""
+    """In the order of the row. The trained tokens `P` are in the order of the samples."""
     sample_lengths: list[int]
+    """Of whole samples, also where they share a prompt."""
+    families: Families | None
+    """Of all parts, where samples share prompts."""
     token_ids_T: Tensor
     position_ids_T: Tensor
     predicting_P: Tensor
@@ -147,6 +159,14 @@ def pack(choices: Sequence[tuple[Batch, Sequence[int]]], limits: ModelLimits, de
     joined = {name: np.concatenate([own[name] for _, own in columns]) for name in columns[0][1]}
     trained = np.flatnonzero(joined["mask_T"])
     routed_experts, has_record = _routing(parts, limits)
+    families: Families | None = None
+    kept = place = np.arange(len(joined["mask_T"]))
+    if limits.shares_prompts and routed_experts is None:
+        grouped = [_share_prompts(part, own["token_ids_T"], own["mask_T"]) for part, own in columns]
+        found = tuple(family for part, _ in grouped for family in part.families or ())
+        if any(len(family.rests) > 1 for family in found):
+            families, parts = found, [part for part, _ in grouped]
+            kept, place = _joined_places([places for _, places in grouped])
 
     def to_device(array: npt.NDArray[Any]) -> Tensor:
         return torch.from_numpy(array).to(device)
@@ -154,9 +174,10 @@ def pack(choices: Sequence[tuple[Batch, Sequence[int]]], limits: ModelLimits, de
     return MicroBatch(
         parts=parts,
         sample_lengths=[length for part in parts for length in part.sample_lengths],
-        token_ids_T=to_device(joined["token_ids_T"]),
-        position_ids_T=to_device(joined["position_ids_T"]),
-        predicting_P=to_device(trained - 1),
+        families=families,
+        token_ids_T=to_device(joined["token_ids_T"][kept]),
+        position_ids_T=to_device(joined["position_ids_T"][kept]),
+        predicting_P=to_device(place[trained - 1]),
         targets_P=to_device(joined["token_ids_T"][trained]),
         inference_log_probabilities_P=to_device(joined["log_probabilities_T"][trained]),
         advantages_P=to_device(joined["advantages_T"][trained]),
@@ -165,8 +186,56 @@ def pack(choices: Sequence[tuple[Batch, Sequence[int]]], limits: ModelLimits, de
         environments_P=to_device(joined["environments_T"][trained]),
         temperatures_P=to_device(joined["temperatures_T"][trained]),
         routed_experts_TLK=None if routed_experts is None else to_device(routed_experts),
-        has_record_T=to_device(has_record),
+        has_record_T=to_device(has_record[kept]),
     )
+
+
+def _share_prompts(
+    part: Part, token_ids_T: npt.NDArray[Any], mask_T: npt.NDArray[Any]
+) -> tuple[Part, npt.NDArray[np.int64]]:
+    """Groups samples whose tokens before the first trained one are equal.
+
+    Returns the part with its families, and the place in the row of each token of its samples, `[T]`: tokens that samples share
+    have one place.
+    """
+    starts = np.concatenate(([0], np.cumsum(part.sample_lengths)))
+    groups: dict[bytes, list[tuple[int, int, int]]] = {}
+    for start, stop in pairwise(starts.tolist()):
+        prompt = int(mask_T[start:stop].argmax())
+        groups.setdefault(token_ids_T[start : start + prompt].tobytes(), []).append((start, prompt, stop))
+    place = np.empty(int(starts[-1]), dtype=np.int64)
+    families: list[Family] = []
+    first = 0
+    for samples in (family for group in groups.values() for family in _divided(group)):
+        rest = first + samples[0][1]
+        for start, prompt, stop in samples:
+            place[start : start + prompt] = np.arange(first, first + prompt)
+            place[start + prompt : stop] = np.arange(rest, rest := rest + stop - start - prompt)
+        families.append(Family(samples[0][1], tuple(stop - start - prompt for start, prompt, stop in samples)))
+        first = rest
+    return replace(part, families=tuple(families)), place
+
+
+def _divided(group: Sequence[tuple[int, int, int]]) -> Iterator[list[tuple[int, int, int]]]:
+    """Yields samples `(start, prompt, stop)` with one prompt in pieces of at most `FAMILY_TOKENS`, or of one sample."""
+    piece: list[tuple[int, int, int]] = []
+    tokens = 0
+    for start, prompt, stop in group:
+        if piece and tokens + stop - start - prompt > FAMILY_TOKENS:
+            yield piece
+            piece = []
+        tokens = stop - start if not piece else tokens + stop - start - prompt
+        piece.append((start, prompt, stop))
+    yield piece
+
+
+def _joined_places(places: Sequence[npt.NDArray[np.int64]]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Returns which tokens of the parts are in the row, in its order, and the place in the row of each token."""
+    sizes = [int(place.max()) + 1 for place in places]
+    place = np.concatenate([own + first for own, first in zip(places, accumulate(sizes, initial=0), strict=False)])
+    kept = np.empty(sum(sizes), dtype=np.int64)
+    kept[place] = np.arange(len(place))
+    return kept, place
 
 
 def _columns(batch: Batch, samples: Sequence[int], optional: Sequence[str]) -> tuple[Part, dict[str, npt.NDArray[Any]]]:

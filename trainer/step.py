@@ -52,7 +52,7 @@ def train_row(
     trainer_P, entropy_P, values_P = forward(model, replay, steps, micro)
     forwarded = time.perf_counter()
     gradients: list[Gradients] = []
-    first_token, first_P = 0, 0
+    first_P = 0
     for step, part in zip(steps, micro.parts, strict=True):
         own = slice(first_P, first_P := first_P + part.predictions)
         # Copies with their own graph: an operator's loss then cannot affect the other runs.
@@ -84,8 +84,7 @@ def train_row(
             )
             if step.export is not None:
                 exported = columns | {"token_id": micro.targets_P[own]}
-                step.export.add(part, predicting_P - first_token, exported)
-        first_token += part.tokens
+                step.export.add(part, micro.sample_P[own], micro.position_ids_T[predicting_P] + 1, exported)
     _backward(Gradients(trainer_P, entropy_P, values_P), gradients)
     for step in steps:
         step.times.add("forward", began, forwarded)
@@ -186,6 +185,7 @@ def forward(
             micro.targets_P,
             micro.temperatures_P,
             entropy_gradient=any(step.run.loss.uses_entropy for step in steps),
+            families=micro.families,
         )
         values_P = row_values(heads, outputs.hidden_PH, [part.predictions for part in micro.parts])
     return outputs.log_probabilities_P, outputs.entropies_P, values_P

@@ -24,20 +24,20 @@ class TokenExport:
         """Starts without lines."""
         self._lines: list[bytes] = []
 
-    def add(self, part: Part, predicting_P: Tensor, columns: dict[str, Tensor]) -> None:
+    def add(self, part: Part, sample_P: Tensor, position_P: Tensor, columns: dict[str, Tensor]) -> None:
         """Adds the samples of one batch in a row.
 
         Args:
             part: the samples.
-            predicting_P: int64, the positions whose next token is trained, counted from the first token of `part`.
+            sample_P: int64, ascending, the sample of each trained token, counted from 0 within `part`.
+            position_P: int64, the place of each trained token in its sample.
             columns: name to tensor `[P]`, over the trained tokens.
         """
         batch = part.batch
         arrays = {name: tensor.detach().cpu().numpy() for name, tensor in columns.items()}
-        positions = predicting_P.cpu().numpy() + 1
-        start = 0
-        for index, length in zip(part.samples, part.sample_lengths, strict=True):
-            inside = slice(*np.searchsorted(positions, [start, start + length]))
+        samples, positions = sample_P.cpu().numpy(), position_P.cpu().numpy()
+        for number, index in enumerate(part.samples):
+            inside = slice(*np.searchsorted(samples, [number, number + 1]))
             sample = batch.samples[index]
             line: dict[str, Any] = {
                 "run_id": batch.run_id,
@@ -47,11 +47,10 @@ class TokenExport:
                 "environment": sample.environment,
                 "policy_version": sample.policy_version,
                 "reward": sample.reward,
-                "position": positions[inside] - start,
+                "position": np.ascontiguousarray(positions[inside]),
             }
             line |= {name: np.ascontiguousarray(array[inside]) for name, array in arrays.items()}
             self._lines.append(orjson.dumps(line, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE))
-            start += length
 
     def extend(self, other: TokenExport) -> None:
         """Adds the lines of another one."""

@@ -4,6 +4,8 @@ A packed row `[1, T]` holds many samples end to end. A block-diagonal mask over 
 grows with T squared: for 64 samples of 50 tokens it is 60 times the work, and on a CPU most of a training step. So attention is
 computed for each sample alone, causally and without a mask. The lengths are the keyword `sample_lengths` of the model's call.
 
+Samples that share a prompt may share its computation, too (`trainer/model/shared_prompts.py`).
+
 On a GPU, in half precision, one kernel takes all samples of a row (torch's `varlen_attn`, FlashAttention-2). Elsewhere each
 sample is a call of its own: on a CPU, padded samples in one call took 1.0 to 1.9 times the time of the loop.
 """
@@ -22,6 +24,7 @@ from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface
 
 from trainer.model.context import Stretch
+from trainer.model.shared_prompts import Families, family_attention
 
 NAME = "per_sample"
 """The `attn_implementation` to load a model with."""
@@ -56,6 +59,7 @@ def _per_sample_attention(
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     stretch: Stretch | None = None,
+    families: Families | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Computes causal attention of `[1, heads, T, head_dim]` queries over their own sample.
@@ -63,7 +67,8 @@ def _per_sample_attention(
     Returns `[1, T, heads, head_dim]` and no weights.
 
     Key and value may have fewer heads than the query (grouped-query attention). With a `stretch`, T is its tokens, and
-    `sample_lengths` are those of the whole row, on all its ranks.
+    `sample_lengths` are those of the whole row, on all its ranks. With `families`, T has a prompt that samples share once, and
+    `sample_lengths` are those of the whole samples.
 
     Raises:
         ValueError: the model needs soft-capped scores, attention sinks, or a window shorter than a sample, which this does not
@@ -78,6 +83,8 @@ def _per_sample_attention(
             f"a sample of {max(sample_lengths)} tokens is longer than the attention window of {sliding_window} tokens "
             f"of {type(module).__name__}; lower max_model_len of inference to the window"
         )
+    if families is not None:
+        return family_attention(query_1HTD, key_1HTD, value_1HTD, families, scaling).transpose(1, 2), None
     if stretch is None and _has_packed_kernel(query_1HTD):
         return _packed_attention(query_1HTD, key_1HTD, value_1HTD, sample_lengths, scaling), None
     if query_1HTD.is_cuda and query_1HTD.dtype == torch.float32:

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from trainer.faults import is_fatal
 from trainer.model.context import Stretch, stretch_of
+from trainer.model.shared_prompts import Families
 
 logger = logging.getLogger(__name__)
 
@@ -111,15 +112,18 @@ def token_outputs(
     temperature: Tensor | float,
     *,
     entropy_gradient: bool = False,
+    families: Families | None = None,
 ) -> TokenOutputs:
     """Runs the model on a packed row; the arguments are those of `trainer/model/load.py: log_probabilities`.
 
-    Inside `shared_rows` this rank runs it on its stretch of the row, and the results are those of the row.
+    Inside `shared_rows` this rank runs it on its stretch of the row, and the results are those of the row. Such a row has no
+    `families`.
 
     Raises `ValueError`: the model has no output layer, or does not call it.
     """
     stretch = stretch_of(model, len(token_ids_T))
     if stretch is not None:
+        assert families is None
         own_p, counts = stretch.predictions(predicting_P)
         own = _outputs(
             model,
@@ -146,6 +150,7 @@ def token_outputs(
         temperature,
         entropy_gradient,
         None,
+        families,
     )
 
 
@@ -159,6 +164,7 @@ def _outputs(
     temperature: Tensor | float,
     entropy_gradient: bool,
     stretch: Stretch | None,
+    families: Families | None = None,
 ) -> TokenOutputs:
     """Does so for a row, or for a stretch, of which `sample_lengths` are those of the whole row."""
     head, scale = model.get_output_embeddings(), getattr(model, "logits_scale", None)
@@ -181,7 +187,7 @@ def _outputs(
         return torch.stack([values_P.view(shape), entropies_P.view(shape)], -1)  # no view, whose hooks FSDP would lose
 
     with _replaced(head, forward):
-        given = _logits(model, token_ids_T, position_ids_T, sample_lengths, predicting_P, stretch)[0]
+        given = _logits(model, token_ids_T, position_ids_T, sample_lengths, predicting_P, stretch, families)[0]
     if len(called) != 1:
         raise ValueError(f"{type(model).__name__} called its output layer {len(called)} times; expected once")
     if scale is None:
@@ -333,6 +339,7 @@ def _logits(
     sample_lengths: list[int],
     predicting_P: Tensor,
     stretch: Stretch | None = None,
+    families: Families | None = None,
 ) -> Tensor:
     logits: Tensor = model(
         input_ids=token_ids_T[None],
@@ -341,6 +348,7 @@ def _logits(
         logits_to_keep=predicting_P,
         sample_lengths=sample_lengths,
         **({} if stretch is None else {"stretch": stretch}),
+        **({} if families is None else {"families": families}),
     ).logits
     return logits
 

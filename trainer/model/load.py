@@ -22,6 +22,7 @@ from trainer.model import attention
 from trainer.model.exchange import ExpertGroup
 from trainer.model.head import token_outputs
 from trainer.model.sharding import load_divided
+from trainer.model.shared_prompts import Families
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -85,6 +86,7 @@ def log_probabilities(
     targets_P: Tensor,
     temperature: Tensor | float,
     entropy_gradient: bool = False,
+    families: Families | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Computes log-probabilities of chosen tokens of a packed row, and the entropies of their distributions.
 
@@ -92,11 +94,12 @@ def log_probabilities(
         model: from `load_model`.
         token_ids_T: int64 `[T]`, samples end to end.
         position_ids_T: int64 `[T]`, restarting at 0 with each sample.
-        sample_lengths: tokens of each sample; their sum is T.
+        sample_lengths: tokens of each sample; their sum is T, without `families`.
         predicting_P: int64 `[P]`, the positions whose next token is given; logits are computed for these only, in chunks.
         targets_P: int64 `[P]`, the next tokens.
         temperature: divides the logits; one for all, or float32 `[P]`.
         entropy_gradient: whether the entropies have a gradient.
+        families: the samples whose prompt is in the row once; only of a model that `shares_prompts`.
 
     Returns:
         float32 `[P]` natural log-probabilities, with gradient, and float32 `[P]` entropies in nats.
@@ -110,6 +113,7 @@ def log_probabilities(
         targets_P,
         temperature,
         entropy_gradient=entropy_gradient,
+        families=families,
     )
     return outputs.log_probabilities_P, outputs.entropies_P
 

@@ -21,6 +21,7 @@ from trainer.model import attention
 from trainer.model.context import ContextGroup, shared_rows
 from trainer.model.head import prove_head
 from trainer.model.load import log_probabilities
+from trainer.model.shared_prompts import Family
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +80,45 @@ def prove_packing(model: nn.Module) -> None:
         )  # fmt: skip
     else:
         logger.info("packing proven: samples in a row and alone differ by %.2g nats (at most %.2g)", found, bound)
+        _prove_sharing(model, samples, bound)
+
+
+def _prove_sharing(model: nn.Module, samples: Sequence[Tensor], bound: float) -> None:
+    """Tests whether samples may share the tokens of their prompt, and stores the result for `can_share_prompts`.
+
+    Tried on a CPU only: a GPU has a kernel for rows of whole samples.
+    """
+    model.shares_prompts = False
+    if samples[0].device.type != "cpu":
+        return
+    prompt, *rests = samples
+    try:
+        with torch.no_grad():
+            alone = [_row(model, [torch.cat((prompt, rest))])[0][len(prompt) - 1 :] for rest in rests]
+            tokens_T = torch.cat(samples)
+            ends = torch.tensor([len(rest) for rest in rests]).cumsum(0) + len(prompt)
+            starts = [len(prompt), *ends.tolist()]
+            positions = [torch.arange(len(prompt)), *(torch.arange(len(rest)) + len(prompt) for rest in rests)]
+            predicting = [
+                torch.tensor([len(prompt) - 1, *range(start, start + len(rest) - 1)])
+                for start, rest in zip(starts, rests, strict=False)
+            ]
+            shared_P, _ = log_probabilities(
+                model, tokens_T, torch.cat(positions), [len(prompt) + len(rest) for rest in rests], torch.cat(predicting),
+                torch.cat(rests), 1.0, families=(Family(len(prompt), tuple(map(len, rests))),),
+            )  # fmt: skip
+    except Exception as error:
+        if is_fatal(error):
+            raise
+        logger.info("%s does not share prompts: %s", type(model).__name__, error)
+        return
+    found = _distance([shared_P], [torch.cat(alone)])
+    model.shares_prompts = found <= bound
+    if not model.shares_prompts:
+        logger.info(
+            "%s does not share prompts: log-probabilities then differ by %.2g nats (at most %.2g)",
+            type(model).__name__, found, bound,
+        )  # fmt: skip
 
 
 def prove_stretches(model: nn.Module, group: ContextGroup) -> None:
@@ -106,6 +146,11 @@ def prove_stretches(model: nn.Module, group: ContextGroup) -> None:
 def can_pack(model: nn.Module) -> bool:
     """Returns whether several samples may share a row; otherwise each needs its own."""
     return not getattr(model, "one_sample_a_row", False)
+
+
+def can_share_prompts(model: nn.Module) -> bool:
+    """Returns whether samples in a row may share the tokens of their prompt."""
+    return getattr(model, "shares_prompts", False)
 
 
 def _row(model: nn.Module, samples: Sequence[Tensor]) -> list[Tensor]:

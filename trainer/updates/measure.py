@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from trainer.model.load import log_probabilities
-from trainer.model.packing_proof import can_pack
+from trainer.model.packing_proof import can_pack, can_share_prompts
 from trainer.model.router_replay import RouterReplay
 from trainer.open_step import OpenStep
 from trainer.packer import ModelLimits, pack
@@ -55,7 +55,7 @@ def _measure_policy(model: nn.Module, replay: RouterReplay | None, limits: Model
 
 def _measure_reference(reference: nn.Module, limits: ModelLimits, row: StepRow) -> None:
     """Without `adapter_spans`, a model with adapters is the bare base."""
-    unrouted = replace(limits, layers=0)
+    unrouted = replace(limits, layers=0, shares_prompts=limits.shares_prompts and can_share_prompts(reference))
     micro = pack([(step.batch, samples) for step, samples in row], unrouted, row[0][0].sums_EM.device)
     reference_P, _ = log_probabilities(
         reference,
@@ -65,6 +65,7 @@ def _measure_reference(reference: nn.Module, limits: ModelLimits, row: StepRow) 
         micro.predicting_P,
         micro.targets_P,
         micro.temperatures_P,
+        families=micro.families,
     )
     first_P = 0
     for (step, _), part in zip(row, micro.parts, strict=True):

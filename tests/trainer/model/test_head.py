@@ -149,10 +149,12 @@ def test_no_token_at_all() -> None:
     assert (values_P.shape, hidden.grad.shape, float(weight.grad.abs().sum())) == ((0,), (0, 6), 0.0)
 
 
-def outputs_of(model: nn.Module, temperature: float | Tensor = 0.7, **options: bool) -> TokenOutputs:
+def outputs_of(model: nn.Module, temperature: float | Tensor = 0.7, *, entropy_gradient: bool = False) -> TokenOutputs:
     tokens_T = torch.randint(0, VOCABULARY, (TOKENS,), generator=torch.Generator().manual_seed(1))
     positions_T = torch.arange(TOKENS)
-    return token_outputs(model, tokens_T, positions_T, [TOKENS], positions_T[:-1], tokens_T[1:], temperature, **options)
+    return token_outputs(
+        model, tokens_T, positions_T, [TOKENS], positions_T[:-1], tokens_T[1:], temperature, entropy_gradient=entropy_gradient
+    )  # fmt: skip
 
 
 def compare(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:

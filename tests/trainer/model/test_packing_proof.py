@@ -30,7 +30,7 @@ from tests.trainer.conftest import VOCABULARY, make_batch
 from tests.trainer.lone_run import make_lone_run
 from trainer.broadcast import Broadcaster
 from trainer.model.load import load_model
-from trainer.model.packing_proof import can_pack, prove_packing
+from trainer.model.packing_proof import can_pack, can_share_prompts, prove_packing
 
 CPU = torch.device("cpu")
 
@@ -124,6 +124,7 @@ def test_a_model_whose_layers_look_back_is_trained_one_sample_a_row(tmp_path: Pa
         model = load_model(directory, dtype, CPU)
         prove_packing(model)
         assert not can_pack(model), dtype
+        assert not can_share_prompts(model), dtype
     batch = make_batch(1)
     expected = []
     for sample in range(len(batch.samples)):
