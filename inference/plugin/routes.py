@@ -29,6 +29,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from inference import wire
 from inference.base import Completion, GenerateRequest
 from inference.plugin.adapters import UpdateRefused
+from inference.plugin.direct_route import DirectRoute
 from inference.plugin.parsing import ParserFailed, ParserProcess, ParserRefused, settings_of
 from inference.plugin.scoring import MAX_ONE_BY_ONE, scores_of, scoring_prompts
 from inference.plugin.update import Updater
@@ -69,6 +70,7 @@ class CounterpointRoutes:
         router.add_api_route(wire.DRAIN_PATH, self.drain, methods=["POST"])
         router.add_api_route(wire.STATUS_PATH, self.status, methods=["GET"])
         app.include_router(router)
+        app.add_middleware(DirectRoute, path=wire.GENERATE_PATH, endpoint=self.generate)
 
     async def init_state(self, engine_client: EngineClient, state: Any, args: Namespace) -> None:
         """Keeps what the routes need; called once, before the first request."""
