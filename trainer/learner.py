@@ -467,7 +467,8 @@ class Learner:
             layers=self.replay.layers if self.replay else 0,
             experts=self.replay.experts if self.replay else 0,
             top_k=self.replay.top_k if self.replay else 0,
-            shares_prompts=can_share_prompts(self.model) and self.ranks.context is None,
+            # A compiled layer would be compiled anew for each other row of families.
+            shares_prompts=can_share_prompts(self.model) and self.ranks.context is None and not self.config.compile,
         )
 
 
