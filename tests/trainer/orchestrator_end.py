@@ -10,6 +10,7 @@ import os
 import resource
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from multiprocessing import forkserver
@@ -23,7 +24,6 @@ import tomli_w
 
 from run.config import RunConfig
 from trainer.config import TrainerConfig
-from transport.files.atomic import write_atomically
 from transport.messages import Acknowledged, Commit, Hello, Offer, Ready, ToOrchestrator
 from transport.records import Batch
 from transport.wires.base import TrainerLink
@@ -58,11 +58,15 @@ def _main(config_json: str, log: str, ready: Connection, largest_file: int | Non
 
 
 def write_run(config: RunConfig) -> None:
-    """`control/orch.toml`, as the orchestrator writes it."""
+    """`control/orch.toml`, as the orchestrator writes it: younger than those of other runs, also within one tick of the clock."""
     control = config.run_dir / "control"
     control.mkdir(parents=True, exist_ok=True)
-    content = tomli_w.dumps(config.model_dump(mode="json", exclude_none=True))
-    write_atomically(control / "orch.toml", content.encode(), durable=False)  # a running trainer may look
+    others = [file.stat().st_mtime_ns for file in config.output_dir.glob("run_*/control/orch.toml")]
+    changed = max([time.time_ns(), *(other + 1 for other in others)])
+    written = control / "orch.toml.new"
+    written.write_text(tomli_w.dumps(config.model_dump(mode="json", exclude_none=True)))
+    os.utime(written, ns=(changed, changed))
+    written.replace(control / "orch.toml")  # a running trainer may look
 
 
 @contextmanager
