@@ -4,6 +4,7 @@ built-in models are built once, into the user's cache, by the first test that as
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -20,6 +21,9 @@ from tests.support.vllm_server import PROBE_TOKENS, ServerProcess, run_server, t
 settings.register_profile("counterpoint", deadline=None, derandomize=True, database=None)
 settings.load_profile("counterpoint")
 
+
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # as below nohup: programs under test would ignore it, too
 
 SHARED_SERVERS = ("moe_server", "lora_server")
 """Session fixtures that start a vLLM server."""

@@ -74,8 +74,9 @@ class ParserProcess:
         complete = False
         try:
             async with asyncio.timeout(seconds):
-                process.stdin.write(frame)
-                await process.stdin.drain()
+                if frame:  # a process that has ended may still have answered
+                    process.stdin.write(frame)
+                    await process.stdin.drain()
                 (length,) = LENGTH.unpack(await process.stdout.readexactly(LENGTH.size))
                 if length > MAX_FRAME_BYTES:
                     raise ParserFailed(f"the process that parses announced {length} bytes; at most {MAX_FRAME_BYTES}")

@@ -89,7 +89,7 @@ def _as_arrived(recorded: Recording) -> Recording:
 
 
 def _copied(rollout: Rollout) -> Rollout:
-    return replace(rollout, turns=[_copied_turn(turn) for turn in rollout.turns])
+    return replace(rollout, turns=[_copied_turn(turn) for turn in rollout.turns], tokens=None, branches=None)
 
 
 def _copied_turn(turn: Turn) -> Turn:

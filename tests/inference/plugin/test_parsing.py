@@ -86,6 +86,19 @@ async def test_a_refused_request_and_parsers_that_do_not_load(parser: ParserProc
         await ParserProcess({"tool_parser": "hammer", "error": "KeyError: 'hammer'"}).parse({"do": "a"})
 
 
+async def test_parsers_that_do_not_load_say_why_though_their_process_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = asyncio.create_subprocess_exec
+
+    async def started_and_ended(*command: Any, **options: Any) -> asyncio.subprocess.Process:
+        process = await start(*command, **options)
+        await process.wait()
+        return process
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", started_and_ended)
+    with pytest.raises(ParserFailed, match="do not load: KeyError: 'hammer'"):
+        await ParserProcess({"tool_parser": "hammer", "error": "KeyError: 'hammer'"}).parse({"do": "a"})
+
+
 def arguments(tool_parser: str | None, reasoning_parser: str = "", auto: bool = True) -> Any:
     structured = SimpleNamespace(reasoning_parser=reasoning_parser, reasoning_parser_plugin="")
     return SimpleNamespace(
