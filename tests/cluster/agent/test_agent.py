@@ -29,7 +29,7 @@ time.sleep(600)
 def description(worker: str, **fields: object) -> dict[str, object]:
     role, _, rank = worker.rpartition("-")
     known = {"job": JOB, "role": role, "rank": int(rank), "count": 1, "worker": worker, "incarnation": 1}
-    return known | {"directory": "/", "import_path": "tests.cluster.worker_process.workers:Plain"} | fields
+    return known | {"import_path": "tests.cluster.worker_process.workers:Plain"} | fields
 
 
 @pytest.fixture
@@ -84,9 +84,9 @@ def test_news_of_a_command_is_no_sign_of_life_and_told_to_the_next_master_as_wel
     assert not any(beat["alive"] for beat in (*first.beats, *second.beats))
 
 
-def test_a_worker_of_a_class_goes_through_its_hooks(node: Node) -> None:
+def test_a_worker_of_a_class_goes_through_its_hooks(node: Node, tmp_path: Path) -> None:
     master = node.master()
-    master.command(protocol.CREATE, **node.order("role-0", description=description("role-0")))
+    master.command(protocol.CREATE, **node.order("role-0", description=description("role-0", directory=str(tmp_path))))
     master.wait_for("WorkerReady", "role-0")
     master.wait(lambda: any(beat["status"] == "fine" for beat in master.beats), "its status")
     master.command(protocol.ORDER, worker="role-0", incarnation=1, order={"kind": protocol.START})
