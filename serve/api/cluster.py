@@ -86,7 +86,7 @@ class ChangeEntry(Config):
     node: str
     """Where."""
     cause: str
-    """The event that led to it."""
+    """The event that led to it, in words."""
     reason: str
     """How the worker died, or why the job ends; empty for others."""
 

@@ -8,6 +8,7 @@ the state begins anew from the snapshot, and the changes between the two are not
 from __future__ import annotations
 
 import os
+import re
 import stat
 import time
 from collections import deque
@@ -52,7 +53,7 @@ class Change:
     incarnation: int
     node: str
     cause: str
-    """The event that led to it."""
+    """The event that led to it, in words."""
     reason: str
     """How the worker died, or why the job ends; empty for others."""
 
@@ -154,7 +155,7 @@ class ClusterReader:
         for event in [decode(event) for event in entry.events]:  # all of them or none
             before = _looks(self._manager)
             self._manager.handle(event)
-            self._note(before, type(event).__name__, getattr(event, "reason", ""), written)
+            self._note(before, in_words(type(event).__name__), getattr(event, "reason", ""), written)
         self._last, self._epoch, self._written = entry.number, entry.epoch, written
         return True
 
@@ -182,6 +183,11 @@ class ClusterReader:
 
 _DEATHS = frozenset({"restarting", "held", "failed"})
 """Phases in which the last death is the reason."""
+
+
+def in_words(name: str) -> str:
+    """Returns the name of a kind of event in words: `WorkerExited` as `worker exited`."""
+    return re.sub(r"(?<!^)(?=[A-Z])", " ", name).lower()
 
 
 def workers_of(state: ClusterState) -> list[WorkerRecord]:

@@ -100,7 +100,7 @@ async def test_workers_and_changes_are_shown_for_both_kinds_of_job(tmp_path: Pat
     task = by_name["task-0"]
     assert (task["status"], task["trouble"], task["since"], task["pid"]) == ("step 3\\u202e", "slow", 5.0, 77)
     newest = next(change for change in answer["changes"] if change["worker"] == "server-1")
-    assert (newest["after"], newest["cause"]) == ("restarting", "WorkerExited")
+    assert (newest["after"], newest["cause"]) == ("restarting", "worker exited")
     assert newest["time"] > 1e9
     assert any(change["worker"] == "" and change["after"] == "RUNNING" for change in answer["changes"])
 

@@ -69,12 +69,16 @@ export function field({ name, label, type = "text", value = "", help = "", optio
   return element("div", { class: "field" }, element("label", { for: id }, label), control, help && element("p", { class: "field-help", id: `${id}-help` }, help));
 }
 
-/** A note at the edge of the page for a few seconds, also read out. `more` is shown behind the text: a link to what it tells of. */
+/**
+ * A note at the edge of the page, also read out. Good news without a link leave by themselves; all else stays until it is closed, so
+ * that nobody has to be quick. `more` is shown behind the text: a link to what it tells of.
+ */
 export function toast(text, tone = "good", more = null) {
-  const note = element("div", { class: "toast", dataset: { tone } }, text, more && [" ", more]);
+  const close = element("button", { type: "button", class: "icon-button", "aria-label": "Close this note", on: { click: () => note.remove() } }, "\u00d7");
+  const note = element("div", { class: "toast", dataset: { tone } }, element("span", {}, text, more && [" ", more]), close);
   const toasts = document.getElementById("toasts");
   toasts.append(note);
   while (toasts.children.length > 4) toasts.firstChild.remove();
-  setTimeout(() => note.remove(), 8000);
+  if (tone === "good" && !more) setTimeout(() => note.remove(), 8000);
   document.getElementById("announcer").textContent = text;
 }

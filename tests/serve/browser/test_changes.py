@@ -97,3 +97,17 @@ async def test_a_refusal_says_why(reader: Open, live_job: Path) -> None:
         await page.page.get_by_role("button", name="Checkpoint", exact=True).last.click()
         await answer_request(live_job / "run_run-0000", outcome="refused", reason="the run has no durable step yet")
         await expect(page.page.get_by_text("the run has no durable step yet").first).to_be_visible()
+
+
+async def test_a_note_that_matters_stays_until_it_is_closed(reader: Open, live_job: Path) -> None:
+    async with reader(live_job, path=RUN) as page:
+        notes = page.page.locator(".toast")
+        await page.page.clock.install()
+        await page.page.evaluate(
+            """import("./widgets/dialog.js").then(({ toast }) => { toast("it is paused"); toast("it refuses", "bad"); })"""
+        )
+        await expect(notes).to_have_text(["it is paused\u00d7", "it refuses\u00d7"])
+        await page.page.clock.run_for(60_000)
+        await expect(notes).to_have_text(["it refuses\u00d7"])
+        await page.page.get_by_role("button", name="Close this note").click()
+        await expect(notes).to_have_count(0)
