@@ -29,8 +29,9 @@ from transport.errors import Obstructed, UserError
 
 logger = logging.getLogger(__name__)
 
-THREADS = {"read": 4, "change": 16}
-"""Apart, so that a disk that hangs under readers keeps nobody from a change. Most changes wait for a run's answer."""
+THREADS = {"read": 4, "change": 16, "urgent": 16}
+"""Apart, so that a disk that hangs under readers keeps nobody from a change, and no number of changes keeps anybody from pausing
+or ending a run. Most changes wait for a run's answer."""
 
 MOST_WAITING = 64
 """Computations that may wait for a thread; further ones are refused at once."""
@@ -70,9 +71,10 @@ class Answers:
         """`audit` records the changes. Their threads start here, with the niceness of the caller, since a guest inherits it."""
         self._jobs, self._audit, self._clock = jobs, audit, clock
         self._threads = {
-            access: ThreadPoolExecutor(count, thread_name_prefix=f"serve-{access}") for access, count in THREADS.items()
+            name: ThreadPoolExecutor(count, thread_name_prefix=f"serve-{name}") for name, count in THREADS.items()
         }
-        _start_all(self._threads["change"], THREADS["change"])
+        for name in ("change", "urgent"):
+            _start_all(self._threads[name], THREADS[name])
         self._waiting = dict.fromkeys(THREADS, 0)
         self._kept: OrderedDict[tuple[str, str], _Kept] = OrderedDict()
 
@@ -115,14 +117,14 @@ class Answers:
         self, endpoint: Endpoint[Any, Any], function: Callable[..., Answer | ApiError], *arguments: Any
     ) -> Answer | ApiError:
         """Calls a function in a thread. Returns errors, so that one that nobody waits for any more is no unseen exception."""
-        access = endpoint.access
-        if self._waiting[access] >= THREADS[access] + MOST_WAITING:
+        threads = endpoint.threads
+        if self._waiting[threads] >= THREADS[threads] + MOST_WAITING:
             return Busy()
-        self._waiting[access] += 1
+        self._waiting[threads] += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads[access], function, *arguments)
+            return await asyncio.get_running_loop().run_in_executor(self._threads[threads], function, *arguments)
         finally:
-            self._waiting[access] -= 1
+            self._waiting[threads] -= 1
 
     def _on_end(self, kept: _Kept) -> None:
         kept.ended = self._clock()

@@ -60,6 +60,13 @@ class Endpoint(Generic[Parameters, Result]):
     """The deadline of one answer."""
     fresh_seconds: float = 1.0
     """How long the answer to a reading request is given to others that ask the same. Any change forgets all answers."""
+    is_urgent: bool = False
+    """Whether it is a change that other changes must not keep waiting: what pauses or ends a run."""
+
+    @property
+    def threads(self) -> Literal["read", "change", "urgent"]:
+        """Which threads answer it."""
+        return "urgent" if self.is_urgent else self.access
 
     @property
     def operation(self) -> str:

@@ -220,6 +220,8 @@ def _verb(
     parameters: type[RunParameters],
     result: type[Answered],
     act: Callable[[Path, Any], Any],
+    *,
+    is_urgent: bool = False,
 ) -> Endpoint[Any, Any]:
     """Returns the endpoint that does `act` to a run. `act` returns a record with the fields of `result`."""
 
@@ -230,7 +232,7 @@ def _verb(
 
     return Endpoint(
         "POST", f"/jobs/{{job}}/runs/{{run}}/{name}", summary, parameters, result, answer, "change",
-        seconds=MOST_WAIT_SECONDS + SPARE_SECONDS,
+        seconds=MOST_WAIT_SECONDS + SPARE_SECONDS, is_urgent=is_urgent,
     )  # fmt: skip
 
 
@@ -250,6 +252,7 @@ ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (
     _verb(
         "pause", "Pauses a run: no group of rollouts starts; what is in flight finishes.", PauseParameters, Paused,
         lambda job, asked: pause_run(job, asked.run, asked.reason, **_waiting(asked)),
+        is_urgent=True,
     ),
     _verb(
         "resume", "Lets a paused run go on.", Request, Paused,
@@ -258,10 +261,12 @@ ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (
     _verb(
         "stop", "Ends a run in order; it can be resumed.", EndParameters, Ended,
         lambda job, asked: stop_run(job, asked.run, wait_seconds=asked.wait_seconds),
+        is_urgent=True,
     ),
     _verb(
         "evict", "Ends a run for good, with a reason.", EvictParameters, Ended,
         lambda job, asked: evict_run(job, asked.run, asked.reason, wait_seconds=asked.wait_seconds),
+        is_urgent=True,
     ),
     _verb(
         "checkpoint", "Makes the newest step of a run durable at once, and keeps that checkpoint.", LongRequest, Saved,

@@ -94,6 +94,8 @@ async def test_an_answer_that_hangs_holds_one_thread_and_nobody_for_long(tmp_pat
         Endpoint("GET", "/hang", "Hangs.", Number, Number, hang, seconds=0.05),
         Endpoint("GET", "/answer", "Answers.", Number, Number, answer, seconds=60.0),
         Endpoint("POST", "/change", "Changes.", Number, Number, answer, "change"),
+        Endpoint("POST", "/hang", "Hangs.", Number, Number, hang, "change", seconds=0.05),
+        Endpoint("POST", "/stop", "Changes at once.", Number, Number, answer, "change", is_urgent=True),
     )
     async with api(tmp_path / "job", endpoints=endpoints) as client:
         try:
@@ -106,5 +108,8 @@ async def test_an_answer_that_hangs_holds_one_thread_and_nobody_for_long(tmp_pat
             assert statuses == {503}
             assert (await client.get("/answer", number=2))[0] == 503  # at once: no thread will be free soon
             assert await client.post("/change", number=3) == (200, {"number": 3})
+            for _ in range(THREADS["change"]):
+                assert (await client.post("/hang"))[0] == 503
+            assert await client.post("/stop", number=4) == (200, {"number": 4})
         finally:
             go_on.set()
