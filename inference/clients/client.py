@@ -87,6 +87,7 @@ class BinaryClient:
         self.url = url
         self._connections = connections
         self._http = connections.binary_client(url)
+        self._sender = connections.weight_sender(url)
 
     async def identify(self) -> Identity:
         """See `ServerClient`."""
@@ -117,9 +118,13 @@ class BinaryClient:
         return await detokenize(self._connections, self.url, token_ids)
 
     async def load(self, update: WeightUpdate) -> HeldWeights:
-        """See `ServerClient`. One transaction at the server: it completes even if this call is cancelled."""
-        fields = {"version": update.version, "directory": str(update.directory.absolute()), "adapter": update.adapter}
-        answer = await self._administer(wire.UPDATE_PATH, fields)
+        """See `ServerClient`. One transaction at the server: once it loads, it completes even if this call is cancelled."""
+        if self._sender is not None:
+            answer = as_object(await self._sender.send(update), self.url)
+        else:
+            directory = str(update.directory.absolute())
+            fields = {"version": update.version, "directory": directory, "adapter": update.adapter}
+            answer = await self._administer(wire.UPDATE_PATH, fields)
         match answer.get("held"):
             case {"dtype": str(dtype), "layers": dict(layers)} if all(type(value) is str for value in layers.values()):
                 return HeldWeights(dtype, layers)

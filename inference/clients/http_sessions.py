@@ -21,6 +21,7 @@ import numpy as np
 from inference.base import ServerFailure, ServerUnreachable
 from inference.clients.binary_http import BinaryHttpClient, TickLimits
 from inference.clients.failures import ERROR_BYTES, failure_of
+from inference.clients.weight_sender import WeightSender
 from inference.config import PoolConfig
 from inference.token import read_token
 from inference.wire import MAX_RESPONSE_BYTES
@@ -28,6 +29,9 @@ from transport.telemetry.trace_context import is_header, traceparent
 
 KEEPALIVE_SECONDS = 600.0
 READ_BUFFER_BYTES = 1 << 20
+
+MAX_SENDERS = 256
+"""Servers that weights are sent to at once, each by a thread that mostly waits."""
 
 
 class HttpSessions:
@@ -44,6 +48,7 @@ class HttpSessions:
         self.admin: aiohttp.ClientSession
         self._limits = TickLimits()
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="inference memory")
+        self._senders = ThreadPoolExecutor(max_workers=MAX_SENDERS, thread_name_prefix="sending weights")
         self._binary_clients: list[BinaryHttpClient] = []
 
     def binary_client(self, url: str) -> BinaryHttpClient:
@@ -52,6 +57,13 @@ class HttpSessions:
         client = BinaryHttpClient(url, self._headers, timeout, self._limits, self._threads, lambda: self._tls)
         self._binary_clients.append(client)
         return client
+
+    def weight_sender(self, url: str) -> WeightSender | None:
+        """Returns what sends weights to the server at `url`; None if it reads them from the job's directory."""
+        if not self._config.send_weights:
+            return None
+        timeout = self._config.connect_timeout_seconds
+        return WeightSender(url, self._headers, timeout, self._senders, lambda: self._tls)
 
     def forget(self, client: BinaryHttpClient) -> None:
         """Closes one binary client now."""
@@ -72,6 +84,7 @@ class HttpSessions:
         for client in self._binary_clients:
             client.close()
         self._threads.shutdown(wait=False, cancel_futures=True)  # A mapping may take most of a second.
+        self._senders.shutdown(wait=False, cancel_futures=True)  # Those under way were cancelled, and end soon.
         await asyncio.gather(self.data.close(), self.admin.close())
 
     def _open(self) -> aiohttp.ClientSession:

@@ -1,4 +1,4 @@
-"""Our HTTP routes inside vLLM's API server: generate, score, parse, probe, update, unload, drain, status.
+"""Our HTTP routes inside vLLM's API server: generate, score, parse, probe, update, offer, send, unload, drain, status.
 
 `generate` answers in raw bytes what the JSON routes answer in text and base64. `update` is one transaction, so that a client that
 dies halfway leaves no server paused. The routes reach the engine through `EngineClient`, as vLLM's own do.
@@ -17,6 +17,7 @@ import numpy as np
 import orjson
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import Response
+from starlette.requests import ClientDisconnect
 from vllm.engine.protocol import EngineClient
 from vllm.entrypoints.serve.utils.api_utils import with_cancellation
 from vllm.exceptions import VLLMClientError
@@ -31,8 +32,10 @@ from inference.base import Completion, GenerateRequest
 from inference.plugin.adapters import UpdateRefused
 from inference.plugin.direct_route import DirectRoute
 from inference.plugin.parsing import ParserFailed, ParserProcess, ParserRefused, settings_of
+from inference.plugin.receiving import Receiver
 from inference.plugin.scoring import MAX_ONE_BY_ONE, scores_of, scoring_prompts
 from inference.plugin.update import Updater
+from inference.sent_weights import MAX_OFFER_BYTES, OFFER_PATH, SEND_PATH, Offer
 from transport.telemetry.trace_context import is_header
 
 logger = init_logger(__name__)
@@ -66,6 +69,8 @@ class CounterpointRoutes:
         router.add_api_route(wire.PROBE_PATH, self.probe, methods=["POST"])
         router.add_api_route(wire.PARSE_PATH, self.parse, methods=["POST"])
         router.add_api_route(wire.UPDATE_PATH, self.update, methods=["POST"])
+        router.add_api_route(OFFER_PATH, self.offer, methods=["POST"])
+        router.add_api_route(SEND_PATH, self.send, methods=["POST"])
         router.add_api_route(wire.UNLOAD_PATH, self.unload, methods=["POST"])
         router.add_api_route(wire.DRAIN_PATH, self.drain, methods=["POST"])
         router.add_api_route(wire.STATUS_PATH, self.status, methods=["GET"])
@@ -79,6 +84,7 @@ class CounterpointRoutes:
         self.max_model_len = int(engine_client.model_config.max_model_len)
         self.vocabulary_size = int(engine_client.model_config.get_vocab_size())
         self.updater = Updater(engine_client, self.models)
+        self.receiver = Receiver(Path(engine_client.model_config.model))
         adapters = engine_client.vllm_config.lora_config is not None
         self.scores_one_by_one = adapters and bool(current_platform.is_cpu())
         settings = settings_of(engine_client, args)
@@ -252,9 +258,40 @@ class CounterpointRoutes:
                         HTTPStatus.BAD_REQUEST,
                         "an update is {version: integer, directory: path, adapter: name or null}",
                     )
-            held = await self.updater.update(version, Path(directory), adapter)
         except Refusal as refusal:
             return _answer({"error": str(refusal)}, refusal.status)
+        return await self._load(version, Path(directory), adapter)
+
+    async def offer(self, raw_request: Request) -> Response:
+        """Answers an offer of weights (`inference/sent_weights.py`) with `{"holds": names of files that need not come}`.
+
+        422 if they could never be taken, 503 if not now.
+        """
+        try:
+            held = await self.receiver.consider(Offer.decode(await _read(raw_request, MAX_OFFER_BYTES)))
+        except Refusal as refusal:
+            return _answer({"error": str(refusal)}, refusal.status)
+        except (OSError, ValueError) as error:
+            return _not_taken(error)
+        return _answer({"holds": sorted(held)})
+
+    async def send(self, raw_request: Request) -> Response:
+        """Loads weights that come in the body, and answers as `update` does."""
+        try:
+            offer, received = await self.receiver.receive(raw_request.stream())
+        except ClientDisconnect:
+            logger.error("A client hung up before its weights had come whole; nothing has changed")
+            return Response(status_code=HTTPStatus.NO_CONTENT)
+        except (OSError, ValueError) as error:
+            return _not_taken(error)
+        try:
+            return await self._load(offer.version, received.path, offer.adapter)
+        finally:
+            await asyncio.to_thread(received.remove)
+
+    async def _load(self, version: int, directory: Path, adapter: str | None) -> Response:
+        try:
+            held = await self.updater.update(version, directory, adapter)
         except UpdateRefused as refused:
             logger.error("Refused weights of version %s: %s", version, refused)
             return _answer({"error": str(refused)}, HTTPStatus.UNPROCESSABLE_ENTITY)
@@ -352,6 +389,12 @@ class CounterpointRoutes:
 
 def _answer(content: dict[str, Any], status: HTTPStatus = HTTPStatus.OK) -> Response:
     return Response(orjson.dumps(content), status_code=status, media_type="application/json")
+
+
+def _not_taken(error: OSError | ValueError) -> Response:
+    logger.error("Refused weights that were sent: %s", error)
+    never = isinstance(error, ValueError)
+    return _answer({"error": str(error)}, HTTPStatus.UNPROCESSABLE_ENTITY if never else HTTPStatus.SERVICE_UNAVAILABLE)
 
 
 def _decode(body: bytes) -> GenerateRequest:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import ssl
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -80,6 +80,21 @@ async def test_a_pool_speaks_to_a_server_under_https(identity: Identity) -> None
             await pool.close()
         assert fake.url.startswith("https://")
         assert (turn.policy_version, turn.completion_ids.tolist()) == (3, [3] * 4)
+
+
+async def test_weights_are_sent_under_https(identity: Identity, tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(bytes(range(256)) * 10_000)
+    (tmp_path / "STABLE").touch()
+    async with FakeServer(identity.context) as fake:
+        config = PoolConfig(urls=[fake.url], ca_file=identity.certificate, send_weights=True)
+        pool = InferencePool(config, "model")
+        try:
+            await pool.start()
+            await pool.update_weights(replace(weight_update(3), directory=tmp_path))
+        finally:
+            await pool.close()
+        assert fake.versions == [3]
+        assert fake.sent == (tmp_path / "model.safetensors").read_bytes()
 
 
 @pytest.mark.slow

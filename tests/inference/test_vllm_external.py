@@ -1,16 +1,21 @@
-"""A whole job on a vLLM that runs already: `counterpoint run` starts none, uses that one, and leaves it running."""
+"""A whole job on a vLLM that runs already: `counterpoint run` starts none, uses that one, and leaves it running.
+
+The weights go from memory to memory: the trainer publishes them in shared memory, and the orchestrator sends them.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 import tomli_w
 
 from inference.clients.client import BinaryClient
-from inference.clients.http_sessions import HttpSessions
+from inference.clients.http_sessions import HttpSessions, call
 from inference.config import PoolConfig
+from inference.sent_weights import SEND_PATH
 from job.inspection.status import read_status
 from tests.support.running_job import RunningJob, assert_nothing_is_left, settings
 from tests.support.vllm_server import ServerProcess
@@ -20,10 +25,22 @@ pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 STEPS = 2
 
 
+async def loads_by_sending(server: ServerProcess) -> int:
+    """How often the server has loaded weights that were sent to it, by its own count of requests."""
+    async with HttpSessions(PoolConfig()) as connections:
+        counts = bytes(await call(connections.admin, f"{server.url}/metrics", None)).decode()
+    counted = rf'^http_requests_total{{handler="{SEND_PATH}",method="POST",status="2xx"}} ([\d.]+)$'
+    found = re.search(counted, counts, re.MULTILINE)
+    return 0 if found is None else int(float(found[1]))
+
+
 async def test_a_job_uses_a_server_that_runs_already(moe_server: ServerProcess, tmp_path: Path) -> None:
     file, output_dir = tmp_path / "job.toml", tmp_path / "out"
+    loads_before = await loads_by_sending(moe_server)
     job_settings = settings(output_dir, server=moe_server)
     job_settings["orchestrator"]["steps"] = STEPS
+    job_settings["orchestrator"].setdefault("inference", {})["send_weights"] = True
+    job_settings["trainer"]["broadcast"] = "memory"
     file.write_text(tomli_w.dumps(job_settings))
     job = RunningJob(file, output_dir)
     try:
@@ -37,6 +54,7 @@ async def test_a_job_uses_a_server_that_runs_already(moe_server: ServerProcess, 
     assert found.last_errors() == {}
     summary = json.loads((output_dir / "summary.json").read_text())
     assert (summary["outcome"], summary["steps"]["shipped"], summary["steps"]["trained"]) == ("done", STEPS, STEPS)
+    assert await loads_by_sending(moe_server) - loads_before == STEPS + 1
     async with HttpSessions(PoolConfig()) as connections:
         await BinaryClient(moe_server.url, connections).identify()  # it serves on
     assert "proven in" in (output_dir / "orchestrator.log").read_text()

@@ -21,6 +21,7 @@ from inference.clients.client import BinaryClient
 from inference.clients.http_sessions import HttpSessions
 from inference.config import PoolConfig
 from inference.pool.pool import InferencePool
+from inference.sent_weights import OFFER_PATH, SEND_PATH
 from tests.support.polling import wait_until
 from tests.support.tiny_model import log_probabilities
 from tests.support.vllm_server import ServerProcess, live_processes
@@ -35,7 +36,7 @@ SAMPLING = SamplingParameters(temperature=1.0, max_tokens=24, stop_token_ids=())
 
 @asynccontextmanager
 async def pool_at(
-    server: ServerProcess, adapter: str, protocol: Literal["binary", "openai"] = "binary"
+    server: ServerProcess, adapter: str, protocol: Literal["binary", "openai"] = "binary", send: bool = False
 ) -> AsyncIterator[InferencePool]:
     config = PoolConfig(
         urls=[server.url],
@@ -43,6 +44,7 @@ async def pool_at(
         api_key_file=server.config.api_key_file,
         probe_tolerance=TOLERANCE,
         max_retries=0,
+        send_weights=send,
     )
     pool = InferencePool(config, adapter)
     try:
@@ -121,10 +123,11 @@ async def test_what_an_adapters_slot_holds_has_the_digest_of_what_was_published(
         await client.unload("run-digest")
 
 
-async def test_an_adapter_outlives_its_files(lora_server: ServerProcess, tmp_path: Path) -> None:
+@pytest.mark.parametrize("send", [False, True])
+async def test_an_adapter_outlives_its_files(lora_server: ServerProcess, tmp_path: Path, send: bool) -> None:
     """The trainer removes old broadcasts. vLLM 0.30 itself would read them again at every step (see `plugin.update`)."""
     shutil.copytree(lora_server.directories[1], tmp_path / "step_1")
-    async with pool_at(lora_server, "run-files") as pool:
+    async with pool_at(lora_server, "run-files", send=send) as pool:
         await pool.update_weights(update_to(lora_server, 1, "run-files", tmp_path / "step_1"))
         shutil.rmtree(tmp_path / "step_1")
         assert agrees(lora_server, 1, await pool.generate(PROMPT, SAMPLING, affinity="a"))
@@ -161,6 +164,8 @@ async def test_nothing_but_health_and_metrics_is_open_without_the_token(
             wire.GENERATE_PATH,
             wire.PROBE_PATH,
             wire.UPDATE_PATH,
+            OFFER_PATH,
+            SEND_PATH,
             "/v1/completions",
             "/tokenize",
             "/invocations",

@@ -31,6 +31,8 @@ from inference.clients.openai_client import OpenAIClient
 from inference.config import PoolConfig
 from inference.plugin.checkpoint import BASE, DELTA
 from inference.pool.pool import InferencePool
+from inference.sent_weights import OFFER_PATH, SEND_PATH, Offer, opened
+from tests.support.polling import until
 from tests.support.tiny_model import END, log_probabilities, misshape, routing
 from tests.support.vllm_server import PROBE_TOKENS, ServerProcess
 from trainer.shared_memory import SharedMemory
@@ -62,8 +64,9 @@ async def binary_client(server: ServerProcess) -> AsyncIterator[BinaryClient]:
 
 
 @asynccontextmanager
-async def pool_at(server: ServerProcess, version: int = 0) -> AsyncIterator[InferencePool]:
-    pool = InferencePool(PoolConfig(urls=[server.url], probe_tolerance=TOLERANCE, max_retries=0), server.config.model)
+async def pool_at(server: ServerProcess, version: int = 0, send: bool = False) -> AsyncIterator[InferencePool]:
+    config = PoolConfig(urls=[server.url], probe_tolerance=TOLERANCE, max_retries=0, send_weights=send)
+    pool = InferencePool(config, server.config.model)
     try:
         await pool.start()
         await pool.update_weights(update_to(server, version))
@@ -300,6 +303,39 @@ async def test_weights_in_shared_memory_are_loaded_and_proven(moe_server: Server
                 await pool.update_weights(replace(update_to(moe_server, 1), directory=lost / name))
         await pool.update_weights(update_to(moe_server, 0))
         assert pool.status()[0].state == "serving"
+
+
+async def answer_to(server: ServerProcess, offer: Offer) -> object:
+    async with aiohttp.ClientSession(server.url) as session, session.post(OFFER_PATH, data=offer.encode()) as response:
+        return await response.json()
+
+
+async def test_weights_that_are_sent_are_loaded_and_proven(moe_server: ServerProcess, tmp_path: Path) -> None:
+    """Whole and as what changed, whose base comes once. One wrong bit is refused; a client that is killed harms nobody."""
+    changed = as_changes(moe_server, tmp_path / "changed")
+    wrong = as_changes(moe_server, tmp_path / "wrong", flip=1)
+    log = moe_server.config.log_file
+    assert log is not None
+    async with pool_at(moe_server, 0, send=True) as pool:
+        for directory, version in ((moe_server.directories[1], 1), (changed, 2), (changed, 3)):
+            probe = replace(update_to(moe_server, 1).probe, version=version)
+            await pool.update_weights(WeightUpdate(version, directory, probe, None))
+            turn = await pool.generate(PROMPT, replace(GREEDY, temperature=1.0), affinity="a")
+            assert disagreement(moe_server, 1, turn, PROMPT, 1.0).max() < TOLERANCE
+        with opened(WeightUpdate(4, changed, probe, None)) as (offer, _):
+            assert await answer_to(moe_server, offer) == {"holds": ["base/model.safetensors"]}
+        with pytest.raises(InferenceError, match=r"accepted version 4 but computes with other weights: .*: layer 1$"):
+            await pool.update_weights(WeightUpdate(4, wrong, probe, None))
+        _, writer = await asyncio.open_connection(moe_server.config.host, moe_server.config.port)
+        begun = Offer(1, None, {"model.safetensors": 1 << 20}).preamble() + bytes(1000)
+        writer.write(f"POST {SEND_PATH} HTTP/1.1\r\nHost: server\r\nContent-Length: {1 << 21}\r\n\r\n".encode() + begun)
+        await writer.drain()
+        writer.close()
+        await pool.update_weights(update_to(moe_server, 0))
+        turn = await pool.generate(PROMPT, replace(GREEDY, temperature=1.0), affinity="a")
+        assert disagreement(moe_server, 0, turn, PROMPT, 1.0).max() < TOLERANCE
+        said = "hung up before its weights had come whole"
+        await until(lambda: said in log.read_text(), f"the server to log that a client {said}")
 
 
 async def test_weights_go_back_and_forth(moe_server: ServerProcess) -> None:

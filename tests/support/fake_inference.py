@@ -22,6 +22,7 @@ from aiohttp import web
 
 from inference import wire
 from inference.base import Completion, GenerateRequest, Probe, ScoreRequest, WeightUpdate
+from inference.sent_weights import LENGTH_BYTES, OFFER_PATH, SEND_PATH, Offer
 
 LAYERS, TOP_K = 2, 2
 """Of the routing of every completion."""
@@ -33,6 +34,8 @@ ROUTES = (
     ("POST", "/detokenize"),
     ("POST", wire.PARSE_PATH),
     ("POST", wire.UPDATE_PATH),
+    ("POST", OFFER_PATH),
+    ("POST", SEND_PATH),
     ("POST", wire.UNLOAD_PATH),
     ("GET", wire.STATUS_PATH),
     ("GET", "/metrics"),
@@ -112,6 +115,8 @@ class FakeServer:
         self.unloaded: list[str] = []
         self.unload_gate = asyncio.Event()
         self.unload_gate.set()
+        self.sent = b""
+        """The bytes of the weights that were sent to it last."""
         self.running = 0
         self.most_running = 0
         self._runner: web.AppRunner
@@ -156,27 +161,41 @@ class FakeServer:
             return await self._generate(request)
         if request.path == wire.SCORE_PATH:
             return await self._score(request)
+        if request.path == SEND_PATH:
+            return await self._load(await self._receive(request))
         fields = await request.json()
+        if request.path == OFFER_PATH:
+            return web.json_response({"holds": []})
         if request.path == "/detokenize":
             return web.json_response({"prompt": self.texts(fields["tokens"])})
         if request.path == wire.PARSE_PATH:
             return web.json_response(self.parsed, status=200 if "error" not in self.parsed else 400)
         if request.path == wire.UPDATE_PATH:
-            await self.load_gate.wait()
-            if self.load_status == 200 and not self.deaf:
-                self.held = fields["version"]
-                self.versions.append(self.held)
-                if not self.old_kernels:
-                    self.version = self.held
-            if self.load_status != 200:
-                return web.json_response({"error": "these are not weights"}, status=self.load_status)
-            return web.json_response({"held": {"dtype": "float32", "layers": digest_of(self.held)}})
+            return await self._load(fields["version"])
         if request.path == wire.UNLOAD_PATH:
             await self.unload_gate.wait()
             self.unloaded.append(fields["adapter"])
             return web.json_response({"unloaded": True})
         await self.probe_gate.wait()
         return web.json_response({"log_probabilities": probe_answer(self.version, fields["token_ids"])})
+
+    async def _load(self, version: int) -> web.StreamResponse:
+        await self.load_gate.wait()
+        if self.load_status == 200 and not self.deaf:
+            self.held = version
+            self.versions.append(self.held)
+            if not self.old_kernels:
+                self.version = self.held
+        if self.load_status != 200:
+            return web.json_response({"error": "these are not weights"}, status=self.load_status)
+        return web.json_response({"held": {"dtype": "float32", "layers": digest_of(self.held)}})
+
+    async def _receive(self, request: web.Request) -> int:
+        length = int.from_bytes(await request.content.readexactly(LENGTH_BYTES), "little")
+        offer = Offer.decode(await request.content.readexactly(length))
+        self.sent = await request.content.read()
+        assert len(self.sent) == offer.nbytes
+        return offer.version
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         asked = wire.decode_request(await request.read())
