@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from tests.trainer.expert_learner import FULL, LORA
+from tests.trainer.forked_ranks import launch
 from tests.trainer.sharded_learner import SCENARIOS
-from tests.trainer.test_sharding import TIMES, launch
+from tests.trainer.test_sharding import TIMES
 from trainer.model.experts import compute_experts
 from trainer.model.load import load_model
 

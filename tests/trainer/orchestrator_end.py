@@ -33,7 +33,7 @@ DEADLINE = 90.0
 """Seconds; a trainer that is not where it should be by then is stuck."""
 
 sys.path.append(str(Path(__file__).parents[2]))  # each trainer imports this module by its name, and gets our path
-_processes = multiprocessing.get_context("forkserver")
+processes = multiprocessing.get_context("forkserver")
 
 
 def preload() -> None:
@@ -42,7 +42,7 @@ def preload() -> None:
     A process has one such server, which imports only what was named before it started. So the one of other tests is ended.
     """
     forkserver._forkserver._stop()  # type: ignore[attr-defined]
-    _processes.set_forkserver_preload(["trainer.train", "transformers.models.auto.modeling_auto"])
+    processes.set_forkserver_preload(["trainer.train", "transformers.models.auto.modeling_auto"])
 
 
 def _main(config_json: str, log: str, ready: Connection, largest_file: int | None) -> None:
@@ -74,9 +74,9 @@ def trainer_process(config: TrainerConfig, largest_file: int | None = None) -> I
     """A trainer in a process of its own, past `on_ready` or ended; killed at the end if it still runs. It cannot write files
     of more than `largest_file` bytes."""
     config.output_dir.mkdir(parents=True, exist_ok=True)
-    receiver, sender = _processes.Pipe(duplex=False)
+    receiver, sender = processes.Pipe(duplex=False)
     arguments = (config.model_dump_json(), str(log_path(config)), sender, largest_file)
-    process = _processes.Process(target=_main, args=arguments)
+    process = processes.Process(target=_main, args=arguments)
     process.start()
     sender.close()
     try:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.trainer.forked_ranks import launch
 from tests.trainer.sharded_learner import SCENARIOS
-from tests.trainer.test_sharding import assert_close, launch
+from tests.trainer.test_sharding import assert_close
 
 pytestmark = pytest.mark.slow
 

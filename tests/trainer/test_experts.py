@@ -15,10 +15,11 @@ from safetensors import safe_open
 from inference.plugin.digest import digests_of
 from tests.trainer.conftest import make_batch, make_run_config
 from tests.trainer.expert_learner import FULL, LORA, WAYS
+from tests.trainer.forked_ranks import launch
 from tests.trainer.lone_run import make_lone_run
 from tests.trainer.orchestrator_end import ended, feeder, log_path, send_signal, trainer_process, write_run
 from tests.trainer.sharded_learner import SCENARIOS, STEPS
-from tests.trainer.test_sharding import assert_close, launch
+from tests.trainer.test_sharding import assert_close
 from trainer.broadcast import own_memory
 from trainer.config import TrainerConfig
 from trainer.model.experts import WEIGHTS

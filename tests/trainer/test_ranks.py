@@ -21,6 +21,7 @@ from safetensors.torch import load_file
 from cluster.notify import NotifySocket
 from tests.support.polling import until
 from tests.trainer.conftest import make_batch, make_run_config
+from tests.trainer.forked_ranks import launch
 from tests.trainer.lone_run import make_lone_run
 from tests.trainer.orchestrator_end import (
     DEADLINE,
@@ -140,20 +141,12 @@ async def test_a_poisoned_batch_ends_both_ranks_and_a_dead_rank_ends_the_trainer
 
 def test_a_checkpoint_that_takes_long_does_not_lose_the_other_ranks(dense_directory: Path, tmp_path: Path) -> None:
     """Longer, here, than any rank waits for another."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command += ["-m", "tests.trainer.ranked_learner", str(tmp_path), str(dense_directory)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run(command, env=environment, timeout=DEADLINE, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    launch(2, tmp_path, str(dense_directory), module="ranked_learner")
     assert sorted(path.name for path in tmp_path.glob("rank_*")) == ["rank_0", "rank_1"]
 
 
 def test_managers_of_two_ranks_take_over_the_same_state_and_call_their_hooks_together(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command += ["-m", "tests.trainer.ranked_manager", str(tmp_path)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run(command, env=environment, timeout=DEADLINE, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    launch(2, tmp_path, module="ranked_manager")
     first, second = (json.loads((tmp_path / f"rank_{rank}.json").read_text()) for rank in (0, 1))
     assert first == [
         ["creation", 0, "a", 20.0, 1],

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,10 +14,11 @@ from torch import Tensor
 
 from run.updates import ReferenceConfig
 from tests.trainer.conftest import VOCABULARY, make_batch, make_run_config
+from tests.trainer.forked_ranks import launch
 from tests.trainer.lone_run import LoneRun, make_lone_run
 from tests.trainer.many_runs import ALONE, CPU, Bench, gradients
 from tests.trainer.one_process_trainer import Death, life, saved_state, write_member
-from tests.trainer.orchestrator_end import DEADLINE, metrics_lines
+from tests.trainer.orchestrator_end import metrics_lines
 from tests.trainer.ranked_updates import MAX_TOKENS, TRAINING, train
 from trainer import learner
 from trainer.losses.contract import LossInputs, LossOutputs
@@ -339,11 +337,7 @@ def test_an_eviction_in_the_middle_of_a_step_saves_the_last_whole_one(dense_dire
 
 @pytest.mark.slow
 def test_two_ranks_measure_update_and_refuse_as_one(dense_directory: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command += ["-m", "tests.trainer.ranked_updates", str(tmp_path), str(dense_directory)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run(command, env=environment, timeout=DEADLINE, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    launch(2, tmp_path, str(dense_directory), module="ranked_updates")
     lone = make_lone_run(tmp_path / "alone", dense_directory, {"max_tokens": MAX_TOKENS}, **TRAINING)
     for expected, found in zip(train(lone), json.loads((tmp_path / "metrics.json").read_text()), strict=True):
         for name in ("loss", "grad_norm", "reference_kl", "loss/guess", "tokens/trained", "updates"):

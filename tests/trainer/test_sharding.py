@@ -6,8 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +15,9 @@ import torch
 from inference.plugin.digest import digests_of
 from tests.support.polling import until
 from tests.trainer.conftest import make_batch, make_run_config
+from tests.trainer.forked_ranks import launch
 from tests.trainer.lone_run import make_lone_run
 from tests.trainer.orchestrator_end import (
-    DEADLINE,
     ended,
     feeder,
     log_path,
@@ -42,24 +40,12 @@ pytestmark = pytest.mark.slow
 TIMES = {"tokens_per_second", "phase/train"}
 
 
-def launch(ranks: int, directory: Path, *arguments: object, module: str = "sharded_learner") -> None:
-    """Runs the module on so many ranks."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    command += ["-m", f"tests.trainer.{module}", str(directory), *map(str, arguments)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
-    log = directory / f"log_{ranks}"
-    with log.open("w") as output:
-        done = subprocess.run(command, env=environment, timeout=4 * DEADLINE, stdout=output, stderr=output, check=False)
-    assert done.returncode == 0, log.read_text()[-20_000:]
-    assert "returned a view tensor" not in log.read_text(), "FSDP cannot protect such a tensor"
-
-
 @pytest.fixture(scope="module")
 def found(dense_directory: Path, moe_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What two ranks and one plain rank have computed, in one launch, and four that continue in another."""
     directory = tmp_path_factory.mktemp("sharded")
-    launch(2, directory, dense_directory, moe_directory)
-    launch(4, directory, dense_directory, moe_directory, "resumed")
+    launch(2, directory, dense_directory, moe_directory, module="sharded_learner")
+    launch(4, directory, dense_directory, moe_directory, "resumed", module="sharded_learner")
     result: dict[str, Any] = json.loads((directory / "found_2.json").read_text())
     resumed = json.loads((directory / "found_4.json").read_text())
     return result | {"resumed-4": resumed["resumed-4"]}
