@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -24,12 +23,10 @@ MINIBATCHES = EPOCHS = 2
 
 
 def train(loop: PlainLoop, batch: Batch, losses: list[Tensor]) -> None:
-    from trl.trainer.grpo_trainer import GRPOTrainer
-
     from tests.trainer.losses.cases import Trl
-    from tests.trainer.losses.trl_losses import stand_in
+    from tests.trainer.losses.trl_losses import stand_in, trainers
 
-    compute_loss: Any = GRPOTrainer._compute_loss
+    grpo, _ = trainers()
     samples = range(len(batch.samples))
     assert loop.reference is not None
     with torch.no_grad():
@@ -51,7 +48,7 @@ def train(loop: PlainLoop, batch: Batch, losses: list[Tensor]) -> None:
                 "num_items_in_batch": mask.sum(),
             }
             trainer = stand_in(Trl({"beta": BETA}, ratio_to="old"), new, torch.zeros_like(new))
-            losses.append(loop.update(compute_loss(trainer, None, inputs)))
+            losses.append(loop.update(grpo._compute_loss(trainer, None, inputs)))
 
 
 def main(model: Path, reference: Path, out: Path) -> None:

@@ -8,14 +8,13 @@ a model's. The inputs that TRL's generation would prepare are prepared here.
 from __future__ import annotations
 
 import json
+import sys
 from collections import defaultdict
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
-from trl.trainer.grpo_trainer import GRPOTrainer
-from trl.trainer.rloo_trainer import RLOOTrainer
 
 from tests.trainer.losses.cases import CASES, Trl
 from tests.trainer.losses.tokens import LONGEST, Tokens, make_tokens
@@ -35,6 +34,15 @@ ARGUMENTS: dict[str, Any] = {
     "sapo_temperature_neg": 1.05,
     "steps_per_generation": 1,
 }
+
+
+def trainers() -> tuple[Any, Any]:
+    """TRL's classes for GRPO and RLOO, imported as where vLLM and trackers are not installed: `_compute_loss` needs none."""
+    sys.modules.update(dict.fromkeys(("vllm", "wandb", "trackio")))  # type: ignore[arg-type]
+    from trl.trainer.grpo_trainer import GRPOTrainer
+    from trl.trainer.rloo_trainer import RLOOTrainer
+
+    return GRPOTrainer, RLOOTrainer
 
 
 class Accelerator:
@@ -107,7 +115,8 @@ def result(case: Trl, tokens: Tokens) -> dict[str, Any]:
     }
     if case.correction is not None:
         inputs["importance_sampling_ratio"] = correction(tokens, *case.correction)
-    compute_loss: Any = RLOOTrainer._compute_loss if case.rloo else GRPOTrainer._compute_loss
+    grpo, rloo = trainers()
+    compute_loss = rloo._compute_loss if case.rloo else grpo._compute_loss
     loss = compute_loss(stand_in(case, tokens.padded(trainer_P), tokens.padded(entropies_P)), None, inputs)
     by_log_probabilities, by_entropies = torch.autograd.grad(loss, [trainer_P, entropies_P], allow_unused=True)
     return {
