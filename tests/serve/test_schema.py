@@ -1,4 +1,7 @@
-"""schemathesis over the whole API: whatever is asked, the answer is no 5xx and is what the OpenAPI document says."""
+"""schemathesis over the whole API: whatever is asked, the answer is no 5xx and is what the OpenAPI document says.
+
+It is imported where it is used: it takes two seconds, and each process of the tests imports this file.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +15,9 @@ from typing import Any
 
 import pytest
 import requests
-import schemathesis
 import uvloop
 from aiohttp.test_utils import TestServer
 from hypothesis import HealthCheck, given, settings
-from schemathesis.checks import not_a_server_error
-from schemathesis.core import NotSet
-from schemathesis.generation import GenerationMode
-from schemathesis.specs.openapi.checks import (
-    content_type_conformance,
-    response_schema_conformance,
-    status_code_conformance,
-)
 
 from perf.synthetic_jobs import write_job
 from serve.app import ENDPOINTS
@@ -33,9 +27,7 @@ from tests.serve.api_client import ADMIN, app_of
 
 pytestmark = pytest.mark.slow
 
-EXAMPLES = {GenerationMode.POSITIVE: 3, GenerationMode.NEGATIVE: 2}
-
-CHECKS = (not_a_server_error, response_schema_conformance, content_type_conformance, status_code_conformance)
+EXAMPLES = {"positive": 3, "negative": 2}
 
 AUTHORIZED = {"Authorization": f"Bearer {ADMIN}"}
 
@@ -89,6 +81,18 @@ def test_every_endpoint_is_described_once_and_by_a_sentence() -> None:
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS, ids=lambda endpoint: endpoint.operation)
 def test_whatever_is_asked_is_answered_as_described(address: str, endpoint: Endpoint[Any, Any]) -> None:
+    import schemathesis
+    from schemathesis.checks import not_a_server_error
+    from schemathesis.core import NotSet
+    from schemathesis.generation import GenerationMode
+    from schemathesis.specs.openapi import checks
+
+    required = [
+        not_a_server_error,
+        checks.response_schema_conformance,
+        checks.content_type_conformance,
+        checks.status_code_conformance,
+    ]
     schema = schemathesis.openapi.from_dict(json.loads(document_of([endpoint])))
     operation = schema[ROOT + endpoint.path][endpoint.method]
     known = {name: value for name, value in (("job", "job"), ("run", "run-0000")) if f"{{{name}}}" in endpoint.path}
@@ -102,10 +106,11 @@ def test_whatever_is_asked_is_answered_as_described(address: str, endpoint: Endp
                     case.body = {}
                 if isinstance(case.body, dict):
                     case.body["wait_seconds"] = 0.01
-            response = case.call_and_validate(address, session, AUTHORIZED, checks=[*CHECKS], timeout=60)
+            response = case.call_and_validate(address, session, AUTHORIZED, checks=required, timeout=60)
             answered.append(response.status_code)
 
-        for mode, count in EXAMPLES.items():
+        for name, count in EXAMPLES.items():
+            mode = GenerationMode(name)
             if mode is GenerationMode.NEGATIVE and not endpoint.parameters.model_fields:
                 continue
             cases = operation.as_strategy(mode, path_parameters=known if mode is GenerationMode.POSITIVE else None)
