@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from types import ModuleType
 
 from transport.errors import INTERRUPTED, UserError
 from transport.printable import printable
@@ -97,7 +98,7 @@ def main(arguments: list[str] | None = None) -> int:
         name, rest = words[0], words[1:]
         if name not in COMMANDS:
             raise UserError(_unknown_command(name))
-        code: int = importlib.import_module(COMMANDS[name][0]).main(rest)
+        code: int = _module(COMMANDS[name][0]).main(rest)
         return code
     except UserError as error:
         print(f"counterpoint: error: {printable(str(error))}", file=sys.stderr)
@@ -112,6 +113,15 @@ def main(arguments: list[str] | None = None) -> int:
     except OSError as error:  # such as a full disk: the message names the file, and a traceback adds nothing
         print(f"counterpoint: error: {printable(str(error))}", file=sys.stderr)
         return 1
+
+
+def _module(name: str) -> ModuleType:
+    if name in sys.modules:
+        return sys.modules[name]
+    from transport.process.imports import without_gc
+
+    with without_gc():
+        return importlib.import_module(name)
 
 
 def _unknown_command(name: str) -> str:

@@ -20,6 +20,7 @@ from datetime import timedelta
 from typing import Any
 
 from cluster.elastic.ranks import LOOPBACK, child_environment, interfaces, kill_guarded, listen
+from transport.process.imports import without_gc
 from transport.process.launch import guarded
 
 LONGEST_ANSWER = 65536
@@ -136,7 +137,8 @@ def measure() -> dict[str, float]:
     `compute` in floating-point operations a second (float32), `memory` in bytes copied a second. Raises `CheckError` if a result
     is wrong, and whatever torch raises for a device that does not work.
     """
-    import torch
+    with without_gc():
+        import torch
 
     accelerators = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
     rates: dict[str, float] = {}
