@@ -3,6 +3,7 @@ built-in models are built once, into the user's cache, by the first test that as
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -24,6 +25,8 @@ settings.load_profile("counterpoint")
 
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # as below nohup: programs under test would ignore it, too
+
+gc.disable()  # until all tests are collected: their imports make millions of objects and no garbage
 
 SHARED_SERVERS = ("moe_server", "lora_server")
 """Session fixtures that start a vLLM server."""
@@ -55,6 +58,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Puts files whose tests take long first, so that no process is left with one at the end."""
     with_vllm, slow = ({item.path for item in items if item.get_closest_marker(name)} for name in ("vllm", "slow"))
     items.sort(key=lambda item: (item.path not in with_vllm, item.path not in slow))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
+    """Lets the garbage collector run again, without ever visiting what was imported."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")
