@@ -14,6 +14,7 @@ import pytest
 from hypothesis import settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
 
 from tests.support.jobs import JOB, shipped_line, trained_line, write_lines
 from tests.support.tiny_model import make_model, write_probe
@@ -32,14 +33,26 @@ SHARED_SERVERS = ("moe_server", "lora_server")
 """Session fixtures that start a vLLM server."""
 
 
-class ByFile(LoadScopeScheduling):
-    """How pytest-xdist divides the tests among processes (`pytest -n 2`, as `make test` does).
+BENCHMARKS = "tests/perf/test_guard.py"
+"""Decides nothing beside other tests, and then repeats what it has measured."""
 
-    Those of a file run in one process, for its module's fixtures, and so do all files that name the same server.
+
+class ByFile(LoadScopeScheduling):
+    """How pytest-xdist divides the tests among processes (`pytest -n 3`, as `make test` does).
+
+    Those of a file run in one process, for its module's fixtures, and so do all files that name the same server. The benchmarks
+    run at last, in the process that is left when all others have ended.
     """
 
     def _split_scope(self, nodeid: str) -> str:
         return scope_of(nodeid.partition("::")[0])
+
+    def _reschedule(self, node: WorkerController) -> None:
+        others = any(not other.shutting_down for other in self.nodes if other is not node)
+        if list(self.workqueue) == [BENCHMARKS] and others and self._pending_of(self.assigned_work[node]) <= 2:
+            node.shutdown()
+        else:
+            super()._reschedule(node)
 
 
 @cache
@@ -55,9 +68,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts files whose tests take long first, so that no process is left with one at the end."""
+    """Puts files whose tests take long first, so that no process is left with one at the end, and the benchmarks last."""
     with_vllm, slow = ({item.path for item in items if item.get_closest_marker(name)} for name in ("vllm", "slow"))
-    items.sort(key=lambda item: (item.path not in with_vllm, item.path not in slow))
+    items.sort(key=lambda item: (item.nodeid.startswith(BENCHMARKS), item.path not in with_vllm, item.path not in slow))
 
 
 @pytest.hookimpl(tryfirst=True)
