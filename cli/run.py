@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import shlex
 import sys
+import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from cluster.attended.left_running import has_agents
 from cluster.errors import ClusterError
 from cluster.manager.events import Outcome
 from cluster.notify import notify_ready
+from cluster.worker_view import WorkerView
 from inference.pool.sources import Sources
 from job.admin.reload import Reload
 from job.check import check_backend, check_ports, check_runs, check_templates
@@ -25,6 +28,8 @@ from job.claim_directory import check_directory, claim_directory
 from job.config import JobConfig
 from job.configuration.layers import forget_environment
 from job.directory import control_directory
+from job.inspection.history import History
+from job.inspection.metrics_lines import Line
 from job.resolve_model import resolve_model
 from job.supervision import SupervisedJob
 from job.tracking.config import Destinations
@@ -94,12 +99,21 @@ def resuming_command(arguments: Sequence[str]) -> str:
 def _run(job: SupervisedJob, console: Console) -> Outcome:
     with printed_beside(console):
         progress = choose(console, job.histories)
+        preparing = threading.Thread(target=_prepare_curves, name="preparing the curves", daemon=True)
+
+        def show(workers: list[WorkerView], fresh: list[tuple[History, Line]]) -> None:
+            progress.update(workers, fresh)
+            if job.is_complete and preparing.ident is None:  # while the workers end, instead of after them
+                preparing.start()
+
         try:
-            return job.run(progress.update)
+            return job.run(show)
         except ClusterError as error:
             raise UserError(str(error)) from error
         finally:
             progress.close()
+            if preparing.ident is not None:
+                preparing.join()
 
 
 def _print_done(config: JobConfig, console: Console) -> None:
@@ -137,6 +151,13 @@ def _print_end(job: SupervisedJob, config: JobConfig, outcome: Outcome, console:
         "curves": _draw_curves(job, config, console),
     }
     print_summary(summary, {name: path for name, path in files.items() if path is not None}, console)
+
+
+def _prepare_curves() -> None:
+    from cli.display.plot import prepare
+
+    with suppress(OSError):  # such as for a cache of fonts; whoever draws says so
+        prepare()
 
 
 def _draw_curves(job: SupervisedJob, config: JobConfig, console: Console) -> Path | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from itertools import cycle
 from pathlib import Path
@@ -14,6 +15,15 @@ REWARD, LAG, LAG_MAX = "#2563eb", "#0f766e", "#f59e0b"
 RUNS = ("#2563eb", "#f59e0b", "#0f766e", "#db2777", "#7c3aed", "#65a30d", "#0891b2", "#b91c1c", "#a16207", "#475569")
 """The colours of the runs; with more runs than colours, some share one."""
 SMOOTHING_STEPS = 5
+
+
+def prepare() -> None:
+    """Draws nothing, into memory: the first picture of a process imports the library and reads fonts for most of a second."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(layout="constrained")
+    figure.subplots().set_title(" ")
+    figure.savefig(io.BytesIO())
 
 
 def plot(histories: Sequence[History], path: Path, title: str) -> Path:

@@ -72,6 +72,7 @@ if __name__ == "__main__":
         cluster.manager.restarts.FIRST_BACKOFF_SECONDS = 5.0  # a test looks at what waits for its return
     if "picture" not in behaviour:  # its library takes most of a second of CPU, at each job's end
         cli.run._draw_curves = lambda *_: None
+        cli.run._prepare_curves = lambda: None
     cli.run.specification = pretend  # type: ignore[attr-defined]
     from cli.main import main
 
