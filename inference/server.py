@@ -167,6 +167,8 @@ def server_environment(config: InferenceConfig) -> dict[str, str]:
         # The first request would compile two small functions of the sampler for seconds (`vllm.v1.sample.ops`). The model itself
         # runs eagerly.
         environment.setdefault("TORCH_COMPILE_DISABLE", "1")
+        # Else each function that vLLM decorates with `torch.compile` has Inductor imported, for its options.
+        environment.setdefault("TORCHDYNAMO_DISABLE", environment["TORCH_COMPILE_DISABLE"])
         if _computes_in_engine(config):
             # vLLM 0.30 replaces the executor on a CPU unless this is set, since it sets OpenMP's variables for a worker. They
             # are set above. The engine stays a process of its own: a server knows no other way.

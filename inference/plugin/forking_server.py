@@ -9,9 +9,12 @@ and would wait for ever for OpenMP's other threads if there had been any.
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import socket
+import sys
+import threading
 from argparse import Namespace
 from multiprocessing.util import register_after_fork
 from typing import Any
@@ -30,6 +33,15 @@ from vllm.utils.system_utils import decorate_logs
 from cluster.parent_death import bind_worker_to_parent
 
 METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
+
+ROUTES = (
+    "inference.plugin.routes",
+    "vllm.entrypoints.openai.chat_completion.api_router",
+    "vllm.entrypoints.openai.responses.api_router",
+    "vllm.entrypoints.anthropic.api_router",
+    "prometheus_fastapi_instrumentator",
+)
+"""What the server imports once the engine has started, and the engine does not need."""
 
 
 class ForkingArguments(AsyncEngineArgs):
@@ -62,6 +74,7 @@ async def _serve(args: Namespace) -> None:
     signal.signal(signal.SIGTERM, _interrupt)
     address, listening = setup_server(args, reuse_port=False)
     register_after_fork(listening, _become_engine)
+    os.register_at_fork(after_in_parent=_import_beside_engine)
     if args.tool_parser_plugin:
         ToolParserManager.import_tool_parser(args.tool_parser_plugin)
     if args.reasoning_parser_plugin:
@@ -72,6 +85,17 @@ async def _serve(args: Namespace) -> None:
         await ended
     finally:
         listening.close()
+
+
+def _import_beside_engine() -> None:
+    """Imports the routes while the engine starts. Not before the fork: a process with a second thread must not be forked."""
+    if ROUTES[0] not in sys.modules and not any(thread.name == ROUTES[0] for thread in threading.enumerate()):
+        threading.Thread(target=_import_routes, name=ROUTES[0], daemon=True).start()
+
+
+def _import_routes() -> None:
+    for name in ROUTES:
+        importlib.import_module(name)
 
 
 def _become_engine(listening: socket.socket) -> None:

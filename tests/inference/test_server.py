@@ -326,9 +326,11 @@ def test_a_server_on_a_cpu_compiles_nothing_unless_told(tmp_path: Path, monkeypa
     config = config_of(tmp_path, {})
     monkeypatch.setattr(server, "_on_cpu", lambda: True)
     monkeypatch.delenv("TORCH_COMPILE_DISABLE", raising=False)
-    assert server.server_environment(config)["TORCH_COMPILE_DISABLE"] == "1"
+    monkeypatch.delenv("TORCHDYNAMO_DISABLE", raising=False)
+    switches = ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE")
+    assert [server.server_environment(config)[name] for name in switches] == ["1", "1"]
     monkeypatch.setenv("TORCH_COMPILE_DISABLE", "0")
-    assert server.server_environment(config)["TORCH_COMPILE_DISABLE"] == "0"
+    assert [server.server_environment(config)[name] for name in switches] == ["0", "0"]
     monkeypatch.setattr(server, "_on_cpu", lambda: False)
     monkeypatch.delenv("TORCH_COMPILE_DISABLE")
     assert "TORCH_COMPILE_DISABLE" not in server.server_environment(config)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -22,3 +23,20 @@ def without_gc() -> Iterator[None]:
         gc.freeze()
         if enabled:
             gc.enable()
+
+
+@contextmanager
+def without_modules(*names: str) -> Iterator[None]:
+    """Makes imports of these modules fail during the block, as if they were not installed; afterwards they work again.
+
+    A library imports what it can do without if it is there, for features that a process may not have. A module that is imported
+    already stays.
+    """
+    absent = [name for name in names if name not in sys.modules]
+    for name in absent:
+        sys.modules[name] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        for name in absent:
+            del sys.modules[name]

@@ -60,6 +60,14 @@ def test_the_engine_shares_the_imports_of_the_server_but_not_its_port(moe_server
     assert listening not in sockets_of(engine)
 
 
+@pytest.mark.vllm
+def test_a_server_on_a_cpu_does_without_scipy(moe_server: ServerProcess) -> None:
+    for pid in processes_of(moe_server):
+        mapped = Path(f"/proc/{pid}/maps").read_text()
+        assert "/torch/" in mapped
+        assert "/scipy/" not in mapped
+
+
 @pytest.mark.slow
 def test_the_collector_runs_again_once_vllm_is_imported() -> None:
     environment = os.environ | {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
+import json
+import sys
+from pathlib import Path
 
-from transport.process.imports import without_gc
+import pytest
+
+from transport.process.imports import without_gc, without_modules
 
 
 def test_the_collector_rests_during_the_block_and_leaves_out_what_was_made() -> None:
@@ -29,3 +35,16 @@ def test_a_collector_that_was_off_stays_off() -> None:
     finally:
         gc.enable()
         gc.unfreeze()
+
+
+def test_modules_are_absent_during_the_block_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "imported_later.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    with without_modules("imported_later", "json"):
+        with pytest.raises(ModuleNotFoundError):
+            importlib.import_module("imported_later")
+        assert importlib.util.find_spec("imported_later") is None
+        assert importlib.import_module("json") is json, "it was imported already"
+    importlib.import_module("imported_later")
+    del sys.modules["imported_later"]
+    assert sys.modules["json"] is json
