@@ -137,8 +137,8 @@ class TrainerConfig(Config):
         try:
             given = json.loads(path.read_bytes())
             given = given.get("text_config") or given
-            experts = max(int(given.get(name) or 0) for name in EXPERT_COUNTS)
-        except (OSError, ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+            experts = max(_count(given, name) for name in EXPERT_COUNTS)
+        except (OSError, ValueError, AttributeError, RecursionError) as error:
             raise ValueError(f"{key}: the experts in {path} cannot be counted: {error}") from error
         if not experts:
             raise ValueError(f"{key}, but the model in {directory} has no experts; use expert_parallel = 1")
@@ -200,3 +200,12 @@ class TrainerConfig(Config):
     def waiting_share(self) -> int:
         """One run's share of `max_waiting_bytes`, in bytes."""
         return (self.max_waiting_bytes or machine_memory() // 2) // self.max_runs
+
+
+def _count(model: dict[str, object], key: str) -> int:
+    count = model.get(key)
+    if count is None:
+        return 0
+    if type(count) is not int or count < 0:
+        raise ValueError(f"{key} = {str(count)[:40]}; expected a whole number")
+    return count

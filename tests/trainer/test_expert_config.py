@@ -44,7 +44,18 @@ def test_a_dense_model_has_nothing_to_divide(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    ["[]", "{", "[" * 10**5, '{"num_experts": "many"}', '{"num_experts": Infinity}', '{"text_config": 3}'],
+    [
+        "[]",
+        "{",
+        "[" * 10**5,
+        '{"num_experts": "many"}',
+        '{"num_experts": Infinity}',
+        '{"num_experts": 8.9}',
+        '{"num_experts": "8"}',
+        '{"num_experts": true}',
+        '{"num_experts": -8}',
+        '{"text_config": 3}',
+    ],
     ids=lambda content: content[:30],
 )
 def test_a_model_that_cannot_be_read_is_refused_with_the_reason(tmp_path: Path, content: str) -> None:
