@@ -224,6 +224,7 @@ class Trainer:
                 else:
                     self._manager.refuse_run(run.slot, run.failure)
                     self._slots_change = True
+        self._release_memory()
         for run in self._registry.at(Stage.TRAINING, Stage.FINISHED):
             self._requests.poll(run)
         self._sessions.answer()
@@ -254,6 +255,12 @@ class Trainer:
         logger.info("the directory of run %s was deleted: the run ends", run_id)
         self.checkpoints.complete(run_id)
         checkpoint.set_aside(self._config.output_dir, run_id)
+
+    def _release_memory(self) -> None:
+        """Gives back the shared memory of a run that has left, once its last version is on the disk with its checkpoint."""
+        trained_in_full = any(run.config.training.lora is None for run in self._learner.runs.values())
+        if self._memory is not None and not trained_in_full and not self.checkpoints.busy:
+            self._memory.clear()
 
     def _admit(self, run: Occupancy) -> None:
         step, steps = run.progress.step, run.config.steps

@@ -24,7 +24,7 @@ from tests.trainer.lone_run import LoneRun, make_lone_run
 from tests.trainer.one_process_trainer import Death, Deaths, Life, life, write_member
 from trainer import shared_memory
 from trainer.broadcast import Broadcaster, own_memory
-from trainer.runs import checkpoint
+from trainer.runs import checkpoint, control_files
 from trainer.shared_memory import SharedMemory, has_lost_weights
 from transport.files.atomic import published_steps
 
@@ -276,3 +276,21 @@ def test_a_trainer_publishes_in_memory_and_leaves_its_last_version_on_the_disk(
     assert published_steps(published) == [6]
     assert links(published / "step_6") == []
     weights_of(published / "step_6", tmp_path / "scratch")
+
+
+@pytest.mark.slow
+def test_a_run_that_leaves_gives_its_memory_back(dense_directory: Path, tmp_path: Path, memory_root: Path) -> None:
+    """And not only when the next run comes. The checkpoint that it gets then has its last version."""
+    write_member(tmp_path, dense_directory, "default", lora=None, checkpoint_interval=9)
+    published = tmp_path / "run_default" / "broadcast"
+    with life(
+        tmp_path, dense_directory, {"default": 3}, max_runs=1, broadcast="memory", keep_broadcasts=2, stay=True
+    ) as one:
+        one.until_step(default=3)
+        assert links(published / "step_3") == ["model.safetensors"]
+        control_files.evict(tmp_path, "default", "made up")
+        one.turn_until(lambda: one.step_of("default") < 0, "the end of the run")
+        one.turn_until(lambda: not list(memory_root.rglob("step_*")), "its memory")
+        assert published_steps(published) == [3]
+        assert links(published / "step_3") == []
+        weights_of(published / "step_3", tmp_path / "scratch")
