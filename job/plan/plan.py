@@ -12,9 +12,10 @@ from job.placement import devices
 from job.plan.devices import GIB, Gpus
 from job.plan.dry_run import ModelSizes, model_sizes
 from job.plan.inference_memory import ServerMemory, server_memory, utilization
-from job.plan.trainer_memory import host_parts, rank_parts
+from job.plan.trainer_memory import SHARED, host_parts, rank_parts
 from run.config import LoraConfig, TrainingConfig
 from trainer.config import TrainerConfig
+from transport.files.shared_memory import SHARED_MEMORY, shared_memory_size
 
 STEP = 256
 """`max_tokens` are proposed in multiples of it."""
@@ -84,8 +85,9 @@ def make_plan(job: JobConfig, directory: Path, gpus: Gpus) -> Plan:
     if sum(parts.values()) > room:
         problems.append(_trainer_problem(parts, room, trainer, largest, server, shared))
         advice = _advice(job, runs, room, gpus, largest, total)
-    running = min(server.sequences, job.inference.max_num_seqs) * job.inference.replicas if server is not None else 0
     host = host_parts(directory, trainer, runs)
+    problems += _shared_memory_problems(host.get(SHARED, 0), trainer)
+    running = min(server.sequences, job.inference.max_num_seqs) * job.inference.replicas if server is not None else 0
     return Plan(gpus, sizes, parts, host, room, trainer.max_tokens, largest, server, running, problems, advice)
 
 
@@ -155,6 +157,17 @@ def _server_problems(job: JobConfig, server: ServerMemory) -> list[Problem]:
         f"{gib(server.share - kv)} before its KV cache; its largest part are the {part}, {gib(largest[part])} GiB"
     )
     return [Problem(part, key, message)]
+
+
+def _shared_memory_problems(needed: int, trainer: TrainerConfig) -> list[Problem]:
+    """Compares with this machine, as published weights have to be on the servers' machine, where there is shared memory."""
+    if not needed or needed <= (room := shared_memory_size()):
+        return []
+    message = (
+        f"{trainer.keep_broadcasts + 1} versions of the weights need {gib(needed)} GiB (trainer.keep_broadcasts and one more), "
+        f"and {SHARED_MEMORY} of this machine has {gib(room)} GiB; what does not fit would be published as files"
+    )
+    return [Problem(SHARED, "trainer.broadcast", message)]
 
 
 def _trainer_problem(
