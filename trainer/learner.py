@@ -266,6 +266,8 @@ class Learner:
 
     def _train(self, rows: Sequence[Row]) -> None:
         own = [(self._open[slot], samples) for slot, samples in rows[self.ranks.row]]
+        if self._passes is not None and self.ranks.context is not None:
+            self._passes.watch(self._references.models)
         # Of divided experts, owners have gradients from the rows of other ranks, also of adapters.
         everyones = self.ranks.experts is not None
         summed = [step for step in self._open.values() if everyones or step.run.shards is not None]
@@ -454,10 +456,14 @@ class Learner:
             prove_stretches(self.model, self.ranks.context)
         rest(self.model)
         self.replay = RouterReplay(self.model) if config.router_replay else None
-        divided = config.divided
-        self._passes = Passes(self.model, self.ranks.agree, self.ranks.device, self.replay) if divided else None
-        shared = self.ranks.context is not None
-        self._rows = Rows(config.row_tokens if can_pack(self.model) else 1, self._passes, shared=shared)
+        context = self.ranks.context
+        if config.divided or context is not None:
+            agree = self.ranks.agree if config.divided else self.ranks.agree_on_row
+            place = self.ranks.row, self.ranks.rows
+            self._passes: Passes | None = Passes(self.model, agree, self.ranks.device, self.replay, context, place)
+        else:
+            self._passes = None
+        self._rows = Rows(config.row_tokens if can_pack(self.model) else 1, self._passes, self.ranks)
         self._trained_in_full = False
         if config.activation_checkpointing:
             checkpoint_layers(self.model, self.replay)

@@ -57,6 +57,11 @@ class Ranks:
         return self.index if self.context is None else self.index // self.context.size
 
     @property
+    def rows(self) -> int:
+        """How many rows are trained at once."""
+        return self.count if self.context is None else self.count // self.context.size
+
+    @property
     def is_first_of_row(self) -> bool:
         """Whether this rank is the first of those that share its row: all of them compute the same sums, and its are counted."""
         return self.context is None or self.context.index == 0
@@ -103,16 +108,20 @@ class Ranks:
                 tensor.zero_()
         self.add(tensors)
 
-    def faults(self, own: str | None) -> list[str]:
-        """Returns the faults of all ranks, in the same order on every rank; `own` is this rank's, None if it has none."""
+    def faults(self, own: str | None, *, of_row: bool = False) -> list[str]:
+        """Returns the faults of all ranks, in the same order on every rank; `own` is this rank's, None if it has none.
+
+        `of_row`: of the ranks that share this one's row.
+        """
         if self.count == 1:
             return [own] if own is not None else []
+        group = self.context.commands if of_row and self.context is not None else self.commands
         data = torch.zeros(_FAULT_BYTES, dtype=torch.uint8)
         if own is not None:
             text = (own or "?").encode(errors="replace")[:_FAULT_BYTES]
             data[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-        gathered = [torch.empty_like(data) for _ in range(self.count)]
-        dist.all_gather(gathered, data, group=self.commands)
+        gathered = [torch.empty_like(data) for _ in range(dist.get_world_size(group))]
+        dist.all_gather(gathered, data, group=group)
         texts = (each.numpy().tobytes().rstrip(b"\0").decode(errors="replace") for each in gathered)
         return [text for text in texts if text]
 
@@ -124,6 +133,11 @@ class Ranks:
     def agree(self, flags: Tensor) -> None:
         """Does the same to a tensor on the CPU, without waiting for the accelerator."""
         dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self.commands)
+
+    def agree_on_row(self, flags: Tensor) -> None:
+        """Does so over the ranks that share this one's row."""
+        assert self.context is not None
+        dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self.context.commands)
 
     def norm(self, own: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
         """Returns the 2-norm of a vector of which each rank of `group`, or of all, has a slice, from the norms of the slices.
@@ -178,6 +192,8 @@ def _context(size: int) -> ContextGroup | None:
     if size == 1:
         return None
     ranks = range(dist.get_world_size())
-    groups = [dist.new_group(list(ranks[first : first + size]), timeout=COLLECTIVE_TIMEOUT) for first in ranks[::size]]
+    members = [list(ranks[first : first + size]) for first in ranks[::size]]
+    groups = [dist.new_group(row, timeout=COLLECTIVE_TIMEOUT) for row in members]
+    commands = [dist.new_group(row, timeout=COLLECTIVE_TIMEOUT, backend="gloo") for row in members]
     place, index = divmod(dist.get_rank(), size)
-    return ContextGroup(groups[place], index, size)
+    return ContextGroup(groups[place], index, size, commands[place])

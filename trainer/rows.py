@@ -4,8 +4,10 @@ A row that raises may leave a part of its gradients behind. So its steps begin a
 cleared, and their earlier rows are trained again. The row itself is tried again in smaller pieces until the failing run is
 found: in pieces of half its tokens after a lack of memory, otherwise run by run. A step gets a fault if a single sample does not
 fit into memory or a row of its own samples raises; `trainer/step.py` sends it to all ranks when the step is finished. Each rank
-does this alone, unless the model is sharded: then all ranks train their pieces side by side (`trainer/model/passes.py`), and a
-failure on one makes all of them begin anew. Where ranks divide experts, a lack of memory on one makes all try smaller pieces.
+does this alone, unless ranks compute together: then they train their pieces side by side (`trainer/model/passes.py`), and a
+failure on one makes all of them begin anew. Where ranks divide experts, a lack of memory on one makes all try smaller pieces,
+and then one rank after the other: the sample that does not fit while no other rank has one is to blame, whoever lacks memory.
+Ranks that share rows take each failure of one of them for their own, so they always have the same pieces.
 """
 
 from __future__ import annotations
@@ -15,16 +17,21 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import cuda
 
 from trainer.faults import is_fatal, is_out_of_memory
 from trainer.model.passes import PassDiscarded, Passes
 from trainer.open_step import OpenStep
+from trainer.ranks import Ranks
 
 logger = logging.getLogger(__name__)
 
 StepRow = Sequence[tuple[OpenStep, Sequence[int]]]
 """One micro-batch: samples of open steps, each of another run."""
+
+
+_OWNER = "a rank that computes experts of its tokens lacks memory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +43,14 @@ class _Failure:
 class Rows:
     """The rows of one rank."""
 
-    def __init__(self, max_tokens: int, passes: Passes | None = None, *, shared: bool = False) -> None:
-        """Starts with rows of at most `max_tokens` tokens. `passes`: of a sharded model. `shared`: other ranks have them, too."""
+    def __init__(self, max_tokens: int, passes: Passes | None = None, ranks: Ranks | None = None) -> None:
+        """Starts with rows of at most `max_tokens` tokens. `passes`: of ranks that compute together; `ranks` are these."""
         self._passes = passes
-        self._shared = shared
+        self._ranks = ranks if ranks is not None and ranks.context is not None else None
+        """Those that share this rank's rows."""
+        self._place = ranks.row if ranks is not None else 0
+        self._in_turn = False
+        """Whether only one of the rows that ranks hold is trained at a time."""
         self.max_tokens = self._most = max_tokens
         """Most tokens of one row; halved after a lack of memory. A longer sample is tried alone."""
 
@@ -51,13 +62,19 @@ class Rows:
             train_row: trains a piece.
             summed: the open steps whose gradients are added over the ranks in every pass.
 
-        Raises `torch.AcceleratorError`, after which this process can no longer use the accelerator, and `MemoryError` if a row
-        that other ranks share does not fit: those wait for this one in the middle of it.
+        Raises `torch.AcceleratorError`, after which this process can no longer use the accelerator.
         """
         waiting = deque(self._pieces(row))
+        self._in_turn = False
         while (piece := _next(waiting)) or self._passes is not None:
-            if self._passes is not None and not self._passes.more(bool(piece)):
+            holders = self._passes.holders(bool(piece)) if self._passes is not None else [self._place]
+            if not holders:
                 break
+            if self._in_turn:
+                holders = holders[:1]
+                if piece and self._place not in holders:
+                    waiting.appendleft(piece)
+                    piece = []
             failure, discarded = self._attempt(piece, train_row)
             if not discarded:
                 for step, samples in piece:
@@ -65,7 +82,7 @@ class Rows:
                 continue
             spoilt = dict.fromkeys([*(step for step, _ in piece), *summed])
             again = [(step, samples) for step in spoilt for samples in step.begin_anew()]
-            waiting.extendleft(reversed(self._instead(piece, failure)))
+            waiting.extendleft(reversed(self._instead(piece, failure, len(holders))))
             waiting.extend(smaller for part in again for smaller in self._pieces([part]))
 
     def _attempt(self, piece: StepRow, train_row: Callable[[StepRow], None]) -> tuple[_Failure | None, bool]:
@@ -73,28 +90,28 @@ class Rows:
         if self._passes is not None:
             self._passes.begin()
         failure = _attempt(piece, train_row)
-        if self._shared and failure is not None and failure.out_of_memory:
-            tokens = sum(step.length(sample) for step, samples in piece for sample in samples)
-            raise MemoryError(
-                f"a row of {tokens} tokens does not fit into memory, and other ranks share it; lower the trainer's max_tokens, "
-                f"or raise its context_parallel: {failure.reason}"
-            )
         if self._passes is None:
             return failure, failure is not None
         discarded = self._passes.end(failure is not None, failure is not None and failure.out_of_memory)
         if discarded and failure is None:
             for step, _ in piece:
                 step.fault = None  # of a loss that was given wrong numbers
+        if self._ranks is not None and piece:
+            failure = _of_all(self._ranks, piece, failure)
         return failure, discarded
 
-    def _instead(self, piece: StepRow, failure: _Failure | None) -> list[StepRow]:
-        """Returns what to try after a piece was discarded; all ranks call it."""
+    def _instead(self, piece: StepRow, failure: _Failure | None, tried: int) -> list[StepRow]:
+        """Returns what to try after a piece was discarded, beside which others were `tried`; all ranks call it."""
         passes = self._passes
         if passes is not None and passes.shares_experts and passes.lacked_memory:
             # What did not fit may be tokens of any rank, so all try less before a single sample is to blame.
             several = sum(len(samples) for _, samples in piece) > 1
-            if passes.more(several):
-                failure = _Failure("a rank that computes tokens of this one", out_of_memory=True) if several else None
+            if passes.holders(several):
+                failure = _Failure(_OWNER, out_of_memory=True) if several else None
+            elif tried > 1:
+                self._in_turn, failure = True, None
+            elif piece:
+                failure = failure or _Failure(_OWNER, out_of_memory=True)
         return self._smaller(piece, failure) if failure else [piece] if piece else []
 
     def _smaller(self, piece: StepRow, failure: _Failure) -> list[StepRow]:
@@ -136,6 +153,22 @@ def _next(waiting: deque[StepRow]) -> StepRow:
         if piece := [(step, samples) for step, samples in waiting.popleft() if step.fault is None]:
             return piece
     return []
+
+
+def _of_all(ranks: Ranks, piece: StepRow, own: _Failure | None) -> _Failure | None:
+    """Returns the failure of any rank that shares a piece, and gives its steps the faults that they have on any of them."""
+    lacks_memory = own is not None and own.out_of_memory
+    flags = torch.tensor([own is not None, lacks_memory, *(step.fault is not None for step, _ in piece)]).int()
+    ranks.agree_on_row(flags)
+    failed, lacked_memory, *faulty = map(bool, flags.tolist())
+    for (step, _), has_fault in zip(piece, faulty, strict=True):
+        if has_fault:
+            step.fault = ranks.faults(step.fault, of_row=True)[0]
+    if not failed:
+        return None
+    # What others raise beside a lack of memory may come of its zeros.
+    reason = own.reason if own is not None and lacks_memory == lacked_memory else None
+    return _Failure(ranks.faults(reason, of_row=True)[0], lacked_memory)
 
 
 def _attempt(piece: StepRow, train_row: Callable[[StepRow], None]) -> _Failure | None:

@@ -1,7 +1,7 @@
 """Learners on real ranks that share rows, for `test_context.py`: what they compute, beside one plain rank, as JSON.
 
 Run it as `torchrun --nproc-per-node=N -m tests.trainer.context_learner DIRECTORY DENSE MIXTURE [SCENARIO ...]`. Two ranks share
-each row and have the whole model each; of four, two share a row and all share the model.
+each row and have the whole model each; of four, two share a row and all share the model. Without scenarios passes fail, too.
 """
 
 from __future__ import annotations
@@ -16,9 +16,42 @@ from typing import Any
 import torch
 
 from tests.trainer.lone_run import ALONE
-from tests.trainer.sharded_learner import train_all
+from tests.trainer.sharded_learner import FITS, SCENARIOS, Bench, train_all, train_failing
 from trainer import ranks
 from trainer.config import TrainerConfig
+from trainer.ranks import Ranks
+
+REFERENCE = "dense-full-reference"
+
+
+def train_beside_a_failing_reference(directory: Path, models: dict[str, Path], group: Ranks) -> dict[str, Any]:
+    """Steps in which the last rank lacks memory for many tokens of the reference policy's rows."""
+    model, runs, routed = SCENARIOS[REFERENCE]
+    place = directory / "failing-reference"
+    if group.index == 0:
+        place.mkdir()
+    bench, failures = Bench(place, models[model], group, runs, sharding=False, context_parallel=2), list[int]()
+    if group.index == 0:
+        result = {"lines": [bench.train(step, routed) for step in (1, 2)]}
+        bench.learner.stop()
+        return result
+    opened = bench.learner._references.open
+
+    def lack_memory(_module: Any, _inputs: Any, output: torch.Tensor) -> None:
+        if output.shape[1] > FITS:
+            failures.append(output.shape[1])
+            torch.empty(2**58)
+
+    def open_failing(*arguments: Any) -> Any:
+        reference = opened(*arguments)
+        assert reference is not None
+        reference.get_submodule("model.layers.1.mlp").register_forward_hook(lack_memory)
+        return reference
+
+    bench.learner._references.open = open_failing  # type: ignore[assignment,method-assign]
+    bench.learner.follow()
+    assert failures, "no row of the reference has failed"
+    return {}
 
 
 def main(directory: Path, dense: Path, mixture: Path, *only: str) -> None:
@@ -29,8 +62,13 @@ def main(directory: Path, dense: Path, mixture: Path, *only: str) -> None:
     config = TrainerConfig(output_dir=directory, model=str(dense), processes=count, threads=1, **shared)
     with ranks.join(config, torch.device("cpu")) as group:
         found = {"shared": train_all(directory, models, group, list(only), **shared)}
+        if not only:
+            failing = train_failing(directory, models, group, False, **shared)
+            found["failing"] = failing | {REFERENCE: train_beside_a_failing_reference(directory, models, group)}
         index = group.index
     if index == 0:
+        if not only:
+            found["failing-plain"] = train_failing(directory, models, ALONE)
         found["plain"] = train_all(directory, models, ALONE, list(only))
         (directory / "found.json").write_text(json.dumps(found))
 

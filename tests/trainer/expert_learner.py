@@ -19,8 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tests.trainer.conftest import TOP_K
 from tests.trainer.lone_run import ALONE
-from tests.trainer.sharded_learner import MARK, SCENARIOS, Bench, train_all, train_on
+from tests.trainer.sharded_learner import MARK, SCENARIOS, STEPS, Bench, train_all, train_on
 from trainer import ranks
 from trainer.config import TrainerConfig
 from trainer.model.experts import form_groups
@@ -35,12 +36,22 @@ WAYS: dict[int, dict[str, tuple[dict[str, Any], list[str]]]] = {
         "sharded": ({"sharding": True}, [FULL, LORA]),
         "context": ({"context_parallel": 2}, [LORA]),
     },
-    4: {"alone": ({}, [FULL]), "sharded": ({"sharding": True}, [FULL, LORA])},
+    4: {
+        "alone": ({}, [FULL]),
+        "sharded": ({"sharding": True}, [FULL, LORA]),
+        "sharded and context": ({"sharding": True, "context_parallel": 2}, [FULL, LORA]),
+    },
 }
 """By number of ranks: what the division is combined with, and what is trained."""
 
+FEW = 4
+"""Steps with everything at once."""
+
 FITS = 36
 """Pairs of a token and an expert for which the last rank has memory, whichever rank they come from."""
+
+LONGEST = FITS // TOP_K + 2
+"""Tokens of a sample that does not fit there, whose experts are all at the last rank."""
 
 
 def fail_at_the_owner(model: nn.Module, rank: int, forward: bool, failures: list[int]) -> None:
@@ -92,7 +103,10 @@ def train_failing(directory: Path, model: Path, group: Ranks, **trainer: Any) ->
             assert failures, "no pass of the last rank has failed"
             continue
         lines = [bench.train(step, routed) for step in range(1, 4)]
-        lines.append(bench.train(4, routed, marked="two" if group.count > 1 and "two" in runs else ""))
+        several, two = group.count > 1, "two" in runs
+        lengths = {"one": (LONGEST,)} if several else {}  # not for the last rank, which has no part of it
+        lines.append(bench.train(4, routed, lengths=lengths | ({"two": (5, 6)} if two else {})))
+        lines.append(bench.train(5, routed, marked="two" if several and two else ""))
         results[name] = {"lines": lines, "weights": {run_id: bench.weights(slot) for slot, run_id in enumerate(runs)}}
         bench.learner.stop()
     return results
@@ -107,7 +121,7 @@ def on_several_ranks(directory: Path, mixture: Path, group: Ranks) -> dict[str, 
             place.mkdir(exist_ok=True)
         given = {"sharding": False, "expert_parallel": 2, "dtype": "float32"} | trainer
         own = replace(group, context=group.context if "context_parallel" in given else None)
-        found[way] = train_all(place, {"moe": mixture}, own, names, **given)
+        found[way] = train_all(place, {"moe": mixture}, own, names, FEW if len(trainer) > 1 else STEPS, **given)
     group = replace(group, context=None)
     if group.device.type == "cuda":
         return found

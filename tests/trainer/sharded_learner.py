@@ -9,15 +9,15 @@ import json
 import os
 import sys
 from datetime import timedelta
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
 from run.config import RunConfig
-from tests.trainer.conftest import make_batch, make_run_config
+from tests.trainer.conftest import EXPERTS, TOP_K, make_batch, make_run_config
 from tests.trainer.lone_run import ALONE
 from tests.trainer.orchestrator_end import write_run
 from trainer import ranks
@@ -69,26 +69,34 @@ class Bench:
         failures = [self.manager.registry.in_slot(slot).failure for slot in range(len(runs))]
         assert failures == [None] * len(runs), failures
 
-    def train(self, step: int, routed: bool, marked: str = "") -> dict[str, dict[str, MetricValue] | str]:
-        """One step of every run, side by side; a refused one gives its reason."""
-        for slot, run_id in enumerate(self.names):
-            batch = make_batch(STEPS * slot + step, run_id=run_id, routed=routed)
+    def train(
+        self, step: int, routed: bool, marked: str = "", lengths: dict[str, tuple[int, ...]] | None = None
+    ) -> dict[str, dict[str, MetricValue] | str]:
+        """One step of every run, side by side; a refused one gives its reason.
+
+        `lengths`: of the samples of the runs that take it, which the last experts compute.
+        """
+        names = {slot: name for slot, name in enumerate(self.names) if lengths is None or name in lengths}
+        for slot, run_id in names.items():
+            given = {"lengths": lengths[run_id]} if lengths is not None else {}
+            batch = make_batch(STEPS * slot + step, run_id=run_id, routed=routed, **given)
+            for chunk in chain.from_iterable(batch.routed_experts if lengths is not None else ()):
+                chunk[:] = range(EXPERTS - TOP_K, EXPERTS)
             batch = type(batch)(**{name: getattr(batch, name) for name in batch.__dataclass_fields__} | {"step": step})
             if run_id == marked:
                 batch.token_ids_T[batch.sample_offsets[2]] = MARK
             elif marked or "failing" in self.directory.name:
                 batch.token_ids_T[batch.token_ids_T == MARK] = 0
             opened = self.learner.open_step(slot, batch)
-            lengths = np.diff(batch.sample_offsets)
-            self.shares.add(slot, 1.0, {sample: int(lengths[sample]) for sample in opened.samples})
+            self.shares.add(slot, 1.0, {sample: opened.length(sample) for sample in opened.samples})
         found: dict[str, dict[str, MetricValue] | str] = {}
-        while any(self.shares.left(slot) for slot in range(len(self.names))):
+        while any(map(self.shares.left, names)):
             self.learner.train_rows(self.shares.rows())
-            for slot in [slot for slot in range(len(self.names)) if not self.shares.left(slot)]:
-                opened_again = None if marked else self.learner.next_pass(slot)
+            for slot in [slot for slot in names if not self.shares.left(slot)]:
+                opened_again = None if marked or lengths else self.learner.next_pass(slot)
                 if opened_again is not None:
                     self.shares.add(slot, 1.0, {each: opened_again.length(each) for each in opened_again.samples})
-        for slot, run_id in enumerate(self.names):
+        for slot, run_id in names.items():
             try:
                 found[run_id] = self.learner.finish_step(slot)
             except InvalidBatch as error:
@@ -169,8 +177,11 @@ def train_on(directory: Path, model: Path, group: Ranks, steps: int, **trainer: 
     return result
 
 
-def fail_half_way(model: nn.Module, rank: int, forward: bool, failures: list[int]) -> None:
-    """Lets rows fail in the second layer: on the last rank those of many tokens, and on any rank those with a marked token."""
+def fail_half_way(model: nn.Module, rank: int, forward: bool, failures: list[int], marked_fits: bool) -> None:
+    """Lets rows fail in the second layer: on the last rank those of many tokens, and on any rank those with a marked token.
+
+    Those raise, or lack memory unless `marked_fits`.
+    """
     ids: list[torch.Tensor] = []
 
     def note(_: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
@@ -184,6 +195,8 @@ def fail_half_way(model: nn.Module, rank: int, forward: bool, failures: list[int
         if not torch.is_grad_enabled():
             return  # the probe
         if bool((ids[0] == MARK).any()):
+            if not marked_fits:
+                lack_memory()
             failures.append(0)
             raise ValueError("cannot be computed")
         if rank == 1 and len(ids[0]) > FITS:
@@ -195,7 +208,9 @@ def fail_half_way(model: nn.Module, rank: int, forward: bool, failures: list[int
     model.get_submodule("model.layers.1.mlp").register_forward_hook(fail)
 
 
-def train_failing(directory: Path, models: dict[str, Path], group: Ranks) -> dict[str, Any]:
+def train_failing(
+    directory: Path, models: dict[str, Path], group: Ranks, marked_fits: bool = True, **trainer: Any
+) -> dict[str, Any]:
     """Steps of which rows fail on one rank: what does not fit is tried in pieces, and a run whose row raises is refused."""
     results: dict[str, Any] = {}
     for name in ("dense-full", "moe-lora-two"):
@@ -203,9 +218,10 @@ def train_failing(directory: Path, models: dict[str, Path], group: Ranks) -> dic
         place = directory / f"failing-{name}-{group.count}"
         if group.index == 0:
             place.mkdir()
-        bench, failures = Bench(place, models[model], group, runs), list[int]()
+        bench, failures = Bench(place, models[model], group, runs, **trainer), list[int]()
         if group.count > 1:
-            fail_half_way(bench.learner.model, group.index, name == "dense-full", failures)
+            forward = name == "dense-full"
+            fail_half_way(bench.learner.model, group.index, forward, failures, marked_fits or forward)
         if group.index > 0:
             bench.learner.follow()
             assert failures, "no row of the last rank has failed"
@@ -222,9 +238,9 @@ def train_failing(directory: Path, models: dict[str, Path], group: Ranks) -> dic
 
 
 def train_all(
-    directory: Path, models: dict[str, Path], group: Ranks, only: list[str], **trainer: Any
+    directory: Path, models: dict[str, Path], group: Ranks, only: list[str], steps: int = STEPS, **trainer: Any
 ) -> dict[str, Any]:
-    """Every scenario on this group of ranks; the result is rank 0's."""
+    """Every scenario on this group of ranks, or `only` some; the result is rank 0's."""
     results: dict[str, Any] = {}
     for name, (model, runs, routed) in SCENARIOS.items():
         if only and name not in only:
@@ -236,7 +252,7 @@ def train_all(
         if group.index > 0:
             bench.learner.follow()
             continue
-        lines = [bench.train(step, routed) for step in range(1, STEPS + 1)]
+        lines = [bench.train(step, routed) for step in range(1, steps + 1)]
         results[name] = {
             "lines": lines,
             "weights": {run_id: bench.weights(slot) for slot, run_id in enumerate(runs)},

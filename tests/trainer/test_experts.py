@@ -14,7 +14,7 @@ from safetensors import safe_open
 
 from inference.plugin.digest import digests_of
 from tests.trainer.conftest import make_batch, make_run_config
-from tests.trainer.expert_learner import FULL, LORA, WAYS
+from tests.trainer.expert_learner import FEW, FULL, LONGEST, LORA, WAYS
 from tests.trainer.forked_ranks import launch
 from tests.trainer.lone_run import make_lone_run
 from tests.trainer.orchestrator_end import ended, feeder, log_path, send_signal, trainer_process, write_run
@@ -49,10 +49,12 @@ def test_ranks_with_a_part_of_the_experts_each_train_as_one_with_all_of_them(
     found: dict[Any, Any], moe_directory: Path, ranks: int, way: str, name: str
 ) -> None:
     divided, plain = found[ranks][way][name], found[2]["plain"][name]
+    if len(divided["lines"]) < STEPS:  # the metrics of a step say what the steps before it have made of the weights
+        plain = of_steps(plain, *range(1, FEW + 1)) | {"weights": {key: {} for key in plain["weights"]}}
     assert_close(divided, plain, list(SCENARIOS[name][1]))
     assert all(line["one"]["grad_norm"] > 0 and line["one"]["replayed_share"] > 0 for line in plain["lines"])
     whole, weights = plain["elements"], load_model(moe_directory, "float32", torch.device("cpu")).named_parameters()
-    if way == "sharded":
+    if way.startswith("sharded"):
         assert divided["elements"] == whole / ranks, "a rank holds its part of everything"
     else:
         assert divided["elements"] == whole - sum(
@@ -60,17 +62,32 @@ def test_ranks_with_a_part_of_the_experts_each_train_as_one_with_all_of_them(
         )
 
 
+def of_steps(result: dict[str, Any], *steps: int) -> dict[str, Any]:
+    return result | {"lines": [result["lines"][step - 1] for step in steps]}
+
+
 def test_passes_that_fail_at_the_owner_of_other_ranks_tokens_are_tried_in_pieces(found: dict[Any, Any]) -> None:
-    own, plain = (found[2][kind][FULL] for kind in ("failing", "failing-plain"))
+    own, plain = (of_steps(found[2][kind][FULL], 1, 2, 3, 5) for kind in ("failing", "failing-plain"))
     assert_close(own, plain, ["one"])
+
+
+def test_a_sample_that_does_not_fit_at_its_experts_owner_costs_its_run_alone(found: dict[Any, Any]) -> None:
+    """Whether that rank has samples of another run, or none at all."""
+    for name in (FULL, LORA):
+        assert found[2]["failing"][name]["lines"][3]["one"] == (
+            f"training step 4: a sample of {LONGEST} tokens does not fit into memory: "
+            "a rank that computes experts of its tokens lacks memory"
+        )
+    own, plain = (of_steps(found[2][kind][LORA], 4) for kind in ("failing", "failing-plain"))
+    assert_close(own, plain | {"weights": {"two": {}}}, ["two"])
 
 
 def test_a_run_whose_row_raises_between_the_transfers_is_refused_and_the_other_is_not_affected(
     found: dict[Any, Any],
 ) -> None:
-    own, plain = (found[2][kind][LORA] for kind in ("failing", "failing-plain"))
+    own, plain = (of_steps(found[2][kind][LORA], 1, 2, 3, 5) for kind in ("failing", "failing-plain"))
     assert_close(own, plain, ["one"])
-    assert own["lines"][3]["two"] == "training step 4: a row raised ValueError: cannot be computed"
+    assert own["lines"][3]["two"] == "training step 5: a row raised ValueError: cannot be computed"
 
 
 def test_a_run_continues_on_other_ranks_and_groups_with_the_same_bits(found: dict[Any, Any]) -> None:

@@ -157,20 +157,6 @@ def test_a_lost_accelerator_ends_the_trainer(dense_directory: Path) -> None:
     assert step.fault is None
 
 
-def test_a_row_that_other_ranks_share_and_that_does_not_fit_ends_the_trainer(
-    dense_directory: Path, tmp_path: Path
-) -> None:
-    lone = make_lone_run(tmp_path, dense_directory)
-    step = lone.learner.open_step(0, make_batch(1))
-
-    def lack(row: object) -> None:
-        torch.empty(2**58)
-
-    tokens = sum(step.length(sample) for sample in step.samples)
-    with pytest.raises(MemoryError, match=f"a row of {tokens} tokens does not fit.*context_parallel"):
-        Rows(10_000, shared=True).train([(step, step.samples)], lack)
-
-
 def demanding(inputs: LossInputs) -> LossOutputs:
     """A loss that has memory for few tokens."""
     if len(inputs.advantages_P) > 12:
@@ -249,8 +235,8 @@ class BesideAnotherRank:
         self.tokens = 0
         """Of the current piece of this rank."""
 
-    def more(self, own: bool) -> bool:
-        return own
+    def holders(self, own: bool) -> list[int]:
+        return [0] if own else []
 
     def begin(self) -> None: ...
 

@@ -1,7 +1,8 @@
-"""Keeps the forward and backward passes of a divided model together: all ranks make the same collective calls in the same order.
+"""Keeps the forward and backward passes of several ranks together: all make the same collective calls in the same order.
 
-FSDP gathers each layer on all ranks, and divided experts get their tokens from all (`trainer/model/exchange.py`), so a rank that
-computes alone would wait for the others forever. Before each pass the ranks say what they are about to do (`_agree`), and a rank
+FSDP gathers each layer on all ranks, divided experts get their tokens from all (`trainer/model/exchange.py`), and ranks that
+share a row gather its keys and values (`trainer/model/context.py`), so a rank that computes alone would wait for the others
+forever. Before each pass the ranks say what they are about to do (`_agree`), and a rank
 that has nothing to do makes an idle pass: two made-up tokens with a zero gradient. All passes make the same calls, so a rank
 whose pass raises half-way makes the rest of them with zeros (`_play_rest`). The others' results are then wrong, and all ranks
 learn so at the next agreement: everyone discards the pass. Only the death of a process ends the others.
@@ -10,7 +11,7 @@ learn so at the next agreement: everyone discards the pass. Only the death of a 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -20,14 +21,18 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
+from torch.utils.hooks import RemovableHandle
 
 from trainer.faults import is_fatal, is_out_of_memory
 from trainer.lora.layer import MultiLora, applied
+from trainer.model.context import ContextGroup, Stretch, StretchCall, shared_rows
 from trainer.model.exchange import Call, exchanges
 from trainer.model.load import log_probabilities
 from trainer.model.router_replay import RouterReplay
 
 logger = logging.getLogger(__name__)
+
+_IDLE_TOKENS = 2
 
 MOST_IDLE_FAILURES = 3
 """Idle passes of a rank that fail one after the other until it ends, and all with it: each makes all ranks begin anew."""
@@ -81,7 +86,10 @@ def _call(gathers: bool, output: Tensor, given: Tensor, group: Any) -> _Call:
 
 
 class Passes:
-    """The passes of one divided model on this rank. Between `begin` and `end` each call of the model is agreed upon."""
+    """The passes of this rank over one model, which is divided or whose rows ranks share.
+
+    Between `begin` and `end` each call of the model is agreed upon.
+    """
 
     def __init__(
         self,
@@ -89,47 +97,73 @@ class Passes:
         agree: Callable[[Tensor], object],
         device: torch.device,
         replay: RouterReplay | None = None,
+        context: ContextGroup | None = None,
+        place: tuple[int, int] = (0, 1),
     ) -> None:
         """Watches `model`, which has computed once, and has this `replay` of its router.
 
-        `agree` takes the maximum of a CPU tensor over all ranks, in place.
+        `agree` takes the maximum of a CPU tensor over the ranks that make the same passes, in place. The ranks of `context`
+        share rows. `place`: which of the rows that are trained at once is this rank's, and how many there are.
         """
         self._model: Any = model
         self._replay = replay
         self._maximum = agree
         self._device = device
+        self._context = context
+        self._place, self._places = place
+        self._kinds: list[tuple[nn.Module, bool]] = [(model, False), (model, True)]
+        """What is called, and whether with a backward pass: kinds of passes, of which the first come first."""
         self._made: list[Call] = []
         """The calls of the pass in progress."""
-        self._scripts: dict[bool, list[Call]] = {}
-        """The calls of a whole pass, without and with a backward pass."""
+        self._scripts: dict[tuple[nn.Module, bool], list[Call]] = {}
+        """The calls of a whole pass of each kind."""
         self._script: list[Call] | None = None
         """Of the pass in progress; None before the first one of a round."""
         self._open = self._idling = False
         self.lacked_memory = False
         """Whether a rank lacked memory in the round that was discarded last."""
         self._idle_failures = 0
-        """Since the last idle pass that succeeded."""
+        """Since the last idle pass that succeeded, without those for which others may be to blame."""
         # Not `set_custom_all_gather`, which refuses a layer whose experts are divided over other ranks than the rest.
         for group in self._groups():
             group._all_gather_comm, group._reduce_scatter_comm = _Gather(self._made), _Scatter(self._made)
         for exchange in exchanges(model):
             exchange.made = self._made
+        if context is not None:
+            context.made = self._made
         self.shares_experts = bool(exchanges(model))
         """Whether a rank computes tokens of other ranks."""
-        model.register_forward_pre_hook(self._before, prepend=True)
+        self._watched = {model: self._watch(model)}
 
-    def more(self, own: bool) -> bool:
-        """Returns whether any rank has more to do; on every rank."""
-        flag = torch.tensor([int(own)])
-        self._maximum(flag)
-        return bool(flag)
+    def watch(self, others: Sequence[nn.Module]) -> None:
+        """Keeps passes without gradient over these models together, too: whole ones, over rows that ranks share.
+
+        They are the same on all ranks, in the same order. Those of an earlier call are watched no more.
+        """
+        models = [self._model, *others]
+        for dropped in self._watched.keys() - set(models):
+            self._watched.pop(dropped).remove()
+            self._scripts.pop((dropped, False), None)
+        self._watched |= {model: self._watch(model) for model in models if model not in self._watched}
+        self._kinds = [*((model, False) for model in models), (self._model, True)]
+
+    def _watch(self, model: nn.Module) -> RemovableHandle:
+        return model.register_forward_pre_hook(self._before, prepend=True, with_kwargs=True)
+
+    def holders(self, own: bool) -> list[int]:
+        """Returns the places of the ranks that give True; on every rank."""
+        flags = torch.zeros(self._places, dtype=torch.int64)
+        flags[self._place] = own
+        self._maximum(flags)
+        places: list[int] = flags.nonzero()[:, 0].tolist()
+        return places
 
     def begin(self) -> None:
         """Begins a round, in which this rank calls the model as often as it likes, or not at all."""
-        for gradient in (False, True):
-            if gradient not in self._scripts:
-                self._idle(gradient)
-                self._scripts[gradient] = list(self._made)
+        for kind in self._kinds:
+            if kind not in self._scripts:
+                self._idle(kind)
+                self._scripts[kind] = list(self._made)
         self._open, self._script = True, None
 
     def end(self, failed: bool, lacked_memory: bool = False) -> bool:
@@ -142,62 +176,69 @@ class Passes:
         if failed and self._open:
             self._play_rest()
         while self._open:
-            plain, gradient, discarded = self._agree(failed=failed, lacked_memory=lacked_memory)
-            if discarded or not (plain or gradient):
+            turn, discarded = self._agree(failed=failed, lacked_memory=lacked_memory)
+            if discarded or turn is None:
                 self._open = False
                 return discarded
             try:
-                self._idle(gradient=not plain)
+                self._idle(turn)
             except Exception as error:  # a lack of memory
-                self._idle_failures += 1
+                failed, lacked_memory = True, is_out_of_memory(error)
+                # Tokens of others may not fit here: `trainer/rows.py` tries fewer, and finds whose.
+                self._idle_failures += not (lacked_memory and self.shares_experts)
                 if is_fatal(error) or self._idle_failures >= MOST_IDLE_FAILURES:
                     raise
                 logger.warning("an idle pass failed", exc_info=True)
-                failed, lacked_memory = True, is_out_of_memory(error)
             if failed:
                 self._play_rest()
         return True
 
     def _agree(
-        self, plain: bool = False, gradient: bool = False, failed: bool = False, lacked_memory: bool = False
-    ) -> tuple[bool, bool, bool]:
-        """Returns whether any rank is about to make a pass without gradient, one with, or has failed."""
-        flags = torch.tensor([plain, gradient, failed, lacked_memory], dtype=torch.int64)
+        self, kind: tuple[nn.Module, bool] | None = None, failed: bool = False, lacked_memory: bool = False
+    ) -> tuple[tuple[nn.Module, bool] | None, bool]:
+        """Returns the kind of pass whose turn it is, if a rank is about to make one, and whether any rank has failed."""
+        flags = torch.tensor([*(each == kind for each in self._kinds), failed, lacked_memory], dtype=torch.int64)
         self._maximum(flags)
-        self.lacked_memory = bool(flags[3])
-        return bool(flags[0]), bool(flags[1]), bool(flags[2])
+        *asked, discarded, self.lacked_memory = map(bool, flags.tolist())
+        return next((each for each, flag in zip(self._kinds, asked, strict=True) if flag), None), discarded
 
-    def _before(self, _model: nn.Module, _inputs: Any) -> None:
+    def _before(self, model: nn.Module, _inputs: Any, keywords: dict[str, Any]) -> None:
         """Waits, before a call of the model, until it is this kind of pass's turn on all ranks."""
         if not self._open or self._idling:
             return
-        gradient = torch.is_grad_enabled()
+        kind = (model, torch.is_grad_enabled())
         while True:
-            plain_turn, _, discarded = self._agree(plain=not gradient, gradient=gradient)
+            turn, discarded = self._agree(kind)
             if discarded:
                 self._open = False
                 raise PassDiscarded("another rank has failed")
-            if not (gradient and plain_turn):
+            assert turn is not None
+            if turn == kind:
                 break
-            self._idle(gradient=False)
-        self._start(gradient)
+            self._idle(turn)
+        self._start(kind, keywords.get("stretch"))
 
-    def _start(self, gradient: bool) -> None:
+    def _start(self, kind: tuple[nn.Module, bool], stretch: Stretch | None) -> None:
         if isinstance(self._model, FSDPModule):
             self._model.reset_iter_state()  # alike on all ranks, whatever was computed before
         self._made.clear()
-        self._script = self._scripts.get(gradient)
+        self._script = self._scripts.get(kind)
+        if self._context is not None:
+            self._context.stretch = stretch
+            if self._script is not None and stretch is None:  # the probe, which each rank computes alone
+                self._script = [call for call in self._script if not isinstance(call, StretchCall)]
 
-    def _idle(self, gradient: bool) -> None:
+    def _idle(self, kind: tuple[nn.Module, bool]) -> None:
         """Makes a pass that changes nothing, beside those of other ranks; also just before a pass over a row of this rank."""
-        self._start(gradient)
+        model, gradient = kind
+        self._start(kind, None if self._context is None else Stretch(self._context, _IDLE_TOKENS))
         self._idling = True
         try:
-            with self._without_row(), torch.set_grad_enabled(gradient):
-                tokens_T = torch.zeros(2, dtype=torch.int64, device=self._device)
-                positions_T = torch.arange(2, device=self._device)
+            with shared_rows(model, self._context), self._without_row(), torch.set_grad_enabled(gradient):
+                tokens_T = torch.zeros(_IDLE_TOKENS, dtype=torch.int64, device=self._device)
+                positions_T = torch.arange(_IDLE_TOKENS, device=self._device)
                 values_P, _ = log_probabilities(
-                    self._model, tokens_T, positions_T, [2], positions_T[:1], tokens_T[:1], 1.0
+                    model, tokens_T, positions_T, [_IDLE_TOKENS], positions_T[:1], tokens_T[:1], 1.0
                 )
                 if gradient:
                     values_P.backward(torch.zeros_like(values_P))

@@ -50,6 +50,11 @@ class References:
         self._used[slot] = path
         return self._models[path]
 
+    @property
+    def models(self) -> list[nn.Module]:
+        """The models in use, in the same order on every rank."""
+        return list(self._models.values())
+
     def close(self, slot: int) -> None:
         """Releases the reference of the run in a slot, and the memory of a model that no other run uses."""
         path = self._used.pop(slot, None)
