@@ -6,6 +6,7 @@ before.
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 BACKEND = "counterpoint"
@@ -13,13 +14,14 @@ BACKEND = "counterpoint"
 
 
 def register() -> None:
-    """Registers the weight-transfer backend, binds the process to its parent, and lets the garbage collector run again.
+    """Registers the weight-transfer backend, binds the process to its parent, lets our modules log and gc collect again.
 
     vLLM calls it once in each process that is not forked, as a general plugin, when most modules are imported.
     """
     from cluster.parent_death import bind_worker_to_parent
 
     bind_worker_to_parent()
+    _log_as_vllm_does()
 
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
@@ -28,6 +30,15 @@ def register() -> None:
     from inference.plugin.program import resume_gc
 
     resume_gc()
+
+
+def _log_as_vllm_does() -> None:
+    """Gives our modules the handlers and the level of vLLM's. The root logger drops warnings: a library of vLLM's sets it."""
+    vllm = logging.getLogger("vllm")
+    for package in ("inference", "transport"):
+        ours = logging.getLogger(package)
+        ours.handlers, ours.propagate = vllm.handlers, vllm.propagate
+        ours.setLevel(vllm.level)
 
 
 def endpoint_plugin() -> Any:

@@ -280,7 +280,7 @@ class CounterpointRoutes:
         try:
             offer, received = await self.receiver.receive(raw_request.stream())
         except ClientDisconnect:
-            logger.error("A client hung up before its weights had come whole; nothing has changed")
+            logger.warning("A client hung up before its weights had come whole; nothing has changed")
             return Response(status_code=HTTPStatus.NO_CONTENT)
         except (OSError, ValueError) as error:
             return _not_taken(error)
