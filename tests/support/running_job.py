@@ -145,9 +145,12 @@ def assert_nothing_is_left(job: RunningJob) -> None:
 
 
 def write_config(directory: Path, max_restarts: int = 0, server: ServerProcess | None = None) -> Path:
-    """Writes the job's file to `directory`; its output goes beside it."""
-    file = directory / "job.toml"
-    file.write_text(tomli_w.dumps(settings(directory / "output", max_restarts, server)))
+    """Writes the job's file to `directory`; its output goes beside it. A given server is sent weights out of memory."""
+    file, job = directory / "job.toml", settings(directory / "output", max_restarts, server)
+    if server is not None:
+        job["orchestrator"]["inference"]["send_weights"] = True
+        job["trainer"]["broadcast"] = "memory"
+    file.write_text(tomli_w.dumps(job))
     return file
 
 
