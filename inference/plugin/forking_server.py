@@ -13,7 +13,6 @@ import importlib
 import os
 import signal
 import socket
-import sys
 import threading
 from argparse import Namespace
 from multiprocessing.util import register_after_fork
@@ -74,12 +73,17 @@ async def _serve(args: Namespace) -> None:
     signal.signal(signal.SIGTERM, _interrupt)
     address, listening = setup_server(args, reuse_port=False)
     register_after_fork(listening, _become_engine)
-    os.register_at_fork(after_in_parent=_import_beside_engine)
     if args.tool_parser_plugin:
         ToolParserManager.import_tool_parser(args.tool_parser_plugin)
     if args.reasoning_parser_plugin:
         ReasoningParserManager.import_reasoning_parser(args.reasoning_parser_plugin)
+    # While the engine starts. Not before the fork: a process with a second thread must not be forked.
+    importing = threading.Thread(target=_import_routes, name="importing routes", daemon=True)
+    server = os.getpid()
+    os.register_at_fork(after_in_parent=lambda: _start(importing) if os.getpid() == server else None)
     async with build_async_engine_client_from_engine_args(ForkingArguments.from_cli_args(args)) as engine:
+        if importing.ident is not None:
+            importing.join()  # two threads that import modules which import each other may see half of one
         ended = await build_and_serve(engine, address, listening, args)
     try:
         await ended
@@ -87,10 +91,10 @@ async def _serve(args: Namespace) -> None:
         listening.close()
 
 
-def _import_beside_engine() -> None:
-    """Imports the routes while the engine starts. Not before the fork: a process with a second thread must not be forked."""
-    if ROUTES[0] not in sys.modules and not any(thread.name == ROUTES[0] for thread in threading.enumerate()):
-        threading.Thread(target=_import_routes, name=ROUTES[0], daemon=True).start()
+def _start(thread: threading.Thread) -> None:
+    """Starts a thread that was not started before."""
+    if thread.ident is None:
+        thread.start()
 
 
 def _import_routes() -> None:
