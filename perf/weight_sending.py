@@ -1,0 +1,145 @@
+"""Measures what it costs to send a version's weights to a server: seconds, CPU seconds of both ends, and the sender's loop lag.
+
+    python -m perf.weight_sending [--mib 1024] [--servers 1]
+
+A file in shared memory goes by the orchestrator's own sender over loopback to processes that receive it as a server does
+(`inference/plugin/receiving.py`), under uvicorn, and load nothing. The lag is that of a coroutine that sleeps a millisecond, over
+and over: while nothing is sent and while weights are, in turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import uvicorn
+import uvloop
+from fastapi import FastAPI, Request
+from rich.console import Console
+from rich.table import Table
+from safetensors.numpy import save_file
+
+from inference.base import Probe, WeightUpdate
+from inference.clients.http_sessions import HttpSessions
+from inference.clients.weight_sender import WeightSender
+from inference.config import PoolConfig
+from inference.plugin.receiving import Receiver
+from inference.sent_weights import MAX_OFFER_BYTES, OFFER_PATH, SEND_PATH, Offer
+from transport.files.atomic import STABLE
+from transport.files.shared_memory import SHARED_MEMORY
+
+TURNS = 3
+IDLE_SECONDS = 3.0
+START_SECONDS = 60.0
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument(
+        "--mib", type=int, default=1024, help="MiB of the weights; each end holds them in shared memory"
+    )
+    parser.add_argument("--servers", type=int, default=1, help="receiving processes, to which they go at once")
+    parser.add_argument("--receive", nargs=2, metavar=("MODEL", "DESCRIPTOR"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.receive:
+        receive(Path(arguments.receive[0]), int(arguments.receive[1]))
+        return
+    with tempfile.TemporaryDirectory(dir=SHARED_MEMORY) as memory:
+        save_file({"weights": np.ones(arguments.mib << 18, np.float32)}, Path(memory) / "model.safetensors")
+        (Path(memory) / STABLE).touch()
+        Console(width=140).print(uvloop.run(measure(Path(memory), arguments.servers)))
+
+
+def receive(model: Path, descriptor: int) -> None:
+    """Receives weights at a socket that listens already, until it is killed."""
+    receiver, app = Receiver(model), FastAPI()
+
+    @app.post(OFFER_PATH)
+    async def offer(request: Request) -> dict[str, list[str]]:
+        body = await request.body()
+        assert len(body) <= MAX_OFFER_BYTES
+        return {"holds": sorted(await receiver.consider(Offer.decode(body)))}
+
+    @app.post(SEND_PATH)
+    async def send(request: Request) -> float:
+        began = time.process_time()
+        _, received = await receiver.receive(request.stream())
+        taken = time.process_time() - began
+        await asyncio.to_thread(received.remove)
+        return taken
+
+    uvicorn.run(app, fd=descriptor, log_level="warning")
+
+
+async def measure(directory: Path, servers: int) -> Table:
+    """Returns the table of all turns."""
+    table = Table("turn", "seconds", "MB/s", "CPU s, sender", "CPU s, each server", "lag p50, ms", "p99", "max")
+    nbytes = servers * (directory / "model.safetensors").stat().st_size
+    with receivers(directory, servers) as urls:
+        async with HttpSessions(PoolConfig(send_weights=True, connect_timeout_seconds=START_SECONDS)) as sessions:
+            senders = [sender for url in urls if (sender := sessions.weight_sender(url)) is not None]
+            await send_to_all(senders, directory, 0)
+            for turn in range(1, TURNS + 1):
+                lags = asyncio.create_task(sample_lags())
+                await asyncio.sleep(IDLE_SECONDS)
+                lags.cancel()
+                table.add_row(f"{turn}: nothing is sent", "", "", "", "", *await lags)
+                lags = asyncio.create_task(sample_lags())
+                began, cpu = time.perf_counter(), time.process_time()
+                taken = await send_to_all(senders, directory, turn)
+                elapsed, cpu = time.perf_counter() - began, time.process_time() - cpu
+                lags.cancel()
+                figures = f"{elapsed:.2f}", f"{nbytes / elapsed / 1e6:.0f}", f"{cpu:.2f}", f"{max(taken):.2f}"
+                table.add_row(f"{turn}: weights are sent", *figures, *await lags)
+    return table
+
+
+async def send_to_all(senders: list[WeightSender], directory: Path, version: int) -> list[float]:
+    """Returns the CPU seconds that each server took."""
+    update = WeightUpdate(version, directory, Probe(version, [1, 2], [0.0]), None)
+    return [float(taken) for taken in await asyncio.gather(*(sender.send(update) for sender in senders))]
+
+
+async def sample_lags() -> tuple[str, str, str]:
+    """Returns median, 99th percentile and maximum of the loop's lag in milliseconds, once it is cancelled."""
+    lags = [0.0]
+    try:
+        while True:
+            began = time.perf_counter()
+            await asyncio.sleep(0.001)
+            lags.append(time.perf_counter() - began - 0.001)
+    except asyncio.CancelledError:
+        p50, p99, most = np.percentile(lags, (50, 99, 100)) * 1e3
+        return f"{p50:.2f}", f"{p99:.1f}", f"{most:.1f}"
+
+
+@contextmanager
+def receivers(model: Path, count: int) -> Iterator[list[str]]:
+    """Yields the URLs of receiving processes, which are killed afterwards."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    command = [sys.executable, "-m", "perf.weight_sending", "--receive", str(model)]
+    processes = [
+        subprocess.Popen([*command, str(each.fileno())], pass_fds=[each.fileno()], env=os.environ) for each in sockets
+    ]
+    try:
+        yield [f"http://127.0.0.1:{each.getsockname()[1]}" for each in sockets]
+    finally:
+        for process, each in zip(processes, sockets, strict=True):
+            process.kill()
+            process.wait()
+            each.close()
+
+
+if __name__ == "__main__":
+    main()
