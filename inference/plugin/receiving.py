@@ -19,7 +19,7 @@ from pathlib import Path
 from inference.plugin.checkpoint import BASE, read_manifest
 from inference.sent_weights import LENGTH_BYTES, MAX_OFFER_BYTES, Offer
 from transport.files.atomic import STABLE, write_buffers
-from transport.files.own_directory import OwnDirectory
+from transport.files.own_directory import OwnDirectory, remove_left
 from transport.files.shared_memory import SHARED_MEMORY, lack_of_room
 
 PREFIX = "counterpoint-received-"
@@ -40,6 +40,9 @@ class Receiver:
     """Receives weights for the model in `model`, from several clients at once."""
 
     def __init__(self, model: Path) -> None:
+        """Removes what killed servers of this user left."""
+        for place in (SHARED_MEMORY, Path(tempfile.gettempdir())):
+            remove_left(place, PREFIX)
         self._model = model
         self._limit: int | None = None
         self._coming = 0

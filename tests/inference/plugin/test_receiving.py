@@ -17,6 +17,7 @@ from inference.plugin import receiving
 from inference.plugin.receiving import Receiver
 from inference.sent_weights import Offer
 from transport.files.atomic import STABLE
+from transport.files.own_directory import OwnDirectory
 
 FILES = {
     "base/model-1.safetensors": os.urandom(70_000),
@@ -171,3 +172,12 @@ async def test_a_base_comes_once_and_goes_with_the_next(memory: Path, receiver: 
     with pytest.raises(OSError, match=r"base/model\.safetensors does not come, and another base has taken its place"):
         await receiver.receive(in_pieces(less.preamble() + changes[1], 7))
     assert left_in(memory) == []
+
+
+def test_what_a_killed_server_held_goes_when_the_next_one_starts(memory: Path, tmp_path: Path) -> None:
+    """Also if that one is sent nothing. What a live one holds stays."""
+    live = OwnDirectory(memory, receiving.PREFIX)
+    left = memory / f"{receiving.PREFIX}left"
+    (left / "base").mkdir(parents=True)
+    Receiver(tmp_path)
+    assert left_in(memory) == [live.path]
