@@ -81,6 +81,10 @@ class TrainerConfig(Config):
     """Ranks that divide a mixture's experts among them: each owns an equal part, and tokens travel to the owners of their experts
     (docs/scale.md). It divides the number of ranks and of experts. 1: a rank has all experts, or gathers them with `sharding`."""
 
+    rank_silence_seconds: float = Field(default=600.0, ge=5)
+    """Longest time for which one of several ranks may keep the others waiting, as when it hangs; then all end, and the log says
+    which. It has to exceed the time of a row, of an update, and of loading the model, as the ranks wait for the slowest."""
+
     max_waiting_bytes: int | None = Field(default=None, gt=0)
     """Bytes for the waiting batches of all runs together. Unset: half of this machine's memory. A run's share is this divided by
     `max_runs`. A run may always send one batch, whatever its size; a run that otherwise exceeds its share is evicted."""

@@ -8,6 +8,13 @@ _OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC
 """Messages of torch's CPU allocator, CUDA and cuBLAS that are not raised as `OutOfMemoryError`."""
 
 
+_WAITED_IN_VAIN = ("Timed out waiting", "Application timeout caused pair closure")
+"""What gloo says of a call that other ranks did not join in time, and of those after it."""
+
+_LOST = (*_WAITED_IN_VAIN, "gloo/transport")
+"""What it says of calls that cannot be made any more."""
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Returns whether the error is a lack of memory, so that a smaller piece of work may succeed."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
@@ -15,6 +22,13 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)
 
 
+def has_waited_in_vain(error: Exception) -> bool:
+    """Returns whether another rank has not joined a collective call in time."""
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _WAITED_IN_VAIN)
+
+
 def is_fatal(error: Exception) -> bool:
-    """Returns whether this process can no longer use the accelerator: every further call would fail, too."""
+    """Returns whether this process can no longer use the accelerator, or reach the other ranks: further calls would fail, too."""
+    if isinstance(error, RuntimeError) and any(words in str(error) for words in _LOST):
+        return True
     return isinstance(error, torch.AcceleratorError) and not is_out_of_memory(error)

@@ -80,7 +80,7 @@ class Learner:
         self.manager = manager
         self.runs: dict[int, Run] = {}
         """By slot, the runs that could be made; the records of the others say why not."""
-        self.heartbeat_seconds = HEARTBEAT_SECONDS
+        self.heartbeat_seconds = min(HEARTBEAT_SECONDS, config.rank_silence_seconds / 4)
         self._open: dict[int, OpenStep] = {}
         self._sent: dict[int, list[set[int]]] = {}
         """By slot and rank, the samples of the open step that the rank has got; on rank 0."""

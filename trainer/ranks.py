@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -21,15 +21,19 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainer.config import TrainerConfig
+from trainer.faults import has_waited_in_vain
 from trainer.model.context import ContextGroup
 from trainer.model.exchange import ExpertGroup
 from trainer.model.experts import form_groups
 
-COLLECTIVE_TIMEOUT = timedelta(minutes=10)
-"""If a rank keeps the others waiting longer than this in a collective call, all ranks end. Rank 0 sends a command at least every
-`HEARTBEAT_SECONDS`, so only a step's own work counts."""
-
 HEARTBEAT_SECONDS = 30.0
+"""Rank 0 sends a command at least so often, so only a step's own work counts for `rank_silence_seconds`."""
+
+ROLL_CALL_SECONDS = 10.0
+"""For which a rank that has waited in vain waits until the others say that they have, too."""
+
+_ROLL_CALL = "counterpoint/roll_call"
+"""Keys in the process group's store."""
 
 _FAULT_BYTES = 1024
 """Most bytes of a fault that a rank sends to the others; the wire has the same limit."""
@@ -125,6 +129,30 @@ class Ranks:
         texts = (each.numpy().tobytes().rstrip(b"\0").decode(errors="replace") for each in gathered)
         return [text for text in texts if text]
 
+    def silence(self, error: Exception) -> str:
+        """Returns who is silent, for a person, after an error on this rank; empty unless it has waited for others in vain.
+
+        The others that have waited in vain, too, say so by the process group's store, which no rank holds.
+        """
+        if self.count == 1 or not has_waited_in_vain(error):
+            return ""
+        keys = [f"{_ROLL_CALL}/{rank}" for rank in range(self.count)]
+        store = dist.distributed_c10d._get_default_store()
+        try:
+            store.set(keys[self.index], "")
+            with suppress(dist.DistStoreError):
+                store.wait(keys, timedelta(seconds=ROLL_CALL_SECONDS))
+            silent = [str(rank) for rank, key in enumerate(keys) if not store.check([key])]
+        except dist.DistError as lost:
+            return f"rank {self.index} of {self.count} has waited in vain for others, and their store is gone: {lost}"
+        if not silent:
+            return f"a rank kept the other {self.count - 1} waiting for longer than trainer.rank_silence_seconds, and lives"
+        names = f"rank {silent[0]} is" if len(silent) == 1 else f"ranks {', '.join(silent)} are"
+        return (
+            f"{names} silent, of {self.count}: stopped, or at work for longer than trainer.rank_silence_seconds; "
+            "raise that if rows, updates or loading take so long"
+        )
+
     def maximum(self, tensor: Tensor) -> None:
         """Takes the elementwise maximum over all ranks, in place."""
         if self.count > 1:
@@ -173,27 +201,28 @@ def join(config: TrainerConfig, device: torch.device) -> Iterator[Ranks]:
     if config.ranks == 1:
         yield Ranks(0, 1, device, None)
         return
+    timeout = timedelta(seconds=config.rank_silence_seconds)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-        dist.init_process_group("nccl", device_id=device, timeout=COLLECTIVE_TIMEOUT)
+        dist.init_process_group("nccl", device_id=device, timeout=timeout)
     else:
-        dist.init_process_group("gloo", timeout=COLLECTIVE_TIMEOUT)
+        dist.init_process_group("gloo", timeout=timeout)
     try:
-        commands = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
-        experts = form_groups(config.expert_parallel, device, COLLECTIVE_TIMEOUT)
-        context = _context(config.context_parallel)
+        commands = dist.new_group(backend="gloo", timeout=timeout)
+        experts = form_groups(config.expert_parallel, device, timeout)
+        context = _context(config.context_parallel, timeout)
         yield Ranks(dist.get_rank(), dist.get_world_size(), device, commands, context, experts)
     finally:
         dist.destroy_process_group()
 
 
-def _context(size: int) -> ContextGroup | None:
+def _context(size: int, timeout: timedelta) -> ContextGroup | None:
     """Makes the groups of neighbouring ranks that share rows, on every rank; returns this rank's."""
     if size == 1:
         return None
     ranks = range(dist.get_world_size())
     members = [list(ranks[first : first + size]) for first in ranks[::size]]
-    groups = [dist.new_group(row, timeout=COLLECTIVE_TIMEOUT) for row in members]
-    commands = [dist.new_group(row, timeout=COLLECTIVE_TIMEOUT, backend="gloo") for row in members]
+    groups = [dist.new_group(row, timeout=timeout) for row in members]
+    commands = [dist.new_group(row, timeout=timeout, backend="gloo") for row in members]
     place, index = divmod(dist.get_rank(), size)
     return ContextGroup(groups[place], index, size, commands[place])

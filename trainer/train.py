@@ -113,6 +113,11 @@ def train(
         except (OSError, SafetensorError) as error:
             logger.error("cannot write to %s: %s. What was published before is intact", config.output_dir, error)
             return 1
+        except RuntimeError as error:
+            if silence := group.silence(error):
+                logger.error("%s", silence)
+                return 1
+            raise
         learner.stop()
         return code
 
@@ -120,8 +125,10 @@ def train(
 def _follow(learner: Learner) -> int:
     try:
         learner.follow()
-    except Exception:
+    except Exception as error:
         logger.exception("rank %d of %d failed, and with it the trainer", learner.ranks.index, learner.ranks.count)
+        if silence := learner.ranks.silence(error):
+            logger.error("%s", silence)
         return 1
     return 0
 
@@ -428,7 +435,7 @@ class Trainer:
 
     def _report_waiting(self) -> None:
         now = time.monotonic()
-        if now - self._kept_alive > ranks.HEARTBEAT_SECONDS:
+        if now - self._kept_alive > self._learner.heartbeat_seconds:
             self._kept_alive = now
             self._learner.keep_alive()
         if now - self._reported > WAITING_REPORT_SECONDS:

@@ -130,16 +130,21 @@ def on_several_ranks(directory: Path, mixture: Path, group: Ranks) -> dict[str, 
         found["resumed"] = [train_on(directory, mixture, group, 6, sharding=False, expert_parallel=2)]
     else:
         found["resumed"] = [train_on(directory, mixture, group, 6, sharding=True, expert_parallel=2)]
-        group = replace(group, experts=form_groups(4, group.device, ranks.COLLECTIVE_TIMEOUT))
+        group = replace(group, experts=form_groups(4, group.device, timedelta(minutes=5)))
         found["resumed"].append(train_on(directory, mixture, group, 1, sharding=True, expert_parallel=4))
     return found
 
 
 def main(directory: Path, mixture: Path, device: str = "cpu") -> None:
-    ranks.COLLECTIVE_TIMEOUT = timedelta(minutes=5)
     count = int(os.environ["WORLD_SIZE"])
     config = TrainerConfig(
-        output_dir=directory, model=str(mixture), processes=count, threads=1, expert_parallel=2, context_parallel=2
+        output_dir=directory,
+        model=str(mixture),
+        processes=count,
+        threads=1,
+        expert_parallel=2,
+        context_parallel=2,
+        rank_silence_seconds=300,
     )
     with ranks.join(config, choose_device(device)) as group:
         found = on_several_ranks(directory, mixture, group)

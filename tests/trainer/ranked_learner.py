@@ -1,4 +1,6 @@
-"""A learner on each of two real ranks whose collective calls have eight seconds, for `test_ranks.py`: rank 0 writes for longer.
+"""A learner on each of two real ranks that may be silent for eight seconds, for `test_ranks.py`: rank 0 writes for longer.
+
+In the end the other one stops.
 
 Run it as `torchrun --nproc-per-node=2 -m tests.trainer.ranked_learner DIRECTORY MODEL`.
 """
@@ -6,25 +8,29 @@ Run it as `torchrun --nproc-per-node=2 -m tests.trainer.ranked_learner DIRECTORY
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
-from datetime import timedelta
 from pathlib import Path
 
+import pytest
 import torch
 
 from tests.support.polling import wait_until
 from trainer import ranks
 from trainer.config import TrainerConfig
+from trainer.faults import is_fatal
 from trainer.learner import Learner
+from trainer.ranks import Ranks
 from trainer.runs.manager import MultiRunManager
+from transport.files.atomic import write_atomically
 
 TIMEOUT = 8.0
 
 
 def main(directory: Path, model: str) -> None:
-    ranks.COLLECTIVE_TIMEOUT = timedelta(seconds=TIMEOUT)
-    config = TrainerConfig(output_dir=directory, model=model, processes=2, threads=1)
+    ranks.ROLL_CALL_SECONDS = 1.0
+    config = TrainerConfig(output_dir=directory, model=model, processes=2, threads=1, rank_silence_seconds=TIMEOUT)
     device = torch.device("cpu")
     await_both(directory, "started", int(os.environ["RANK"]))
     with ranks.join(config, device) as group:
@@ -38,6 +44,24 @@ def main(directory: Path, model: str) -> None:
                 time.sleep(1.5 * TIMEOUT)  # the disk is slow
             one.stop()
         (directory / f"rank_{group.index}").touch()
+        if group.index == 0:
+            (directory / "silence").write_text(silence_of_the_other(directory, group))
+        else:
+            write_atomically(directory / "process", str(os.getpid()).encode())
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def silence_of_the_other(directory: Path, group: Ranks) -> str:
+    """What this rank says of one that is stopped, and goes on after that."""
+    file = directory / "process"
+    wait_until(file.exists, "the process of the other rank")
+    try:
+        with pytest.raises(RuntimeError) as caught:
+            group.agree(torch.zeros(1))
+    finally:
+        os.kill(int(file.read_text()), signal.SIGCONT)
+    assert is_fatal(caught.value), "no run is to blame"
+    return group.silence(caught.value)
 
 
 def await_both(directory: Path, stage: str, rank: int) -> None:

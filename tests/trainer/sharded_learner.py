@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-from datetime import timedelta
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -268,11 +267,10 @@ def _local(parameter: Any) -> torch.Tensor:
 
 
 def main(directory: Path, dense: Path, mixture: Path, *only: str) -> None:
-    ranks.COLLECTIVE_TIMEOUT = timedelta(minutes=5)
     models = {"dense": dense, "moe": mixture}
     count = int(os.environ["WORLD_SIZE"])
     device = torch.device("cpu")
-    config = TrainerConfig(output_dir=directory, model=str(dense), processes=count, threads=1)
+    config = TrainerConfig(output_dir=directory, model=str(dense), processes=count, threads=1, rank_silence_seconds=300)
     with ranks.join(config, device) as group:
         found = {"sharded": train_all(directory, models, group, list(only))}
         if not only or "failing" in only:

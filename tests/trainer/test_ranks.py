@@ -139,10 +139,13 @@ async def test_a_poisoned_batch_ends_both_ranks_and_a_dead_rank_ends_the_trainer
     assert published_steps(tmp_path / "run_default" / "broadcast") == [0, 1]
 
 
-def test_a_checkpoint_that_takes_long_does_not_lose_the_other_ranks(dense_directory: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_that_takes_long_does_not_lose_the_other_ranks_and_a_stopped_one_is_named(
+    dense_directory: Path, tmp_path: Path
+) -> None:
     """Longer, here, than any rank waits for another."""
     launch(2, tmp_path, str(dense_directory), module="ranked_learner")
     assert sorted(path.name for path in tmp_path.glob("rank_*")) == ["rank_0", "rank_1"]
+    assert (tmp_path / "silence").read_text().startswith("rank 1 is silent, of 2: stopped, or at work for longer than")
 
 
 def test_managers_of_two_ranks_take_over_the_same_state_and_call_their_hooks_together(tmp_path: Path) -> None:
