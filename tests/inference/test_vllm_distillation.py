@@ -1,11 +1,10 @@
 """Log-probabilities of given tokens, as a teacher returns them, are what Hugging Face computes: at temperature 1, of the whole
-distribution, however the tokens were sampled. By both protocols, with and without adapters, up to the end of the context."""
+distribution, however the tokens were sampled. By both protocols, up to the end of the context."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -77,19 +76,3 @@ async def test_scores_are_those_of_hugging_face(moe_server: ServerProcess) -> No
 async def test_the_tokenizer_is_compared_with_the_servers(moe_server: ServerProcess) -> None:
     async with pool_at(moe_server, moe_server.config.model) as pool:
         await Teacher(pool).compare_tokenizers(Chat(moe_server.config.model))
-
-
-async def test_a_base_model_and_an_adapter_of_one_server_are_two_teachers(
-    lora_server: ServerProcess,
-) -> None:
-    from transformers import AutoModelForCausalLM
-
-    base = AutoModelForCausalLM.from_pretrained(Path(lora_server.config.model))
-    directory = lora_server.directories[1]
-    async with pool_at(lora_server, "scored") as adapter, pool_at(lora_server, lora_server.config.model) as plain:
-        await adapter.update_weights(WeightUpdate(1, directory, Probe.read(directory / "probe.json"), "scored"))
-        by_adapter = await adapter.score(TOKENS, 40, affinity="0-0")
-        by_base = await plain.score(TOKENS, 40, affinity="0-0")
-    assert furthest(by_adapter, lora_server.models[1], TOKENS, 40) < TOLERANCE
-    assert furthest(by_base, base, TOKENS, 40) < TOLERANCE
-    assert np.abs(by_adapter - by_base).max() > 0.1
