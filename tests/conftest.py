@@ -38,10 +38,10 @@ BENCHMARKS = "tests/perf/test_guard.py"
 
 
 class ByFile(LoadScopeScheduling):
-    """How pytest-xdist divides the tests among processes (`pytest -n 3`, as `make test` does).
+    """How pytest-xdist divides the tests among processes (`pytest -n 4`, as `make test` does).
 
-    Those of a file run in one process, for its module's fixtures, and so do all files that name the same server. The benchmarks
-    run at last, in the process that is left when all others have ended.
+    Those of a file run in one process, for its module's fixtures. So do all files that name the same server, and all that start
+    a vLLM of their own, which needs gigabytes. The benchmarks run at last, in the process that is left when others have ended.
     """
 
     def _split_scope(self, nodeid: str) -> str:
@@ -59,7 +59,7 @@ class ByFile(LoadScopeScheduling):
 def scope_of(file: str) -> str:
     """The scope of a file of tests, by its path in the repository."""
     text = (Path(__file__).parents[1] / file).read_text()
-    return next((server for server in SHARED_SERVERS if server in text), file)
+    return next((server for server in SHARED_SERVERS if server in text), "own servers" if "mark.vllm" in text else file)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile:
