@@ -23,11 +23,13 @@ STEPS = 8
 DEADLINE_SECONDS = 240.0
 
 
-def settings(output_dir: Path, max_restarts: int = 0, server: ServerProcess | None = None) -> dict[str, Any]:
+def settings(
+    output_dir: Path, max_restarts: int = 0, server: ServerProcess | None = None, steps: int = STEPS
+) -> dict[str, Any]:
     """The configuration of a job with few short steps, and a checkpoint of the trainer only at every third. A worker's death ends
     the job unless it may restart workers. The job starts a vLLM server of its own unless it is given one."""
     if server is not None:
-        job = settings(output_dir, max_restarts)
+        job = settings(output_dir, max_restarts, steps=steps)
         inference = {"replicas": 0, "max_model_len": server.config.max_model_len}
         orchestrator = job["orchestrator"] | {"inference": {"urls": [server.url]}}
         return job | {"model": server.config.model, "inference": inference, "orchestrator": orchestrator}
@@ -45,7 +47,7 @@ def settings(output_dir: Path, max_restarts: int = 0, server: ServerProcess | No
         "trainer": {"device": "cpu", "max_tokens": 4096},
         "orchestrator": {
             "run_id": "killed",
-            "steps": STEPS,
+            "steps": steps,
             "environments": [{"name": "reverse", "kind": "reverse-text"}],
             "sampling": {"max_tokens": 16},
             "schedule": {"group_size": 4, "rollouts_per_step": 16, "max_inflight_rollouts": 32},
@@ -144,9 +146,11 @@ def assert_nothing_is_left(job: RunningJob) -> None:
     wait_until(lambda: not job.processes(), "the end of its processes", details=lambda: str(job.processes()))
 
 
-def write_config(directory: Path, max_restarts: int = 0, server: ServerProcess | None = None) -> Path:
+def write_config(
+    directory: Path, max_restarts: int = 0, server: ServerProcess | None = None, steps: int = STEPS
+) -> Path:
     """Writes the job's file to `directory`; its output goes beside it. A given server is sent weights out of memory."""
-    file, job = directory / "job.toml", settings(directory / "output", max_restarts, server)
+    file, job = directory / "job.toml", settings(directory / "output", max_restarts, server, steps)
     if server is not None:
         job["orchestrator"]["inference"]["send_weights"] = True
         job["trainer"]["broadcast"] = "memory"

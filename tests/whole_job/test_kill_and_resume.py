@@ -1,6 +1,6 @@
 """Any process of a job may be killed at any moment: `--resume` goes on, and every step is trained exactly once.
 
-Each test runs a whole job with a real vLLM server, kills one process in the middle of a step, and resumes. Where that process is
+Each test runs a whole job with a real vLLM server, kills a process in the middle of a step, and resumes. Where that process is
 neither vLLM's nor the supervisor's, the job uses the server of the session, which spares two starts of 20 s.
 """
 
@@ -21,6 +21,8 @@ from tests.support.vllm_server import ServerProcess
 pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(600)]
 
 ALL_STEPS = list(range(1, STEPS + 1))
+MORE_STEPS = 12
+"""Of a job that is stopped twice, each time with steps left."""
 
 
 def test_a_killed_orchestrator_loses_and_repeats_nothing(tmp_path: Path, moe_server: ServerProcess) -> None:
@@ -31,8 +33,29 @@ def test_a_killed_trainer_loses_and_repeats_nothing(tmp_path: Path, moe_server: 
     kill_and_resume(tmp_path, "cli.main trainer", "trainer", moe_server)
 
 
-def test_a_killed_vllm_loses_and_repeats_nothing(tmp_path: Path, tiny_moe: Path) -> None:
-    kill_and_resume(tmp_path, "inference.plugin.program", "inference_0")
+def test_ctrl_c_and_a_killed_vllm_leave_no_process_and_a_directory_to_resume(tmp_path: Path, tiny_moe: Path) -> None:
+    """One after the other, which spares a start of vLLM; neither loses or repeats a step."""
+    job = started_and_trained(tmp_path, trained=2, steps=MORE_STEPS)
+    try:
+        job.process.send_signal(signal.SIGINT)
+        assert job.wait() == 130, job.output()
+        assert_nothing_is_left(job)
+    finally:
+        job.end()
+    committed = records_of(job.output_dir)
+    assert committed, "it was stopped before it had committed anything: the test proves nothing"
+    trained = job.output_dir / "trainer" / "metrics.jsonl"
+    before = len(steps_of(trained))
+    job = RunningJob(job.config_file, job.output_dir, ("--resume",))
+    try:
+        job.wait_for("a step after the resume", lambda: len(steps_of(trained)) > before)
+    except BaseException:
+        job.end()
+        raise
+    kill(job, "inference.plugin.program", "inference_0")
+    assert_resumes(job, MORE_STEPS)
+    records = records_of(job.output_dir)
+    assert {step: records[step] for step in committed} == committed, "a committed step was generated again"
 
 
 def test_what_is_killed_comes_back_by_itself_and_nothing_is_lost_or_repeated(tmp_path: Path, tiny_moe: Path) -> None:
@@ -52,17 +75,6 @@ def test_what_is_killed_comes_back_by_itself_and_nothing_is_lost_or_repeated(tmp
         assert re.search(rf"{name} .*: restarting", job.output()), job.output()
     assert steps_of(job.output_dir / "run_killed" / "metrics.jsonl") == ALL_STEPS
     assert steps_of(trained) == ALL_STEPS
-
-
-def test_ctrl_c_leaves_no_process_and_a_directory_to_resume(tmp_path: Path, tiny_moe: Path) -> None:
-    job = started_and_trained(tmp_path, trained=2)
-    try:
-        job.process.send_signal(signal.SIGINT)
-        assert job.wait() == 130, job.output()
-        assert_nothing_is_left(job)
-    finally:
-        job.end()
-    assert_resumes(job)
 
 
 def test_a_trainer_killed_after_the_last_commit_trains_what_it_lost_without_inference(
@@ -93,9 +105,15 @@ def test_a_trainer_killed_after_the_last_commit_trains_what_it_lost_without_infe
     assert (job.output_dir / "summary.json").read_bytes() == summary
 
 
-def kill_and_resume(directory: Path, victim: str, name: str, server: ServerProcess | None = None) -> None:
+def kill_and_resume(directory: Path, victim: str, name: str, server: ServerProcess) -> None:
     """Kills the process with `victim` in its command line while the step after the fourth is under way."""
     job = started_and_trained(directory, trained=4, server=server)
+    kill(job, victim, name)
+    assert_resumes(job)
+
+
+def kill(job: RunningJob, victim: str, name: str) -> None:
+    """Kills the process with `victim` in its command line, and asserts that the job ends with it and says so."""
     try:
         os.kill(job.pid_of(victim), signal.SIGKILL)
         assert job.wait() == 1, job.output()
@@ -103,14 +121,13 @@ def kill_and_resume(directory: Path, victim: str, name: str, server: ServerProce
         assert_nothing_is_left(job)
     finally:
         job.end()
-    assert_resumes(job)
 
 
 def started_and_trained(
-    directory: Path, trained: int, max_restarts: int = 0, server: ServerProcess | None = None
+    directory: Path, trained: int, max_restarts: int = 0, server: ServerProcess | None = None, steps: int = STEPS
 ) -> RunningJob:
     """Returns a job that has trained so many steps."""
-    job = RunningJob(write_config(directory, max_restarts, server), directory / "output")
+    job = RunningJob(write_config(directory, max_restarts, server, steps), directory / "output")
     try:
         job.wait_for(f"step {trained}", lambda: len(steps_of(job.output_dir / "trainer" / "metrics.jsonl")) >= trained)
     except BaseException:
@@ -119,7 +136,7 @@ def started_and_trained(
     return job
 
 
-def assert_resumes(job: RunningJob) -> None:
+def assert_resumes(job: RunningJob, steps: int = STEPS) -> None:
     """Asserts that the job reaches its end with `--resume` and leaves what was committed before as it was."""
     committed = records_of(job.output_dir)
     assert committed, "the job was killed before it had committed anything: the test proves nothing"
@@ -129,10 +146,11 @@ def assert_resumes(job: RunningJob) -> None:
         assert_nothing_is_left(resumed)
     finally:
         resumed.end()
-    assert steps_of(job.output_dir / "run_killed" / "metrics.jsonl") == ALL_STEPS
-    assert steps_of(job.output_dir / "trainer" / "metrics.jsonl") == ALL_STEPS
+    every = list(range(1, steps + 1))
+    assert steps_of(job.output_dir / "run_killed" / "metrics.jsonl") == every
+    assert steps_of(job.output_dir / "trainer" / "metrics.jsonl") == every
     records = records_of(job.output_dir)
-    assert sorted(records) == ALL_STEPS
+    assert sorted(records) == every
     assert {step: records[step] for step in committed} == committed, "a committed step was generated again"
 
 
