@@ -58,7 +58,7 @@ def main(directory: Path, dense: Path, mixture: Path, *only: str) -> None:
     count = int(os.environ["WORLD_SIZE"])
     shared: dict[str, Any] = {"sharding": count > 2, "context_parallel": 2}
     config = TrainerConfig(
-        output_dir=directory, model=str(dense), processes=count, threads=1, rank_silence_seconds=60, **shared
+        output_dir=directory, model=str(dense), processes=count, threads=1, rank_silence_seconds=300, **shared
     )
     with ranks.join(config, torch.device("cpu")) as group:
         found = {"shared": train_all(directory, models, group, list(only), **shared)}

@@ -1,6 +1,6 @@
 """A learner on each of two real ranks that may be silent for eight seconds, for `test_ranks.py`: rank 0 writes for longer.
 
-In the end the other one stops.
+In the end the other one is stopped.
 
 Run it as `torchrun --nproc-per-node=2 -m tests.trainer.ranked_learner DIRECTORY MODEL`.
 """
@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support.freezing import freeze
 from tests.support.polling import wait_until
 from trainer import ranks
 from trainer.config import TrainerConfig
@@ -48,18 +49,20 @@ def main(directory: Path, model: str) -> None:
             (directory / "silence").write_text(silence_of_the_other(directory, group))
         else:
             write_atomically(directory / "process", str(os.getpid()).encode())
-            os.kill(os.getpid(), signal.SIGSTOP)
+            wait_until((directory / "silence").exists, "what the other rank says")
 
 
 def silence_of_the_other(directory: Path, group: Ranks) -> str:
-    """What this rank says of one that is stopped, and goes on after that."""
+    """What this rank says of the other one while that is stopped."""
     file = directory / "process"
     wait_until(file.exists, "the process of the other rank")
+    process = int(file.read_text())
+    freeze(process)
     try:
         with pytest.raises(RuntimeError) as caught:
             group.agree(torch.zeros(1))
     finally:
-        os.kill(int(file.read_text()), signal.SIGCONT)
+        os.kill(process, signal.SIGCONT)
     assert is_fatal(caught.value), "no run is to blame"
     return group.silence(caught.value)
 
