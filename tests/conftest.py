@@ -68,9 +68,17 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts files whose tests take long first, so that no process is left with one at the end, and the benchmarks last."""
+    """Puts files whose tests take long first, so that no process is left with one at the end, then tests that kill a server that
+    others use, and the benchmarks last."""
     with_vllm, slow = ({item.path for item in items if item.get_closest_marker(name)} for name in ("vllm", "slow"))
-    items.sort(key=lambda item: (item.nodeid.startswith(BENCHMARKS), item.path not in with_vllm, item.path not in slow))
+    items.sort(
+        key=lambda item: (
+            item.nodeid.startswith(BENCHMARKS),
+            item.get_closest_marker("kills_server") is not None,
+            item.path not in with_vllm,
+            item.path not in slow,
+        )
+    )
 
 
 @pytest.hookimpl(tryfirst=True)

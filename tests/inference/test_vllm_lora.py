@@ -1,5 +1,4 @@
-"""A real vLLM with our plugin, a dense model, LoRA adapters behind a bearer token; and how it ends. The last test kills the
-server."""
+"""A real vLLM with our plugin, a dense model, LoRA adapters behind a bearer token; and how it ends."""
 
 from __future__ import annotations
 
@@ -177,6 +176,7 @@ async def test_nothing_but_health_and_metrics_is_open_without_the_token(
                 assert response.status == status, path
 
 
+@pytest.mark.kills_server
 def test_no_process_outlives_a_server_process_that_is_killed(lora_server: ServerProcess) -> None:
     family = lora_server.family()
     assert len(family) >= 3, "ours, vLLM's API server, its engine"

@@ -42,7 +42,8 @@ class ServerProcess:
 
     @property
     def url(self) -> str:
-        """Its base URL."""
+        """Its base URL. A test that comes after one with the mark `kills_server` fails here instead of waiting."""
+        assert self.process.poll() is None, "the server that tests share has ended"
         return f"http://{self.config.host}:{self.config.port}"
 
     def family(self) -> list[int]:
