@@ -77,6 +77,11 @@ class ChannelConsumer:
         self._waiters: deque[concurrent.futures.Future[None]] = deque()
         self._held: set[int] = set()
         """Records that this end was given and has not acknowledged."""
+        self._acknowledged: set[int] = set()
+        """Records that a restarted host may give again, since it did not get their acknowledgement: those above its floor."""
+        self._floor = 0
+        self._generation = ""
+        """Whose numbers these are."""
         self._done: list[int] = []
         """Acknowledgements to be sent."""
         self._finished = False
@@ -103,6 +108,7 @@ class ChannelConsumer:
         """See `Item.acknowledge`."""
         with self._condition:
             if sequence in self._held:
+                self._acknowledged.add(sequence)  # first: the link's thread looks at both
                 self._held.discard(sequence)
                 self._done.append(sequence)
         self._link.wake()
@@ -178,6 +184,10 @@ class ChannelConsumer:
 
     def welcomed(self, generation: str, next_position: int) -> None:
         """See `Owner`."""
+        with self._condition:
+            if generation != self._generation:
+                self._generation, self._floor = generation, 0
+                self._acknowledged.clear()
         if self._committed is not None:
             self._committed.begin(self._channel, generation)
 
@@ -199,6 +209,9 @@ class ChannelConsumer:
         for head, frames in records:
             if head.number in self._held:
                 continue  # the host was restarted, or took us for dead; whoever holds the item acknowledges it
+            if head.number in self._acknowledged:
+                self._done.append(head.number)  # the host was restarted before it came
+                continue
             if self._committed is not None and self._committed.contains(self._channel, head.number):
                 self._done.append(head.number)  # committed before this process died, and not acknowledged
                 continue
@@ -215,6 +228,9 @@ class ChannelConsumer:
         with self._condition:
             if self._committed is not None:
                 self._committed.forget_below(self._channel, floor)
+            if floor > self._floor:
+                self._floor = floor
+                self._acknowledged = {number for number in self._acknowledged if number >= floor}
             self._held.update(item.sequence for item in items)
             self._items += items
             self._notify()

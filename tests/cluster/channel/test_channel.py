@@ -224,6 +224,33 @@ def test_peers_in_the_hosts_own_process_go_on_with_the_next_host(tmp_path: Path)
             assert consumer.get(DEADLINE_SECONDS) is None
 
 
+@pytest.mark.slow
+def test_what_was_acknowledged_is_not_shown_again_by_the_next_host(tmp_path: Path) -> None:
+    """Though that one lends it again, since it learns of the acknowledgement only later, or never."""
+    config = config_of(tmp_path, directory=tmp_path / "journal")
+    first = ChannelHost(config, tmp_path)
+    first.start()
+    with (
+        ChannelProducer(config, tmp_path, "source-0").blocking as producer,
+        ChannelConsumer(config, tmp_path, "trainer-0") as consumer,
+    ):
+        producer.put("before", timeout=DEADLINE_SECONDS)
+        held = consumer.get(DEADLINE_SECONDS)
+        assert held is not None
+        first.close()
+        with consumer._condition:
+            held.acknowledge()
+            consumer._done.clear()  # as if it had been sent to the host that has ended
+        with ChannelHost(config, tmp_path) as second:
+            producer.put("after", timeout=DEADLINE_SECONDS)
+            item = consumer.get(DEADLINE_SECONDS)
+            assert item is not None
+            assert (item.sequence, item.value) == (1, "after")
+            item.acknowledge()
+            producer.end(DEADLINE_SECONDS)
+            assert second.wait(DEADLINE_SECONDS)
+
+
 def test_a_host_that_fails_says_so_to_its_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = config_of(tmp_path)
     with ChannelHost(config, tmp_path) as host:
