@@ -402,6 +402,7 @@ class Learner:
         if float(failed):
             occupancy.failure = failure or "it could not be made on another rank; see that rank's log"
             logger.warning("rank %d: run %s cannot be trained: %s", self.ranks.index, run_id, occupancy.failure)
+            self._references.close(slot)  # at once: ranks that share rows must agree on the models of a row
         else:
             self.runs[slot] = run
 
