@@ -39,4 +39,4 @@ def without_modules(*names: str) -> Iterator[None]:
         yield
     finally:
         for name in absent:
-            del sys.modules[name]
+            sys.modules.pop(name, None)  # an import that failed may have removed it
