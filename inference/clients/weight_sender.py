@@ -25,10 +25,10 @@ from inference.clients.failures import ERROR_BYTES, failure_of
 from inference.sent_weights import OFFER_PATH, SEND_PATH, Offer, opened
 
 SILENT_SECONDS = 30.0
-"""How long a server may take no byte. Long, since it may wait for CPU time on a busy machine."""
+"""How long a server may take for a piece. Long, since it may wait for CPU time on a busy machine."""
 
-PIECE_BYTES = 1 << 20
-"""Bytes read and written at once."""
+PIECE_BYTES = 1 << 18
+"""Bytes read and written at once. The deadline of a write holds for all of them, so a slow link needs small ones."""
 
 MAX_ANSWER_BYTES = 1 << 24
 """Longest answer: a digest of each layer."""
@@ -129,6 +129,8 @@ class _Transfer:
 
     def _offer_and_send(self, offer: Offer, files: Mapping[str, FileIO]) -> bytes:
         self._connection.connect()
+        if self._aborted:  # while there was no socket to shut down
+            raise ConnectionAbortedError("the caller gave up")
         self._connection.timeout = SILENT_SECONDS
         self._connection.sock.settimeout(SILENT_SECONDS)
         self._post(OFFER_PATH, [encoded := offer.encode()], len(encoded))

@@ -10,7 +10,6 @@ import asyncio
 import errno
 import math
 import os
-import shutil
 import tempfile
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -54,11 +53,13 @@ class Receiver:
     async def consider(self, offer: Offer) -> frozenset[str]:
         """Returns the files of an offer that need not come. Raises as `check`, of those that do."""
         held = self._held_of(offer)
-        await asyncio.to_thread(self.check, replace(offer, left_out=held))
+        await asyncio.to_thread(self.check, replace(offer, left_out=held), self._coming)
         return held
 
-    def check(self, offer: Offer) -> Path:
-        """Returns the directory that has room for an offer. Blocks on the disk.
+    def check(self, offer: Offer, coming: int) -> Path:
+        """Returns the directory that has room for an offer beside `coming` bytes of others. Blocks on the disk.
+
+        That of the base if the base need not come: only there it can be linked.
 
         Raises `ValueError` for what can never be taken, `OSError` if there is no room now.
         """
@@ -69,29 +70,32 @@ class Receiver:
             raise ValueError(
                 f"{offer.nbytes} bytes are offered; for the model being served {self._limit} are taken at most"
             )
-        needed = offer.nbytes + self._coming
-        if not (lack := lack_of_room(needed)):
-            return SHARED_MEMORY
-        disk = Path(tempfile.gettempdir())
-        about = os.statvfs(disk)
-        if (free := about.f_bavail * about.f_frsize) < needed:
-            raise OSError(errno.ENOSPC, f"there is no room for the weights: {lack}; {free} bytes are free in {disk}")
-        return disk
+        base = self._base
+        places = (
+            (SHARED_MEMORY, Path(tempfile.gettempdir())) if base is None or not offer.left_out else (base.path.parent,)
+        )
+        lacks = []
+        for place in places:
+            if not (lack := _lack_of_room(place, offer.nbytes + coming)):
+                return place
+            lacks.append(lack)
+        raise OSError(errno.ENOSPC, f"there is no room for the weights: {'; '.join(lacks)}")
 
     async def receive(self, body: AsyncIterator[bytes]) -> tuple[Offer, OwnDirectory]:
         """Returns the offer and the directory of a body that has come whole, as a published directory.
 
-        Raises `ValueError` if it can never be taken, `OSError` if it cannot be now; then nothing is left.
+        Raises `ValueError` if it can never be taken; `OSError` if it cannot be now, also when it ends early or its client falls
+        silent, which is no fault of the weights. Then nothing is left.
         """
         reader = _Reader(body)
         length = int.from_bytes(await reader.read(LENGTH_BYTES), "little")
         if length > MAX_OFFER_BYTES:
             raise ValueError(f"an offer of {length} bytes comes; at most {MAX_OFFER_BYTES} are read")
         offer = Offer.decode(await reader.read(length))
-        place = await asyncio.to_thread(self.check, offer)
-        self._coming += offer.nbytes
-        own: OwnDirectory | None = None
+        others, own = self._coming, None
+        self._coming += offer.nbytes  # before the check, so that whoever comes meanwhile is counted with it
         try:
+            place = await asyncio.to_thread(self.check, offer, others)
             own = await asyncio.to_thread(OwnDirectory, place, PREFIX)
             (own.path / BASE).mkdir()
             self._link_held(offer, own.path)
@@ -119,12 +123,7 @@ class Receiver:
             raise OSError(errno.ESTALE, f"{sorted(lost)[0]} does not come, and another base has taken its place here")
         for name in offer.left_out:
             assert self._base is not None
-            try:
-                os.link(self._base.path / name, directory / name)
-            except OSError as error:
-                if error.errno != errno.EXDEV:  # one is in memory, one on the disk
-                    raise
-                shutil.copyfile(self._base.path / name, directory / name)
+            os.link(self._base.path / name, directory / name)
 
     async def _hold_base(self, offer: Offer, directory: Path) -> None:
         """Keeps the base of what has come in place of an earlier one; of whole weights there is none to keep."""
@@ -150,7 +149,7 @@ class _Reader:
         self._rest = memoryview(b"")
 
     async def some(self, most: int) -> memoryview:
-        """Returns the next bytes, 1 to `most`; none at the end of the body. Raises `ValueError` when it is silent."""
+        """Returns the next bytes, 1 to `most`; none at the end of the body. Raises `TimeoutError` when it is silent."""
         while not self._rest:
             try:
                 async with asyncio.timeout(SILENT_SECONDS):
@@ -158,17 +157,17 @@ class _Reader:
             except StopAsyncIteration:
                 break
             except TimeoutError:
-                raise ValueError(f"the client sent nothing for {SILENT_SECONDS:g} s") from None
+                raise TimeoutError(f"the client sent nothing for {SILENT_SECONDS:g} s") from None
         piece, self._rest = self._rest[:most], self._rest[most:]
         return piece
 
     async def read(self, nbytes: int) -> bytes:
-        """Returns the next `nbytes`. Raises `ValueError` if there are fewer."""
+        """Returns the next `nbytes`. Raises `ConnectionAbortedError` if there are fewer."""
         pieces: list[memoryview] = []
         while nbytes:
             pieces.append(await self.some(nbytes))
             if not pieces[-1]:
-                raise ValueError(f"the body ends {nbytes} bytes early")
+                raise ConnectionAbortedError(f"the body ends {nbytes} bytes early")
             nbytes -= len(pieces[-1])
         return b"".join(pieces)
 
@@ -182,10 +181,19 @@ async def _write(reader: _Reader, path: Path, nbytes: int) -> None:
         while held < min(nbytes, _BYTES_A_WRITE):
             pieces.append(await reader.some(nbytes - held))
             if not pieces[-1]:
-                raise ValueError(f"the body ends {nbytes - held} bytes before the end of {path.name}")
+                raise ConnectionAbortedError(f"the body ends {nbytes - held} bytes before the end of {path.name}")
             held += len(pieces[-1])
         await asyncio.to_thread(_append, path, pieces)
         nbytes -= held
+
+
+def _lack_of_room(place: Path, nbytes: int) -> str:
+    """Returns why `nbytes` should not be written in a directory; empty if they may. Blocks on the disk."""
+    if place == SHARED_MEMORY:
+        return lack_of_room(nbytes)
+    about = os.statvfs(place)
+    free = about.f_bavail * about.f_frsize
+    return f"{free} bytes are free in {place}" if free < nbytes else ""
 
 
 def _append(path: Path, pieces: list[memoryview]) -> None:

@@ -84,11 +84,11 @@ async def test_what_comes_incomplete_leaves_nothing(
 
     monkeypatch.setattr(receiving, "SILENT_SECONDS", 0.01)
     for end in (2, 40, len(OFFER.preamble()) + 100, len(BODY) - 1):
-        with pytest.raises(ValueError, match=r"the body ends \d+ bytes"):
+        with pytest.raises(ConnectionAbortedError, match=r"the body ends \d+ bytes"):
             await receiver.receive(in_pieces(BODY[:end], 65_536))
         with pytest.raises(ConnectionResetError):
             await receiver.receive(until_killed(BODY[:end]))
-        with pytest.raises(ValueError, match=r"the client sent nothing for 0\.01 s"):
+        with pytest.raises(TimeoutError, match=r"the client sent nothing for 0\.01 s"):
             await receiver.receive(until_silent(BODY[:end]))
     with pytest.raises(ValueError, match="more bytes come than were offered"):
         await receiver.receive(in_pieces(BODY + b"!", 65_536))
@@ -101,11 +101,11 @@ async def test_more_than_the_model_can_need_is_refused_before_it_is_taken(
     memory: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(receiving, "LEAST_LIMIT", 0)
-    assert receiver.check(Offer(1, None, {"model.safetensors": 800})) == memory
+    assert receiver.check(Offer(1, None, {"model.safetensors": 800}), 0) == memory
     large = Offer(1, None, {"model.safetensors": 801})
     refusal = "801 bytes are offered; for the model being served 800 are taken at most"
     with pytest.raises(ValueError, match=refusal):
-        receiver.check(large)
+        receiver.check(large, 0)
     with pytest.raises(ValueError, match=refusal):
         await receiver.receive(in_pieces(large.preamble(), 65_536))
     assert left_in(memory) == []
@@ -140,7 +140,7 @@ async def test_several_at_once_are_counted_together(
             await receiver.receive(in_pieces(BODY, 65_536))
     go_on.set()
     assert (await first)[1].path.parent == memory
-    assert receiver.check(OFFER) == memory
+    assert receiver.check(OFFER, 0) == memory
 
 
 async def test_a_base_comes_once_and_goes_with_the_next(memory: Path, receiver: Receiver) -> None:
@@ -172,6 +172,37 @@ async def test_a_base_comes_once_and_goes_with_the_next(memory: Path, receiver: 
     with pytest.raises(OSError, match=r"base/model\.safetensors does not come, and another base has taken its place"):
         await receiver.receive(in_pieces(less.preamble() + changes[1], 7))
     assert left_in(memory) == []
+
+
+async def test_changes_go_where_their_base_is(
+    memory: Path, receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A base that was too large for memory is on the disk. What changed fits memory, where the base could not be linked."""
+    model, change = b"weights of version 0", b"change"
+    files = {"base/model.safetensors": len(model), "delta.safetensors": len(change)}
+    whole = Offer(1, None, files, {"base/model.safetensors": "a"})
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    monkeypatch.setattr(receiving, "lack_of_room", lambda nbytes: f"{nbytes} are needed" if nbytes > 10 else "")
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(disk))
+    _, received = await receiver.receive(in_pieces(whole.preamble() + model + change, 7))
+    assert received.path.parent == disk
+    received.remove()
+    less = replace(whole, left_out=await receiver.consider(whole))
+    _, received = await receiver.receive(in_pieces(less.preamble() + change, 7))
+    assert (received.path.parent, left_in(memory)) == (disk, [])
+    assert (received.path / "base" / "model.safetensors").stat().st_nlink == 2
+    received.remove()
+
+
+async def test_two_that_come_at_once_are_counted_with_each_other(
+    memory: Path, receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = OFFER.nbytes
+    monkeypatch.setattr(receiving, "lack_of_room", lambda nbytes: f"{nbytes} are needed" if nbytes > room else "")
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
+    both = await asyncio.gather(*(receiver.receive(in_pieces(BODY, 1000)) for _ in range(2)))
+    assert sorted(received.path.parent for _, received in both) == sorted([memory, tmp_path])
 
 
 def test_what_a_killed_server_held_goes_when_the_next_one_starts(memory: Path, tmp_path: Path) -> None:
