@@ -15,6 +15,7 @@ import pytest
 
 from perf.chaos.cluster.audit import FAULTS, LOST, LOST_JOBS, MARK, ORPHANS, REPEATED, TWICE, WRONG, audit, marked
 from perf.chaos.cluster.witness import Reader, Witness
+from tests.support.polling import wait_until
 
 MEMORY = "chaos-audit-of-a-test"
 
@@ -67,7 +68,7 @@ def test_a_process_that_outlives_the_job(job: Job) -> None:
         [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=os.environ | {MARK: job.mark}
     )
     with process:
-        assert job.faults() == {ORPHANS}
+        wait_until(lambda: job.faults() == {ORPHANS}, "the mark of a process that has just begun")
         process.kill()
     assert job.faults() == set()
 

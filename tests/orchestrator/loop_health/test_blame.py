@@ -207,8 +207,9 @@ async def test_an_end_of_watching_does_not_look_healthy(
     monkeypatch.setattr(ThreadClocks, "watch", fail)
     with LoopBlame(THRESHOLD_SECONDS) as blame:
         blame._wake_watcher()
-        blame._thread.join(DEADLINE_SECONDS)
-        assert blame.take().metrics() == {"event_loop_blame": []}
+        # The loop must beat on: on a busy machine the watcher may have found it late, and waits for that.
+        await asyncio.to_thread(blame._thread.join, DEADLINE_SECONDS)
+        assert "event_loop_late/n" not in blame.take().metrics()
         assert blame.take().metrics() == {"event_loop_blame": []}
     (record,) = [record for record in caplog.records if record.levelname == "CRITICAL"]
     assert "no longer watched" in record.getMessage()
