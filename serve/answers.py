@@ -30,7 +30,7 @@ from transport.errors import Obstructed, UserError
 logger = logging.getLogger(__name__)
 
 THREADS = {"read": 4, "change": 16, "urgent": 16}
-"""Apart, so that a disk that hangs under readers keeps nobody from a change, and no number of changes keeps anybody from pausing
+"""Apart, so that a disk that hangs under readers keeps nobody from a change, and changes of other kinds keep nobody from pausing
 or ending a run. Most changes wait for a run's answer."""
 
 MOST_WAITING = 64
