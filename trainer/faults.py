@@ -15,6 +15,10 @@ _LOST = (*_WAITED_IN_VAIN, "gloo/transport")
 """What it says of calls that cannot be made any more."""
 
 
+class LacksMemory(RuntimeError):
+    """A rank lacks memory whatever is trained, so the trainer cannot go on, and no run is to blame."""
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Returns whether the error is a lack of memory, so that a smaller piece of work may succeed."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
@@ -28,7 +32,9 @@ def has_waited_in_vain(error: Exception) -> bool:
 
 
 def is_fatal(error: Exception) -> bool:
-    """Returns whether this process can no longer use the accelerator, or reach the other ranks: further calls would fail, too."""
-    if isinstance(error, RuntimeError) and any(words in str(error) for words in _LOST):
+    """Returns whether this process can no longer use the accelerator, reach the others or get memory: all calls would fail."""
+    if isinstance(error, LacksMemory) or (
+        isinstance(error, RuntimeError) and any(words in str(error) for words in _LOST)
+    ):
         return True
     return isinstance(error, torch.AcceleratorError) and not is_out_of_memory(error)

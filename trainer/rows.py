@@ -6,7 +6,8 @@ found: in pieces of half its tokens after a lack of memory, otherwise run by run
 fit into memory or a row of its own samples raises; `trainer/step.py` sends it to all ranks when the step is finished. Each rank
 does this alone, unless ranks compute together: then they train their pieces side by side (`trainer/model/passes.py`), and a
 failure on one makes all of them begin anew. Where ranks divide experts, a lack of memory on one makes all try smaller pieces,
-and then one rank after the other: the sample that does not fit while no other rank has one is to blame, whoever lacks memory.
+and then one rank after the other: the sample that does not fit while no other rank has one is to blame, whoever lacks memory,
+unless that rank lacks it without any sample, too, which ends the trainer.
 Ranks that share rows take each failure of one of them for their own, so they always have the same pieces.
 """
 
@@ -62,7 +63,7 @@ class Rows:
             train_row: trains a piece.
             summed: the open steps whose gradients are added over the ranks in every pass.
 
-        Raises `torch.AcceleratorError`, after which this process can no longer use the accelerator.
+        Raises an error that is fatal (`trainer/faults.py`).
         """
         waiting = deque(self._pieces(row))
         self._in_turn = False
@@ -110,8 +111,10 @@ class Rows:
                 failure = _Failure(_OWNER, out_of_memory=True) if several else None
             elif tried > 1:
                 self._in_turn, failure = True, None
-            elif piece:
-                failure = failure or _Failure(_OWNER, out_of_memory=True)
+            else:
+                passes.check_memory()
+                if piece:
+                    failure = failure or _Failure(_OWNER, out_of_memory=True)
         return self._smaller(piece, failure) if failure else [piece] if piece else []
 
     def _smaller(self, piece: StepRow, failure: _Failure) -> list[StepRow]:

@@ -24,7 +24,7 @@ from trainer import ranks
 from trainer.broadcast import Broadcaster
 from trainer.config import TrainerConfig
 from trainer.fair_share import FairShare
-from trainer.faults import is_fatal
+from trainer.faults import LacksMemory, is_fatal
 from trainer.learner import Learner
 from trainer.metrics import MetricsFile, MetricValue
 from trainer.model.load import choose_device
@@ -109,6 +109,9 @@ def train(
                 code = trainer.serve(stop)
         except HookError:
             logger.exception("the trainer ends")
+            return 1
+        except LacksMemory as error:
+            logger.error("%s", error)
             return 1
         except (OSError, SafetensorError) as error:
             logger.error("cannot write to %s: %s. What was published before is intact", config.output_dir, error)

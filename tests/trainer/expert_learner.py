@@ -24,6 +24,7 @@ from tests.trainer.lone_run import ALONE
 from tests.trainer.sharded_learner import MARK, SCENARIOS, STEPS, Bench, train_all, train_on
 from trainer import ranks
 from trainer.config import TrainerConfig
+from trainer.faults import LacksMemory
 from trainer.model.experts import form_groups
 from trainer.model.load import choose_device
 from trainer.ranks import Ranks
@@ -112,6 +113,32 @@ def train_failing(directory: Path, model: Path, group: Ranks, **trainer: Any) ->
     return results
 
 
+def train_without_memory(directory: Path, model: Path, group: Ranks) -> str:
+    """Of a step in which the last rank lacks memory for any token: what every rank raises, or why the run's step is refused."""
+    _, runs, routed = SCENARIOS[FULL]
+    place = directory / "without-memory"
+    if group.index == 0:
+        place.mkdir()
+    bench = Bench(place, model, group, runs, sharding=False, expert_parallel=2)
+    passes: Any = bench.learner._passes
+
+    def lack_memory(*_: Any) -> None:
+        if (bench.learner.model, True) in passes._scripts:  # the ranks have agreed on what a pass calls
+            torch.empty(2**58)
+
+    if group.index > 0:
+        bench.learner.model.get_submodule("model.layers.1.mlp.experts").register_forward_pre_hook(lack_memory)
+    try:
+        if group.index == 0:
+            refused = str(bench.train(1, routed)["one"])
+            bench.learner.stop()
+            return refused
+        bench.learner.follow()
+    except LacksMemory as error:
+        return str(error)
+    return "it goes on"
+
+
 def on_several_ranks(directory: Path, mixture: Path, group: Ranks) -> dict[str, Any]:
     """Everything on these ranks; the results are rank 0's."""
     found: dict[str, Any] = {}
@@ -127,6 +154,7 @@ def on_several_ranks(directory: Path, mixture: Path, group: Ranks) -> dict[str, 
         return found
     if group.count == 2:
         found["failing"] = train_failing(directory, mixture, group, sharding=False, expert_parallel=2)
+        found["without memory"] = train_without_memory(directory, mixture, group)
         found["resumed"] = [train_on(directory, mixture, group, 6, sharding=False, expert_parallel=2)]
     else:
         found["resumed"] = [train_on(directory, mixture, group, 6, sharding=True, expert_parallel=2)]

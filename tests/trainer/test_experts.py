@@ -82,6 +82,10 @@ def test_a_sample_that_does_not_fit_at_its_experts_owner_costs_its_run_alone(fou
     assert_close(own, plain | {"weights": {"two": {}}}, ["two"])
 
 
+def test_no_run_is_to_blame_for_a_rank_without_memory(found: dict[Any, Any]) -> None:
+    assert found[2]["without memory"].startswith("a rank lacks memory even for a pass of 2 made-up tokens")
+
+
 def test_a_run_whose_row_raises_between_the_transfers_is_refused_and_the_other_is_not_affected(
     found: dict[Any, Any],
 ) -> None:

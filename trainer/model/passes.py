@@ -23,7 +23,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
 from torch.utils.hooks import RemovableHandle
 
-from trainer.faults import is_fatal, is_out_of_memory
+from trainer.faults import LacksMemory, is_fatal, is_out_of_memory
 from trainer.lora.layer import MultiLora, applied
 from trainer.model.context import ContextGroup, Stretch, StretchCall, shared_rows
 from trainer.model.exchange import Call, exchanges
@@ -36,6 +36,12 @@ _IDLE_TOKENS = 2
 
 MOST_IDLE_FAILURES = 3
 """Idle passes of a rank that fail one after the other until it ends, and all with it: each makes all ranks begin anew."""
+
+
+_NO_MEMORY = (
+    f"a rank lacks memory even for a pass of {_IDLE_TOKENS} made-up tokens, so no run's samples are to blame; the ranks' logs "
+    "say which. End what else uses its memory, lower trainer.max_runs or trainer.max_tokens, or use more ranks, and resume"
+)
 
 
 class PassDiscarded(RuntimeError):
@@ -186,12 +192,31 @@ class Passes:
                 failed, lacked_memory = True, is_out_of_memory(error)
                 # Tokens of others may not fit here: `trainer/rows.py` tries fewer, and finds whose.
                 self._idle_failures += not (lacked_memory and self.shares_experts)
-                if is_fatal(error) or self._idle_failures >= MOST_IDLE_FAILURES:
+                if is_fatal(error):
+                    raise
+                if self._idle_failures >= MOST_IDLE_FAILURES:
+                    if lacked_memory:
+                        raise LacksMemory(_NO_MEMORY) from error
                     raise
                 logger.warning("an idle pass failed", exc_info=True)
             if failed:
                 self._play_rest()
         return True
+
+    def check_memory(self) -> None:
+        """Makes an idle pass of each kind on all ranks together, between two rounds. Raises `LacksMemory` if one lacks memory."""
+        lacks_memory = False
+        for kind in self._kinds:
+            try:
+                self._idle(kind)
+            except Exception as error:  # of another rank's zeros, if it is no lack of memory
+                if is_fatal(error):
+                    raise
+                lacks_memory |= is_out_of_memory(error)
+                logger.warning("an idle pass failed", exc_info=True)
+                self._play_rest()
+        if self.holders(lacks_memory):
+            raise LacksMemory(_NO_MEMORY)
 
     def _agree(
         self, kind: tuple[nn.Module, bool] | None = None, failed: bool = False, lacked_memory: bool = False
