@@ -83,7 +83,8 @@ class TrainerConfig(Config):
 
     rank_silence_seconds: float = Field(default=600.0, ge=5)
     """Longest time for which one of several ranks may keep the others waiting, as when it hangs; then all end, and the log says
-    which. It has to exceed the time of a row, of an update, and of loading the model, as the ranks wait for the slowest."""
+    which did not answer. It has to exceed the time of a row, of an update, and of loading the model, as the ranks wait for the
+    slowest. It also limits their wait for each other at the start, before any has loaded the model."""
 
     max_waiting_bytes: int | None = Field(default=None, gt=0)
     """Bytes for the waiting batches of all runs together. Unset: half of this machine's memory. A run's share is this divided by

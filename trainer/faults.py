@@ -31,10 +31,13 @@ def has_waited_in_vain(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _WAITED_IN_VAIN)
 
 
+def has_lost_ranks(error: Exception) -> bool:
+    """Returns whether this rank cannot reach another one any more, for whatever reason."""
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _LOST)
+
+
 def is_fatal(error: Exception) -> bool:
     """Returns whether this process can no longer use the accelerator, reach the others or get memory: all calls would fail."""
-    if isinstance(error, LacksMemory) or (
-        isinstance(error, RuntimeError) and any(words in str(error) for words in _LOST)
-    ):
+    if isinstance(error, LacksMemory) or has_lost_ranks(error):
         return True
     return isinstance(error, torch.AcceleratorError) and not is_out_of_memory(error)

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainer.config import TrainerConfig
-from trainer.faults import has_waited_in_vain
+from trainer.faults import has_lost_ranks, has_waited_in_vain
 from trainer.model.context import ContextGroup
 from trainer.model.exchange import ExpertGroup
 from trainer.model.experts import form_groups
@@ -30,7 +30,7 @@ HEARTBEAT_SECONDS = 30.0
 """Rank 0 sends a command at least so often, so only a step's own work counts for `rank_silence_seconds`."""
 
 ROLL_CALL_SECONDS = 10.0
-"""For which a rank that has waited in vain waits until the others say that they have, too."""
+"""For which a rank that has waited in vain waits until the others say that they are there."""
 
 _ROLL_CALL = "counterpoint/roll_call"
 """Keys in the process group's store."""
@@ -132,24 +132,28 @@ class Ranks:
     def silence(self, error: Exception) -> str:
         """Returns who is silent, for a person, after an error on this rank; empty unless it has waited for others in vain.
 
-        The others that have waited in vain, too, say so by the process group's store, which no rank holds.
+        A rank that has lost others, in whatever way, says that it is there, by the process group's store, which no rank holds.
         """
-        if self.count == 1 or not has_waited_in_vain(error):
+        if self.count == 1 or not has_lost_ranks(error):
             return ""
         keys = [f"{_ROLL_CALL}/{rank}" for rank in range(self.count)]
         store = dist.distributed_c10d._get_default_store()
         try:
             store.set(keys[self.index], "")
+            if not has_waited_in_vain(error):
+                return ""
             with suppress(dist.DistStoreError):
                 store.wait(keys, timedelta(seconds=ROLL_CALL_SECONDS))
             silent = [str(rank) for rank, key in enumerate(keys) if not store.check([key])]
         except dist.DistError as lost:
             return f"rank {self.index} of {self.count} has waited in vain for others, and their store is gone: {lost}"
         if not silent:
-            return f"a rank kept the other {self.count - 1} waiting for longer than trainer.rank_silence_seconds, and lives"
-        names = f"rank {silent[0]} is" if len(silent) == 1 else f"ranks {', '.join(silent)} are"
+            return (
+                f"all {self.count} ranks answer: one kept others waiting for longer than trainer.rank_silence_seconds"
+            )
         return (
-            f"{names} silent, of {self.count}: stopped, or at work for longer than trainer.rank_silence_seconds; "
+            f"rank{'s' * (len(silent) > 1)} {', '.join(silent)} of {self.count} did not answer within {ROLL_CALL_SECONDS:g} s: "
+            "stopped, at work for longer than trainer.rank_silence_seconds, or waiting since later; "
             "raise that if rows, updates or loading take so long"
         )
 

@@ -34,7 +34,7 @@ from trainer.probe import BrokenWeights
 from trainer.runs import checkpoint, control_files
 from trainer.runs.checkpoints import Checkpoints
 from trainer.runs.copies import CopyRefused
-from trainer.runs.manager import HookError, get_multi_run_manager, setup_multi_run_manager
+from trainer.runs.manager import get_multi_run_manager, setup_multi_run_manager
 from trainer.runs.record import Occupancy, Progress, Stage
 from trainer.runs.requested import DISK_FAULTS, Requests
 from trainer.runs.run import Run
@@ -107,9 +107,6 @@ def train(
             with closing((make or Trainer)(config, learner, receiver)) as trainer:
                 trainer.endpoint = endpoint
                 code = trainer.serve(stop)
-        except HookError:
-            logger.exception("the trainer ends")
-            return 1
         except LacksMemory as error:
             logger.error("%s", error)
             return 1

@@ -10,12 +10,14 @@ import select
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file
 
 from cluster.notify import NotifySocket
@@ -33,8 +35,10 @@ from tests.trainer.orchestrator_end import (
     trainer_process,
     write_run,
 )
+from trainer import ranks
 from trainer.config import TrainerConfig
-from trainer.ranks import _buckets
+from trainer.ranks import Ranks, _buckets
+from trainer.runs.manager import HookError
 from trainer.train import EVICTED
 from transport.files.atomic import published_steps
 from transport.messages import Acknowledged, Evicted, Ready
@@ -145,7 +149,7 @@ def test_a_checkpoint_that_takes_long_does_not_lose_the_other_ranks_and_a_stoppe
     """Longer, here, than any rank waits for another."""
     launch(2, tmp_path, str(dense_directory), module="ranked_learner")
     assert sorted(path.name for path in tmp_path.glob("rank_*")) == ["rank_0", "rank_1"]
-    assert (tmp_path / "silence").read_text().startswith("rank 1 is silent, of 2: stopped, or at work for longer than")
+    assert (tmp_path / "silence").read_text().startswith("rank 1 of 2 did not answer within 1 s: stopped, at work")
 
 
 def test_managers_of_two_ranks_take_over_the_same_state_and_call_their_hooks_together(tmp_path: Path) -> None:
@@ -168,6 +172,33 @@ def test_managers_of_two_ranks_take_over_the_same_state_and_call_their_hooks_tog
         "discover_runs was called on rank 1; call it on rank 0, and synchronize_state on every rank",
     ]
     assert second[1:] == first
+
+
+@pytest.fixture
+def alone_in_a_group() -> Iterator[None]:
+    """The process group of this process alone, with a store."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("alone_in_a_group")
+def test_a_rank_whose_connection_was_cut_is_not_named_and_no_more_is_said_than_is_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also if that was in a hook. Another rank's end cuts it, or its own wait does, which began later."""
+    monkeypatch.setattr(ranks, "ROLL_CALL_SECONDS", 0.01)
+    group = [Ranks(index, 4, torch.device("cpu"), None) for index in range(4)]
+    cut = RuntimeError("[gloo/transport/tcp/pair.cc:525] Connection closed by peer [127.0.0.1]:37000")
+    late = RuntimeError(
+        "[gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 600000ms for recv operation to complete"
+    )
+    assert group[1].silence(ValueError("of something else")) == ""
+    assert group[1].silence(HookError(f"the creation hook failed: {cut!r}")) == ""
+    said = "not answer within 0.01 s: stopped, at work for longer than trainer.rank_silence_seconds, or waiting since later; "
+    advice = "raise that if rows, updates or loading take so long"
+    assert group[0].silence(late) == f"ranks 2, 3 of 4 did {said}{advice}"
+    assert group[2].silence(late) == f"rank 3 of 4 did {said}{advice}"
 
 
 def test_gradients_travel_in_few_whole_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
