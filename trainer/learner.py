@@ -266,8 +266,7 @@ class Learner:
 
     def _train(self, rows: Sequence[Row]) -> None:
         own = [(self._open[slot], samples) for slot, samples in rows[self.ranks.row]]
-        if self._passes is not None and self.ranks.context is not None:
-            self._passes.watch(self._references.models)
+        self._watch_references()
         # Of divided experts, owners have gradients from the rows of other ranks, also of adapters.
         everyones = self.ranks.experts is not None
         summed = [step for step in self._open.values() if everyones or step.run.shards is not None]
@@ -402,15 +401,23 @@ class Learner:
         if float(failed):
             occupancy.failure = failure or "it could not be made on another rank; see that rank's log"
             logger.warning("rank %d: run %s cannot be trained: %s", self.ranks.index, run_id, occupancy.failure)
-            self._references.close(slot)  # at once: ranks that share rows must agree on the models of a row
+            self._close_reference(slot)  # at once: ranks that share rows must agree on the models of a row
         else:
             self.runs[slot] = run
 
     def _delete(self, slot: int, run_id: str) -> None:
         self._drop(slot)
         self.runs.pop(slot, None)
-        self._references.close(slot)
+        self._close_reference(slot)
         self.manager.release_run_parameters(slot)
+
+    def _close_reference(self, slot: int) -> None:
+        self._references.close(slot)
+        self._watch_references()
+
+    def _watch_references(self) -> None:
+        if self._passes is not None and self.ranks.context is not None:
+            self._passes.watch(self._references.models)
 
     def _adapter(self, slot: int) -> dict[str, nn.Parameter]:
         if self._trained_in_full:

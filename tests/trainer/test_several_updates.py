@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -18,16 +21,20 @@ from tests.trainer.forked_ranks import launch
 from tests.trainer.lone_run import LoneRun, make_lone_run
 from tests.trainer.many_runs import ALONE, CPU, Bench, gradients
 from tests.trainer.one_process_trainer import Death, life, saved_state, write_member
-from tests.trainer.orchestrator_end import metrics_lines
+from tests.trainer.orchestrator_end import metrics_lines, write_run
 from tests.trainer.ranked_updates import MAX_TOKENS, TRAINING, train
 from trainer import learner
+from trainer.config import TrainerConfig
 from trainer.losses.contract import LossInputs, LossOutputs
 from trainer.losses.custom import TRIED_TOKENS
+from trainer.model.context import ContextGroup
 from trainer.model.load import log_probabilities
 from trainer.open_step import OpenStep
 from trainer.packer import InvalidBatch
+from trainer.ranks import Ranks
 from trainer.runs import checkpoint
 from trainer.runs.control_files import evict
+from trainer.runs.manager import MultiRunManager
 from trainer.step import finish, next_pass, train_row
 from trainer.updates.measure import measure_row
 from trainer.updates.passes import Pass, plan_passes
@@ -249,6 +256,47 @@ def test_a_reference_is_loaded_once_and_has_the_same_vocabulary(dense_directory:
         references.open(1, named, VOCABULARY + 1)
     with pytest.raises(ValueError, match=r"there is no config.json in that directory"):
         references.open(1, make_run_config(tmp_path, tmp_path, reference={"model": tmp_path}).training, VOCABULARY)
+
+
+@pytest.mark.slow
+def test_the_reference_of_a_run_that_cannot_be_made_is_released_at_once(
+    dense_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lack_memory(*_: Any, **__: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(learner, "Run", lack_memory)
+    manager = MultiRunManager(tmp_path, 1)
+    own = learner.Learner(TrainerConfig(output_dir=tmp_path, model=str(dense_directory), threads=1), ALONE, manager)
+    write_run(make_run_config(tmp_path, dense_directory, reference={}))
+    assert manager.discover_runs()
+    own.synchronize()
+    assert manager.registry.in_slot(0).failure == "MemoryError: "
+    assert own._references.models == []
+
+
+@pytest.mark.slow
+def test_a_reference_leaves_the_memory_with_its_run(dense_directory: Path, tmp_path: Path) -> None:
+    """Also where ranks share rows, and watch it."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        everyone = dist.new_group()
+        lone = make_lone_run(
+            tmp_path,
+            dense_directory,
+            ranks=Ranks(0, 1, CPU, everyone, ContextGroup(everyone, 0, 1, everyone)),
+            reference={"reward_coefficient": 0.1},
+        )
+        lone.train(make_batch(1))
+        reference = weakref.ref(lone.run.reference)
+        assert reference() is not None
+        lone.learner.manager.evict_run(0, "it is not wanted any more")
+        lone.learner.manager.discover_runs()
+        lone.learner.synchronize()
+        gc.collect()
+        assert reference() is None
+    finally:
+        dist.destroy_process_group()
 
 
 def test_a_value_head_needs_rollouts_that_no_group_filters(tmp_path: Path) -> None:
