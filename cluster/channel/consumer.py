@@ -45,10 +45,11 @@ class Item:
     value: Any
     """The record. Arrays are views of what was received, and cannot be written to."""
     _consumer: ChannelConsumer = field(repr=False)
+    _generation: str = field(repr=False)
 
     def acknowledge(self) -> None:
         """Tells the host that the record is done with; from any thread. Call it after the record's effect is stored."""
-        self._consumer.acknowledge(self.sequence)
+        self._consumer.acknowledge(self.sequence, self._generation)
 
 
 class ChannelConsumer:
@@ -104,10 +105,10 @@ class ChannelConsumer:
         """Begins to connect. Once only."""
         self._link.start()
 
-    def acknowledge(self, sequence: int) -> None:
-        """See `Item.acknowledge`."""
+    def acknowledge(self, sequence: int, generation: str) -> None:
+        """See `Item.acknowledge`. A host of another `generation` has not lent this record, and gets nothing."""
         with self._condition:
-            if sequence in self._held:
+            if generation == self._generation and sequence in self._held:
                 self._acknowledged.add(sequence)  # first: the link's thread looks at both
                 self._held.discard(sequence)
                 self._done.append(sequence)
@@ -187,7 +188,9 @@ class ChannelConsumer:
         with self._condition:
             if generation != self._generation:
                 self._generation, self._floor = generation, 0
+                self._held.clear()
                 self._acknowledged.clear()
+                self._done.clear()
         if self._committed is not None:
             self._committed.begin(self._channel, generation)
 
@@ -224,7 +227,7 @@ class ChannelConsumer:
                     "channel %s: dropped position %d of %s: %s", self._channel, head.position, head.origin, error
                 )
                 continue
-            items.append(Item(head.number, head.origin, head.position, value, self))
+            items.append(Item(head.number, head.origin, head.position, value, self, self._generation))
         with self._condition:
             if self._committed is not None:
                 self._committed.forget_below(self._channel, floor)

@@ -251,6 +251,33 @@ def test_what_was_acknowledged_is_not_shown_again_by_the_next_host(tmp_path: Pat
             assert second.wait(DEADLINE_SECONDS)
 
 
+@pytest.mark.slow
+def test_an_item_acknowledges_nothing_of_the_host_that_follows_its_own(tmp_path: Path) -> None:
+    """Without a journal that one gives the same number to another record."""
+    config = config_of(tmp_path)
+    first = ChannelHost(config, tmp_path)
+    first.start()
+    with (
+        ChannelProducer(config, tmp_path, "source-0").blocking as producer,
+        ChannelConsumer(config, tmp_path, "trainer-0") as consumer,
+    ):
+        producer.put("before", timeout=DEADLINE_SECONDS)
+        producer.flush(DEADLINE_SECONDS)
+        held = consumer.get(DEADLINE_SECONDS)
+        first.close()
+        with ChannelHost(config, tmp_path) as second:
+            producer.put("after", timeout=DEADLINE_SECONDS)
+            item = consumer.get(DEADLINE_SECONDS)
+            assert held is not None
+            assert item is not None
+            assert (item.sequence, item.value) == (held.sequence, "after")
+            held.acknowledge()
+            assert consumer._held == {item.sequence}
+            item.acknowledge()
+            producer.end(DEADLINE_SECONDS)
+            assert second.wait(DEADLINE_SECONDS)
+
+
 def test_a_host_that_fails_says_so_to_its_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = config_of(tmp_path)
     with ChannelHost(config, tmp_path) as host:
