@@ -147,11 +147,16 @@ def assert_nothing_is_left(job: RunningJob) -> None:
 
 
 def write_config(
-    directory: Path, max_restarts: int = 0, server: ServerProcess | None = None, steps: int = STEPS
+    directory: Path,
+    max_restarts: int = 0,
+    server: ServerProcess | None = None,
+    steps: int = STEPS,
+    sends_weights: bool = False,
 ) -> Path:
-    """Writes the job's file to `directory`; its output goes beside it. A given server is sent weights out of memory."""
+    """Writes the job's file to `directory`; its output goes beside it. With `sends_weights` they come out of memory,
+    otherwise the server reads files."""
     file, job = directory / "job.toml", settings(directory / "output", max_restarts, server, steps)
-    if server is not None:
+    if sends_weights:
         job["orchestrator"]["inference"]["send_weights"] = True
         job["trainer"]["broadcast"] = "memory"
     file.write_text(tomli_w.dumps(job))

@@ -1,7 +1,8 @@
 """Any process of a job may be killed at any moment: `--resume` goes on, and every step is trained exactly once.
 
 Each test runs a whole job with a real vLLM server, kills a process in the middle of a step, and resumes. Where that process is
-neither vLLM's nor the supervisor's, the job uses the server of the session, which spares two starts of 20 s.
+neither vLLM's nor the supervisor's, the job uses the server of the session, which spares two starts of 20 s. Two of these send it
+the weights out of memory; with the third it reads files, as by default.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ def test_a_trainer_killed_after_the_last_commit_trains_what_it_lost_without_infe
 
 def kill_and_resume(directory: Path, victim: str, name: str, server: ServerProcess) -> None:
     """Kills the process with `victim` in its command line while the step after the fourth is under way."""
-    job = started_and_trained(directory, trained=4, server=server)
+    job = started_and_trained(directory, trained=4, server=server, sends_weights=True)
     kill(job, victim, name)
     assert_resumes(job)
 
@@ -124,10 +125,16 @@ def kill(job: RunningJob, victim: str, name: str) -> None:
 
 
 def started_and_trained(
-    directory: Path, trained: int, max_restarts: int = 0, server: ServerProcess | None = None, steps: int = STEPS
+    directory: Path,
+    trained: int,
+    max_restarts: int = 0,
+    server: ServerProcess | None = None,
+    steps: int = STEPS,
+    sends_weights: bool = False,
 ) -> RunningJob:
     """Returns a job that has trained so many steps."""
-    job = RunningJob(write_config(directory, max_restarts, server, steps), directory / "output")
+    file = write_config(directory, max_restarts, server, steps, sends_weights)
+    job = RunningJob(file, directory / "output")
     try:
         job.wait_for(f"step {trained}", lambda: len(steps_of(job.output_dir / "trainer" / "metrics.jsonl")) >= trained)
     except BaseException:
