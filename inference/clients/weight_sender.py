@@ -7,6 +7,7 @@ cancellation, which shuts the socket down.
 from __future__ import annotations
 
 import asyncio
+import errno
 import http.client
 import socket
 import ssl
@@ -20,9 +21,10 @@ from urllib.parse import urlsplit
 
 import orjson
 
-from inference.base import RequestRefused, ServerFailure, ServerUnreachable, WeightUpdate
+from inference.base import InferenceError, RequestRefused, ServerFailure, ServerUnreachable, WeightUpdate
 from inference.clients.failures import ERROR_BYTES, failure_of
 from inference.sent_weights import OFFER_PATH, SEND_PATH, Offer, opened
+from transport.process.permanent_errors import is_permanent
 
 SILENT_SECONDS = 30.0
 """How long a server may take for a piece. Long, since it may wait for CPU time on a busy machine."""
@@ -56,16 +58,18 @@ class WeightSender:
     async def send(self, update: WeightUpdate) -> bytes:
         """Sends the files of a version, waits until the server has loaded them, and returns its answer.
 
-        Raises `RequestRefused` if the server or this machine's files refuse, else `ServerFailure` or `ServerUnreachable`. Has no
-        deadline for the loading.
+        Raises `RequestRefused` if the server refuses or the files are no version, `ServerFailure` or `ServerUnreachable` if the
+        server fails, else `InferenceError`: the files cannot be read now. Has no deadline for the loading.
         """
-        whole, self._sent = self._sent == update.version, update.version
-        transfer = _Transfer(self._url, self._connect(), self._headers, update, whole)
+        transfer = _Transfer(self._url, self._connect(), self._headers, update, self._sent == update.version)
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, transfer.run)
         except asyncio.CancelledError:
             transfer.abort()
             raise
+        finally:
+            if transfer.has_begun:
+                self._sent = update.version
 
     def _connect(self) -> http.client.HTTPConnection:
         parts, seconds = urlsplit(self._url), self._connect_timeout_seconds
@@ -73,10 +77,6 @@ class WeightSender:
         if parts.scheme == "https":
             return http.client.HTTPSConnection(parts.hostname, parts.port, timeout=seconds, context=self._tls())
         return http.client.HTTPConnection(parts.hostname, parts.port, timeout=seconds)
-
-
-class _Unreadable(Exception):
-    """A file of this machine could not be read."""
 
 
 class _Transfer:
@@ -96,6 +96,8 @@ class _Transfer:
         self._headers = {**headers, "Content-Type": "application/octet-stream"}
         self._update = update
         self._aborted = False
+        self.has_begun = False
+        """Whether the server may have got a part of the files."""
 
     def run(self) -> bytes:
         """Does it all; see `WeightSender.send`."""
@@ -105,11 +107,9 @@ class _Transfer:
             try:
                 offer, files = stack.enter_context(opened(self._update))
             except (OSError, ValueError) as error:
-                raise RequestRefused(f"version {version} cannot be sent: {error}") from error
+                raise self._unsendable(error) from error
             try:
                 return self._offer_and_send(offer, files)
-            except _Unreadable as error:
-                raise RequestRefused(f"version {version} cannot be sent: {error}") from error
             except TimeoutError as error:
                 waited = f"{self._connection.timeout:g} s"
                 raise ServerUnreachable(
@@ -137,14 +137,21 @@ class _Transfer:
         holds = _names(self._answer(), self._url)
         if not self._whole:
             offer = replace(offer, left_out=holds & offer.identities.keys())
+        self.has_begun = True
         try:
             self._post(SEND_PATH, self._pieces(offer, files), len(offer.preamble()) + offer.nbytes)
-        except (BrokenPipeError, ConnectionResetError):
+        except (BrokenPipeError, ConnectionResetError, ssl.SSLEOFError):
             if self._aborted:
                 raise
             return self._answer()  # it may have said why before it hung up
         self._connection.sock.settimeout(None)  # it loads now, for which the caller has a deadline
         return self._answer()
+
+    def _unsendable(self, error: Exception) -> InferenceError:
+        """Returns what follows from an error of this machine's files: a later attempt may read them, unless it lasts."""
+        passes = isinstance(error, OSError) and error.errno != errno.ENOENT and not is_permanent(error)
+        kind = InferenceError if passes else RequestRefused
+        return kind(f"version {self._update.version} cannot be sent: {error}")
 
     def _post(self, path: str, body: Iterable[bytes], nbytes: int) -> None:
         headers = {**self._headers, "Content-Length": str(nbytes)}
@@ -166,11 +173,11 @@ class _Transfer:
                 try:
                     piece = file.read(min(PIECE_BYTES, left))
                 except OSError as error:
-                    raise _Unreadable(str(error)) from error
+                    raise self._unsendable(error) from error
                 if self._aborted:
                     raise ConnectionAbortedError("the caller gave up")
                 if not piece:
-                    raise _Unreadable(f"{file.name} lacks its last {left} bytes")
+                    raise self._unsendable(ValueError(f"{file.name} lacks its last {left} bytes"))
                 left -= len(piece)
                 yield piece
 

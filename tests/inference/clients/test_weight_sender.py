@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
+from io import FileIO
 from pathlib import Path
 
 import orjson
 import pytest
 
-from inference.base import RequestRefused, ServerFailure, ServerUnreachable, WeightUpdate
+from inference.base import InferenceError, RequestRefused, ServerFailure, ServerUnreachable, WeightUpdate
 from inference.clients import weight_sender
 from inference.clients.http_sessions import HttpSessions
 from inference.clients.weight_sender import WeightSender
 from inference.config import PoolConfig
-from inference.sent_weights import LENGTH_BYTES, OFFER_PATH, SEND_PATH, Offer
+from inference.sent_weights import LENGTH_BYTES, OFFER_PATH, SEND_PATH, Offer, opened
+from tests.inference.test_tls import Identity, make_identity
 from tests.support.fake_inference import weight_update
 from transport.files.atomic import STABLE
 
@@ -29,7 +33,9 @@ Peer = Callable[[str, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[Non
 
 
 @asynccontextmanager
-async def sender_to(peer: Peer, token: Path | None = None) -> AsyncIterator[WeightSender]:
+async def sender_to(
+    peer: Peer, token: Path | None = None, identity: Identity | None = None
+) -> AsyncIterator[WeightSender]:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while not reader.at_eof():
@@ -39,10 +45,11 @@ async def sender_to(peer: Peer, token: Path | None = None) -> AsyncIterator[Weig
         finally:
             writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    tls, ca_file = (None, None) if identity is None else (identity.context, identity.certificate)
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls)
     port = server.sockets[0].getsockname()[1]
-    async with server, HttpSessions(PoolConfig(send_weights=True, api_key_file=token)) as sessions:
-        sender = sessions.weight_sender(f"http://127.0.0.1:{port}")
+    async with server, HttpSessions(PoolConfig(send_weights=True, api_key_file=token, ca_file=ca_file)) as sessions:
+        sender = sessions.weight_sender(f"http{'' if tls is None else 's'}://127.0.0.1:{port}")
         assert sender is not None
         yield sender
 
@@ -115,6 +122,24 @@ async def test_a_refusal_says_why_and_costs_no_transfer(update: WeightUpdate) ->
     assert paths == [OFFER_PATH]
     async with sender_to(refuse_weights) as sender:
         with pytest.raises(RequestRefused, match="answered 422: these are not weights"):
+            await sender.send(update)
+
+
+@pytest.mark.parametrize("secure", [False, True])
+async def test_the_reason_of_a_server_that_hangs_up_arrives(update: WeightUpdate, tmp_path: Path, secure: bool) -> None:
+    async def peer(head: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if OFFER_PATH in head:
+            await body_of(head, reader)
+            answer(writer)
+            return
+        await reader.readexactly(1 << 20)
+        answer(writer, b'{"error": "the disk is full"}', "507 Insufficient Storage")
+        await writer.drain()
+        writer.close()
+        raise ConnectionAbortedError
+
+    async with sender_to(peer, identity=make_identity(tmp_path / "server") if secure else None) as sender:
+        with pytest.raises(ServerFailure, match="answered 507: the disk is full"):
             await sender.send(update)
 
 
@@ -200,22 +225,64 @@ async def test_files_that_cannot_be_read_are_named(update: WeightUpdate) -> None
             await sender.send(update)
 
 
+class Unreadable(FileIO):
+    """A file on a disk that fails."""
+
+    number = 0
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        raise OSError(self.number, os.strerror(self.number), self.name)
+
+
+@pytest.mark.parametrize(("number", "final"), [(errno.EMFILE, False), (errno.EIO, False), (errno.EACCES, True)])
+@pytest.mark.parametrize("opens", [False, True])
+async def test_an_error_of_this_machine_that_may_pass_refuses_nothing(
+    update: WeightUpdate, number: int, final: bool, opens: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def peer(head: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await body_of(head, reader)
+        answer(writer)
+
+    @contextmanager
+    def failing(given: WeightUpdate) -> Iterator[tuple[Offer, dict[str, FileIO]]]:
+        with opened(given) as (offer, files), Unreadable(update.directory / "model-1.safetensors") as file:
+            if not opens:
+                file.read()
+            yield offer, dict.fromkeys(files, file)
+
+    monkeypatch.setattr(Unreadable, "number", number)
+    monkeypatch.setattr(weight_sender, "opened", failing)
+    async with sender_to(peer) as sender:
+        with pytest.raises(InferenceError, match=r"version 3 cannot be sent: .*model-1\.safetensors") as caught:
+            await sender.send(update)
+    assert isinstance(caught.value, RequestRefused) == final
+    assert not isinstance(caught.value, ServerFailure), "no server is to blame"
+
+
 async def test_what_the_server_holds_of_a_base_is_left_out_once(tmp_path: Path) -> None:
-    """A version that is sent again was not proven: it comes whole. A file that is no base always comes."""
+    """A version that is sent again was not proven: it comes whole, unless only its offer failed. A file that is no base always
+    comes."""
     files = {"base/model.safetensors": b"weights of version 0", "delta.safetensors": b"changed"}
     for name, content in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(content)
     (tmp_path / STABLE).touch()
     sent: list[bytes] = []
+    heads: list[str] = []
 
     async def peer(head: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         body = await body_of(head, reader)
+        heads.append(head)
+        if len(heads) == 1:
+            answer(writer, b"", "503 Busy")
+            return
         if SEND_PATH in head:
             sent.append(body[LENGTH_BYTES + int.from_bytes(body[:LENGTH_BYTES], "little") :])
         answer(writer, orjson.dumps({"holds": list(files)}))
 
     async with sender_to(peer) as sender:
+        with pytest.raises(ServerFailure, match="answered 503"):
+            await sender.send(replace(weight_update(1), directory=tmp_path))
         for version in (1, 1, 2):
             await sender.send(replace(weight_update(version), directory=tmp_path))
     assert sent == [b"changed", b"".join(files.values()), b"changed"]
