@@ -19,7 +19,7 @@ from inference.plugin.checkpoint import BASE, read_manifest
 from inference.sent_weights import LENGTH_BYTES, MAX_OFFER_BYTES, Offer
 from transport.files.atomic import STABLE, write_buffers
 from transport.files.own_directory import OwnDirectory, remove_left
-from transport.files.shared_memory import SHARED_MEMORY, lack_of_room
+from transport.files.shared_memory import SHARED_MEMORY, is_memory, lack_of_room
 
 PREFIX = "counterpoint-received-"
 
@@ -189,8 +189,8 @@ async def _write(reader: _Reader, path: Path, nbytes: int) -> None:
 
 def _lack_of_room(place: Path, nbytes: int) -> str:
     """Returns why `nbytes` should not be written in a directory; empty if they may. Blocks on the disk."""
-    if place == SHARED_MEMORY:
-        return lack_of_room(nbytes)
+    if place == SHARED_MEMORY or is_memory(place):
+        return lack_of_room(nbytes, place)
     about = os.statvfs(place)
     free = about.f_bavail * about.f_frsize
     return f"{free} bytes are free in {place}" if free < nbytes else ""

@@ -116,7 +116,7 @@ async def test_several_at_once_are_counted_together(
 ) -> None:
     """What does not fit memory beside what is coming goes to the disk; what fits neither is refused."""
     room = OFFER.nbytes
-    monkeypatch.setattr(receiving, "lack_of_room", lambda nbytes: f"{nbytes} are needed" if nbytes > room else "")
+    monkeypatch.setattr(receiving, "lack_of_room", lambda nbytes, *_: f"{nbytes} are needed" if nbytes > room else "")
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
     arrived, go_on = asyncio.Event(), asyncio.Event()
 
@@ -141,6 +141,16 @@ async def test_several_at_once_are_counted_together(
     go_on.set()
     assert (await first)[1].path.parent == memory
     assert receiver.check(OFFER, 0) == memory
+
+
+def test_a_temporary_directory_that_is_memory_has_room_as_memory_has(
+    memory: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receiving, "lack_of_room", lambda *_: "memory is scarce")
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
+        monkeypatch.setattr(tempfile, "gettempdir", lambda: directory)
+        with pytest.raises(OSError, match="no room for the weights: memory is scarce; memory is scarce"):
+            receiver.check(OFFER, 0)
 
 
 async def test_a_base_comes_once_and_goes_with_the_next(memory: Path, receiver: Receiver) -> None:
@@ -183,7 +193,7 @@ async def test_changes_go_where_their_base_is(
     whole = Offer(1, None, files, {"base/model.safetensors": "a"})
     disk = tmp_path / "disk"
     disk.mkdir()
-    monkeypatch.setattr(receiving, "lack_of_room", lambda nbytes: f"{nbytes} are needed" if nbytes > 10 else "")
+    monkeypatch.setattr(receiving, "lack_of_room", lambda nbytes, *_: f"{nbytes} are needed" if nbytes > 10 else "")
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(disk))
     _, received = await receiver.receive(in_pieces(whole.preamble() + model + change, 7))
     assert received.path.parent == disk
@@ -199,7 +209,7 @@ async def test_two_that_come_at_once_are_counted_with_each_other(
     memory: Path, receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     room = OFFER.nbytes
-    monkeypatch.setattr(receiving, "lack_of_room", lambda nbytes: f"{nbytes} are needed" if nbytes > room else "")
+    monkeypatch.setattr(receiving, "lack_of_room", lambda nbytes, *_: f"{nbytes} are needed" if nbytes > room else "")
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
     both = await asyncio.gather(*(receiver.receive(in_pieces(BODY, 1000)) for _ in range(2)))
     assert sorted(received.path.parent for _, received in both) == sorted([memory, tmp_path])
