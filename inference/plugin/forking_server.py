@@ -77,10 +77,7 @@ async def _serve(args: Namespace) -> None:
         ToolParserManager.import_tool_parser(args.tool_parser_plugin)
     if args.reasoning_parser_plugin:
         ReasoningParserManager.import_reasoning_parser(args.reasoning_parser_plugin)
-    # While the engine starts. Not before the fork: a process with a second thread must not be forked.
-    importing = threading.Thread(target=_import_routes, name="importing routes", daemon=True)
-    server = os.getpid()
-    os.register_at_fork(after_in_parent=lambda: _start(importing) if os.getpid() == server else None)
+    importing = import_beside(args.data_parallel_size)
     async with build_async_engine_client_from_engine_args(ForkingArguments.from_cli_args(args)) as engine:
         if importing.ident is not None:
             importing.join()  # two threads that import modules which import each other may see half of one
@@ -89,6 +86,18 @@ async def _serve(args: Namespace) -> None:
         await ended
     finally:
         listening.close()
+
+
+def import_beside(engines: int) -> threading.Thread:
+    """Returns a thread that imports the routes while the one engine starts; with several `engines` it is never started.
+
+    It starts after the fork: a process with a second thread must not be forked.
+    """
+    importing = threading.Thread(target=_import_routes, name="importing routes", daemon=True)
+    server = os.getpid()
+    if engines == 1:
+        os.register_at_fork(after_in_parent=lambda: _start(importing) if os.getpid() == server else None)
+    return importing
 
 
 def _start(thread: threading.Thread) -> None:

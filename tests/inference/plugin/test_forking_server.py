@@ -20,6 +20,19 @@ register()
 assert gc.isenabled() and gc.get_freeze_count() > 100_000
 """
 
+FORKS = """
+import os
+import inference.plugin.program
+from inference.plugin import forking_server
+forking_server.ROUTES = ()
+for engines in (2, 1):
+    importing = forking_server.import_beside(engines)
+    if not (child := os.fork()):
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert (importing.ident is None) == (engines == 2), engines
+"""
+
 
 def processes_of(server: ServerProcess) -> tuple[int, int]:
     """The ids of vLLM's API server and of its engine."""
@@ -69,9 +82,11 @@ def test_a_server_on_a_cpu_does_without_scipy(moe_server: ServerProcess) -> None
 
 
 @pytest.mark.slow
-def test_the_collector_runs_again_once_vllm_is_imported() -> None:
+def test_the_collector_runs_again_and_no_thread_runs_where_several_engines_are_forked() -> None:
+    """In one process, which spares an import of vLLM."""
     environment = os.environ | {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+    program = REGISTERS + FORKS
     ended = subprocess.run(
-        [sys.executable, "-c", REGISTERS], env=environment, capture_output=True, text=True, timeout=200, check=False
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=200, check=False
     )
     assert ended.returncode == 0, ended.stderr
