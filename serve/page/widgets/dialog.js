@@ -71,14 +71,18 @@ export function field({ name, label, type = "text", value = "", help = "", optio
 
 /**
  * A note at the edge of the page, also read out. Good news without a link leave by themselves; all else stays until it is closed, so
- * that nobody has to be quick. `more` is shown behind the text: a link to what it tells of.
+ * that nobody has to be quick. Of more than four, good ones make room before others. `more` is shown behind the text: a link to what
+ * it tells of.
  */
 export function toast(text, tone = "good", more = null) {
   const close = element("button", { type: "button", class: "icon-button", "aria-label": "Close this note", on: { click: () => note.remove() } }, "\u00d7");
   const note = element("div", { class: "toast", dataset: { tone } }, element("span", {}, text, more && [" ", more]), close);
   const toasts = document.getElementById("toasts");
   toasts.append(note);
-  while (toasts.children.length > 4) toasts.firstChild.remove();
+  while (toasts.children.length > 4) {
+    const good = [...toasts.children].find((each) => each !== note && each.dataset.tone === "good");
+    (good ?? toasts.firstChild).remove();
+  }
   if (tone === "good" && !more) setTimeout(() => note.remove(), 8000);
   document.getElementById("announcer").textContent = text;
 }
