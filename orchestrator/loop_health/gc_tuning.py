@@ -29,14 +29,19 @@ _NEVER = 2**31 - 1
 
 @contextmanager
 def infrequent_gc() -> Iterator[None]:
-    """Disables all automatic collections but the short ones during the block. `collect_as_memory_grows` runs the others."""
+    """Disables all automatic collections but the short ones during the block. `collect_as_memory_grows` runs the others.
+
+    What was excluded from collections before stays so, and with it what `freeze_gc` adds: Python cannot tell them apart.
+    """
+    excluded = gc.get_freeze_count() > 0
     young, middle, full = gc.get_threshold()
     gc.set_threshold(young, _NEVER, _NEVER)
     try:
         yield
     finally:
         gc.set_threshold(young, middle, full)
-        gc.unfreeze()
+        if not excluded:
+            gc.unfreeze()
 
 
 def freeze_gc() -> None:

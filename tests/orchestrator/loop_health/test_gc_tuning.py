@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, contextmanager
 import pytest
 
 from orchestrator.loop_health import gc_tuning
-from orchestrator.loop_health.gc_tuning import Memory, RolloutCounts, collect_as_memory_grows, infrequent_gc
+from orchestrator.loop_health.gc_tuning import Memory, RolloutCounts, collect_as_memory_grows, freeze_gc, infrequent_gc
 
 
 class Knot:
@@ -69,6 +69,15 @@ async def collecting(rollouts: RolloutCounts) -> AsyncIterator[list[int]]:
                 yield seen
         finally:
             task.cancel()
+
+
+def test_what_was_excluded_before_stays_so() -> None:
+    """As all that the tests import (`tests/conftest.py`): each later collection in this process would visit it."""
+    gc.freeze()
+    before = gc.get_freeze_count()
+    with infrequent_gc():
+        freeze_gc()
+    assert gc.get_freeze_count() >= 0.9 * before
 
 
 @pytest.mark.usefixtures("prompt")
