@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,19 @@ GLOSSARY = REPOSITORY / "docs" / "glossary.md"
 NO_PRODUCT = {".venv", ".git", "build", "dist", "outputs", ".hypothesis"}
 """Folders whose files are not ours, or are made."""
 
-TEXTS = [
-    path
-    for pattern in ("*.py", "*.md", "*.toml")
-    for path in sorted(REPOSITORY.rglob(pattern))
-    if not NO_PRODUCT & {*path.relative_to(REPOSITORY).parts} and path not in (GLOSSARY, Path(__file__))
-]
+
+@cache
+def texts() -> dict[Path, str]:
+    """What our files say, each read once."""
+    ours = [each for each in REPOSITORY.iterdir() if each.name not in NO_PRODUCT]
+    paths = [path for each in ours for path in ([each] if each.is_file() else each.rglob("*"))]
+    return {
+        path: path.read_text()
+        for path in sorted(paths)
+        if path.suffix in (".py", ".md", ".toml")
+        and not NO_PRODUCT & {*path.relative_to(REPOSITORY).parts}
+        and path not in (GLOSSARY, Path(__file__))
+    }
 
 
 def retired_words() -> dict[str, str]:
@@ -40,12 +48,14 @@ RETIRED = retired_words()
 def uses(text: str, word: str) -> list[int]:
     """The numbers of the lines that use a word."""
     pattern = pattern_of(word)
+    if word.casefold() not in text.casefold():  # found in less time than the pattern
+        return []
     return [number for number, line in enumerate(text.splitlines(), 1) if pattern.search(line)]
 
 
 @pytest.mark.parametrize("word", RETIRED)
 def test_a_retired_word_is_used_nowhere(word: str) -> None:
-    found = [f"{path.relative_to(REPOSITORY)}:{line}" for path in TEXTS for line in uses(path.read_text(), word)]
+    found = [f"{path.relative_to(REPOSITORY)}:{line}" for path, text in texts().items() for line in uses(text, word)]
     assert not found, f"write {RETIRED[word]!r} instead of {word!r}"
 
 
