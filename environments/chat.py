@@ -18,6 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
+import orjson
 from jinja2 import Template, TemplateError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.meta import find_undeclared_variables
@@ -47,7 +48,7 @@ _BEFORE: tuple[Message, Message] = (
 
 
 class Chat:
-    """The tokenizer and the chat template of one model. Safe to share: it keeps no state of a conversation."""
+    """The tokenizer and the chat template of one model. Safe to share: no conversation changes another."""
 
     stop_token_ids: tuple[int, ...]
     """The ids that end a turn, as the model's generation config and tokenizer name them, in rising order."""
@@ -72,6 +73,8 @@ class Chat:
         self._template_kwargs: Mapping[str, Any] = {}
         self.stop_token_ids = self._find_stop_token_ids()
         self.vocabulary = self._tokenizer.get_vocab_size(with_added_tokens=True)
+        self._newest_start: tuple[bytes, array[int]] | None = None
+        """The newest opening that was asked for, as JSON, and its ids: the rollouts of a group begin alike, one after another."""
         # The first rendering prepares what all later ones use: 50 ms, which are spent here and not on an event loop.
         with suppress(ValueError):
             self.render([{"role": "user", "content": ""}], add_generation_prompt=True)
@@ -91,6 +94,7 @@ class Chat:
                 )
         chat = copy.copy(self)
         chat._template_kwargs = dict(kwargs)
+        chat._newest_start = None
         chat.__dict__.pop("_closing_ids", None)  # they depend on the variables
         return chat
 
@@ -104,7 +108,13 @@ class Chat:
 
         Raises `ValueError` when the template refuses the messages, or does not read `tools` that are given.
         """
-        return self.encode(self.render(messages, tools, add_generation_prompt=True))
+        opening = _as_json(messages, tools)
+        if opening is not None and self._newest_start is not None and self._newest_start[0] == opening:
+            return self._newest_start[1].tolist()
+        ids = self.encode(self.render(messages, tools, add_generation_prompt=True))
+        if opening is not None:
+            self._newest_start = (opening, array("i", ids))
+        return ids
 
     def extend(self, turn: Turn, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> array[int]:
         """Returns the prompt ids of the next turn, as an array of int32.
@@ -218,6 +228,14 @@ class _GenerationTag(Extension):
         """Returns the nodes inside the tag."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _as_json(messages: Sequence[Message], tools: Sequence[Tool]) -> bytes | None:
+    """Returns a conversation as JSON, or None if it holds what JSON cannot."""
+    try:
+        return orjson.dumps([list(messages), list(tools)])
+    except TypeError:
+        return None
 
 
 def _compile(directory: Path, settings: Mapping[str, Any]) -> tuple[Template, frozenset[str]]:

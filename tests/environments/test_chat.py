@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from environments.chat import Chat
+from environments.chat import Chat, Message
 from tests.support.rollouts import make_turn
 
 USER = [{"role": "user", "content": "hello"}]
@@ -39,6 +41,33 @@ def test_a_conversation_starts_as_the_template_says(chat: Chat) -> None:
     expected = chat.encode("<|user|>hello<|end|><|assistant|>")
     assert chat.start(USER) == expected
     assert len(expected) == len("hello") + 3
+
+
+def test_a_group_renders_its_opening_once_and_each_rollout_has_its_own_ids(
+    chat: Chat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rendered: list[object] = []
+    render = Chat.render
+
+    def counting(self: Chat, messages: Sequence[Message], *rest: Any, **named: Any) -> str:
+        rendered.append(messages)
+        return render(self, messages, *rest, **named)
+
+    monkeypatch.setattr(Chat, "render", counting)
+    chat.start(REPLY)
+    rendered.clear()
+    messages = [dict(message) for message in USER]
+    starts = [chat.start(messages) for _ in range(8)]
+    assert len(rendered) == 1
+    starts[0].clear()
+    assert starts[1] == chat.start(USER) != []
+    messages[0]["content"] = "good bye"
+    assert chat.start(messages) != starts[1]
+
+
+def test_an_opening_that_json_cannot_hold_is_rendered_each_time(chat: Chat) -> None:
+    messages = [{"role": "user", "content": "hello", "of": {1, 2}}]
+    assert chat.start(messages) == chat.start(messages) == chat.start(USER)
 
 
 def test_the_end_of_turn_is_the_stop_token(chat: Chat) -> None:
