@@ -3,7 +3,7 @@
 A server that has loaded the weights must show the digest and reproduce the probe before it takes traffic; `docs/inference.md`
 says what each of them detects. The previous version's log-probabilities are published, too, to detect a server whose kernels
 still compute with that version. A bfloat16 model publishes none, since rounding changes its log-probabilities as much as a step
-does. The tokens come from a fixed set of seeded random sequences. For a mixture of experts, the sequence with the clearest
+does. The tokens are a seeded random sequence. For a mixture of experts, the sequence of several with the clearest
 routing is chosen: where two experts are nearly equal, rounding may route a token differently in another engine, and correct
 weights would fail the probe.
 """
@@ -28,12 +28,12 @@ from trainer.model.router_replay import RouterReplay
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What the model says of the candidates."""
+    """What the model says of the candidates: `C` is `CANDIDATES` with routers, 1 without."""
 
     tokens_CT: Tensor
-    """int64 `[CANDIDATES, TOKENS]`, on the CPU."""
+    """int64 `[C, TOKENS]`, on the CPU."""
     values_CP: Tensor
-    """float32 `[CANDIDATES, TOKENS - 1]`, on the CPU: log-probabilities."""
+    """float32 `[C, TOKENS - 1]`, on the CPU: log-probabilities."""
     chosen: int
     """The candidate to publish."""
 
@@ -70,7 +70,7 @@ def write_probe(
         answers: of `ask`, for a sharded model; None: the model is asked here.
 
     Returns:
-        float32 `[CANDIDATES, TOKENS - 1]`, on the CPU: the log-probabilities of all candidates.
+        float32 `[C, TOKENS - 1]`, on the CPU: the log-probabilities of all candidates.
 
     Raises:
         BrokenWeights: a log-probability is not finite.
@@ -95,8 +95,9 @@ def ask(model: nn.Module, replay: RouterReplay | None, slot: int) -> Answers:
     """Computes the candidates with the adapter in `slot`, if there is one; with a sharded model every rank calls it."""
     device = next(model.parameters()).device
     generator = torch.Generator().manual_seed(_SEED)
-    tokens_CT = torch.randint(0, model.config.vocab_size, (CANDIDATES, TOKENS), generator=generator)
-    together = CANDIDATES if can_pack(model) else 1
+    candidates = 1 if replay is None else CANDIDATES
+    tokens_CT = torch.randint(0, model.config.vocab_size, (CANDIDATES, TOKENS), generator=generator)[:candidates]
+    together = candidates if can_pack(model) else 1
     answers: list[Tensor] = []
     rows: list[dict[int, Tensor]] = []
     with torch.no_grad(), adapter_spans(model, [(slot, together * TOKENS)]):
@@ -110,7 +111,7 @@ def ask(model: nn.Module, replay: RouterReplay | None, slot: int) -> Answers:
     chosen = _clearest(
         {layer: torch.cat([row[layer] for row in rows]) for layer in rows[0]}, replay.top_k if replay else 0
     )
-    return Answers(tokens_CT, flat_P.view(CANDIDATES, TOKENS - 1).cpu(), chosen)
+    return Answers(tokens_CT, flat_P.view(candidates, TOKENS - 1).cpu(), chosen)
 
 
 def _forward(model: nn.Module, tokens_CT: Tensor) -> Tensor:
