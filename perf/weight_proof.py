@@ -194,14 +194,14 @@ class Engine:
 
     def probe(self, probe: Probe) -> Float32Array:
         """Answers the probe as our route does."""
-        from vllm import SamplingParams
+        from inference.plugin.scoring import scoring_prompts, scores_of
 
-        ids = probe.token_ids
-        asked = [SamplingParams(max_tokens=1, logprob_token_ids=[token]) for token in ids[1:]]
-        prompts = [{"prompt_token_ids": ids[:end]} for end in range(1, len(ids))]
-        outputs = self._llm.generate(prompts, asked, use_tqdm=False, lora_request=self._adapter)
-        rows = [output.outputs[0].logprobs[0] for output in outputs]
-        return np.array([row[token].logprob for row, token in zip(rows, ids[1:], strict=True)], dtype=np.float32)
+        token_ids = list(probe.token_ids)
+        prompts = scoring_prompts(token_ids, 1, one_by_one=self._adapts)
+        given = [{"prompt_token_ids": ids} for ids, _ in prompts]
+        asked = [sampling for _, sampling in prompts]
+        outputs = self._llm.generate(given, asked, use_tqdm=False, lora_request=self._adapter)
+        return scores_of(outputs, token_ids, 1)
 
 
 def measure(kind: str, dtype: str, trials: int, directory: Path) -> Iterator[dict[str, Any]]:

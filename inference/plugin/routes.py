@@ -44,7 +44,7 @@ MAX_JSON_BYTES = 1 << 20
 """Longest body of any request but a model call."""
 
 MAX_PROBE_TOKENS = 256
-"""Each token of a probe is a request to the engine."""
+"""Each token of a probe may be a request to the engine (`scoring`)."""
 
 
 class Refusal(Exception):
@@ -137,6 +137,8 @@ class CounterpointRoutes:
             detokenize=bool(request.sampling.stop),
             routed_experts_prompt_start=request.routed_experts_start,
             output_kind=RequestOutputKind.FINAL_ONLY,
+            # vLLM copies the parameters deeply otherwise; these are no one else's.
+            skip_clone=True,
         )
         outputs = await self._run(request.model, [(request.prompt_ids.tolist(), sampling)], raw_request)
         if outputs is None:
@@ -198,7 +200,7 @@ class CounterpointRoutes:
                     raise Refusal(HTTPStatus.BAD_REQUEST, "a probe is {model: name, token_ids: [two or more integers]}")
             if len(token_ids) > MAX_PROBE_TOKENS:
                 raise Refusal(HTTPStatus.BAD_REQUEST, f"a probe has at most {MAX_PROBE_TOKENS} tokens")
-            prompts = scoring_prompts(token_ids, 1, one_by_one=True)
+            prompts = scoring_prompts(token_ids, 1, one_by_one=self.scores_one_by_one)
             outputs = await self._run(model, prompts, raw_request, salt=uuid.uuid4().hex)
         except Refusal as refusal:
             return _answer({"error": str(refusal)}, refusal.status)

@@ -1,4 +1,4 @@
-"""Log-probabilities of given tokens under a served model, for a teacher (`orchestrator/teacher.py`).
+"""Log-probabilities of given tokens under a served model: for a teacher (`orchestrator/teacher.py`), and for the probe.
 
 They are those of the whole distribution at temperature 1. One request prefills the tokens and returns vLLM's prompt
 log-probabilities; the last token is not fed to the model but asked for as the next one, so that a sequence that fills the context
@@ -27,6 +27,7 @@ def next_token_sampling(token_id: int, **further: Any) -> SamplingParams:
         logprob_token_ids=[token_id],
         detokenize=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
+        skip_clone=True,
         **further,
     )
 

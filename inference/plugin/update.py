@@ -35,7 +35,7 @@ from transport.files.own_directory import OwnDirectory
 logger = init_logger(__name__)
 
 READ_SECONDS = 0.01
-"""How long the engine's steps wait for one slice of the reading of its weights: about a step."""
+"""CPU time for which the engine's steps wait for one slice of the reading of its weights: about a step."""
 
 
 class Updater:
