@@ -1,4 +1,4 @@
-"""Measures the step boundary: the daemon's and the plain one on the same rollouts, beside an idle loop and a copy of the bytes.
+"""Measures the step boundary: the daemon's and the plain one, beside an idle loop, a copy and a write of the same bytes.
 
 python -m perf.bench.step [--quick | --full]
 """
@@ -6,11 +6,12 @@ python -m perf.bench.step [--quick | --full]
 from __future__ import annotations
 
 import asyncio
+import os
 import statistics
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +43,7 @@ from transport.arrays import AnyArray
 SYNTHETIC_TASKS = 200
 COPIES = 3
 COPY_THREADS = 2
+WRITES = 3
 
 
 def measure(size: Size) -> list[Case]:
@@ -58,13 +60,54 @@ def measure(size: Size) -> list[Case]:
         )
 
         async def work() -> Case:
-            copies = [await _copy_seconds(recording, tasks) for tasks in (0, SYNTHETIC_TASKS)]
+            bare = [await _bare_seconds(recording, tasks, Path(directory)) for tasks in (0, SYNTHETIC_TASKS)]
             quiet = await replay(recording, replace(settings, synthetic_tasks=0, baseline_seconds=PAUSE_SECONDS))
             ours = await replay(recording, settings)
             plains = [await _plain(recording, settings, Path(directory), resent) for resent in (False, True)]
-            return _case(recording, copies, quiet, ours, plains)
+            return _case(recording, bare, quiet, ours, plains)
 
         return [on_daemons_loop(work)]
+
+
+@dataclass(frozen=True, slots=True)
+class Bare:
+    """What a boundary cannot do without, in the least seconds of several."""
+
+    copy: float
+    """numpy copies the routing, by `COPY_THREADS` threads."""
+    write: float
+    """A thread writes as many bytes to a new file, and waits until they are on the disk."""
+
+    @property
+    def allowed(self) -> float:
+        """Longest wall time of finalizing and boundary."""
+        return 1.5 * (self.copy + self.write)
+
+
+async def _bare_seconds(recording: Recording, tasks: int, directory: Path) -> Bare:
+    """Measures beside so many synthetic tasks."""
+    return Bare(
+        await _copy_seconds(recording, tasks), await _write_seconds(recording.nbytes, tasks, directory / "bare")
+    )
+
+
+async def _write_seconds(nbytes: int, tasks: int, path: Path) -> float:
+    data = bytes(nbytes)
+
+    def write() -> None:
+        with path.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+
+    seconds = []
+    async with synthetic_traffic(tasks):
+        for _ in range(WRITES):
+            began = time.perf_counter()
+            await in_thread(write)
+            seconds.append(time.perf_counter() - began)
+            await in_thread(path.unlink)
+    return min(seconds)
 
 
 async def _copy_seconds(recording: Recording, tasks: int) -> float:
@@ -103,10 +146,8 @@ async def _plain(recording: Recording, settings: Settings, directory: Path, rese
     return trace
 
 
-def _case(
-    recording: Recording, copies: Sequence[float], quiet: Replay, ours: Replay, plains: Sequence[LagTrace]
-) -> Case:
-    allowed = 1.5 * copies[0] + 0.5
+def _case(recording: Recording, bare: Sequence[Bare], quiet: Replay, ours: Replay, plains: Sequence[LagTrace]) -> Case:
+    alone, beside = bare
     own_rows, resent = ({row.phase: row for row in rows_of(trace)}[BOUNDARY] for trace in plains)
     delivered = _wall(ours) + ours.row(DELIVERY).seconds
     worst = max(ours.row(name).lag.max for name in (FINALIZE, BOUNDARY, DELIVERY))
@@ -114,13 +155,15 @@ def _case(
         f"step boundary, {len(recording.rollouts)} rollouts, {SYNTHETIC_TASKS} synthetic tasks",
         [
             Figure("bytes", recording.nbytes / 1e6, "MB"),
-            Figure(f"copy of their routing, {COPY_THREADS} threads, quiet loop", copies[0], "s"),
-            Figure("the same beside the tasks", copies[1], "s"),
+            Figure(f"copy of their routing, {COPY_THREADS} threads, quiet loop", alone.copy, "s"),
+            Figure("the same beside the tasks", beside.copy, "s"),
+            Figure("bare write and fsync of as many bytes, quiet loop", alone.write, "s"),
+            Figure("the same beside the tasks", beside.write, "s"),
             Figure("idle: lag p99", 1e3 * ours.row(BASELINE).lag.p99, "ms"),
             Figure("idle: lag max", 1e3 * ours.row(BASELINE).lag.max, "ms"),
             *(Figure(f"{row.phase}: wall", row.seconds, "s") for row in ours.rows if row.phase != BASELINE),
-            Figure("finalize + boundary: wall", _wall(ours), "s", allowed),
-            Figure("the same on a quiet loop", _wall(quiet), "s", allowed),
+            Figure("finalize + boundary: wall", _wall(ours), "s", beside.allowed),
+            Figure("the same on a quiet loop", _wall(quiet), "s", alone.allowed),
             Figure("lag p99 over idle's, median round", _over_idle(ours.trace, "p99"), "x", 2.0),
             Figure("lag max over idle's, median round", _over_idle(ours.trace, "max"), "x", 2.0),
             Figure("plain, new rows only: wall", own_rows.seconds, "s"),
