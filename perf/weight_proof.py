@@ -194,7 +194,7 @@ class Engine:
 
     def probe(self, probe: Probe) -> Float32Array:
         """Answers the probe as our route does."""
-        from inference.plugin.scoring import scoring_prompts, scores_of
+        from inference.plugin.scoring import scores_of, scoring_prompts
 
         token_ids = list(probe.token_ids)
         prompts = scoring_prompts(token_ids, 1, one_by_one=self._adapts)
