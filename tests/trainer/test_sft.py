@@ -34,7 +34,9 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<start>assistant\n{% endif %}"
 )
 ROWS, PER_STEP, STEPS = 40, 6, 20
-TRAINING: dict[str, Any] = {"learning_rate": 2e-3, "betas": [0.9, 0.95]}
+TRAINING: dict[str, Any] = {"learning_rate": 7e-4, "betas": [0.9, 0.95]}
+"""AdamW divides by the root of the squared gradient, so rounding a gradient near zero moves a weight by a share of the learning
+rate: by 0.008 of it on a CPU with AVX2. A lower rate keeps that below the bound on weights."""
 LORA: dict[str, Any] = {"rank": 4, "alpha": 8.0, "target_modules": ["q_proj", "v_proj", "down_proj"]}
 
 
