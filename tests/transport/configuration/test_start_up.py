@@ -1,0 +1,20 @@
+"""What every command pays for its configuration before it does anything."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+SEARCH_FAILS = """
+import importlib.metadata
+importlib.metadata.entry_points = None
+import transport.config
+"""
+
+
+@pytest.mark.slow
+def test_pydantic_searches_no_installed_packages_for_plugins() -> None:
+    completed = subprocess.run([sys.executable, "-c", SEARCH_FAILS], capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stderr
