@@ -11,6 +11,8 @@ DEADLINE_SECONDS = 120.0
 fail."""
 
 INTERVAL_SECONDS = 0.005
+LONGEST_INTERVAL_SECONDS = 0.025
+"""After a second. What takes long to begin is no shorter itself, and a look at it may cost milliseconds."""
 
 
 def wait_until(
@@ -20,15 +22,21 @@ def wait_until(
     details: Callable[[], str] = lambda: "",
 ) -> None:
     """Blocks this thread until `condition()` holds. Raises `AssertionError` naming `what` after `seconds`, with `details()`."""
-    deadline = time.monotonic() + seconds
+    began = time.monotonic()
     while not condition():
-        assert time.monotonic() < deadline, f"waited {seconds:g} s in vain for {what}\n{details()}".rstrip()
-        time.sleep(INTERVAL_SECONDS)
+        waited = time.monotonic() - began
+        assert waited < seconds, f"waited {seconds:g} s in vain for {what}\n{details()}".rstrip()
+        time.sleep(_interval(waited))
 
 
 async def until(condition: Callable[[], bool], what: str, seconds: float = DEADLINE_SECONDS) -> None:
     """Waits likewise, while the event loop runs."""
-    deadline = time.monotonic() + seconds
+    began = time.monotonic()
     while not condition():
-        assert time.monotonic() < deadline, f"waited {seconds:g} s in vain for {what}"
-        await asyncio.sleep(INTERVAL_SECONDS)
+        waited = time.monotonic() - began
+        assert waited < seconds, f"waited {seconds:g} s in vain for {what}"
+        await asyncio.sleep(_interval(waited))
+
+
+def _interval(waited: float) -> float:
+    return INTERVAL_SECONDS if waited < 1.0 else LONGEST_INTERVAL_SECONDS
