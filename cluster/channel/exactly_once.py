@@ -41,10 +41,14 @@ class CommittedPositions:
         with self._lock:
             return channel in self._channels and sequence in self._channels[channel][1]
 
-    def add(self, channel: str, sequence: int) -> bool:
-        """Adds a record to what the next commit contains. Returns whether it was missing."""
+    def add(self, channel: str, generation: str, sequence: int) -> bool:
+        """Adds a record (`Item`) to what the next commit contains. Returns whether it was missing.
+
+        A record of another generation than the one that is read is left out: its number means another record by now.
+        """
         with self._lock:
-            return self._channels[channel][1].add(sequence)
+            current, numbers = self._channels[channel]
+            return generation == current and numbers.add(sequence)
 
     def forget_below(self, channel: str, floor: int) -> None:
         """Is told that no record below `floor` will come again, so that nothing is kept for each of them."""

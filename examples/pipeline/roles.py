@@ -86,7 +86,7 @@ class Trainer(Worker):
                 for each in batch:
                     letters.count(self._table, each.value)
                     self._records.append([each.origin, each.position])
-                    self._file.positions.add(channel.name, each.sequence)
+                    self._file.positions.add(channel.name, each.generation, each.sequence)
                 self._file.commit({"table": self._table.tobytes(), "records": self._records}, durable=False)
                 for each in batch:
                     each.acknowledge()

@@ -208,7 +208,7 @@ class Trainer(Plain):
     def _commit(self, file: CommitFile, state: list[Any], batch: list[Item], channel: str) -> None:
         self.witness.note("works")
         for each in batch:
-            file.positions.add(channel, each.sequence)
+            file.positions.add(channel, each.generation, each.sequence)
         file.commit(state, durable=False)
         self.witness.note("commits", [[each.origin, each.position] for each in batch])
         for each in batch:

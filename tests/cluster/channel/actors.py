@@ -67,7 +67,7 @@ def trainer(config: ChannelConfig, directory: Path, name: str) -> None:
             batch = [item, *consumer.take_ready(2)]
             state += [[each.origin, each.position] for each in batch]
             for each in batch:
-                file.positions.add(config.name, each.sequence)
+                file.positions.add(config.name, each.generation, each.sequence)
             file.commit(state, durable=False)
             for each in batch:
                 each.acknowledge()

@@ -18,12 +18,14 @@ import zmq.auth
 from cluster.channel import protocol, sockets
 from cluster.channel.config import ChannelConfig
 from cluster.channel.consumer import ChannelConsumer
+from cluster.channel.exactly_once import CommittedPositions
 from cluster.channel.host import ChannelHost
 from cluster.channel.link import ChannelError
 from cluster.channel.producer import ChannelProducer
 from cluster.channel.role import HostWorker
 from cluster.worker import Context
 from tests.cluster.channel.actors import DEADLINE_SECONDS, actor, first_line, wait_for
+from tests.support.polling import wait_until
 
 
 def config_of(tmp_path: Path, **fields: object) -> ChannelConfig:
@@ -252,23 +254,31 @@ def test_what_was_acknowledged_is_not_shown_again_by_the_next_host(tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_an_item_acknowledges_nothing_of_the_host_that_follows_its_own(tmp_path: Path) -> None:
+def _reads(committed: CommittedPositions, channel: str, generation: str) -> bool:
+    return committed.as_dict()[channel][0] == generation
+
+
+def test_an_item_commits_and_acknowledges_nothing_of_the_host_that_follows_its_own(tmp_path: Path) -> None:
     """Without a journal that one gives the same number to another record."""
     config = config_of(tmp_path)
     first = ChannelHost(config, tmp_path)
     first.start()
+    committed = CommittedPositions()
     with (
         ChannelProducer(config, tmp_path, "source-0").blocking as producer,
-        ChannelConsumer(config, tmp_path, "trainer-0") as consumer,
+        ChannelConsumer(config, tmp_path, "trainer-0", sticky=True, committed=committed) as consumer,
     ):
         producer.put("before", timeout=DEADLINE_SECONDS)
         producer.flush(DEADLINE_SECONDS)
         held = consumer.get(DEADLINE_SECONDS)
         first.close()
         with ChannelHost(config, tmp_path) as second:
+            assert held is not None
+            generation = held.generation
+            wait_until(lambda: not _reads(committed, config.name, generation), "the new host")
+            committed.add(config.name, held.generation, held.sequence)
             producer.put("after", timeout=DEADLINE_SECONDS)
             item = consumer.get(DEADLINE_SECONDS)
-            assert held is not None
             assert item is not None
             assert (item.sequence, item.value) == (held.sequence, "after")
             held.acknowledge()

@@ -13,8 +13,8 @@ def test_positions_survive_as_plain_values_and_stay_small() -> None:
     positions = CommittedPositions()
     positions.begin("batches", "g1")
     for sequence in (0, 1, 5, 7):
-        assert positions.add("batches", sequence)
-    assert not positions.add("batches", 5)
+        assert positions.add("batches", "g1", sequence)
+    assert not positions.add("batches", "g1", 5)
     positions.forget_below("batches", 6)
     assert positions.as_dict() == {"batches": ["g1", 6, [7]]}
     again = CommittedPositions.of_dict(positions.as_dict())
@@ -25,8 +25,9 @@ def test_positions_survive_as_plain_values_and_stay_small() -> None:
 def test_another_generation_of_a_channel_means_other_records() -> None:
     positions = CommittedPositions()
     positions.begin("batches", "g1")
-    positions.add("batches", 0)
+    positions.add("batches", "g1", 0)
     positions.begin("batches", "g2")
+    assert not positions.add("batches", "g1", 0), "committed late, when the number meant another record already"
     assert not positions.contains("batches", 0)
     assert not positions.contains("unknown", 0)
 
@@ -36,9 +37,9 @@ def test_a_commit_holds_state_and_positions_and_has_one_writer(tmp_path: Path) -
     file = CommitFile(path)
     assert file.state is None
     file.positions.begin("batches", "g1")
-    file.positions.add("batches", 0)
+    file.positions.add("batches", "g1", 0)
     file.commit({"step": 1, 2: [3]})
-    file.positions.add("batches", 1)  # never committed
+    file.positions.add("batches", "g1", 1)  # never committed
     with pytest.raises(OSError, match="another process"):
         CommitFile(path)
     file.close()
