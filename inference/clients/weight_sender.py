@@ -140,7 +140,7 @@ class _Transfer:
         self.has_begun = True
         try:
             self._post(SEND_PATH, self._pieces(offer, files), len(offer.preamble()) + offer.nbytes)
-        except (BrokenPipeError, ConnectionResetError, ssl.SSLEOFError):
+        except (BrokenPipeError, ConnectionResetError, ssl.SSLEOFError, ssl.SSLZeroReturnError):
             if self._aborted:
                 raise
             return self._answer()  # it may have said why before it hung up
