@@ -69,7 +69,7 @@ class Chat:
             raise ValueError(f"{tokenizer_file} is not a tokenizer: {error}") from error
         settings = _read_json(self._directory / "tokenizer_config.json")
         self._special_tokens = _special_tokens(settings)
-        self._template, self._template_variables = _compile(self._directory, settings)
+        self._template, self._template_variables, self._reads_clock = _compile(self._directory, settings)
         self._template_kwargs: Mapping[str, Any] = {}
         self.stop_token_ids = self._find_stop_token_ids()
         self.vocabulary = self._tokenizer.get_vocab_size(with_added_tokens=True)
@@ -108,9 +108,10 @@ class Chat:
 
         Raises `ValueError` when the template refuses the messages, or does not read `tools` that are given.
         """
-        opening = _as_json(messages, tools)
-        if opening is not None and self._newest_start is not None and self._newest_start[0] == opening:
-            return self._newest_start[1].tolist()
+        opening = None if self._reads_clock else _as_json(messages, tools)
+        newest = self._newest_start  # once: threads share the chat
+        if opening is not None and newest is not None and newest[0] == opening:
+            return newest[1].tolist()
         ids = self.encode(self.render(messages, tools, add_generation_prompt=True))
         if opening is not None:
             self._newest_start = (opening, array("i", ids))
@@ -238,8 +239,8 @@ def _as_json(messages: Sequence[Message], tools: Sequence[Tool]) -> bytes | None
         return None
 
 
-def _compile(directory: Path, settings: Mapping[str, Any]) -> tuple[Template, frozenset[str]]:
-    """Returns the compiled template of a model directory, and the variables that it reads.
+def _compile(directory: Path, settings: Mapping[str, Any]) -> tuple[Template, frozenset[str], bool]:
+    """Returns the compiled template of a model directory, the variables that it reads, and whether it reads the clock.
 
     The template has the functions and filters that transformers gives to templates.
     """
@@ -263,7 +264,8 @@ def _compile(directory: Path, settings: Mapping[str, Any]) -> tuple[Template, fr
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
     try:
-        return environment.from_string(source), frozenset(find_undeclared_variables(environment.parse(source)))
+        variables = frozenset(find_undeclared_variables(environment.parse(source)))
+        return environment.from_string(source), variables, "strftime_now" in source
     except TemplateError as error:
         raise ValueError(f"{template_file}: the chat template does not compile: {error}") from error
 

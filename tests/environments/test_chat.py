@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from environments.chat import Chat, Message
+from tests.support.polling import wait_until
 from tests.support.rollouts import make_turn
 
 USER = [{"role": "user", "content": "hello"}]
@@ -63,6 +64,13 @@ def test_a_group_renders_its_opening_once_and_each_rollout_has_its_own_ids(
     assert starts[1] == chat.start(USER) != []
     messages[0]["content"] = "good bye"
     assert chat.start(messages) != starts[1]
+
+
+def test_a_template_that_reads_the_clock_is_rendered_each_time(directory: Path) -> None:
+    (directory / "chat_template.jinja").write_text("{{ strftime_now('%f') }}" + LINED_TEMPLATE)
+    chat = Chat(directory)
+    first = chat.start(USER)
+    wait_until(lambda: chat.start(USER) != first, "another rendering")
 
 
 def test_an_opening_that_json_cannot_hold_is_rendered_each_time(chat: Chat) -> None:
