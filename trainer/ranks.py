@@ -146,6 +146,8 @@ class Ranks:
                 store.wait(keys, timedelta(seconds=ROLL_CALL_SECONDS))
             silent = [str(rank) for rank, key in enumerate(keys) if not store.check([key])]
         except dist.DistError as lost:
+            if not has_waited_in_vain(error):
+                return ""
             return f"rank {self.index} of {self.count} has waited in vain for others, and their store is gone: {lost}"
         if not silent:
             return (
