@@ -71,7 +71,7 @@ export function field({ name, label, type = "text", value = "", help = "", optio
 
 /**
  * A note at the edge of the page, also read out. Good news without a link leave by themselves; all else stays until it is closed, so
- * that nobody has to be quick. Of more than four, good ones make room before others. `more` is shown behind the text: a link to what
+ * that nobody has to be quick. Of more than four, good ones make room before others, the new one, too. `more` is shown behind the text: a link to what
  * it tells of.
  */
 export function toast(text, tone = "good", more = null) {
@@ -81,7 +81,7 @@ export function toast(text, tone = "good", more = null) {
   toasts.append(note);
   while (toasts.children.length > 4) {
     const good = [...toasts.children].find((each) => each !== note && each.dataset.tone === "good");
-    (good ?? toasts.firstChild).remove();
+    (good ?? (tone === "good" ? note : toasts.firstChild)).remove();
   }
   if (tone === "good" && !more) setTimeout(() => note.remove(), 8000);
   document.getElementById("announcer").textContent = text;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -16,5 +17,7 @@ import transport.config
 
 @pytest.mark.slow
 def test_pydantic_searches_no_installed_packages_for_plugins() -> None:
-    completed = subprocess.run([sys.executable, "-c", SEARCH_FAILS], capture_output=True, text=True, check=False)
+    unset = {name: value for name, value in os.environ.items() if name != "PYDANTIC_DISABLE_PLUGINS"}
+    command = [sys.executable, "-c", SEARCH_FAILS]
+    completed = subprocess.run(command, capture_output=True, text=True, check=False, env=unset)
     assert completed.returncode == 0, completed.stderr
