@@ -28,6 +28,7 @@ from cluster.parent_death import bound_command, end_group, stopped_members
 from inference.config import InferenceConfig
 from inference.delta import is_delta
 from inference.token import read_token
+from transport.process.cores import own_cores
 from transport.process.permanent_errors import is_permanent
 from transport.process.stop_requests import StopSignals
 
@@ -162,7 +163,7 @@ def server_environment(config: InferenceConfig) -> dict[str, str]:
     if _on_cpu():
         # vLLM would bind a thread to each core and let it spin; trainer and orchestrator on this machine need the cores, too.
         environment.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-        environment.setdefault("OMP_NUM_THREADS", str(os.cpu_count() or 1))
+        environment.setdefault("OMP_NUM_THREADS", str(own_cores() or os.cpu_count() or 1))
         environment.setdefault("OMP_WAIT_POLICY", "passive")
         # The first request would compile two small functions of the sampler for seconds (`vllm.v1.sample.ops`). The model itself
         # runs eagerly.

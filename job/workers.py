@@ -27,6 +27,7 @@ from job.serving.config import WORKER_VARIABLE, ServeConfig, flags_of
 from job.tracking.config import Destinations
 from run.config import RunConfig
 from transport.config import Config
+from transport.process.cores import divided
 
 COMPUTE_NICE = 10
 """The niceness of vLLM and the trainer. Orchestrators come first on the CPU: their loops must answer at once and need little."""
@@ -250,6 +251,19 @@ def _environment(config: JobConfig, name: str) -> dict[str, str]:
     Ray itself sets the GPUs that a role sees, to those that it has reserved for it.
     """
     named = config.gpus.trainer if name == "trainer" else config.gpus.inference
-    if config.backend != "local" or named is None:
+    if config.backend != "local":
         return dict(SAFE_PATH)
+    if named is None:
+        return SAFE_PATH | _division(config)
     return SAFE_PATH | {"CUDA_VISIBLE_DEVICES": ",".join(map(str, devices(config)[name]))}
+
+
+def _division(config: JobConfig) -> dict[str, str]:
+    """How trainer and servers divide the cores where they compute on a CPU. It follows from the configuration alone.
+
+    A trainer with several ranks, or one whose `threads` are set, takes what it was given.
+    """
+    trainer, servers = config.trainer, 0 if config.gpus.inference is not None else config.inference.replicas
+    if trainer.threads is None and trainer.ranks == 1:
+        return divided(0, 1 + servers)
+    return divided(trainer.ranks * (trainer.threads or 1), max(1, servers))

@@ -37,7 +37,7 @@ class TrainerConfig(Config):
     """Precision of weights and activations; `auto` is bfloat16 on a GPU, float32 on a CPU. The optimizer's state is float32."""
 
     threads: int | None = Field(default=None, ge=1)
-    """CPU threads of one rank. Unset: torch's default."""
+    """CPU threads of one rank. Unset: its share of the cores in a job that computes on a CPU, else torch's default."""
 
     processes: int = Field(default=1, ge=1)
     """Ranks of one node, started by torch's elastic agent when there are several ranks."""

@@ -8,6 +8,7 @@ removes runs, and its hooks here make and delete their torch state.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -58,6 +59,7 @@ from trainer.updates.reference import References
 from trainer.updates.value_head import ValueHead
 from transport import codec
 from transport.files.atomic import as_bytes_view
+from transport.process.cores import own_cores
 from transport.records import Batch
 
 logger = logging.getLogger(__name__)
@@ -75,6 +77,8 @@ class Learner:
         torch.manual_seed(config.seed)
         if config.threads is not None:
             torch.set_num_threads(config.threads)
+        elif ranks.count == 1 and ranks.device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
+            torch.set_num_threads(own_cores() or torch.get_num_threads())
         self.config = config
         self.ranks = ranks
         self.manager = manager

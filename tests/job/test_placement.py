@@ -14,6 +14,7 @@ from job.servers_file import ServersFile
 from job.workers import sections_of, specification
 from run.config import RunConfig
 from transport.errors import UserError
+from transport.process.cores import CORES_VARIABLE, own_cores
 
 ON_RAY = ("--backend", "ray")
 
@@ -31,6 +32,18 @@ def apart(key: Path) -> list[str]:
     return [*ON_RAY, *anywhere, "--transport.kind", "filesystem"]
 
 
+def cores_of(job: JobConfig, job_file: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, int | None]:
+    """The cores that each role of a machine of eight has."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: range(8))
+    cores: dict[str, int | None] = {}
+    for role in specification(job, dict.fromkeys(sections_of(job), job_file)).roles:
+        monkeypatch.delenv(CORES_VARIABLE, raising=False)
+        for name, value in role.environment.items():
+            monkeypatch.setenv(name, value)
+        cores[role.name] = own_cores()
+    return cores
+
+
 def groups(job: JobConfig) -> dict[str, str | None]:
     return {name: placed.collocate for name, placed in placements(job).items()}
 
@@ -39,6 +52,21 @@ def complaint(job_file: Path, *flags: str) -> str:
     with pytest.raises(UserError) as caught:
         load(JobConfig, job_file, [*ON_RAY, *flags])
     return str(caught.value)
+
+
+def test_trainer_and_servers_divide_the_cores(job_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = load(JobConfig, job_file, ["--inference.replicas", "2", "--trainer.threads", "null"])
+    assert cores_of(job, job_file, monkeypatch) == {
+        "inference_0": 2,
+        "inference_1": 2,
+        "trainer": 2,
+        "orchestrator": None,
+    }
+    job = load(JobConfig, job_file, ["--inference.replicas", "2", "--trainer.threads", "1"])
+    cores = cores_of(job, job_file, monkeypatch)
+    assert (cores["inference_0"], cores["inference_1"]) == (3, 3), "the trainer takes what it was given"
+    job = load(JobConfig, job_file, ["--inference.replicas", "8", "--trainer.threads", "7"])
+    assert cores_of(job, job_file, monkeypatch)["inference_0"] == 1
 
 
 def test_on_one_machine_nothing_is_reserved(job_file: Path) -> None:
