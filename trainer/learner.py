@@ -77,8 +77,8 @@ class Learner:
         torch.manual_seed(config.seed)
         if config.threads is not None:
             torch.set_num_threads(config.threads)
-        elif ranks.count == 1 and ranks.device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
-            torch.set_num_threads(own_cores() or torch.get_num_threads())
+        elif ranks.device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ and (cores := own_cores()) is not None:
+            torch.set_num_threads(cores)
         self.config = config
         self.ranks = ranks
         self.manager = manager

@@ -136,19 +136,19 @@ class Ranks:
         """
         if self.count == 1 or not has_lost_ranks(error):
             return ""
+        waited = has_waited_in_vain(error)
         keys = [f"{_ROLL_CALL}/{rank}" for rank in range(self.count)]
         store = dist.distributed_c10d._get_default_store()
         try:
             store.set(keys[self.index], "")
-            if not has_waited_in_vain(error):
+            if not waited:
                 return ""
             with suppress(dist.DistStoreError):
                 store.wait(keys, timedelta(seconds=ROLL_CALL_SECONDS))
             silent = [str(rank) for rank, key in enumerate(keys) if not store.check([key])]
         except dist.DistError as lost:
-            if not has_waited_in_vain(error):
-                return ""
-            return f"rank {self.index} of {self.count} has waited in vain for others, and their store is gone: {lost}"
+            gone = f"rank {self.index} of {self.count} has waited in vain for others, and their store is gone: {lost}"
+            return gone if waited else ""
         if not silent:
             return (
                 f"all {self.count} ranks answer: one kept others waiting for longer than trainer.rank_silence_seconds"

@@ -24,6 +24,7 @@ from inference.config import InferenceConfig
 from tests.support.polling import wait_until
 from tests.support.ports import free_port, taken_port
 from tests.support.vllm_server import live_processes
+from transport.process.cores import CORES_VARIABLE
 
 HEALTHY = """
 import http.server, sys
@@ -334,3 +335,19 @@ def test_a_server_on_a_cpu_compiles_nothing_unless_told(tmp_path: Path, monkeypa
     monkeypatch.setattr(server, "_on_cpu", lambda: False)
     monkeypatch.delenv("TORCH_COMPILE_DISABLE")
     assert "TORCH_COMPILE_DISABLE" not in server.server_environment(config)
+
+
+def test_a_server_on_a_cpu_has_the_threads_that_its_job_leaves_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: range(8))
+    monkeypatch.setenv(CORES_VARIABLE, "2:3")
+    monkeypatch.setattr(server, "_on_cpu", lambda: True)
+    config = config_of(tmp_path, {})
+    assert server.server_environment(config)["OMP_NUM_THREADS"] == "2"
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    assert server.server_environment(config)["OMP_NUM_THREADS"] == "5"
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setattr(server, "_on_cpu", lambda: False)
+    assert "OMP_NUM_THREADS" not in server.server_environment(config)
