@@ -73,12 +73,11 @@ def test_a_job_that_loses_and_gains_workers_ends_where_an_undisturbed_one_ends(t
             goes_on = "goes on under a new incarnation of its SubMaster"
             wait_until(lambda: goes_on in handle.logs("trainer-master", 1000), goes_on)
             wait_for_step(training, 2, "under another SubMaster")
-            send(handle, "trainer-1", signal.SIGKILL)
-            wait_for_step(training, 2, "after a death")
             send(handle, "trainer-0", signal.SIGSTOP)
             wait_for_step(training, 2, "after a silence")
+            send(handle, "trainer-1", signal.SIGKILL)
             handle.scale("trainer", 3)
-            wait_for_step(training, 3, "of three workers")
+            wait_for_step(training, 3, "of three workers, after a death")
             (training / "hurry").touch()
             outcome = handle.wait(timeout=120)
         finally:

@@ -1,5 +1,5 @@
-"""A job whose trainer is two ranks, on one node or on two: a rank or a node is killed, Ctrl-C interrupts it, and it ends where an
-undisturbed training ends."""
+"""A job whose trainer is two ranks, on one node and then on two: a rank and a node are killed, Ctrl-C interrupts it, and it ends
+where an undisturbed training ends."""
 
 from __future__ import annotations
 
@@ -60,47 +60,33 @@ def pid_of_rank(job: RunningJob, rank: int) -> int:
     return pid
 
 
-def test_a_killed_rank_and_ctrl_c_cost_nothing(tmp_path: Path) -> None:
+def test_a_killed_rank_ctrl_c_another_layout_and_a_killed_node_cost_nothing(tmp_path: Path) -> None:
+    """First two ranks on one node; the resumed job has them on two."""
     make_model(tmp_path / "model", moe=False, seed=3)
     metrics = tmp_path / "output" / "trainer" / "metrics.jsonl"
     checkpoints = tmp_path / "output" / "trainer" / "killed" / "checkpoints"
-    with ObedientInference(completions_for(5)) as inference:
+    with ObedientInference(completions_for(4)) as inference:
         job = RunningJob(write_job(tmp_path, tmp_path / "model", inference.url, processes=2), tmp_path / "output")
         try:
-            job.wait_for("step 5", lambda: 5 in steps_of(metrics))
+            job.wait_for("step 4", lambda: 4 in steps_of(metrics))
             os.kill(pid_of_rank(job, 0), signal.SIGKILL)  # its newest checkpoint is that of step 3
             job.wait_for("the restart", lambda: "rank 0 was ended by SIGKILL: restarting" in job.output())
-            inference.permitted = completions_for(7)
-            job.wait_for("step 7", lambda: 7 in steps_of(metrics))
+            inference.permitted = completions_for(5)
+            job.wait_for("step 5", lambda: 5 in steps_of(metrics))
             os.killpg(job.process.pid, signal.SIGINT)
             assert job.wait() == 130, job.output()
             assert_nothing_is_left(job)
         finally:
             job.end()
-        assert steps_of(metrics) == list(range(1, 8))
-        assert (checkpoints / "step_7" / "STABLE").exists()
-        inference.permitted = completions_for(2 * STEPS)
-        job = RunningJob(job.config_file, job.output_dir, ("--resume",))
-        try:
-            assert job.wait() == 0, job.output()
-            assert_nothing_is_left(job)
-        finally:
-            job.end()
-    assert steps_of(metrics) == list(range(1, STEPS + 1))
-    assert steps_of(tmp_path / "output" / "run_killed" / "metrics.jsonl") == list(range(1, STEPS + 1))
-    assert_ends_as_undisturbed(tmp_path, load_file(checkpoints / f"step_{STEPS}" / "state.safetensors"))
-
-
-def test_a_killed_node_costs_nothing(tmp_path: Path) -> None:
-    make_model(tmp_path / "model", moe=False, seed=3)
-    metrics = tmp_path / "output" / "trainer" / "metrics.jsonl"
-    with ObedientInference(completions_for(5)) as inference:
+        assert steps_of(metrics) == list(range(1, 6))
+        assert (checkpoints / "step_5" / "STABLE").exists()
+        inference.permitted = completions_for(7)
         file = write_job(tmp_path, tmp_path / "model", inference.url, processes=1, nodes=2)
-        job = RunningJob(file, tmp_path / "output")
+        job = RunningJob(file, job.output_dir, ("--resume",))
         try:
-            job.wait_for("step 5", lambda: 5 in steps_of(metrics))
+            job.wait_for("step 7", lambda: 7 in steps_of(metrics))
             nodes = {worker["name"]: worker["pid"] for worker in read_workers(job.output_dir)}
-            os.kill(nodes["trainer-1"], signal.SIGKILL)  # the newest checkpoint is that of step 3
+            os.kill(nodes["trainer-1"], signal.SIGKILL)  # the newest checkpoint is that of step 6
             job.wait_for("the restart", lambda: "trainer-1 was killed by SIGKILL: restarting" in job.output())
             inference.permitted = completions_for(2 * STEPS)
             assert job.wait() == 0, job.output()
@@ -110,8 +96,7 @@ def test_a_killed_node_costs_nothing(tmp_path: Path) -> None:
     assert "trainer-0 ready" in job.output()
     assert steps_of(metrics) == list(range(1, STEPS + 1))
     assert steps_of(tmp_path / "output" / "run_killed" / "metrics.jsonl") == list(range(1, STEPS + 1))
-    state = tmp_path / "output" / "trainer" / "killed" / "checkpoints" / f"step_{STEPS}" / "state.safetensors"
-    assert_ends_as_undisturbed(tmp_path, load_file(state))
+    assert_ends_as_undisturbed(tmp_path, load_file(checkpoints / f"step_{STEPS}" / "state.safetensors"))
 
 
 def assert_ends_as_undisturbed(directory: Path, state: dict[str, Any]) -> None:
