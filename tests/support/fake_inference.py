@@ -67,7 +67,9 @@ class FakeServer:
     def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self._tls = tls
         self.version = 0
-        """The version that completions and probes are computed with."""
+        """The version that completions are computed with, and probes of what is no adapter."""
+        self.adapters: dict[str, int] = {}
+        """The versions that probes of adapters are computed with: two pools may load one of each at the same time."""
         self.held = 0
         """The version whose digests it reports."""
         self.instance = "first"
@@ -148,6 +150,7 @@ class FakeServer:
     async def restart(self) -> None:
         """Comes back on the same port with the weights it was started with."""
         self.version, self.held, self.instance = 0, 0, self.instance + "'"
+        self.adapters.clear()
         await self.listen(self.port)
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
@@ -171,24 +174,28 @@ class FakeServer:
         if request.path == wire.PARSE_PATH:
             return web.json_response(self.parsed, status=200 if "error" not in self.parsed else 400)
         if request.path == wire.UPDATE_PATH:
-            return await self._load(fields["version"])
+            return await self._load(fields["version"], fields["adapter"])
         if request.path == wire.UNLOAD_PATH:
             await self.unload_gate.wait()
             self.unloaded.append(fields["adapter"])
             return web.json_response({"unloaded": True})
         await self.probe_gate.wait()
-        return web.json_response({"log_probabilities": probe_answer(self.version, fields["token_ids"])})
+        version = self.adapters.get(fields["model"], self.version)
+        return web.json_response({"log_probabilities": probe_answer(version, fields["token_ids"])})
 
-    async def _load(self, version: int) -> web.StreamResponse:
+    async def _load(self, version: int, adapter: str | None = None) -> web.StreamResponse:
         await self.load_gate.wait()
         if self.load_status == 200 and not self.deaf:
             self.held = version
             self.versions.append(self.held)
             if not self.old_kernels:
-                self.version = self.held
+                self.version = version
+                if adapter is not None:
+                    self.adapters[adapter] = version
         if self.load_status != 200:
             return web.json_response({"error": "these are not weights"}, status=self.load_status)
-        return web.json_response({"held": {"dtype": "float32", "layers": digest_of(self.held)}})
+        held = self.held if self.deaf or adapter is None else version
+        return web.json_response({"held": {"dtype": "float32", "layers": digest_of(held)}})
 
     async def _receive(self, request: web.Request) -> int:
         length = int.from_bytes(await request.content.readexactly(LENGTH_BYTES), "little")

@@ -372,9 +372,13 @@ async def test_full_weights_of_one_run_after_another_begin_with_the_model_as_giv
     base = load_file(dense_directory / "model.safetensors")
     with trainer_process(config) as process:
         async with AsyncExitStack() as stack:
-            ends = [await stack.enter_async_context(feeder(config, name)) for name in ("full", "adapter", "again")]
+            ends = []
+            for name in ("full", "adapter", "again"):
+                ends.append(await stack.enter_async_context(feeder(config, name)))
+                await ends[-1].until(Waiting if len(ends) > 1 else Ready)  # their order is that of their turns
             for end, run_id in zip(ends, ("full", "adapter", "again"), strict=True):
-                await end.until(Ready)
+                if end.ready is None:
+                    await end.until(Ready)
                 await end.train(make_batch(1, run_id=run_id))
                 await end.until(Acknowledged, durable=1)
                 await end.link.close()
