@@ -16,6 +16,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
+from inference.config import LoraServingConfig
 from tests.support.jobs import JOB, shipped_line, trained_line, write_lines
 from tests.support.tiny_model import make_model, write_probe
 from tests.support.vllm_server import PROBE_TOKENS, ServerProcess, run_server, tiny_config
@@ -29,7 +30,7 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 
 gc.disable()  # until all tests are collected: their imports make millions of objects and no garbage
 
-SHARED_SERVERS = ("moe_server", "lora_server")
+SHARED_SERVERS = ("moe_server", "lora_server", "adapter_server")
 """Session fixtures that start a vLLM server."""
 
 
@@ -118,6 +119,13 @@ def moe_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProce
         directories[0], root, return_routed_experts=True, tool_parser="hermes", extra_args=["--enable-scale-out"]
     )
     yield from run_server(config, directories, models)
+
+
+@pytest.fixture(scope="session")
+def adapter_server(tmp_path_factory: pytest.TempPathFactory, tiny_dense: Path) -> Iterator[ServerProcess]:
+    """A vLLM server of `tiny-dense` that takes LoRA adapters, for jobs of several runs."""
+    lora = LoraServingConfig(max_rank=8, max_adapters=3)
+    yield from run_server(tiny_config(tiny_dense, tmp_path_factory.mktemp("adapters"), lora=lora), [], [])
 
 
 @pytest.fixture(autouse=True)

@@ -1,11 +1,12 @@
 """Real vLLM servers on tiny random models, started through `inference.server` as a process of its own.
 
-A start takes some 20 s, so a server is a fixture of the session: `moe_server` of all tests, `lora_server` of `tests/inference`. A
-test must load the weights that it needs, whatever another test left.
+A start takes some 20 s, so a server is a fixture of the session: `moe_server` and `adapter_server` of all tests, `lora_server` of
+`tests/inference`. A test must load the weights that it needs, whatever another test left.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -67,9 +68,13 @@ def live_processes() -> Iterator[tuple[int, int]]:
 
 
 def start_server(config: InferenceConfig) -> subprocess.Popen[bytes]:
-    """Starts `serve` in a process of its own, which prints `ready` once it serves."""
+    """Starts `serve` in a process of its own, which prints `ready` once it serves.
+
+    It has one thread: two would wait for each other where other tests compute.
+    """
     command = [sys.executable, "-c", RUN_SERVER, config.model_dump_json()]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
+    environment = {"OMP_NUM_THREADS": "1"} | os.environ
+    return subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, start_new_session=True)
 
 
 def stop_server(process: subprocess.Popen[bytes]) -> int:

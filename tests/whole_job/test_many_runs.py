@@ -14,6 +14,7 @@ import pytest
 import tomli_w
 
 from tests.support.running_job import DEADLINE_SECONDS, RunningJob, assert_nothing_is_left, settings, steps_of
+from tests.support.vllm_server import ServerProcess
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(600)]
 
@@ -32,15 +33,18 @@ def training(rank: int) -> dict[str, Any]:
     return {"learning_rate": 1e-3, "checkpoint_interval": 2, "lora": {"rank": rank}}
 
 
-def write_job(directory: Path) -> Path:
+def write_job(directory: Path, server: ServerProcess) -> Path:
     """Two runs of different tasks and ranks, with a place for a third."""
-    base = settings(directory / "output")
+    base = settings(directory / "output", server=server)
     job = {
-        **{key: base[key] for key in ("output_dir", "max_restarts")},
-        "model": "tiny-dense",
-        "inference": {key: value for key, value in base["inference"].items() if key != "return_routed_experts"},
+        **{key: base[key] for key in ("output_dir", "max_restarts", "model", "inference")},
         "trainer": base["trainer"] | {"max_runs": 3},
-        "orchestrator": {**RUN, "steps": WITHOUT_END, "environments": REVERSE},
+        "orchestrator": {
+            **RUN,
+            "steps": WITHOUT_END,
+            "environments": REVERSE,
+            "inference": base["orchestrator"]["inference"],
+        },
         "runs": [
             {"run_id": "reverse", "training": training(8)},
             {"run_id": "guess", "training": training(4), "environments": GUESS},
@@ -73,8 +77,8 @@ def trained_steps(directory: Path, run_id: str) -> list[int]:
     return [line["step"] for line in lines if line["run_id"] == run_id]
 
 
-def test_a_guest_joins_two_runs_and_ends_and_they_are_trained_on(tmp_path: Path, tiny_dense: Path) -> None:
-    job = RunningJob(write_job(tmp_path), tmp_path / "output")
+def test_a_guest_joins_two_runs_and_ends_and_they_are_trained_on(tmp_path: Path, adapter_server: ServerProcess) -> None:
+    job = RunningJob(write_job(tmp_path, adapter_server), tmp_path / "output")
     output = job.output_dir
     try:
         job.wait_for("the trainer's first lines", (output / "trainer" / "metrics.jsonl").exists)

@@ -10,6 +10,7 @@ import pytest
 import tomli_w
 
 from tests.support.running_job import RunningJob, assert_nothing_is_left, settings, steps_of
+from tests.support.vllm_server import ServerProcess
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(600)]
 
@@ -25,15 +26,13 @@ RUN = {
 }
 
 
-def write_job(directory: Path) -> Path:
-    base = settings(directory / "output")
+def write_job(directory: Path, server: ServerProcess) -> Path:
+    base = settings(directory / "output", server=server)
     seat = {"name": "seat", "kind": "seat", "args": {"host": "hosting/debate", "seat": "opposite"}}
     job = {
-        **{key: base[key] for key in ("output_dir", "max_restarts")},
-        "model": "tiny-dense",
-        "inference": {key: value for key, value in base["inference"].items() if key != "return_routed_experts"},
+        **{key: base[key] for key in ("output_dir", "max_restarts", "model", "inference")},
         "trainer": base["trainer"] | {"max_runs": 2},
-        "orchestrator": RUN,
+        "orchestrator": RUN | {"inference": base["orchestrator"]["inference"]},
         "runs": [
             {
                 "run_id": "hosting",
@@ -57,10 +56,10 @@ def records(run: Path) -> list[dict[str, Any]]:
 
 
 def test_two_runs_are_trained_in_the_same_episodes(
-    tmp_path: Path, tiny_dense: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, adapter_server: ServerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
-    job = RunningJob(write_job(tmp_path), tmp_path / "output")
+    job = RunningJob(write_job(tmp_path, adapter_server), tmp_path / "output")
     runs = {name: job.output_dir / f"run_{name}" for name in ("hosting", "seated")}
     try:
         for name, run in runs.items():

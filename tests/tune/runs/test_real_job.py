@@ -16,6 +16,7 @@ import tomli_w
 from job.directory import orchestrator_of, run_ids_in
 from tests.support.polling import wait_until
 from tests.support.running_job import DEADLINE_SECONDS, RunningJob, assert_nothing_is_left, settings
+from tests.support.vllm_server import ServerProcess
 from tests.whole_job.test_many_runs import trained_steps
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(600)]
@@ -24,15 +25,13 @@ STEPS = 8
 REVERSE = [{"name": "reverse", "kind": "reverse-text"}]
 
 
-def write_job(directory: Path) -> Path:
-    base = settings(directory / "job")
+def write_job(directory: Path, server: ServerProcess) -> Path:
+    base = settings(directory / "job", server=server)
     job = {
-        "output_dir": base["output_dir"],
-        "model": "tiny-dense",
+        **{key: base[key] for key in ("output_dir", "model", "inference")},
         "stay": True,
-        "inference": {key: value for key, value in base["inference"].items() if key != "return_routed_experts"},
         "trainer": base["trainer"] | {"max_runs": 2},
-        "orchestrator": {"training": {"lora": {"rank": 4}}},
+        "orchestrator": {"training": {"lora": {"rank": 4}}, "inference": base["orchestrator"]["inference"]},
     }
     file = directory / "job.toml"
     file.write_text(tomli_w.dumps(job))
@@ -77,8 +76,8 @@ def counted(directory: Path) -> dict[str, list[int]]:
     return found
 
 
-def test_a_killed_trial_and_a_killed_tuner_repeat_no_result(tmp_path: Path, tiny_dense: Path) -> None:
-    job = RunningJob(write_job(tmp_path), tmp_path / "job")
+def test_a_killed_trial_and_a_killed_tuner_repeat_no_result(tmp_path: Path, adapter_server: ServerProcess) -> None:
+    job = RunningJob(write_job(tmp_path, adapter_server), tmp_path / "job")
     started: list[subprocess.Popen[bytes]] = []
 
     def output() -> str:
