@@ -34,19 +34,19 @@ RUN_ID = "bench"
 SAMPLES, CHUNKS, LAYERS, TOP_K = 128, 24, 48, 8
 SAMPLE_BYTES = 9_400_000
 """1.2 GB in all."""
+IDLE_SECONDS = 5.0
 WARM_UP_ROUNDS = 6
 """Until the receiving processes keep the memory that they go on to use. Before, the C library returns much of it to the kernel
-after a batch, and the next one waits for 170,000 page faults (0.7 s on two cores)."""
+after a batch, and receiving the next one takes 170,000 page faults (0.7 s on two cores)."""
 
 
 def measure(size: Size) -> list[Case]:
     """Measures the case `send`."""
     with tempfile.TemporaryDirectory(prefix="counterpoint-bench-") as directory:
-        samples, rounds, idle = SAMPLES // size.pick(8, 1, 1), size.pick(3, 5, 5), size.pick(1.0, 5.0, 5.0)
-        return [on_daemons_loop(lambda: _send(Path(directory), samples, rounds, idle))]
+        return [on_daemons_loop(lambda: _send(Path(directory), SAMPLES // size.pick(8, 1, 1), size.pick(3, 5, 5)))]
 
 
-async def _send(directory: Path, samples: int, rounds: int, idle_seconds: float) -> Case:
+async def _send(directory: Path, samples: int, rounds: int) -> Case:
     batch = make_batch(samples)
     transport = TransportConfig()
     bare = []
@@ -57,7 +57,7 @@ async def _send(directory: Path, samples: int, rounds: int, idle_seconds: float)
         await sender.wait_ready(60.0)
         async with LagTrace() as trace:
             with trace.span("idle"):
-                await asyncio.sleep(idle_seconds)
+                await asyncio.sleep(IDLE_SECONDS)
             for step in range(1, WARM_UP_ROUNDS + rounds + 1):
                 with trace.span("warm-up" if step <= WARM_UP_ROUNDS else "send"):
                     sender.offer(_of_step(batch, step), batch.nbytes)

@@ -63,8 +63,7 @@ def measure(size: Size) -> list[Case]:
             bare = [await _bare_seconds(recording, tasks, Path(directory)) for tasks in (0, SYNTHETIC_TASKS)]
             quiet = await replay(recording, replace(settings, synthetic_tasks=0, baseline_seconds=PAUSE_SECONDS))
             ours = await replay(recording, settings)
-            once = replace(settings, rounds=size.pick(1, 3, 5))
-            plains = [await _plain(recording, once, Path(directory), resent) for resent in (False, True)]
+            plains = [await _plain(recording, settings, Path(directory), resent) for resent in (False, True)]
             return _case(recording, bare, quiet, ours, plains)
 
         return [on_daemons_loop(work)]

@@ -189,13 +189,12 @@ class FakeServer:
             self.held = version
             self.versions.append(self.held)
             if not self.old_kernels:
-                self.version = version
+                self.version = self.held
                 if adapter is not None:
                     self.adapters[adapter] = version
         if self.load_status != 200:
             return web.json_response({"error": "these are not weights"}, status=self.load_status)
-        held = self.held if self.deaf or adapter is None else version
-        return web.json_response({"held": {"dtype": "float32", "layers": digest_of(held)}})
+        return web.json_response({"held": {"dtype": "float32", "layers": digest_of(self.held)}})
 
     async def _receive(self, request: web.Request) -> int:
         length = int.from_bytes(await request.content.readexactly(LENGTH_BYTES), "little")

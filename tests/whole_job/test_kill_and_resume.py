@@ -22,8 +22,8 @@ from tests.support.vllm_server import ServerProcess
 pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(600)]
 
 ALL_STEPS = list(range(1, STEPS + 1))
-MORE_STEPS = 12
-"""Of a job that is stopped with steps left after each of its roles was killed."""
+MORE_STEPS = 16
+"""Of a job that is ended twice, each time with steps left."""
 
 
 def test_a_killed_orchestrator_loses_and_repeats_nothing(tmp_path: Path, moe_server: ServerProcess) -> None:
@@ -34,10 +34,9 @@ def test_a_killed_trainer_loses_and_repeats_nothing(tmp_path: Path, moe_server: 
     kill_and_resume(tmp_path, "cli.main trainer", "trainer", moe_server)
 
 
-def test_what_is_killed_comes_back_by_itself_and_ctrl_c_leaves_a_directory_to_resume(
-    tmp_path: Path, tiny_moe: Path
-) -> None:
-    """Each role once, while the others live on; then the whole job. One after the other, which spares starts of vLLM."""
+def test_what_is_killed_comes_back_by_itself_and_a_job_that_ends_is_resumed(tmp_path: Path, tiny_moe: Path) -> None:
+    """Each role is killed once, while the others live on; then Ctrl-C ends the job; then a killed vLLM ends it, which it may no
+    longer restart. One after the other, which spares starts of vLLM."""
     job = started_and_trained(tmp_path, trained=1, max_restarts=3, steps=MORE_STEPS)
     trained = job.output_dir / "trainer" / "metrics.jsonl"
     try:
@@ -52,7 +51,19 @@ def test_what_is_killed_comes_back_by_itself_and_ctrl_c_leaves_a_directory_to_re
         job.end()
     for name in ("inference_0", "trainer", "orchestrator"):
         assert re.search(rf"{name} .*: restarting", job.output()), job.output()
+    committed = records_of(job.output_dir)
+    assert committed, "it was stopped before it had committed anything: the test proves nothing"
+    before = len(steps_of(trained))
+    job = RunningJob(write_config(tmp_path, steps=MORE_STEPS), job.output_dir, ("--resume",))
+    try:
+        job.wait_for("a step after the resume", lambda: len(steps_of(trained)) > before)
+    except BaseException:
+        job.end()
+        raise
+    kill(job, "inference.plugin.program", "inference_0")
     assert_resumes(job, MORE_STEPS)
+    records = records_of(job.output_dir)
+    assert {step: records[step] for step in committed} == committed, "a committed step was generated again"
 
 
 def test_a_trainer_killed_after_the_last_commit_trains_what_it_lost_without_inference(
