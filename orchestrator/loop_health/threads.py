@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import ParamSpec, TypeVar
 
+from transport.process.priority import lower_own_priority
+
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
@@ -22,6 +24,7 @@ _SWITCH_INTERVAL_SECONDS = 0.0001
 
 _threads = ThreadPoolExecutor(max_workers=8, thread_name_prefix="orchestrator")
 _computer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="computing")
+_recorder = ThreadPoolExecutor(max_workers=1, thread_name_prefix="recording", initializer=lower_own_priority)
 
 
 async def in_thread(
@@ -39,6 +42,16 @@ async def run_cpu_bound(
     Threads that compute share the GIL: with more of them the loop would wait longer, and none would end sooner.
     """
     return await _run_in(_computer, partial(function, *arguments, **keywords))
+
+
+async def record_in_thread(
+    function: Callable[Arguments, Result], *arguments: Arguments.args, **keywords: Arguments.kwargs
+) -> Result:
+    """Runs a function that writes gigabytes, as `in_thread`, but one at a time and with a lower priority than the loop.
+
+    The function must start no process: it would inherit the priority.
+    """
+    return await _run_in(_recorder, partial(function, *arguments, **keywords))
 
 
 async def _run_in(threads: ThreadPoolExecutor, call: Callable[[], Result]) -> Result:

@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from orchestrator.loop_health.threads import in_thread, run_cpu_bound
+from orchestrator.loop_health.threads import record_in_thread, run_cpu_bound
 from orchestrator.loop_health.watchdog import awaiting
 from orchestrator.metrics import MetricsLine
 from orchestrator.rollouts.dump import DumpHeader, write_dump
@@ -145,7 +145,7 @@ class StepInProgress:
         """
         loop = asyncio.get_running_loop()
         try:
-            return await in_thread(self._complete, checkpoint, lambda: loop.call_soon_threadsafe(announce))
+            return await record_in_thread(self._complete, checkpoint, lambda: loop.call_soon_threadsafe(announce))
         except asyncio.CancelledError:
             self._given_up = True
             raise

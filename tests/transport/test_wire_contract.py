@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 
 from tests.support.batches import assert_equal, make_batch
+from tests.support.niceness import niceness_of, own_niceness
 from tests.support.polling import wait_until
 from tests.transport.ends import (
     SESSION,
@@ -41,6 +43,7 @@ from transport.messages import (
     ToOrchestrator,
     Waiting,
 )
+from transport.process.priority import NICENESS
 from transport.records import Batch
 from transport.wires.base import BatchReceiver, TrainerLink
 from transport.wires.open import open_link, open_receiver
@@ -105,6 +108,16 @@ async def test_batches_arrive_as_they_were(
     await link.close()
     assert (await asyncio.to_thread(take, receiver, Bye))[0] == "default"
     assert receiver.rejected == 0
+
+
+async def test_the_thread_of_a_link_leaves_a_core_to_the_loop(
+    config: TransportConfig, receiver: BatchReceiver, tmp_path: Path
+) -> None:
+    link = await connect(config, tmp_path, "nice")
+    await handshake(link, receiver)
+    (thread,) = [thread for thread in threading.enumerate() if thread.name == "link-nice"]
+    assert niceness_of(thread) == min(19, own_niceness() + NICENESS)
+    await link.close()
 
 
 async def test_received_arrays_can_be_written(config: TransportConfig, receiver: BatchReceiver, tmp_path: Path) -> None:

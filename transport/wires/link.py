@@ -21,6 +21,7 @@ from typing import Protocol
 from transport import codec
 from transport.files.atomic import Buffer
 from transport.messages import Bye, Commit, Evicted, Hello, Offer, Ready, Rejected, ToOrchestrator, Waiting
+from transport.process.priority import lower_own_priority
 
 logger = logging.getLogger(__name__)
 
@@ -166,6 +167,7 @@ class ThreadedLink:
     def _run(self) -> None:
         end: Exception = ConnectionError("closed by this end")
         try:
+            lower_own_priority()
             self._serve()
         except Exception as error:
             logger.exception("the link to %s failed", self._connection.peer)

@@ -20,10 +20,12 @@ from orchestrator.rollouts.transcripts import Transcriber
 from orchestrator.step.boundary import StepBoundary, StepInProgress, merge_all
 from orchestrator.step.checkpoint import Checkpoint
 from orchestrator.step.merge_process import MergeProcess
+from tests.support.niceness import own_niceness
 from tests.support.polling import until, wait_until
 from tests.support.rollouts import make_rollout, make_turn
 from transport import codec
 from transport.files.atomic import published_steps
+from transport.process.priority import NICENESS
 from transport.records import Batch, Rollout
 
 
@@ -88,6 +90,22 @@ async def test_what_a_step_leaves(tmp_path: Path, chunk_size: int | None) -> Non
     under_way = {"phase/commit", "wall_seconds"}
     assert {name: value for name, value in committed.items() if name not in under_way}.items() <= line.items()
     assert all(committed[name] < line[name] for name in under_way)
+
+
+async def test_the_thread_that_records_leaves_a_core_to_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, found = own_niceness(), []
+    write = codec.write_file
+
+    def write_and_look(path: Path, batch: Batch) -> None:
+        found.append(own_niceness())
+        write(path, batch)
+
+    monkeypatch.setattr(codec, "write_file", write_and_look)
+    await take(StepBoundary(tmp_path, "one", {"toy": []}), make_rollouts(), Outlet(tmp_path))
+    assert found == [min(19, before + NICENESS)]
+    assert own_niceness() == before
 
 
 async def test_the_trainer_may_begin_before_the_last_phase_has_ended(
