@@ -41,6 +41,8 @@ COMPLETION_TOKENS = 16
 GROUP_SIZE = 8
 STEPS = 16
 IDLE_SECONDS = 2.0
+FEWEST_TURNS = 1024
+"""Of the `openai` client."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +138,10 @@ async def _measured(config: RunConfig, pool: InferencePool, environment: Environ
 
 
 async def _with_openai(url: str, in_flight: int) -> Measured:
-    """Runs as many rollouts at once until each has done a turn, which connects, and then measures as many turns again."""
+    """Runs as many rollouts at once until each has done a turn, which connects, and then measures as many turns again.
+
+    Some are measured at least, since the quantiles of a few seconds differ sixfold from run to run.
+    """
     # Without limits of its own for connections, the client would let a thousand requests through at a time.
     limits = type(openai.DEFAULT_CONNECTION_LIMITS)(max_connections=in_flight, max_keepalive_connections=in_flight)
     http_client = openai.DefaultAsyncHttpxClient(limits=limits)
@@ -160,7 +165,7 @@ async def _with_openai(url: str, in_flight: int) -> Measured:
             done += 1
             if done == in_flight:
                 connected.set()
-            if done >= 2 * in_flight:
+            if done >= in_flight + max(in_flight, FEWEST_TURNS):
                 enough.set()
 
     async with openai.AsyncOpenAI(
