@@ -47,10 +47,11 @@ from trainer.packer import InvalidBatch, ModelLimits, check
 from trainer.probe import BrokenWeights, ask
 from trainer.ranks import HEARTBEAT_SECONDS, Ranks
 from trainer.rows import Rows, StepRow
-from trainer.runs import checkpoint, copies, shard_files
+from trainer.runs import checkpoint, copies
 from trainer.runs.copies import Copy
 from trainer.runs.manager import MultiRunManager
 from trainer.runs.run import Run, Shards
+from trainer.runs.slices import OtherSlices, SliceWriter
 from trainer.step import finish, next_pass, train_row
 from trainer.telemetry.step_times import StepTimes
 from trainer.updates.measure import measure_row
@@ -89,6 +90,7 @@ class Learner:
         self._sent: dict[int, list[set[int]]] = {}
         """By slot and rank, the samples of the open step that the rank has got; on rank 0."""
         self._trained_in_full = False
+        self._slices = SliceWriter(config.output_dir, ranks.index)
         self._references = References(config.model, config.dtype, ranks.device)
         self._load_model()
         manager.register_config_validation_hook(self._fits_the_slots)
@@ -247,8 +249,13 @@ class Learner:
                         self._copy(command["slot"], command["step"])
                     except InvalidBatch as error:
                         logger.debug("rank %d: %s", self.ranks.index, error)
-                case "shard":
-                    self._write_shard(command["slot"])
+                case "slice":
+                    self._begin_slice(command["slot"])
+                case "slices":
+                    try:
+                        self._slices_flushed(command["run"])
+                    except OSError as error:
+                        logger.debug("rank %d: %s", self.ranks.index, error)
                 case "assemble":
                     try:
                         self._assemble(command["slot"])
@@ -323,25 +330,35 @@ class Learner:
         assert answers is not None
         return Assembled(weights, answers)
 
-    def _write_others(self, slot: int) -> None:
-        self._command({"kind": "shard", "slot": slot})
-        if faults := self.ranks.faults(None):
-            raise OSError("; ".join(dict.fromkeys(faults)))
+    def _write_others(self, slot: int) -> OtherSlices:
+        self._command({"kind": "slice", "slot": slot})
+        run = self.runs[slot]
+        assert run.shards is not None
+        return OtherSlices(run.shards.ranks, partial(self._ask_for_slices, run.run_id))
 
-    def _write_shard(self, slot: int) -> None:
-        run, fault = self.runs[slot], None
+    def _ask_for_slices(self, run_id: str) -> bool:
+        self._command({"kind": "slices", "run": run_id})
+        return self._slices_flushed(run_id)
+
+    def _begin_slice(self, slot: int) -> None:
+        run = self.runs[slot]
         shards = run.shards
         assert shards is not None
-        try:
-            if self.ranks.index < shards.ranks:
-                own = {key: tensor for key, tensor in run.state().items() if key.partition(".")[2] in shards.rows}
-                shard_files.write_own(own, self.config.output_dir, run.run_id, self.ranks.index)
-        except Exception as error:  # of the disk
-            if is_fatal(error):
-                raise
-            logger.warning("the state of run %s cannot be written", run.run_id, exc_info=True)
-            fault = f"rank {self.ranks.index} cannot write its part of a checkpoint: {error}"
-        self.ranks.faults(fault)
+        if self.ranks.index < shards.ranks:
+            rows = shards.rows
+            self._slices.begin(
+                run.run_id, lambda: {key: each for key, each in run.state().items() if key.partition(".")[2] in rows}
+            )
+
+    def _slices_flushed(self, run_id: str) -> bool:
+        """Returns whether the slices of all ranks but the first are on the disk. Raises `OSError`, on every rank."""
+        writing = torch.tensor([float(self._slices.is_writing(run_id))])
+        self.ranks.agree(writing)
+        if float(writing):
+            return False
+        if faults := self.ranks.faults(self._slices.fault(run_id)):
+            raise OSError("; ".join(dict.fromkeys(faults)))
+        return True
 
     def _drop(self, slot: int) -> None:
         if self._open.pop(slot, None) is not None:

@@ -5,17 +5,22 @@ Run it as `torchrun --nproc-per-node=N -m tests.trainer.sharded_learner DIRECTOR
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
 from run.config import RunConfig
+from tests.support.polling import wait_until
 from tests.trainer.conftest import EXPERTS, TOP_K, make_batch, make_run_config
 from tests.trainer.lone_run import ALONE
 from tests.trainer.orchestrator_end import write_run
@@ -26,9 +31,12 @@ from trainer.learner import Learner
 from trainer.metrics import MetricValue
 from trainer.packer import InvalidBatch
 from trainer.ranks import Ranks
-from trainer.runs import checkpoint
+from trainer.runs import checkpoint, shard_files
+from trainer.runs.checkpoints import Checkpoints
 from trainer.runs.manager import MultiRunManager
 from trainer.runs.record import Progress
+from transport.files.atomic import published_steps
+from transport.telemetry.spans import SpanLog
 
 STEPS = 20
 
@@ -157,23 +165,79 @@ SCENARIOS: dict[str, tuple[str, dict[str, dict[str, Any]], bool]] = {
 RESUMED = "moe-full"
 
 
+GO = "the-others-may-write"
+"""A file in a job's directory."""
+
+
+@contextmanager
+def held_disk() -> Iterator[None]:
+    """Half of a follower's first slice is on its disk until `GO` is there; there is no room for rank 1's second one."""
+    write_own, written = shard_files.write_own, list[str]()
+
+    def write(tensors: Mapping[str, torch.Tensor], output_dir: Path, run_id: str, rank: int) -> None:
+        written.append(run_id)
+        if len(written) > 1 and rank == 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        half = shard_files.staged(output_dir, run_id, rank)
+        half.parent.mkdir(parents=True, exist_ok=True)
+        half.write_bytes(b"half")
+        wait_until((output_dir / GO).exists, "rank 0, which trains meanwhile")
+        write_own(tensors, output_dir, run_id, rank)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(shard_files, "write_own", write)
+        yield
+
+
 def train_on(directory: Path, model: Path, group: Ranks, steps: int, **trainer: Any) -> dict[str, Any]:
     """Trains on from the newest checkpoint, if there is one, for some steps, and writes another; the result is rank 0's."""
     _, runs, routed = SCENARIOS[RESUMED]
     place = directory / "resumed"
     if group.index == 0:
         place.mkdir(exist_ok=True)
+        (place / GO).unlink(missing_ok=True)
     bench = Bench(place, model, group, runs, **trainer)
     if group.index > 0:
-        bench.learner.follow()
+        with held_disk():
+            bench.learner.follow()
         return {}
     run = bench.learner.runs[0]
     loaded = {"one": bench.weights(0)}
     lines = [bench.train(step, routed) for step in range(run.progress.step + 1, run.progress.step + steps + 1)]
-    checkpoint.write(checkpoint.take(run), place, keep=9)
-    result = {"step": run.progress.step, "loaded": loaded, "lines": lines, "weights": {"one": bench.weights(0)}}
+    spans = SpanLog(place / "spans.jsonl", "trainer")
+    with closing(Checkpoints(place, 9, bench.learner.kept_alive, str, spans)) as checkpoints:
+        begin(checkpoints, bench)
+        result = {"step": run.progress.step, "loaded": loaded, "lines": lines, "weights": {"one": bench.weights(0)}}
+        if group.count > 1:
+            result["meanwhile"] = go_on_while_others_write(checkpoints, bench, routed)
+        checkpoints.complete()
     bench.learner.stop()
     return result
+
+
+def begin(checkpoints: Checkpoints, bench: Bench) -> None:
+    """Begins the checkpoint of the newest step, as if its weights were published."""
+    published = bench.directory / "run_one" / "broadcast" / f"step_{bench.learner.runs[0].progress.step}"
+    published.mkdir(parents=True, exist_ok=True)
+    (published / "STABLE").touch()
+    assert checkpoints.begin(bench.learner.runs[0])
+
+
+def go_on_while_others_write(checkpoints: Checkpoints, bench: Bench, routed: bool) -> dict[str, Any]:
+    """A step while the others' disks are slow, and a checkpoint for which rank 1 has no room: what is published of both."""
+    run, parent = bench.learner.runs[0], checkpoint.checkpoints_directory(bench.directory, "one")
+    staged = shard_files.staged(bench.directory, "one", 1)
+    wait_until(lambda: staged.exists() and staged.read_bytes() == b"half", "the half of a slice")
+    bench.train(run.progress.step + 1, routed)
+    checkpoints.settle()
+    found: dict[str, Any] = {"trained": run.progress.step, "half": published_steps(parent)}
+    (bench.directory / GO).touch()
+    checkpoints.complete()
+    found["whole"] = published_steps(parent)
+    begin(checkpoints, bench)
+    with pytest.raises(OSError, match="rank 1") as caught:
+        checkpoints.complete()
+    return found | {"fault": str(caught.value), "left": sorted(path.name for path in parent.iterdir())}
 
 
 def fail_half_way(model: nn.Module, rank: int, forward: bool, failures: list[int], marked_fits: bool) -> None:

@@ -19,7 +19,7 @@ from tests.trainer.forked_ranks import launch
 from tests.trainer.lone_run import make_lone_run
 from tests.trainer.orchestrator_end import ended, feeder, log_path, send_signal, trainer_process, write_run
 from tests.trainer.sharded_learner import SCENARIOS, STEPS
-from tests.trainer.test_sharding import assert_close
+from tests.trainer.test_sharding import assert_close, assert_published_whole
 from trainer.broadcast import own_memory
 from trainer.config import TrainerConfig
 from trainer.model.experts import WEIGHTS
@@ -104,6 +104,9 @@ def test_a_run_continues_on_other_ranks_and_groups_with_the_same_bits(found: dic
         assert begin < end <= STEPS
         assert_close(after, {"lines": lines[begin:end], "weights": {"one": {}}}, ["one"])
     assert [part["step"] for part in parts] == [6, 13, 19, 20]
+    for part, former in zip(parts, ([], None, [6, 13], [6, 13, 19]), strict=True):
+        if former is not None:
+            assert_published_whole(part["meanwhile"], former, part["step"])
 
 
 async def test_a_trainer_whose_ranks_divide_experts_publishes_all_of_them(moe_directory: Path, tmp_path: Path) -> None:

@@ -51,6 +51,17 @@ def found(dense_directory: Path, moe_directory: Path, tmp_path_factory: pytest.T
     return result | {"resumed-4": resumed["resumed-4"]}
 
 
+def assert_published_whole(meanwhile: dict[str, Any], former: list[int], step: int) -> None:
+    """What `go_on_while_others_write` has found; `former`: the steps that were published before."""
+    assert meanwhile == {
+        "trained": step + 1,
+        "half": former,
+        "whole": [*former, step],
+        "fault": "rank 1 cannot write its part of a checkpoint: [Errno 28] No space left on device",
+        "left": sorted(f"step_{each}" for each in [*former, step]),
+    }
+
+
 def assert_close(own: dict[str, Any], plain: dict[str, Any], runs: list[str]) -> None:
     """Metrics of every step, and weights in the end, within 1e-5."""
     for line, expected in zip(own["lines"], plain["lines"], strict=True):
@@ -95,6 +106,12 @@ def test_a_run_continues_on_another_number_of_ranks_with_the_same_bits(found: di
         expected = {"lines": plain[begin:end], "weights": {"one": {}}}
         assert_close(found[after], expected, ["one"])
     assert found["resumed-4"]["weights"] != found["resumed-4"]["loaded"]
+
+
+def test_training_goes_on_while_others_write_and_only_whole_checkpoints_are_published(found: dict[str, Any]) -> None:
+    """Nothing is published while half of a slice is on the disk of another rank, nor when that is full."""
+    assert_published_whole(found["resumed-2"]["meanwhile"], [], 6)
+    assert_published_whole(found["resumed-4"]["meanwhile"], [6, 13], 19)
 
 
 async def test_a_sharded_trainer_publishes_whole_weights_and_continues_after_a_rank_was_killed(

@@ -25,6 +25,7 @@ from run.config import RunConfig
 from trainer.runs import control_files, shard_files
 from trainer.runs.record import Progress
 from trainer.runs.run import Run
+from trainer.runs.slices import OtherSlices
 from transport.config import IDENTIFIER_PATTERN
 from transport.files.atomic import flush_directory, publish_directory, published_steps, remove_directory
 
@@ -103,36 +104,33 @@ class Snapshot:
     """On the CPU; the generators' state as well."""
     description: dict[str, Any]
     """For `state.json`."""
-    ranks: int = 1
-    """Ranks whose slices it takes to make up the state; the others have written theirs."""
+    others: OtherSlices | None = None
+    """The slices of the other ranks, if the state is divided; they are being written."""
 
 
 def take(run: Run) -> Snapshot:
     """Copies the state of the run after its last step to the CPU's memory, once.
 
-    The other ranks write their slices of a sharded one meanwhile. Raises `OSError` if one of them cannot.
+    The other ranks copy their slices of a divided one meanwhile, and begin to write them.
     """
-    # Each tensor gets its own memory: safetensors refuses two names for one.
-    tensors = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in run.state().items()}
+    others = None if run.shards is None else run.shards.write_others()
+    tensors = shard_files.copied(run.state())
     description = {
         "format": FORMAT,
         "run_id": run.run_id,
         "progress": asdict(run.progress),
         "training": meaning(run),
     }
-    ranks = 1
     if run.shards is not None:
-        ranks = run.shards.ranks
         description["shards"] = run.shards.description
-        run.shards.write_others()
-    return Snapshot(run.run_id, run.progress.step, tensors | _random_state(), description, ranks)
+    return Snapshot(run.run_id, run.progress.step, tensors | _random_state(), description, others)
 
 
 def write(snapshot: Snapshot, output_dir: Path, keep: int) -> None:
     """Writes the checkpoint of a snapshot unless it exists, then removes all but the newest `keep`.
 
-    The broadcast of this step is flushed first, since a resume uses it. Raises `OSError` (disk full); the earlier checkpoints are
-    then intact.
+    The broadcast of this step is flushed first, since a resume uses it, and the slices of other ranks are waited for. Raises
+    `OSError` (disk full, here or for another rank); the earlier checkpoints are then intact.
     """
     parent = checkpoints_directory(output_dir, snapshot.run_id)
     if snapshot.step not in published_steps(parent):
@@ -140,7 +138,9 @@ def write(snapshot: Snapshot, output_dir: Path, keep: int) -> None:
         _flush_broadcast(run_directory / "broadcast" / f"step_{snapshot.step}")
         with publish_directory(parent / f"step_{snapshot.step}") as directory:
             save_file(snapshot.tensors, directory / shard_files.STATE)
-            shard_files.take_over(output_dir, snapshot.run_id, snapshot.ranks, directory)
+            if snapshot.others is not None:
+                snapshot.others.wait()
+                shard_files.take_over(output_dir, snapshot.run_id, snapshot.others.ranks, directory)
             (directory / "state.json").write_text(json.dumps(snapshot.description, indent=2) + "\n")
     for old in published_steps(parent)[:-keep]:
         remove_directory(parent / f"step_{old}")

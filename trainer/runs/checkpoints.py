@@ -1,10 +1,10 @@
 """Writes the checkpoints of a trainer's runs (`trainer/runs/checkpoint.py`) in one thread, while training goes on; on rank 0.
 
 `begin` copies a run's state at its step into memory, which is all that training waits for. The thread writes, flushes and
-publishes it. `settle`, which the trainer's loop calls in every pass, notes what has been published since: only then does a step
-count as durable. Each run has one checkpoint on its way at most, so the copies take no more memory than the runs' states; a
-further one of the same run waits for it, as when the disk is slower than `checkpoint_interval`. An error of the disk is raised by
-the next call.
+publishes it; a divided one once the slices of the other ranks are on the disk (`trainer/runs/slices.py`). `settle`, which the
+trainer's loop calls in every pass, asks for these, and notes what has been published since: only then does a step count as
+durable. Each run has one checkpoint on its way at most, so the copies take no more memory than the runs' states; a further one of
+the same run waits for it, as when the disk is slower than `checkpoint_interval`. An error of the disk is raised by the next call.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 
 from trainer.runs import checkpoint, control_files
 from trainer.runs.run import Run
+from trainer.runs.slices import OtherSlices
 from trainer.shared_memory import SharedMemory
 from transport.files.atomic import published_steps
 from transport.telemetry.spans import SpanLog
@@ -28,12 +29,16 @@ logger = logging.getLogger(__name__)
 SLOW_SECONDS = 1.0
 """A wait for the disk that is worth a line in the log."""
 
+ASKING_SECONDS = 0.02
+"""Between two questions to the other ranks while nothing but their slices is waited for."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Writing:
     step: int
     written: Future[None]
     begun: float
+    others: OtherSlices | None
 
 
 class Checkpoints:
@@ -101,7 +106,7 @@ class Checkpoints:
             return False
         snapshot = checkpoint.take(run)
         written = self._thread.submit(self._write, snapshot)
-        self._writing[run.run_id] = _Writing(snapshot.step, written, time.monotonic())
+        self._writing[run.run_id] = _Writing(snapshot.step, written, time.monotonic(), snapshot.others)
         return True
 
     def _write(self, snapshot: checkpoint.Snapshot) -> None:
@@ -114,9 +119,12 @@ class Checkpoints:
     def settle(self) -> None:
         """Notes the checkpoints that have been published since the last call.
 
-        Raises `OSError` or `SafetensorError` if one could not be written; the earlier ones of its run are intact.
+        Raises `OSError` or `SafetensorError` if one could not be written; the earlier ones of its run are intact. Raises
+        `RuntimeError` if a rank is lost whose slice is waited for.
         """
         for run_id, writing in list(self._writing.items()):
+            if writing.others is not None:
+                writing.others.known()
             if writing.written.done():
                 self._note(run_id)
 
@@ -125,6 +133,9 @@ class Checkpoints:
         while (first := run_id or next(iter(self._writing), None)) is not None and first in self._writing:
             writing = self._writing[first]
             started = time.monotonic()
+            if writing.others is not None:  # the questions keep the other ranks alive, too
+                while not (writing.others.known() or wait([writing.written], ASKING_SECONDS).done):
+                    continue
             with nullcontext() if writing.written.done() else self._kept_alive():
                 wait([writing.written])
             if (waited := time.monotonic() - started) > SLOW_SECONDS:
@@ -139,5 +150,8 @@ class Checkpoints:
         self._on_durable(run_id)
 
     def close(self) -> None:
-        """Waits for the checkpoint that is being written, and drops the others, as a kill would."""
+        """Waits for the checkpoint that is being written, and drops those that need other ranks or wait, as a kill would."""
+        for writing in self._writing.values():
+            if writing.others is not None:
+                writing.others.give_up()
         self._thread.shutdown(cancel_futures=True)

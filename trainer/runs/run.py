@@ -14,6 +14,7 @@ from trainer.model.exchange import ExpertGroup
 from trainer.optimizer import Optimizer
 from trainer.runs.record import Progress
 from trainer.runs.shard_files import slice_of
+from trainer.runs.slices import OtherSlices
 from trainer.updates.value_head import ValueHead
 
 
@@ -28,8 +29,8 @@ class Shards:
     """Of each divided weight, by name; this rank has those of `trainer/runs/shard_files.py: slice_of`."""
     parallel: dict[str, int]
     """Of the experts' weights among them: ranks of a group that divides them before the groups do."""
-    write_others: Callable[[], None]
-    """On rank 0: makes the other ranks write their part of a checkpoint. Raises `OSError`."""
+    write_others: Callable[[], OtherSlices]
+    """On rank 0: makes the other ranks copy their part of a checkpoint, which they then write while training goes on."""
     experts: ExpertGroup | None = None
     """Set where only experts are divided: all other weights are whole, and their gradients have to be added over the ranks."""
 

@@ -19,6 +19,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from transport.files.atomic import publish_directory, remove_directory
+
 STATE = "state.safetensors"
 
 MOST_RANKS = 2**16
@@ -42,23 +44,28 @@ def file_name(rank: int) -> str:
     return f"state.rank_{rank}.safetensors" if rank else STATE
 
 
-def staging(output_dir: Path, run_id: str) -> Path:
-    """Returns the directory into which the ranks but the first write, before rank 0 publishes the checkpoint."""
-    return output_dir / "trainer" / run_id / "shards"
+def staged(output_dir: Path, run_id: str, rank: int) -> Path:
+    """Returns where a rank other than 0 has its file, flushed, before rank 0 publishes the checkpoint."""
+    return output_dir / "trainer" / run_id / "shards" / f"rank_{rank}" / file_name(rank)
+
+
+def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Returns the tensors on the CPU, each in memory of its own: safetensors refuses two names for one."""
+    return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
 
 
 def write_own(tensors: Mapping[str, Tensor], output_dir: Path, run_id: str, rank: int) -> None:
-    """Writes the state of a rank other than 0 for the checkpoint that rank 0 is about to publish. Raises `OSError`."""
-    directory = staging(output_dir, run_id)
-    directory.mkdir(parents=True, exist_ok=True)
-    own = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
-    save_file(own, directory / file_name(rank))
+    """Writes and flushes the state of a rank other than 0, on the CPU, for the next checkpoint. Raises `OSError`."""
+    directory = staged(output_dir, run_id, rank).parent
+    remove_directory(directory)  # of the checkpoint before
+    with publish_directory(directory) as partial:
+        save_file(dict(tensors), partial / file_name(rank))
 
 
 def take_over(output_dir: Path, run_id: str, ranks: int, directory: Path) -> None:
     """Moves what the other ranks have written into the checkpoint's `directory`. Raises `OSError`."""
     for rank in range(1, ranks):
-        os.replace(staging(output_dir, run_id) / file_name(rank), directory / file_name(rank))
+        os.replace(staged(output_dir, run_id, rank), directory / file_name(rank))
 
 
 def read(

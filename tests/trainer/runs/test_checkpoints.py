@@ -5,20 +5,28 @@ from __future__ import annotations
 import errno
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from job.population.exploit import outcome, request_save, wait
+from tests.trainer.conftest import make_batch
+from tests.trainer.lone_run import make_lone_run
 from tests.trainer.one_process_trainer import DEADLINE, STEPS, Death, Deaths, life, saved_state, write_population
 from trainer.runs import checkpoint
 from trainer.runs.checkpoint import Snapshot, checkpoints_directory
+from trainer.runs.checkpoints import Checkpoints
 from trainer.runs.record import Occupancy
+from trainer.runs.run import Shards
+from trainer.runs.shard_files import write_own
+from trainer.runs.slices import OtherSlices
 from transport.files.atomic import published_steps
+from transport.telemetry.spans import SpanLog
 
 pytestmark = pytest.mark.slow
 
@@ -181,6 +189,41 @@ def test_a_full_disk_is_reported_by_the_next_pass_and_the_last_checkpoint_is_who
         again.turn_until(lambda: again.step_of("winner") >= 2, "the run")
         assert same(saved_state(tmp_path, "winner", 2), state)
         again.until_step(winner=4)
+
+
+def test_a_rank_lost_while_it_writes_its_slice_ends_the_wait_and_leaves_the_last_one_whole(
+    dense_directory: Path, tmp_path: Path
+) -> None:
+    lone, answers = make_lone_run(tmp_path, dense_directory), iter([True, False])
+
+    def ask() -> bool:
+        answer = next(answers, None)
+        if answer is None:
+            raise RuntimeError("[gloo/transport/tcp/pair.cc:525] Connection closed by peer [127.0.0.1]:37000")
+        return answer
+
+    def write_others() -> OtherSlices:
+        write_own({"master.one": torch.full((3,), float(lone.run.progress.step))}, tmp_path, "default", 1)
+        return OtherSlices(2, ask)
+
+    checkpoints = Checkpoints(tmp_path, 9, nullcontext, str, SpanLog(tmp_path / "spans.jsonl", "trainer"))
+    for step in (1, 2):
+        lone.train(make_batch(step))
+        published = tmp_path / "run_default" / "broadcast" / f"step_{step}"
+        published.mkdir(parents=True)
+        (published / "STABLE").touch()
+        lone.run.shards = Shards(0, 2, {}, {}, write_others)
+        assert checkpoints.begin(lone.run)
+        lone.run.shards = None
+        if step == 1:
+            checkpoints.complete()
+    checkpoints.settle()
+    with pytest.raises(RuntimeError, match="closed by peer"):
+        checkpoints.complete()
+    checkpoints.close()
+    parent = checkpoints_directory(tmp_path, "default")
+    assert [path.name for path in parent.iterdir()] == ["step_1"]
+    assert load_file(parent / "step_1" / "state.rank_1.safetensors")["master.one"].tolist() == [1.0] * 3
 
 
 def killed_write(write: Callable[..., None], deaths: Deaths, *arguments: object) -> None:

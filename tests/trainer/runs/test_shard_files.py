@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
+from tests.trainer.one_process_trainer import Death, Deaths
 from trainer.runs import copies, shard_files
 from trainer.runs.shard_files import file_name, slice_of, write_own
 
@@ -94,6 +95,29 @@ def test_files_that_are_not_what_the_description_says_are_refused(tmp_path: Path
         shard_files.read(directory, shards | {"ranks": 3}, None)
     with pytest.raises(ValueError, match="has 5 rows; this model has at least 9"):
         shard_files.read(directory, shards, {"one": (4, 9)})
+
+
+def test_a_rank_killed_while_it_writes_leaves_no_slice_or_a_whole_one_and_the_next_is_its_own(tmp_path: Path) -> None:
+    former, latter = ({"master.one": torch.full((3,), value)} for value in (1.0, 2.0))
+    for due in range(100):
+        job, deaths = tmp_path / str(due), Deaths()
+        staged = shard_files.staged(job, "one", 1)
+        write_own(former, job, "one", 1)
+        shard_files.take_over(job, "one", 2, job)
+        deaths.due = due
+        try:
+            with pytest.MonkeyPatch.context() as patched:
+                deaths.install(patched)
+                write_own(latter, job, "one", 1)
+        except Death:
+            assert not staged.exists() or torch.equal(load_file(staged)["master.one"], latter["master.one"])
+        assert torch.equal(load_file(job / file_name(1))["master.one"], former["master.one"]), "that of the checkpoint"
+        write_own(latter, job, "one", 1)
+        assert torch.equal(load_file(staged)["master.one"], latter["master.one"])
+        assert [path.name for path in staged.parent.parent.iterdir()] == ["rank_1"], "nothing is left of the killed one"
+        if not deaths.dead:
+            break
+    assert due > 3
 
 
 def test_a_checkpoint_that_is_kept_has_the_slices_of_all_ranks(tmp_path: Path) -> None:
