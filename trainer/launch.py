@@ -126,4 +126,4 @@ def _supervise(ranks: RanksProcess, socket: NotifySocket, stop: StopSignals, on_
     if code is None or (code == TERMINATED and not forwarded):
         logger.error("a rank of the trainer died (%s); its last output is above", ranks.failure)
         return 1
-    return code
+    return stop.exit_code if code == TERMINATED else code  # rank 0 got a SIGTERM, whatever came here

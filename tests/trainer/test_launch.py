@@ -40,28 +40,29 @@ def ended_pid() -> int:
 @pytest.mark.parametrize(
     ("said", "stop", "code"),
     [
-        (["READY=1"], False, 1),
-        (["READY=1", "EXIT_STATUS=0"], False, 0),
-        (["READY=1", "EXIT_STATUS=3"], False, 3),
-        (["EXIT_STATUS=2"], False, 2),  # of a follower: torch's agent has ended rank 0 before it said so
-        (["READY=1", "EXIT_STATUS=143"], False, 1),  # rank 0 took the end of the others for a request
-        (["READY=1", "EXIT_STATUS=143"], True, 143),
-        ([], True, 143),  # nothing was trained yet, however the ranks have ended
-        (["READY=1"], True, 1),
+        (["READY=1"], None, 1),
+        (["READY=1", "EXIT_STATUS=0"], None, 0),
+        (["READY=1", "EXIT_STATUS=3"], None, 3),
+        (["EXIT_STATUS=2"], None, 2),  # of a follower: torch's agent has ended rank 0 before it said so
+        (["READY=1", "EXIT_STATUS=143"], None, 1),  # rank 0 took the end of the others for a request
+        (["READY=1", "EXIT_STATUS=143"], signal.SIGTERM, 143),
+        (["READY=1", "EXIT_STATUS=143"], signal.SIGINT, 130),  # rank 0 gets a SIGTERM in any case
+        ([], signal.SIGTERM, 143),  # nothing was trained yet, however the ranks have ended
+        (["READY=1"], signal.SIGTERM, 1),
     ],
 )
 def test_the_exit_code_is_rank_zeros_unless_another_one_died(
-    monkeypatch: pytest.MonkeyPatch, said: list[str], stop: bool, code: int
+    monkeypatch: pytest.MonkeyPatch, said: list[str], stop: signal.Signals | None, code: int
 ) -> None:
     socket = NotifySocket()
     monkeypatch.setenv("NOTIFY_SOCKET", socket.address)
-    ranks: Any = EndingRanks(looks=1 if stop else 0)
+    ranks: Any = EndingRanks(looks=0 if stop is None else 1)
     for state in [f"MAINPID={ended_pid()}", *said]:
         assert notify(state)
     try:
         with StopSignals() as requests:
-            if stop:
-                signal.raise_signal(signal.SIGTERM)
+            if stop is not None:
+                signal.raise_signal(stop)
             assert _supervise(ranks, socket, requests, lambda: None) == code
     finally:
         socket.close()
