@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from cli.arguments.command import log_to_stderr, parse
 from job.resolve_model import resolve_model
 from trainer.sft.config import SftConfig
+from trainer.sft.launch import run
 from transport.errors import UserError
 
 
@@ -19,8 +20,6 @@ def main(arguments: list[str]) -> int:
     config = command.config.model_copy(update={"model": str(resolve_model(command.config.model))})
     if missing := [module for module in ("torch", "transformers", "safetensors") if find_spec(module) is None]:
         raise UserError(f"the trainer needs {', '.join(missing)}; install the extra `cpu`, `gpu` or `train`")
-    from trainer.sft.train import run
-
     try:
         return run(config)
     except ValueError as error:

@@ -1,9 +1,9 @@
 """Runs a trainer that belongs to no job: in this process, or as several ranks, which this process starts and supervises.
 
 The ranks are on this machine, under torch's elastic agent (`cluster/elastic/ranks.py`), and use the loopback
-interface only. A job's trainer runs here if it has one rank; several are a role with an ElasticMaster
-(`job/workers.py`). This module does not import torch, so that the process above the ranks starts at once and needs
-little memory.
+interface only. `trainer/sft/launch.py` uses it for supervised fine-tuning. A job's trainer runs here if it has one rank;
+several are a role with an ElasticMaster (`job/workers.py`). This module does not import torch, so that the process above
+the ranks starts at once and needs little memory.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from contextlib import suppress
 from cluster.elastic.ranks import RanksProcess, alone, python_command
 from cluster.notify import Heartbeat, NotifySocket
 from trainer.config import TrainerConfig
+from transport.config import Config
 from transport.files.atomic import write_atomically
 from transport.process.imports import without_gc
 from transport.process.permanent_errors import is_permanent
@@ -53,20 +54,22 @@ def run(config: TrainerConfig, on_ready: Callable[[], object]) -> int:
         logger.error("nodes = %d: only a job has its trainer on several nodes; use processes here", config.nodes)
         return 2
     if config.processes > 1:
-        return _launch(config, on_ready)
+        return run_ranks(config, "trainer.rank_process", config, on_ready)
     with without_gc():
         from trainer.train import train
     return train(config, on_ready)
 
 
-def _launch(config: TrainerConfig, on_ready: Callable[[], object]) -> int:
+def run_ranks(config: TrainerConfig, module: str, given: Config, on_ready: Callable[[], object]) -> int:
     """Runs the trainer as `config.processes` ranks under torch's agent, until they end; returns rank 0's exit code.
 
-    A stop signal is forwarded to rank 0 alone, which finishes its step and ends the others' loops: the agent would end them all.
-    If this process dies, the agent's guardian kills everything.
+    The command of each is `python -m module FILE`; the file has what was set of `given`, in JSON. A stop signal is forwarded to
+    rank 0 alone, which finishes its step and ends the others' loops: the agent would end them all. If this process dies, the
+    agent's guardian kills everything.
     """
     file = config.output_dir / "trainer" / "ranks.json"
-    write_atomically(file, config.model_dump_json().encode())
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(file, given.model_dump_json(exclude_unset=True).encode())
     socket = NotifySocket()
     environment = {
         "NOTIFY_SOCKET": socket.address,
@@ -75,7 +78,7 @@ def _launch(config: TrainerConfig, on_ready: Callable[[], object]) -> int:
     }
     if (period := os.environ.get("WATCHDOG_USEC")) is not None:  # of this process, for rank 0's heartbeat
         environment["WATCHDOG_USEC"] = period
-    command = python_command(module="trainer.rank_process", arguments=(str(file),))
+    command = python_command(module=module, arguments=(str(file),))
     ranks = alone(command, config.processes, environment)
     try:
         with StopSignals(end_at_second_request) as stop:

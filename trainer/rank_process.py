@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 from cluster.notify import notify, notify_ready
@@ -30,6 +31,14 @@ def _rank_main(file: Path, resume: bool) -> int:
     text = file.read_text()
     config = TrainerConfig.model_validate(tomllib.loads(text) if file.suffix == ".toml" else json.loads(text))
     config = config.model_copy(update={"resume": config.resume or resume})
+    return run_rank(config, lambda: train(config, notify_ready))
+
+
+def run_rank(config: TrainerConfig, lead: Callable[[], int]) -> int:
+    """Calls `lead` as rank 0, else follows it, and tells the process that started the ranks how it ended.
+
+    Returns the exit code. `lead` trains by `config` and returns its own.
+    """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     die_with_parent(signal.SIGKILL, os.getppid())
     if is_follower():
@@ -38,7 +47,7 @@ def _rank_main(file: Path, resume: bool) -> int:
             notify(f"EXIT_STATUS={code}")
         return code
     notify(f"MAINPID={os.getpid()}")
-    code = train(config, notify_ready)
+    code = lead()
     notify(f"EXIT_STATUS={code}")
     return code
 

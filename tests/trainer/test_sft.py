@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,17 +16,26 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
+import tomli_w
 import torch
 from pydantic import ValidationError
 from safetensors.torch import load_file
 
+from tests.support.polling import wait_until
+from tests.support.ports import free_port
 from tests.support.tiny_model import make_model
+from tests.trainer.forked_ranks import launch
 from tests.trainer.lone_run import make_lone_run
+from tests.trainer.orchestrator_end import DEADLINE
+from tests.trainer.ranked_sft import stop_at
+from tests.trainer.test_ranks import process_of_rank
 from trainer.runs import manager
 from trainer.sft import train
 from trainer.sft.batches import SftBatches
 from trainer.sft.config import SftConfig
 from trainer.sft.train import newest_weights
+from transport.files.atomic import published_steps
+from transport.process.launch import descendants
 
 pytestmark = pytest.mark.slow
 
@@ -56,10 +68,11 @@ def messages_of(index: int) -> list[dict[str, str]]:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with a model whose template marks the assistant's text, and a file of conversations."""
+    """A directory with models whose template marks the assistant's text, and a file of conversations."""
     root = tmp_path_factory.mktemp("sft")
-    make_model(root / "model", moe=False, seed=0)
-    (root / "model" / "chat_template.jinja").write_text(TEMPLATE)
+    for name in ("model", "mixture"):
+        make_model(root / name, moe=name == "mixture", seed=0)
+        (root / name / "chat_template.jinja").write_text(TEMPLATE)
     (root / "rows.jsonl").write_bytes(b"".join(orjson.dumps({"messages": messages_of(i)}) + b"\n" for i in range(ROWS)))
     return root
 
@@ -210,15 +223,8 @@ def test_a_resume_is_exact(place: Path, tmp_path: Path, monkeypatch: pytest.Monk
     whole = make_config(place, tmp_path / "whole", training=training, epochs=1.5)
     assert run(whole) == 0
     halves = make_config(place, tmp_path / "halves", training=training, epochs=1.5)
-    batch = SftBatches.batch
-
-    def stopping(self: SftBatches, step: int) -> Any:
-        if step == 7:
-            signal.raise_signal(signal.SIGTERM)
-        return batch(self, step)
-
     with monkeypatch.context() as patch:
-        patch.setattr(SftBatches, "batch", stopping)
+        stop_at(7, patch)
         assert run(halves) == 143
     reached = lines_of(halves.output_dir)[-1]["step"]
     assert 1 <= reached < 8
@@ -236,6 +242,79 @@ def test_a_resume_is_exact(place: Path, tmp_path: Path, monkeypatch: pytest.Monk
     ]
     assert run(resumed) == 0, "a run that is trained to its end"
     assert run(whole) == 2, "not without resume"
+
+
+def furthest(one: SftConfig, other: SftConfig) -> float:
+    """The largest difference of two results in any weight."""
+    ours, theirs = weights_in(newest_weights(one)), weights_in(newest_weights(other))
+    assert ours.keys() == theirs.keys()
+    return max(float((ours[name] - theirs[name]).abs().max()) for name in ours)
+
+
+BAD_ROWS = [{"messages": messages_of(0)}, {"messages": [{"role": "user", "content": "hi"}]}]
+LAYOUTS: list[tuple[str, str, dict[str, Any]]] = [
+    ("model", "lora", {}),
+    ("model", "lora", {"sharding": True}),
+    ("model", "full", {}),
+    ("mixture", "full", {"expert_parallel": 2, "context_parallel": 2, "max_tokens": 150}),
+    ("model", "full", {"sharding": True}),
+]
+"""Model, what is trained, and how two ranks divide it; the last one is stopped on two ranks, and goes on on one."""
+
+
+def test_two_ranks_train_as_one_and_one_goes_on_where_two_were_stopped(place: Path, tmp_path: Path) -> None:
+    # AdamW divides by the gradient's size: where that is near zero, the order of a sum moves a weight by a share of the rate.
+    rate = {**TRAINING, "learning_rate": 1e-4}
+    training: dict[str, Any] = {"full": rate, "lora": {**rate, "lora": LORA}}
+
+    def config(name: str, model: str, kind: str, trainer: dict[str, Any], **fields: Any) -> SftConfig:
+        trainer = {"device": "cpu", "threads": 1, "max_tokens": 300, **trainer}
+        given = {"model": str(place / model), "epochs": 0.9, "training": training[kind], "trainer": trainer}
+        return make_config(place, tmp_path / name, **given, **fields)
+
+    two = [
+        config(f"two-{index}", model, kind, {"processes": 2, **trainer})
+        for index, (model, kind, trainer) in enumerate(LAYOUTS)
+    ]
+    bad = config("bad", "model", "lora", {"processes": 2}, data={"rows": BAD_ROWS})
+    work = [(bad, 0), *((each, 0) for each in two[:-1]), (two[-1], 5)]
+    launch(2, tmp_path, [(each, free_port(), last) for each, last in work], module="ranked_sft", seconds=DEADLINE)
+    refused, *codes = (tmp_path / "ended").read_text().splitlines()
+    assert refused == "rows[1]: it has no message of role assistant; there is nothing to train"
+    assert codes == ["0", "0", "0", "0", "143"]
+
+    assert 1 <= lines_of(two[-1].output_dir)[-1]["step"] < 6
+    model, kind, _ = LAYOUTS[-1]
+    assert run(config(two[-1].output_dir.name, model, kind, {}, resume=True)) == 0
+    for (model, kind, trainer), divided in zip(LAYOUTS, two, strict=True):
+        alone = config(f"{model}-{kind}", model, kind, {})
+        assert alone.output_dir.exists() or run(alone) == 0
+        assert furthest(divided, alone) < 1e-5, (model, kind, trainer)
+        ours, theirs = (
+            [(line["step"], line["loss"]) for line in lines_of(each.output_dir)] for each in (divided, alone)
+        )
+        assert ours == [(step, pytest.approx(loss, abs=1e-5)) for step, loss in theirs]
+        assert len(theirs) == 6
+
+
+def test_the_command_ends_when_one_of_its_ranks_was_killed(place: Path, tmp_path: Path) -> None:
+    config = make_config(place, tmp_path / "out", epochs=10_000, training={**TRAINING, "checkpoint_interval": 2})
+    config = config.model_copy(update={"trainer": config.trainer.model_copy(update={"processes": 2})})
+    file, log = tmp_path / "sft.toml", tmp_path / "log"
+    file.write_text(tomli_w.dumps(config.model_dump(mode="json", exclude_unset=True, exclude_none=True)))
+    with log.open("wb") as output:
+        process = subprocess.Popen([sys.executable, "-m", "cli.main", "sft", str(file)], stderr=output)
+    try:
+        checkpoints = config.output_dir / "trainer" / "sft" / "checkpoints"
+        wait_until(lambda: bool(published_steps(checkpoints)), "a checkpoint")
+        children = descendants(process.pid)
+        os.kill(process_of_rank(children, 1), signal.SIGKILL)
+        assert process.wait(DEADLINE) == 1
+        wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children), f"the end of {children}")
+        assert "a rank of the trainer died (rank 1" in log.read_text()
+    finally:
+        process.kill()
+        process.wait()
 
 
 @pytest.mark.parametrize("kind", ["full", "lora"])
@@ -309,6 +388,7 @@ def test_every_epoch_has_every_row_once(place: Path, tmp_path: Path) -> None:
         ({"training": {"updates_per_step": 2}}, "training.updates_per_step has no meaning"),
         ({"training": {"value_head": {}}}, "training.value_head has no meaning"),
         ({"trainer": {"max_runs": 2}}, "trainer.max_runs = 2: counterpoint sft trains one run"),
+        ({"trainer": {"nodes": 2}}, "trainer.nodes = 2: counterpoint sft trains one run on one machine"),
         ({"trainer": {"model": "other"}}, "trainer.model: model is set once, at the top"),
         ({"max_length": 400}, "max_length = 400 is more than trainer.max_tokens = 300"),
         ({"epochs": 0}, "greater than 0"),

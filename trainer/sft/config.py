@@ -31,7 +31,6 @@ _WITHOUT_MEANING = {
 _FIXED = ("output_dir", "model", "seed", "resume")
 _TRAINER_WITHOUT_MEANING = {
     "nodes": 1,
-    "processes": 1,
     "max_runs": 1,
     "stay": False,
 }
@@ -65,10 +64,10 @@ class SftConfig(Config):
     """Rows of one step."""
 
     on_long: Literal["truncate", "drop", "error"] = "truncate"
-    """What to do with a conversation of more tokens than `trainer.max_tokens`, or `max_length`."""
+    """What to do with a conversation of more tokens than `max_length`."""
 
     max_length: int | None = Field(default=None, ge=2)
-    """Most tokens of a conversation. Unset: `trainer.max_tokens`."""
+    """Most tokens of a conversation. Unset: those of a row, `trainer.max_tokens` times `trainer.context_parallel`."""
 
     chat_template_kwargs: dict[str, Any] = {}
     """Further variables for the chat template."""
@@ -77,7 +76,7 @@ class SftConfig(Config):
     """Optimizer, learning rate, adapter, checkpoints."""
 
     trainer: TrainerConfig = TrainerConfig(output_dir=Path(), model="")
-    """The trainer's process."""
+    """The trainer's processes."""
 
     @model_validator(mode="before")
     @classmethod
@@ -108,19 +107,24 @@ class SftConfig(Config):
         for name, only in _TRAINER_WITHOUT_MEANING.items():
             if getattr(self.trainer, name) != only:
                 raise ValueError(
-                    f"trainer.{name} = {getattr(self.trainer, name)}: counterpoint sft trains one run in one process; remove it"
+                    f"trainer.{name} = {getattr(self.trainer, name)}: counterpoint sft trains one run on one machine; remove it"
                 )
-        if self.max_length is not None and self.max_length > self.trainer.max_tokens:
+        if self.max_length is not None and self.max_length > self.trainer.row_tokens:
             raise ValueError(
-                f"max_length = {self.max_length} is more than trainer.max_tokens = {self.trainer.max_tokens}, the most tokens "
-                "of a row"
+                f"max_length = {self.max_length} is more than trainer.max_tokens = {self.trainer.max_tokens} times "
+                f"context_parallel = {self.trainer.context_parallel}, the most tokens of a row; lower it, or raise one of these"
             )
         return self
 
     @property
     def longest(self) -> int:
         """Most tokens of a conversation."""
-        return self.max_length or self.trainer.max_tokens
+        return self.max_length or self.trainer.row_tokens
+
+    @property
+    def of_trainer(self) -> TrainerConfig:
+        """The configuration of each rank of the trainer: of `model`, which may have been resolved since, and without replay."""
+        return self.trainer.model_copy(update={"model": self.model, "router_replay": False})
 
     def run(self, steps: int) -> RunConfig:
         """Returns the configuration of the run by which the trainer trains `steps` steps."""

@@ -1,4 +1,4 @@
-"""Runs supervised fine-tuning to its end: the trainer's own loop over a feed of data, in this process.
+"""Runs supervised fine-tuning to its end: the trainer's own loop over a feed of data. Of several ranks this is the first.
 
 It differs from a trainer of runs in two things. Weights are published with each checkpoint instead of each step, since no server
 waits for them. And metrics that compare the trainer with an inference engine are left out.
@@ -9,11 +9,13 @@ from __future__ import annotations
 import json
 import logging
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import tomli_w
 
+from environments.data.rows import DataError
 from trainer.config import TrainerConfig
 from trainer.learner import Learner
 from trainer.metrics import MetricValue
@@ -34,10 +36,11 @@ _OF_INFERENCE = ("mismatch_kl", "importance_ratio", "masked_share", "replayed_sh
 """Metrics that have no meaning without an inference engine."""
 
 
-def run(config: SftConfig) -> int:
+def run(config: SftConfig, on_ready: Callable[[], object] = lambda: None) -> int:
     """Trains until the last epoch's end or a stop signal; returns the trainer's exit code. `config.model` is a directory.
 
-    Raises `ValueError` for data, a chat template or a resume that cannot be; the message names it.
+    `on_ready` is called once the model is loaded. Raises `ValueError` for data, a chat template or a resume that cannot be; the
+    message names it.
     """
     batches = SftBatches(config)
     run_dir = run_directory(config.output_dir, config.run_id)
@@ -47,9 +50,8 @@ def run(config: SftConfig) -> int:
         (run_dir / "control").mkdir(parents=True, exist_ok=True)
         (config.output_dir / "trainer").mkdir(exist_ok=True)
         write_atomically(run_dir / "control" / "orch.toml", tomli_w.dumps(described).encode())
-    trainer = config.trainer.model_copy(update={"model": config.model, "router_replay": False})
     feed = Feed(config.run_id, batches.steps, batches.batch)
-    code = train(trainer, lambda: None, lambda: feed, partial(SftTrainer, batches))
+    code = train(config.of_trainer, on_ready, lambda: feed, partial(SftTrainer, batches))
     if code == 0:
         logger.info("the weights are in %s", newest_weights(config))
     elif feed.failure is not None:
@@ -84,6 +86,13 @@ class SftTrainer(Trainer):
     def __init__(self, batches: SftBatches, config: TrainerConfig, learner: Learner, receiver: BatchReceiver) -> None:
         super().__init__(config, learner, receiver)
         self._batches = batches
+
+    def _receive(self) -> None:
+        try:
+            super()._receive()
+        except DataError:  # of a row; the other ranks wait for a command
+            self._learner.stop()
+            raise
 
     def _publish(self, run: Occupancy, anew: bool = False) -> bool:
         """Removes what will be trained again; new weights are published with their checkpoint."""
