@@ -204,12 +204,13 @@ class Trainer:
         return not expected and self._registry.over(time.monotonic())
 
     def _receive(self) -> None:
-        training = bool(self._registry.open_slots)
+        arrived = map(self._sessions.has_next, self._registry.at(Stage.TRAINING))
+        has_work = bool(self._registry.open_slots) or any(arrived)
         longest = WRITING_POLL_SECONDS if self.checkpoints.busy else POLL_SECONDS
-        patience = 0.0 if training else min(max(self._discovery_due() - time.monotonic(), 0.0), longest)
+        patience = 0.0 if has_work else min(max(self._discovery_due() - time.monotonic(), 0.0), longest)
         for run, reason in self._sessions.receive(patience):
             self._evict(run, reason)
-        if not training:
+        if not has_work:
             self._report_waiting()
 
     # --- admission and leaving ---

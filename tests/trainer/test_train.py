@@ -16,6 +16,7 @@ from inference.plugin.digest import digests_of
 from orchestrator.run_directory import check_control
 from tests.support.polling import until
 from tests.trainer.conftest import make_batch, make_run_config
+from tests.trainer.one_process_trainer import life, write_member
 from tests.trainer.orchestrator_end import (
     DEADLINE,
     Feeder,
@@ -127,6 +128,27 @@ async def test_resumes_exactly_after_a_kill(dense_directory: Path, tmp_path: Pat
     (first, first_metrics), (second, second_metrics) = results
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert first_metrics == second_metrics
+
+
+def test_a_batch_that_is_there_is_trained_without_waiting_for_a_message(
+    dense_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As at a run's end, when its orchestrator has sent all."""
+    write_member(tmp_path, dense_directory, "one", steps=3)
+    with life(tmp_path, dense_directory, {"one": 3}) as one:
+        waits: list[float] = []
+        receive = one.wire.receive
+
+        def noting(timeout: float) -> Any:
+            run = one.manager.registry.taking("one")
+            if run is not None and run.progress.step + 1 in run.waiting:
+                waits.append(timeout)
+            return receive(timeout)
+
+        monkeypatch.setattr(one.wire, "receive", noting)
+        one.until_step(one=3)
+    assert waits
+    assert not any(waits)
 
 
 async def test_a_stop_request_leaves_a_checkpoint(dense_directory: Path, tmp_path: Path) -> None:

@@ -91,18 +91,22 @@ class Sessions:
         if run.run_id in self._registry.present(now):
             self._welcome(run)
 
+    def has_next(self, run: Occupancy) -> bool:
+        """Returns whether the run's next batch is there and committed."""
+        step = run.progress.step + 1
+        return step <= run.committed and step in run.waiting
+
     def next_batch(self, run: Occupancy) -> Batch | None:
         """Returns the run's next batch, if it is there and committed, and opens its step.
 
         The batch is acknowledged, since there is now room for another.
         """
-        step = run.progress.step + 1
-        if step > run.committed:
+        if not self.has_next(run):
             return None
-        batch = run.waiting.pop(step, None)
-        if batch is not None:
-            self._registry.open_step(run.slot, step, time.monotonic())
-            self._receiver.send(run.run_id, Acknowledged(step, run.durable_step))
+        step = run.progress.step + 1
+        batch = run.waiting.pop(step)
+        self._registry.open_step(run.slot, step, time.monotonic())
+        self._receiver.send(run.run_id, Acknowledged(step, run.durable_step))
         return batch
 
     def durable(self, run: Occupancy) -> None:
