@@ -147,6 +147,7 @@ def kill_descendants(timeout_seconds: float = 10.0) -> list[int]:
         reap()
         remaining = descendants(os.getpid())
         if not set(remaining) - refused or time.monotonic() > deadline:
+            reap()  # what ended before this look and after the last reaping
             return remaining
         others = [pid for pid in remaining if pid not in refused and not is_resource_tracker(pid)]
         if others:

@@ -56,6 +56,22 @@ def test_what_belongs_to_another_user_is_left_and_named(monkeypatch: pytest.Monk
     assert launch.kill_descendants(timeout_seconds=600.0) == [ORPHAN], "and not waited for"
 
 
+def test_what_dies_between_the_reaping_and_the_look_is_reaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    living, dying, zombies = {ORPHAN}, set[int](), set[int]()
+
+    def look() -> dict[int, list[int]]:
+        zombies.update(dying)
+        living.difference_update(dying)
+        return {os.getpid(): [*living]}
+
+    monkeypatch.setattr(launch, "_children", look)
+    monkeypatch.setattr(launch, "reap", zombies.clear)
+    monkeypatch.setattr(os, "kill", lambda pid, number: dying.add(pid))
+    assert launch.kill_descendants() == []
+    assert not living
+    assert not zombies
+
+
 @pytest.mark.slow
 def test_the_exit_code_of_a_worker_whose_descendant_cannot_be_killed_is_kept(tmp_path: Path) -> None:
     """Who may kill whom is injected: only root could start a process of another user."""
