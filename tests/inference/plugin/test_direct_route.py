@@ -10,7 +10,6 @@ import pytest
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
-from inference.plugin.authentication import RequireToken
 from inference.plugin.direct_route import DirectRoute
 
 PATH = "/counterpoint/v1/generate"
@@ -48,6 +47,8 @@ async def unexpected(_: Request, error: Exception) -> Response:
 
 def make_app(seen: list[str]) -> FastAPI:
     """In vLLM's order: its own layers, our routes, handlers, then the layers that guard."""
+    from inference.plugin.authentication import RequireToken  # and vLLM, which not every process of the tests needs
+
     app = FastAPI()
     app.add_middleware(Counted, seen=seen)
     app.add_api_route(PATH, echo, methods=["POST"])
