@@ -12,6 +12,8 @@ from fastapi.responses import JSONResponse, Response
 
 from inference.plugin.direct_route import DirectRoute
 
+pytestmark = pytest.mark.slow  # imports vLLM
+
 PATH = "/counterpoint/v1/generate"
 
 
@@ -47,7 +49,7 @@ async def unexpected(_: Request, error: Exception) -> Response:
 
 def make_app(seen: list[str]) -> FastAPI:
     """In vLLM's order: its own layers, our routes, handlers, then the layers that guard."""
-    from inference.plugin.authentication import RequireToken  # and vLLM, which not every process of the tests needs
+    from inference.plugin.authentication import RequireToken  # and with it vLLM, which takes seconds
 
     app = FastAPI()
     app.add_middleware(Counted, seen=seen)
