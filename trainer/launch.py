@@ -8,6 +8,7 @@ the ranks starts at once and needs little memory.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import select
@@ -69,7 +70,7 @@ def run_ranks(config: TrainerConfig, module: str, given: Config, on_ready: Calla
     """
     file = config.output_dir / "trainer" / "ranks.json"
     file.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(file, given.model_dump_json(exclude_unset=True).encode())
+    write_atomically(file, json.dumps(given.model_dump(mode="json", exclude_unset=True)).encode())  # with infinities
     socket = NotifySocket()
     environment = {
         "NOTIFY_SOCKET": socket.address,

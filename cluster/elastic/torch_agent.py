@@ -64,9 +64,13 @@ def say(pipe: int, message: dict[str, Any]) -> None:
 
 
 def first_failure(failures: dict[int, Any]) -> str:
-    """Says which rank failed first, and how. The agent itself ends the others by SIGTERM."""
+    """Says which rank failed first, and how. The agent itself ends the others by SIGTERM.
+
+    Of those that it found in the same second a killed one comes first: the others have lost it.
+    """
     rank, failure = min(
-        failures.items(), key=lambda item: (item[1].exitcode == -signal.SIGTERM, item[1].timestamp, item[0])
+        failures.items(),
+        key=lambda item: (item[1].exitcode == -signal.SIGTERM, item[1].timestamp, item[1].exitcode >= 0, item[0]),
     )
     code = failure.exitcode
     how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"

@@ -133,14 +133,20 @@ class Checkpoints:
         while (first := run_id or next(iter(self._writing), None)) is not None and first in self._writing:
             writing = self._writing[first]
             started = time.monotonic()
-            if writing.others is not None:  # the questions keep the other ranks alive, too
-                while not (writing.others.known() or wait([writing.written], ASKING_SECONDS).done):
-                    continue
+            while not (self._all_known() or wait([writing.written], ASKING_SECONDS).done):
+                continue
             with nullcontext() if writing.written.done() else self._kept_alive():
                 wait([writing.written])
             if (waited := time.monotonic() - started) > SLOW_SECONDS:
                 logger.info("waited %.1f s for the checkpoint of step %d of run %s", waited, writing.step, first)
             self._note(first)
+
+    def _all_known(self) -> bool:
+        """Asks the other ranks for the slices of all checkpoints, which keeps them alive, too; returns whether all are known.
+
+        Not of one run alone: the thread may be waiting for those of a checkpoint that was begun earlier.
+        """
+        return all(writing.others.known() for writing in self._writing.values() if writing.others is not None)
 
     def _note(self, run_id: str) -> None:
         writing = self._writing.pop(run_id)

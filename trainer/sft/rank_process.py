@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 from pathlib import Path
@@ -18,7 +19,7 @@ logger = logging.getLogger("trainer.sft")
 
 
 def _rank_main(file: Path) -> int:
-    config = SftConfig.model_validate_json(file.read_bytes())
+    config = SftConfig.model_validate(json.loads(file.read_bytes()))
     return run_rank(config.of_trainer, lambda: _lead(config))
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from job.population.exploit import outcome, request_save, wait
+from tests.support.polling import wait_until
 from tests.trainer.conftest import make_batch
 from tests.trainer.lone_run import make_lone_run
 from tests.trainer.one_process_trainer import DEADLINE, STEPS, Death, Deaths, life, saved_state, write_population
@@ -199,6 +201,8 @@ def test_a_rank_lost_while_it_writes_its_slice_ends_the_wait_and_leaves_the_last
     def ask() -> bool:
         answer = next(answers, None)
         if answer is None:
+            written = checkpoints_directory(tmp_path, "default") / ".step_2.partial" / "state.safetensors"
+            wait_until(written.exists, "the wait for the other rank")
             raise RuntimeError("[gloo/transport/tcp/pair.cc:525] Connection closed by peer [127.0.0.1]:37000")
         return answer
 
@@ -224,6 +228,38 @@ def test_a_rank_lost_while_it_writes_its_slice_ends_the_wait_and_leaves_the_last
     parent = checkpoints_directory(tmp_path, "default")
     assert [path.name for path in parent.iterdir()] == ["step_1"]
     assert load_file(parent / "step_1" / "state.rank_1.safetensors")["master.one"].tolist() == [1.0] * 3
+
+
+def test_the_slices_of_a_run_are_asked_for_while_those_of_a_later_one_are_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one thread waits for those of the first run, and only whoever waits for the second can ask for them."""
+    flushed = {"first": threading.Event(), "second": threading.Event()}
+    monkeypatch.setattr(
+        checkpoint,
+        "take",
+        lambda run: Snapshot(run.run_id, 1, {}, {}, OtherSlices(2, flushed[run.run_id].is_set)),
+    )
+    monkeypatch.setattr(checkpoint, "write", lambda snapshot, *_: snapshot.others.wait())
+    durable: list[str] = []
+    checkpoints = Checkpoints(tmp_path, 9, nullcontext, durable.append, SpanLog(tmp_path / "spans.jsonl", "trainer"))
+    for run_id in flushed:
+        published = tmp_path / f"run_{run_id}" / "broadcast" / "step_1"
+        published.mkdir(parents=True)
+        (published / "STABLE").touch()
+        run: Any = SimpleNamespace(run_id=run_id, intact=True, progress=SimpleNamespace(step=1))
+        assert checkpoints.begin(run)
+    checkpoints.settle()
+    waiting = threading.Thread(target=checkpoints.complete, args=("second",), daemon=True)
+    waiting.start()
+    for each in flushed.values():
+        each.set()
+    waiting.join(DEADLINE)
+    assert not waiting.is_alive()
+    assert durable == ["second"]
+    checkpoints.settle()
+    assert durable == ["second", "first"]
+    checkpoints.close()
 
 
 def killed_write(write: Callable[..., None], deaths: Deaths, *arguments: object) -> None:
