@@ -70,7 +70,8 @@ def run_ranks(config: TrainerConfig, module: str, given: Config, on_ready: Calla
     """
     file = config.output_dir / "trainer" / "ranks.json"
     file.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(file, json.dumps(given.model_dump(mode="json", exclude_unset=True)).encode())  # with infinities
+    text = json.dumps(given.model_dump(mode="json", exclude_unset=True))  # pydantic's own JSON has no infinity
+    write_atomically(file, text.encode())
     socket = NotifySocket()
     environment = {
         "NOTIFY_SOCKET": socket.address,

@@ -70,10 +70,7 @@ def measure(size: Size) -> list[Case]:
 
 @dataclass(frozen=True, slots=True)
 class Bare:
-    """What a boundary cannot do without: on a quiet loop the least seconds of several, beside tasks the median, as of our rounds.
-
-    The least of three copies and writes beside the tasks differed threefold from run to run.
-    """
+    """What a boundary cannot do without, in the least seconds of several."""
 
     copy: float
     """numpy copies the routing, by `COPY_THREADS` threads."""
@@ -93,11 +90,6 @@ async def _bare_seconds(recording: Recording, tasks: int, directory: Path) -> Ba
     )
 
 
-def _of_several(seconds: Sequence[float], tasks: int) -> float:
-    """Returns the time that stands for measurements beside so many tasks, ours or bare."""
-    return statistics.median(seconds) if tasks else min(seconds)
-
-
 async def _write_seconds(nbytes: int, tasks: int, path: Path) -> float:
     data = bytes(nbytes)
 
@@ -114,11 +106,11 @@ async def _write_seconds(nbytes: int, tasks: int, path: Path) -> float:
             await in_thread(write)
             seconds.append(time.perf_counter() - began)
             await in_thread(path.unlink)
-    return _of_several(seconds, tasks)
+    return min(seconds)
 
 
 async def _copy_seconds(recording: Recording, tasks: int) -> float:
-    """Returns the seconds in which numpy copies the routing, by `COPY_THREADS` threads beside `tasks` synthetic tasks."""
+    """Returns the least seconds in which numpy copies the routing, by `COPY_THREADS` threads beside `tasks` synthetic tasks."""
     arrays = [
         turn.routed_experts
         for rollout in recording.rollouts
@@ -137,7 +129,7 @@ async def _copy_seconds(recording: Recording, tasks: int) -> float:
             began = time.perf_counter()
             await asyncio.gather(*(in_thread(copy, first) for first in range(COPY_THREADS)))
             seconds.append(time.perf_counter() - began)
-    return _of_several(seconds[1:], tasks)
+    return min(seconds[1:])
 
 
 async def _plain(recording: Recording, settings: Settings, directory: Path, resent: bool) -> LagTrace:
@@ -156,7 +148,7 @@ async def _plain(recording: Recording, settings: Settings, directory: Path, rese
 def _case(recording: Recording, bare: Sequence[Bare], quiet: Replay, ours: Replay, plains: Sequence[LagTrace]) -> Case:
     alone, beside = bare
     own_rows, resent = ({row.phase: row for row in rows_of(trace)}[BOUNDARY] for trace in plains)
-    delivered = _wall(ours, SYNTHETIC_TASKS) + ours.row(DELIVERY).seconds
+    delivered = _wall(ours) + ours.row(DELIVERY).seconds
     worst = max(ours.row(name).lag.max for name in (FINALIZE, BOUNDARY, DELIVERY))
     return Case(
         f"step boundary, {len(recording.rollouts)} rollouts, {SYNTHETIC_TASKS} synthetic tasks",
@@ -169,8 +161,8 @@ def _case(recording: Recording, bare: Sequence[Bare], quiet: Replay, ours: Repla
             Figure("idle: lag p99", 1e3 * ours.row(BASELINE).lag.p99, "ms"),
             Figure("idle: lag max", 1e3 * ours.row(BASELINE).lag.max, "ms"),
             *(Figure(f"{row.phase}: wall", row.seconds, "s") for row in ours.rows if row.phase != BASELINE),
-            Figure("finalize + boundary: wall", _wall(ours, SYNTHETIC_TASKS), "s", beside.allowed),
-            Figure("the same on a quiet loop", _wall(quiet, 0), "s", alone.allowed),
+            Figure("finalize + boundary: wall", _wall(ours), "s", beside.allowed),
+            Figure("the same on a quiet loop", _wall(quiet), "s", alone.allowed),
             Figure("lag p99 over idle's, median round", _over_idle(ours.trace, "p99"), "x", 2.0),
             Figure("lag max over idle's, median round", _over_idle(ours.trace, "max"), "x", 2.0),
             Figure("plain, new rows only: wall", own_rows.seconds, "s"),
@@ -183,12 +175,15 @@ def _case(recording: Recording, bare: Sequence[Bare], quiet: Replay, ours: Repla
     )
 
 
-def _wall(found: Replay, tasks: int) -> float:
-    """Returns the seconds of what the reference system does at its boundary, filtering included, until the wire has the batch."""
-    rounds = zip(
-        *([span for span in found.trace.spans if span.name == name] for name in (FINALIZE, BOUNDARY)), strict=True
+def _wall(found: Replay) -> float:
+    """Returns the seconds of what the reference system does at its boundary, filtering included, until the wire has the batch.
+
+    The least of all rounds, as of the bare copies and writes.
+    """
+    finalizing, boundary = (
+        [span.seconds for span in found.trace.spans if span.name == name] for name in (FINALIZE, BOUNDARY)
     )
-    return _of_several([finalizing.seconds + boundary.seconds for finalizing, boundary in rounds], tasks)
+    return min(map(sum, zip(finalizing, boundary, strict=True)))
 
 
 def _over_idle(trace: LagTrace, quantity: str) -> float:

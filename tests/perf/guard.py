@@ -1,4 +1,4 @@
-"""A quick benchmark as a test: its bounds are ratios within one run, three times as wide: only gross faults break them."""
+"""A quick benchmark as a test. Its bounds, ratios within one run, are three times as wide: only gross faults break them."""
 
 from __future__ import annotations
 

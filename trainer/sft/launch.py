@@ -21,7 +21,7 @@ def run(config: SftConfig) -> int:
     trainer = config.of_trainer
     trainer.check_model(Path(config.model))
     if trainer.processes > 1:
-        given = config.model_copy(update={"trainer": trainer})  # of an equal model, as it is checked again
+        given = config.model_copy(update={"trainer": trainer})  # each rank checks again that both name one model
         return run_ranks(trainer, "trainer.sft.rank_process", given, lambda: None)
     with without_gc():
         from trainer.sft.train import run
