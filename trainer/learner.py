@@ -253,7 +253,7 @@ class Learner:
                     self._begin_slice(command["slot"])
                 case "slices":
                     try:
-                        self._slices_flushed(command["run"])
+                        self._ranks_that_write(command["run"])
                     except OSError as error:
                         logger.debug("rank %d: %s", self.ranks.index, error)
                 case "assemble":
@@ -336,9 +336,9 @@ class Learner:
         assert run.shards is not None
         return OtherSlices(run.shards.ranks, partial(self._ask_for_slices, run.run_id))
 
-    def _ask_for_slices(self, run_id: str) -> bool:
+    def _ask_for_slices(self, run_id: str) -> list[int]:
         self._command({"kind": "slices", "run": run_id})
-        return self._slices_flushed(run_id)
+        return self._ranks_that_write(run_id)
 
     def _begin_slice(self, slot: int) -> None:
         run = self.runs[slot]
@@ -350,15 +350,15 @@ class Learner:
                 run.run_id, lambda: {key: each for key, each in run.state().items() if key.partition(".")[2] in rows}
             )
 
-    def _slices_flushed(self, run_id: str) -> bool:
-        """Returns whether the slices of all ranks but the first are on the disk. Raises `OSError`, on every rank."""
-        writing = torch.tensor([float(self._slices.is_writing(run_id))])
+    def _ranks_that_write(self, run_id: str) -> list[int]:
+        """Returns the ranks whose slices are not on the disk yet. Raises `OSError`, on every rank, if one cannot be written."""
+        writing = torch.zeros(self.ranks.count)
+        writing[self.ranks.index] = float(self._slices.is_writing(run_id))
         self.ranks.agree(writing)
-        if float(writing):
-            return False
-        if faults := self.ranks.faults(self._slices.fault(run_id)):
+        late = writing.nonzero().flatten().tolist()
+        if not late and (faults := self.ranks.faults(self._slices.fault(run_id))):
             raise OSError("; ".join(dict.fromkeys(faults)))
-        return True
+        return late
 
     def _drop(self, slot: int) -> None:
         if self._open.pop(slot, None) is not None:

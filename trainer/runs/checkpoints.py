@@ -29,16 +29,20 @@ logger = logging.getLogger(__name__)
 SLOW_SECONDS = 1.0
 """A wait for the disk that is worth a line in the log."""
 
+LATE_SECONDS = 60.0
+"""After these a checkpoint on its way is reported once, with the ranks whose disks it waits for."""
+
 ASKING_SECONDS = 0.02
 """Between two questions to the other ranks while nothing but their slices is waited for."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Writing:
     step: int
     written: Future[None]
     begun: float
     others: OtherSlices | None
+    is_reported: bool = False
 
 
 class Checkpoints:
@@ -127,6 +131,7 @@ class Checkpoints:
                 writing.others.known()
             if writing.written.done():
                 self._note(run_id)
+        self._report_late()
 
     def complete(self, run_id: str | None = None) -> None:
         """Waits for the run's checkpoint, or without `run_id` for all, as long as the disk takes; then does as `settle`."""
@@ -134,9 +139,10 @@ class Checkpoints:
             writing = self._writing[first]
             started = time.monotonic()
             while not (self._all_known() or wait([writing.written], ASKING_SECONDS).done):
-                continue
+                self._report_late()
             with nullcontext() if writing.written.done() else self._kept_alive():
-                wait([writing.written])
+                while not wait([writing.written], LATE_SECONDS).done:
+                    self._report_late()
             if (waited := time.monotonic() - started) > SLOW_SECONDS:
                 logger.info("waited %.1f s for the checkpoint of step %d of run %s", waited, writing.step, first)
             self._note(first)
@@ -147,6 +153,21 @@ class Checkpoints:
         Not of one run alone: the thread may be waiting for those of a checkpoint that was begun earlier.
         """
         return all(writing.others.known() for writing in self._writing.values() if writing.others is not None)
+
+    def _report_late(self) -> None:
+        """Names the disks that a checkpoint waits for: one that hangs holds up its run, and stays silent otherwise."""
+        for run_id, writing in self._writing.items():
+            if not writing.is_reported and time.monotonic() - writing.begun > LATE_SECONDS:
+                writing.is_reported = True
+                late = list(writing.others.late) if writing.others is not None else []
+                logger.warning(
+                    "the checkpoint of step %d of run %s is not written after %.0f s: the disk of rank %s is waited for, "
+                    "as long as it takes",
+                    writing.step,
+                    run_id,
+                    time.monotonic() - writing.begun,
+                    " and ".join(map(str, late)) or "0",
+                )
 
     def _note(self, run_id: str) -> None:
         writing = self._writing.pop(run_id)

@@ -8,7 +8,7 @@ does its own thread publish the checkpoint (`OtherSlices`). A rank that is lost 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -58,9 +58,11 @@ class SliceWriter:
 class OtherSlices:
     """What rank 0 knows of the slices of one checkpoint that the other ranks write."""
 
-    def __init__(self, ranks: int, ask: Callable[[], bool]) -> None:
-        """Of `ranks` slices one is rank 0's. `ask` asks the others whether theirs are on the disk, or raises their `OSError`."""
+    def __init__(self, ranks: int, ask: Callable[[], Sequence[int]]) -> None:
+        """Of `ranks` slices one is rank 0's. `ask` returns the ranks that still write theirs, or raises their `OSError`."""
         self.ranks = ranks
+        self.late: Sequence[int] = range(1, ranks)
+        """The ranks whose slices were not on the disk when they were last asked."""
         self._ask = ask
         self._flushed: Future[None] = Future()
 
@@ -71,7 +73,8 @@ class OtherSlices:
         """
         if not self._flushed.done():
             try:
-                if self._ask():
+                self.late = self._ask()
+                if not self.late:
                     self._flushed.set_result(None)
             except OSError as error:
                 self._flushed.set_exception(error)

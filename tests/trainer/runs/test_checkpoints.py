@@ -196,9 +196,9 @@ def test_a_full_disk_is_reported_by_the_next_pass_and_the_last_checkpoint_is_who
 def test_a_rank_lost_while_it_writes_its_slice_ends_the_wait_and_leaves_the_last_one_whole(
     dense_directory: Path, tmp_path: Path
 ) -> None:
-    lone, answers = make_lone_run(tmp_path, dense_directory), iter([True, False])
+    lone, answers = make_lone_run(tmp_path, dense_directory), iter([[], [1]])
 
-    def ask() -> bool:
+    def ask() -> list[int]:
         answer = next(answers, None)
         if answer is None:
             written = checkpoints_directory(tmp_path, "default") / ".step_2.partial" / "state.safetensors"
@@ -231,14 +231,16 @@ def test_a_rank_lost_while_it_writes_its_slice_ends_the_wait_and_leaves_the_last
 
 
 def test_the_slices_of_a_run_are_asked_for_while_those_of_a_later_one_are_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The one thread waits for those of the first run, and only whoever waits for the second can ask for them."""
     flushed = {"first": threading.Event(), "second": threading.Event()}
     monkeypatch.setattr(
         checkpoint,
         "take",
-        lambda run: Snapshot(run.run_id, 1, {}, {}, OtherSlices(2, flushed[run.run_id].is_set)),
+        lambda run: Snapshot(
+            run.run_id, 1, {}, {}, OtherSlices(2, lambda: [] if flushed[run.run_id].is_set() else [1])
+        ),
     )
     monkeypatch.setattr(checkpoint, "write", lambda snapshot, *_: snapshot.others.wait())
     durable: list[str] = []
@@ -250,6 +252,14 @@ def test_the_slices_of_a_run_are_asked_for_while_those_of_a_later_one_are_waited
         run: Any = SimpleNamespace(run_id=run_id, intact=True, progress=SimpleNamespace(step=1))
         assert checkpoints.begin(run)
     checkpoints.settle()
+    assert not caplog.records
+    with monkeypatch.context() as patched:
+        patched.setattr("trainer.runs.checkpoints.LATE_SECONDS", 0.0)
+        checkpoints.settle()
+        checkpoints.settle()
+    for run_id, record in zip(flushed, caplog.records, strict=True):
+        assert f"step 1 of run {run_id} is not written" in record.message
+        assert "the disk of rank 1 is waited for" in record.message
     waiting = threading.Thread(target=checkpoints.complete, args=("second",), daemon=True)
     waiting.start()
     for each in flushed.values():
