@@ -58,6 +58,11 @@ def process_of_rank(pids: list[int], rank: int) -> int:
     return next(pid for pid in pids if variable in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
 
 
+def mapped_by(pid: int) -> str:
+    """The files in a process's memory."""
+    return Path(f"/proc/{pid}/maps").read_text()
+
+
 def listeners(pids: list[int]) -> set[str]:
     """The addresses on which these processes, or their threads, accept TCP connections."""
     inodes: set[str] = set()
@@ -92,6 +97,10 @@ async def test_two_ranks_train_as_one_and_stop_politely(moe_directory: Path, tmp
             assert found, "the ranks have connections to one another"
             assert all(ipaddress.ip_address(address).is_loopback for address in found), found
             await end.train(*(make_batch(step, routed=True) for step in (1, 2, 3)))
+            for rank in (0, 1):
+                mapped = mapped_by(process_of_rank(descendants(process.pid or 0), rank))
+                assert "/torch/" in mapped
+                assert "/scipy/" not in mapped
             send_signal(process, signal.SIGTERM)
             await end.until(Acknowledged, step=3, durable=3)
         children = descendants(process.pid or 0)

@@ -7,6 +7,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+UNUSED_BY_TRAINERS = ("scipy",)
+"""What transformers imports if it is there, and no trainer needs: a fifth of the CPU of a trainer's imports. Its losses of models
+that find objects in pictures use it."""
+
 
 @contextmanager
 def without_gc() -> Iterator[None]:
