@@ -2,9 +2,9 @@
 
     python -m perf.time_to_reward.trl_side SETTINGS.json RECORDS.jsonl transformers|vllm
 
-The settings are those of ours in TRL's names: no KL term, advantages that are not divided by the standard deviation, and a
-loss over the batch's tokens (`loss_type = "bnpo"`). Nothing is saved or reported. With `vllm`, vLLM generates in this process,
-one rank, eagerly, as our servers do on a CPU.
+The words come in the order in which ours draws them. The settings are those of ours in TRL's names: no KL term, advantages that
+are not divided by the standard deviation, and a loss over the batch's tokens (`loss_type = "bnpo"`). Nothing is saved or
+reported. With `vllm`, vLLM generates in this process, one rank, eagerly, as our servers do on a CPU.
 """
 
 from __future__ import annotations
@@ -20,9 +20,14 @@ from typing import Any
 
 import torch
 
+from environments.config import EnvironmentConfig
+from environments.mix import ExampleMix
 from environments.tasks.reverse_text import ReverseText
 from perf.time_to_reward.settings import BatchRecord, Settings, append_record
 from transport.records import Rollout
+
+NAME = "reverse-text"
+"""Of the environment, which our side's order depends on."""
 
 
 def train(settings: Settings, records: Path, with_vllm: bool) -> None:
@@ -34,8 +39,9 @@ def train(settings: Settings, records: Path, with_vllm: bool) -> None:
 
     words = ReverseText(examples=settings.examples)
     examples = [words.example(index) for index in range(len(words))]
+    drawn = [examples[index] for index in _order(settings, len(words))]
     data = Dataset.from_list(
-        [{"prompt": [{"role": "user", "content": each.prompt}], "position": each.index} for each in examples]
+        [{"prompt": [{"role": "user", "content": each.prompt}], "position": each.index} for each in drawn]
     )
 
     def reward(completions: list[Any], position: list[int], **_: Any) -> list[float]:
@@ -82,6 +88,7 @@ def train(settings: Settings, records: Path, with_vllm: bool) -> None:
             logging_strategy="no",
             disable_tqdm=True,
             seed=settings.seed,
+            shuffle_dataset=False,
             **extra,
         )
         trainer = GRPOTrainer(
@@ -95,6 +102,12 @@ def train(settings: Settings, records: Path, with_vllm: bool) -> None:
             generation = trainer.vllm_generation
             generation.sync_weights = lambda: _load_weights(generation)  # type: ignore[method-assign]
         trainer.train()
+
+
+def _order(settings: Settings, examples: int) -> list[int]:
+    """Returns the examples of all updates, in the order in which our side draws them with the same seed."""
+    mix = ExampleMix([EnvironmentConfig(name=NAME, kind=NAME)], {NAME: examples}, settings.seed)
+    return [mix.next()[1] for _ in range(settings.updates * settings.groups)]
 
 
 def _load_weights(generation: Any) -> None:
@@ -117,7 +130,7 @@ def _load_weights(generation: Any) -> None:
 
 
 def _answered(answer: str) -> Rollout:
-    rollout = Rollout("0", 0, "reverse-text", 0)
+    rollout = Rollout("0", 0, NAME, 0)
     rollout.state["answer"] = answer
     return rollout
 
