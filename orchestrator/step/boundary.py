@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import ctypes
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
@@ -102,9 +101,8 @@ class StepBoundary:
         if self.dump is not None:
             header = self.dump.model_copy(update={"step": batch.step, "shipped": len(rollouts)})
             write_dump(self.run_dir / "raw_rollouts" / name, header, [*rollouts, *discarded])
-        with publish_directory(self.run_dir / "rollouts" / name) as directory, ThreadPoolExecutor(1) as threads:
-            # The disk is busy with the batch while the records are encoded.
-            batch_written = threads.submit(codec.write_file, directory / "batch.bin", batch)
+        with publish_directory(self.run_dir / "rollouts" / name) as directory:
+            codec.write_file(directory / "batch.bin", batch)
             write_records(
                 directory / "rollouts.jsonl",
                 [*rollouts, *discarded],
@@ -112,7 +110,6 @@ class StepBoundary:
                 self.transcribe,
                 directory / TOKENS_FILE,
             )
-            batch_written.result()
 
 
 @dataclass(slots=True)
