@@ -11,7 +11,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from perf.time_to_reward.settings import BatchRecord, Settings
+from perf.time_to_reward.settings import ENVIRONMENT, BatchRecord, Settings
 
 
 def job_of(settings: Settings, directory: Path, lead: int = 1) -> dict[str, Any]:
@@ -28,7 +28,7 @@ def job_of(settings: Settings, directory: Path, lead: int = 1) -> dict[str, Any]
         "orchestrator": {
             "steps": settings.updates,
             "environments": [
-                {"name": "reverse-text", "kind": "reverse-text", "args": {"examples": settings.examples}},
+                {"name": ENVIRONMENT, "kind": ENVIRONMENT, "args": {"examples": settings.examples}},
             ],
             "sampling": {"temperature": 1.0, "max_tokens": settings.max_tokens},
             "schedule": {

@@ -12,6 +12,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+ENVIRONMENT = "reverse-text"
+"""Kind and name of the environment. The order of its words depends on the name."""
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:

@@ -23,11 +23,8 @@ import torch
 from environments.config import EnvironmentConfig
 from environments.mix import ExampleMix
 from environments.tasks.reverse_text import ReverseText
-from perf.time_to_reward.settings import BatchRecord, Settings, append_record
+from perf.time_to_reward.settings import ENVIRONMENT, BatchRecord, Settings, append_record
 from transport.records import Rollout
-
-NAME = "reverse-text"
-"""Of the environment, which our side's order depends on."""
 
 
 def train(settings: Settings, records: Path, with_vllm: bool) -> None:
@@ -39,7 +36,7 @@ def train(settings: Settings, records: Path, with_vllm: bool) -> None:
 
     words = ReverseText(examples=settings.examples)
     examples = [words.example(index) for index in range(len(words))]
-    drawn = [examples[index] for index in _order(settings, len(words))]
+    drawn = [examples[index] for index in drawn_words(settings)]
     data = Dataset.from_list(
         [{"prompt": [{"role": "user", "content": each.prompt}], "position": each.index} for each in drawn]
     )
@@ -104,9 +101,10 @@ def train(settings: Settings, records: Path, with_vllm: bool) -> None:
         trainer.train()
 
 
-def _order(settings: Settings, examples: int) -> list[int]:
-    """Returns the examples of all updates, in the order in which our side draws them with the same seed."""
-    mix = ExampleMix([EnvironmentConfig(name=NAME, kind=NAME)], {NAME: examples}, settings.seed)
+def drawn_words(settings: Settings) -> list[int]:
+    """Returns the words of all updates, by index, in the order in which our side draws them."""
+    environments = [EnvironmentConfig(name=ENVIRONMENT, kind=ENVIRONMENT)]
+    mix = ExampleMix(environments, {ENVIRONMENT: settings.examples}, settings.seed)
     return [mix.next()[1] for _ in range(settings.updates * settings.groups)]
 
 
@@ -130,7 +128,7 @@ def _load_weights(generation: Any) -> None:
 
 
 def _answered(answer: str) -> Rollout:
-    rollout = Rollout("0", 0, NAME, 0)
+    rollout = Rollout("0", 0, ENVIRONMENT, 0)
     rollout.state["answer"] = answer
     return rollout
 

@@ -7,11 +7,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from environments.mix import mix_of
+from environments.registry import load_environment
 from job.config import JobConfig
 from perf.time_to_reward.measure import Outcome
 from perf.time_to_reward.ours import job_of, records_of
 from perf.time_to_reward.report import summary, tables
 from perf.time_to_reward.settings import BatchRecord, Settings, append_record, read_records
+from perf.time_to_reward.trl_side import drawn_words
 
 
 def outcome(side: str, pace: float) -> Outcome:
@@ -61,6 +64,15 @@ def test_our_job_is_valid_and_on_policy(tmp_path: Path) -> None:
     assert job.orchestrator.schedule.max_lead_steps == 1
     assert job_of(Settings("tiny-dense"), tmp_path, 2)["orchestrator"]["schedule"]["max_lead_steps"] == 2
     assert job.orchestrator.seed == 3
+
+
+def test_trl_gets_the_words_in_the_order_in_which_our_job_draws_them(tmp_path: Path) -> None:
+    settings = Settings("tiny-dense", seed=3, updates=10, groups=4, examples=25)  # more than one epoch
+    run = JobConfig.model_validate(job_of(settings, tmp_path)).orchestrator
+    (environment,) = run.environments
+    mix = mix_of(run.environments, {environment.name: load_environment(environment)}, run.seed)
+
+    assert drawn_words(settings) == [mix.next()[1] for _ in range(40)]
 
 
 def test_records_are_read_as_written(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 UNUSED_BY_TRAINERS = ("scipy",)
-"""What transformers imports if it is there, and no trainer needs: a fifth of the CPU of a trainer's imports. Its losses of models
-that find objects in pictures use it."""
+"""Modules that transformers imports where they are installed, and that no trainer needs. scipy, for its losses of object
+detection, is a fifth of the CPU of a trainer's imports."""
 
 
 @contextmanager
