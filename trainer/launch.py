@@ -22,7 +22,7 @@ from cluster.notify import Heartbeat, NotifySocket
 from trainer.config import TrainerConfig
 from transport.config import Config
 from transport.files.atomic import write_atomically
-from transport.process.imports import UNUSED_BY_TRAINERS, without_gc, without_modules
+from transport.process.imports import trainer_imports
 from transport.process.permanent_errors import is_permanent
 from transport.process.stop_requests import StopSignals, end_at_second_request
 
@@ -56,7 +56,7 @@ def run(config: TrainerConfig, on_ready: Callable[[], object]) -> int:
         return 2
     if config.processes > 1:
         return run_ranks(config, "trainer.rank_process", config, on_ready)
-    with without_gc(), without_modules(*UNUSED_BY_TRAINERS):
+    with trainer_imports():
         from trainer.train import train
     return train(config, on_ready)
 

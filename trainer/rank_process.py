@@ -16,10 +16,10 @@ from pathlib import Path
 
 from cluster.notify import notify, notify_ready
 from trainer.config import TrainerConfig
-from transport.process.imports import UNUSED_BY_TRAINERS, without_gc, without_modules
+from transport.process.imports import trainer_imports
 from transport.process.launch import die_with_parent
 
-with without_gc(), without_modules(*UNUSED_BY_TRAINERS):
+with trainer_imports():
     from trainer.ranks import is_follower
     from trainer.train import train
 

@@ -4,7 +4,8 @@
 
 - imports run without the garbage collector. They make a million objects and no garbage, which full collections would visit
   again and again: a quarter of their time. `resume_gc` ends that;
-- where nothing is compiled, the compiler is not imported, nor is scipy: a quarter of the rest (`UNUSED`);
+- where nothing is compiled, the compiler is not imported, nor are scipy and accelerate: a quarter of the rest (`UNUSED`);
+- transformers searches the files of its models once, not twice (`transport/process/imports.py`);
 - the engine is forked where `VLLM_WORKER_MULTIPROC_METHOD` asks for it, also on a CPU, where vLLM would spawn a process that
   imports everything again.
 
@@ -17,9 +18,10 @@ import gc
 
 gc.disable()
 
-UNUSED = ("torch._inductor.lowering", "scipy")
+UNUSED = ("torch._inductor.lowering", "scipy", "accelerate")
 """What servers on a CPU do not need. vLLM imports the compiler's lowerings to change them. vLLM and transformers use scipy, if
-there is one, to resample sound for one model (Phi-4 multimodal), and in losses."""
+there is one, to resample sound for one model (Phi-4 multimodal), and in losses; transformers uses accelerate for models that are
+spread over devices."""
 
 
 def resume_gc() -> None:
@@ -32,9 +34,10 @@ def main() -> None:
     """Runs the server to its end, with the arguments of the process."""
     import os
 
-    from transport.process.imports import without_modules
+    from transport.process.imports import one_scan_of_transformers, without_modules
 
-    with without_modules(*(UNUSED if os.environ.get("TORCHDYNAMO_DISABLE") == "1" else ())):
+    unused = UNUSED if os.environ.get("TORCHDYNAMO_DISABLE") == "1" else ()
+    with without_modules(*unused), one_scan_of_transformers():
         from inference.plugin.forking_server import main as serve
 
     serve()

@@ -42,7 +42,7 @@ def preload() -> None:
     A process has one such server, which imports only what was named before it started. So the one of other tests is ended.
     """
     forkserver._forkserver._stop()  # type: ignore[attr-defined]
-    processes.set_forkserver_preload(["trainer.train", "transformers.models.auto.modeling_auto"])
+    processes.set_forkserver_preload(["trainer.rank_process", "transformers.models.auto.modeling_auto"])
 
 
 def _main(config_json: str, log: str, ready: Connection, largest_file: int | None) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from trainer.launch import run_ranks
 from trainer.sft.config import SftConfig
-from transport.process.imports import UNUSED_BY_TRAINERS, without_gc, without_modules
+from transport.process.imports import trainer_imports
 
 
 def run(config: SftConfig) -> int:
@@ -23,6 +23,6 @@ def run(config: SftConfig) -> int:
     if trainer.processes > 1:
         given = config.model_copy(update={"trainer": trainer})  # each rank checks again that both name one model
         return run_ranks(trainer, "trainer.sft.rank_process", given, lambda: None)
-    with without_gc(), without_modules(*UNUSED_BY_TRAINERS):
+    with trainer_imports():
         from trainer.sft.train import run
     return run(config)
