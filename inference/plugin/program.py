@@ -4,7 +4,7 @@
 
 - imports run without the garbage collector. They make a million objects and no garbage, which full collections would visit
   again and again: a quarter of their time. `resume_gc` ends that;
-- where nothing is compiled, the compiler is not imported, nor are scipy and accelerate: a quarter of the rest (`UNUSED`);
+- where nothing is compiled, the compiler is not imported, nor is scipy: a quarter of the rest (`UNUSED`);
 - transformers searches the files of its models once, not twice (`transport/process/imports.py`);
 - the engine is forked where `VLLM_WORKER_MULTIPROC_METHOD` asks for it, also on a CPU, where vLLM would spawn a process that
   imports everything again.
@@ -18,10 +18,9 @@ import gc
 
 gc.disable()
 
-UNUSED = ("torch._inductor.lowering", "scipy", "accelerate")
+UNUSED = ("torch._inductor.lowering", "scipy")
 """What servers on a CPU do not need. vLLM imports the compiler's lowerings to change them. vLLM and transformers use scipy, if
-there is one, to resample sound for one model (Phi-4 multimodal), and in losses; transformers uses accelerate for models that are
-spread over devices."""
+there is one, to resample sound for one model (Phi-4 multimodal), and in losses."""
 
 
 def resume_gc() -> None:

@@ -10,9 +10,9 @@ from functools import lru_cache
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import ModuleType
 
-UNUSED_BY_TRAINERS = ("scipy", "accelerate")
+UNUSED_BY_TRAINERS = ("scipy", "boto3")
 """Modules that transformers imports where they are installed, and that no trainer needs: scipy for its losses of object
-detection, accelerate to spread a model over devices. They are a fifth of the CPU of a trainer's imports."""
+detection, boto3 by accelerate for jobs in a cloud. They are a fifth of the CPU of a trainer's imports."""
 
 
 @contextmanager
