@@ -58,7 +58,7 @@ class Measured:
 
 def measure(size: Size) -> list[Case]:
     """Measures the case `schedule`."""
-    in_flight = size.pick(512, 1024, 4096)
+    in_flight = size.pick(256, 1024, 4096)
     with load_server(DELAY_SECONDS) as url, prompt_switching():
         idle = uvloop.run(_idle())
         ours = uvloop.run(_ours(url, in_flight))
