@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from collections.abc import Sequence
 
 from cli.display.console import console_for
@@ -45,6 +46,7 @@ def _measure_all(names: Sequence[str], size: Size, print_tables: bool) -> tuple[
     for name in names:
         if print_tables:
             console.print(f"{name}: {CASES[name]}", highlight=False)
+        started = time.monotonic()
         try:
             measured = measure_case(name, size)
         except CaseFailed as error:
@@ -55,6 +57,7 @@ def _measure_all(names: Sequence[str], size: Size, print_tables: bool) -> tuple[
         if print_tables:
             for case in measured:
                 console.print(case.as_table())
+            console.print(f"took {time.monotonic() - started:.0f} s\n", highlight=False)
     return cases, failed
 
 

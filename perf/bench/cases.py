@@ -21,7 +21,7 @@ CASES = {
     "receive": "64 responses of 8 MB, beside a bare socket read",
     "schedule": "512 rollouts in flight (4,096 in full), beside the same loop with the openai client",
     "evaluation": "training rollouts a second beside an evaluation with a share of 0.2, beside the same without",
-    "env-workers": "1,024 sessions (4,096 in full) of an environment in 8 workers, beside the same in the loop",
+    "env-workers": "2,048 sessions (4,096 in full) of an environment in 8 workers, beside the same in the loop",
     "events": "the scheduler's time for an event, with 100 to 10,000 groups in progress",
     "garbage": "memory and pauses with an environment that makes reference cycles, beside Python's defaults",
     "memory": "peak and growth of resident size",
@@ -37,7 +37,7 @@ CASES = {
     "train-memory": "activations of a training pass at 0.6B shapes, beside whole logits without checkpointing",
     "train-compiled": "CPU time of a training row with compiled layers, beside the same without",
     "tune-runner": "the tuner's loop: CPU time for a result, with 10 to 10,000 trials",
-    "serve-scale": "the page's overview and curves of 1,000 runs of 10,000 steps: seconds and memory",
+    "serve-scale": "the page's overview and curves of 1,000 runs of 2,000 steps (10,000 in full): seconds and memory",
     "cluster-channel": "records of 1 KB through a channel, beside Ray's queue, and of 8 MB, beside bare ZMQ",
 }
 

@@ -24,7 +24,7 @@ class Size(Enum):
     QUICK = "quick"
     """Some seconds a case; shows gross faults only."""
     DEFAULT = "default"
-    """All cases within five minutes on two quiet cores."""
+    """All cases within nine minutes on two quiet cores."""
     FULL = "full"
     """What `docs/performance.md` reports."""
 

@@ -25,7 +25,7 @@ BOUND = 1.2
 
 def measure(size: Size) -> list[Case]:
     """Measures the case `env-workers`, in some 20 s, as when quick; some minutes in full."""
-    in_flight = size.pick(512, 1024, 4096)
+    in_flight = size.pick(512, 2048, 4096)
     pairs, steps = size.pick(1, 1, 3), size.pick(16, 12, 16)
     without: list[Measured] = []
     within: list[Measured] = []

@@ -66,7 +66,8 @@ def measure(size: Size) -> list[Case]:
         idle = uvloop.run(_idle())
         ours = uvloop.run(_ours(url, in_flight))
         theirs = uvloop.run(_with_openai(url, in_flight))
-    return [_case(in_flight, idle, ours, theirs, size.pick(30.0, 10.0, 30.0))]
+    # Of a thousand turns the client's p99 was 83 to 355 ms; of 4,096 rollouts, 33 s.
+    return [_case(in_flight, idle, ours, theirs, size.pick(10.0, 5.0, 30.0))]
 
 
 async def _idle() -> LagDistribution:
@@ -207,7 +208,7 @@ def _case(in_flight: int, idle: LagDistribution, ours: Measured, theirs: Measure
             Figure("lag, idle: p99", 1e3 * idle.p99, "ms"),
             Figure("lag, idle: max", 1e3 * idle.max, "ms"),
             Figure("lag: p99", 1e3 * ours.lag.p99, "ms"),
-            Figure("lag p99 over the CPU of a turn", 1e6 * ours.lag.p99 / cost, "x", TURNS_OF_LAG),
+            Figure("lag p99 over the CPU of a turn", 1e6 * ours.lag.p99 / cost, "x", TURNS_OF_LAG, slack=1.0),
             Figure("lag: max", 1e3 * ours.lag.max, "ms"),
             Figure("lag, openai client: p99", 1e3 * theirs.lag.p99, "ms"),
             Figure(

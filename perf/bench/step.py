@@ -55,7 +55,7 @@ def measure(size: Size) -> list[Case]:
         dump.populate()
         recording = Recording(dump.header, dump.rollouts())
         settings = Settings(
-            synthetic_tasks=SYNTHETIC_TASKS, rounds=size.pick(2, 3, 5), baseline_seconds=size.pick(1.0, 2.0, 3.0)
+            synthetic_tasks=SYNTHETIC_TASKS, rounds=size.pick(2, 5, 5), baseline_seconds=size.pick(1.0, 2.0, 3.0)
         )
 
         async def work() -> Case:
