@@ -37,7 +37,7 @@ CASES = {
     "train-memory": "activations of a training pass at 0.6B shapes, beside whole logits without checkpointing",
     "train-compiled": "CPU time of a training row with compiled layers, beside the same without",
     "tune-runner": "the tuner's loop: CPU time for a result, with 10 to 10,000 trials",
-    "serve-scale": "the page's overview and curves of 1,000 runs of 2,000 steps (10,000 in full): seconds and memory",
+    "serve-scale": "the page's overview and curves of 1,000 runs of 10,000 steps: seconds and memory",
     "cluster-channel": "records of 1 KB through a channel, beside Ray's queue, and of 8 MB, beside bare ZMQ",
 }
 

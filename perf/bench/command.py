@@ -24,7 +24,7 @@ class Size(Enum):
     QUICK = "quick"
     """Some seconds a case; shows gross faults only."""
     DEFAULT = "default"
-    """All cases within nine minutes on two quiet cores."""
+    """All cases in minutes. Five on two quiet cores are the aim; they take more than seven."""
     FULL = "full"
     """What `docs/performance.md` reports."""
 

@@ -45,7 +45,7 @@ def measure(size: Size) -> list[Case]:
     """Measures the case `serve-scale`: a minute, seconds when quick, minutes in full."""
     jobs = size.pick(2, 10, 1)
     runs = size.pick(20, 100, 1000)
-    steps = size.pick(1_000, 2_000, 10_000)
+    steps = size.pick(1_000, 10_000, 10_000)
     viewed = size.pick(20, 64, 64)
     with tempfile.TemporaryDirectory(prefix="serve-scale-") as directory, ExitStack() as stack:
         short = _write(Path(directory) / "short", jobs, runs, SHORT_STEPS)

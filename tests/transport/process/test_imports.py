@@ -48,7 +48,7 @@ def test_modules_are_absent_during_the_block_only(tmp_path: Path, monkeypatch: p
 
 
 SCAN = """
-import importlib.util, sys
+import importlib.util
 from transport.process.imports import one_scan_of_transformers, trainer_imports
 
 with trainer_imports():
