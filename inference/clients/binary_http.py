@@ -28,8 +28,9 @@ from inference.per_tick_limiter import PerTickLimiter
 from inference.wire import MAX_RESPONSE_BYTES
 from transport.telemetry.trace_context import is_header, traceparent
 
-HEAD_BYTES = 1 << 16
-"""Longest head of a response. An answer that fits behind its head is read with it, in one call."""
+HEAD_BYTES = 1 << 14
+"""Longest head of a response. An answer that fits behind its head is read with it, in one call. All connections may get a head in
+one tick, so that call must take little time."""
 
 READ_BYTES = 1 << 19
 """Most bytes of a body that one connection reads before others read."""
@@ -289,8 +290,11 @@ class _Connection(asyncio.BufferedProtocol):
         if length < LARGE_BYTES:
             self._fill(np.empty(length, dtype=np.uint8).data, length, present[:length])
         else:
-            self._memory = LargeMemory(length)
-            self._extend(self._memory, present)
+            memory = self._memory = LargeMemory(length)
+            if memory.ready:
+                self._fill(memory.view, memory.ready, present)
+            else:
+                self._extend(memory, present)
 
     def _extend(self, memory: LargeMemory, present: memoryview) -> None:
         """Continues reading once more of `memory` is mapped."""

@@ -2,12 +2,13 @@
 
 The client runs on uvloop, as in the daemon, and a real answer of the binary route, routed experts included, comes from
 another process over loopback. The bare read is the fastest that one thread of Python can do: non-blocking sockets and
-`recv_into` arrays that exist, mapped, before the clock starts. The client's own arrays are new ones, since its caller keeps
-them; the bare read into new arrays shows the time that the kernel takes to clear their pages.
+`recv_into` arrays that exist, mapped, before the clock starts. The client uses memory again to which no caller refers any
+more; the bare read into new arrays shows the time that the kernel takes to clear their pages.
 
 A callback of uvloop cannot be timed from outside. An upper bound is the CPU time of its thread between two wakings of a coroutine
 that sleeps for a millisecond at a time: one callback or a hundred. Unlike the lag, it leaves out the time for which other
-processes had the core.
+processes had the core. The bound is on the longest of the median round: on a virtual machine a single call of the bare read,
+for half a megabyte, takes 6 to 13 ms of CPU in one round of sixty.
 
     python -m perf.bench.receive [--quick | --full]
 """
@@ -61,14 +62,14 @@ async def _receive(url: str, rounds: int) -> Case:
     bare.one_round()
     bare_seconds: list[float] = []
     new_seconds: list[float] = []
-    busy: list[float] = []
+    busy: list[list[float]] = []
     freeze_gc()
     async with LagTrace() as trace:
         with trace.span("idle"):
             await asyncio.sleep(IDLE_SECONDS)
         for _ in range(rounds):
             with trace.span("receive"):
-                busy += await _busy_seconds(_one_round(pool))
+                busy.append(await _busy_seconds(_one_round(pool)))
             await asyncio.sleep(PAUSE_SECONDS)  # The sample that a span held up is taken after it.
             bare_seconds.append(bare.one_round())
             new_seconds.append(bare.one_round(into_new=True))
@@ -84,7 +85,7 @@ async def _receive(url: str, rounds: int) -> Case:
         new_seconds,
         trace.distribution(idle),
         trace.distribution(*spans),
-        LagDistribution.of(busy, INTERVAL_SECONDS),
+        [LagDistribution.of(each, INTERVAL_SECONDS) for each in busy],
     )
 
 
@@ -161,7 +162,7 @@ def _case(
     new_seconds: list[float],
     idle: LagDistribution,
     lag: LagDistribution,
-    busy: LagDistribution,
+    busy: list[LagDistribution],
 ) -> Case:
     rate, bare_rate, new_rate = (
         RESPONSES * response_bytes / 1e6 / statistics.median(each) for each in (seconds, bare_seconds, new_seconds)
@@ -185,8 +186,13 @@ def _case(
             Figure("lag, receiving: p99", 1e3 * lag.p99, "ms"),
             Figure("lag, receiving: max", 1e3 * lag.max, "ms"),
             Figure("lag, receiving: max over a round", lag.max / statistics.median(seconds), "x", 0.3),
-            Figure("computed between two wakings: p99", 1e3 * busy.p99, "ms"),
-            Figure("computed between two wakings: max", 1e3 * busy.max, "ms", 5.0),
+            Figure(
+                "computed between two wakings: p99, median round",
+                1e3 * statistics.median(each.p99 for each in busy),
+                "ms",
+            ),
+            Figure("computed between two wakings: max", 1e3 * max(each.max for each in busy), "ms"),
+            Figure("the same, median round", 1e3 * statistics.median(each.max for each in busy), "ms", 3.0),
         ],
     )
 

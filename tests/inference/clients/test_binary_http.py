@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 
 import pytest
@@ -59,6 +60,13 @@ def answering(*answers: bytes) -> Talk:
             await writer.drain()
 
     return talk
+
+
+@pytest.fixture(autouse=True)
+def nothing_kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(memory, "_kept", {})
+    yield
+    memory._kept.clear()
 
 
 async def post(to: BinaryHttpClient) -> bytes:
@@ -131,6 +139,14 @@ async def test_many_large_bodies_at_once() -> None:
     async with channel_to(answering(response(body))) as to:
         answers = await asyncio.gather(*(post(to) for _ in range(12)))
     assert all(answer == body for answer in answers)
+
+
+async def test_memory_that_is_used_again_holds_the_new_answer_alone() -> None:
+    async with channel_to(answering(response(b"a" * (LARGE_BYTES + 9)), response(b"b" * (LARGE_BYTES + 5)))) as to:
+        first = await post(to)
+        assert first == b"a" * (LARGE_BYTES + 9)
+        del first
+        assert await post(to) == b"b" * (LARGE_BYTES + 5)
 
 
 async def test_memory_is_mapped_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -443,6 +459,7 @@ async def test_no_more_memory_is_asked_for_in_one_pass_than_its_share(monkeypatc
         begin(connection, large, present)
 
     monkeypatch.setattr(binary_http._Connection, "_begin_extension", counted)
+    monkeypatch.setattr(memory, "KEPT_BYTES", 0)
     body = bytes(LARGE_BYTES)
     async with channel_to(answering(response(body))) as to:
         count()
@@ -450,6 +467,37 @@ async def test_no_more_memory_is_asked_for_in_one_pass_than_its_share(monkeypatc
     assert all(answer == body for answer in answers)
     assert len(begun) == 12
     assert max(begun.count(moment) for moment in begun) == binary_http.EXTENSIONS_PER_TICK
+
+
+async def test_no_more_of_bodies_is_read_in_one_pass_than_its_share_although_memory_is_ready(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    passes, calls = 0, 12
+    read: Counter[int] = Counter()
+    updated = binary_http._Connection.buffer_updated
+
+    def count() -> None:
+        nonlocal passes
+        passes += 1
+        asyncio.get_running_loop().call_soon(count)
+
+    def counted(connection: binary_http._Connection, nbytes: int) -> None:
+        if connection._body is not None:
+            read[passes] += 1
+        updated(connection, nbytes)
+
+    monkeypatch.setattr(binary_http._Connection, "buffer_updated", counted)
+    body = bytes(LARGE_BYTES)
+    async with channel_to(answering(response(body), response(body))) as to:
+        first = await asyncio.gather(*(post(to) for _ in range(calls)))
+        assert all(answer == body for answer in first)
+        assert sum(map(len, memory._kept.values())) == calls
+        read.clear()
+        count()
+        second = await asyncio.gather(*(post(to) for _ in range(calls)))
+    assert all(answer == body for answer in second)
+    assert sum(read.values()) >= calls
+    assert max(read.values()) <= binary_http.READS_PER_TICK
 
 
 async def test_a_connection_that_is_cut_while_its_head_waits_fails_its_call_alone(

@@ -1,24 +1,32 @@
-"""Mapped memory: as many bytes as asked for, and there."""
+"""Mapped memory: as many bytes as asked for, mapped, and used again once nothing refers to it."""
 
 from __future__ import annotations
 
 import mmap
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from inference.clients import memory as module
 from inference.clients.memory import AHEAD_BYTES, HUGE_PAGE_BYTES, LargeMemory
 
 
+@pytest.fixture(autouse=True)
+def nothing_kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(module, "_kept", {})
+    yield
+    module._kept.clear()
+
+
 @pytest.mark.parametrize("length", [HUGE_PAGE_BYTES, HUGE_PAGE_BYTES + 1, 3 * HUGE_PAGE_BYTES - 1])
-def test_bytes_of_zero_that_can_be_written_and_outlive_their_first_view(length: int) -> None:
+def test_bytes_that_can_be_written_and_outlive_their_first_view(length: int) -> None:
     memory = LargeMemory(length)
     memory.extend()
     assert memory.view.nbytes == memory.ready == length
     array = np.frombuffer(memory.view, dtype=np.uint8)
     del memory
-    assert array[:: mmap.PAGESIZE].max() == array[-1] == 0
     array.data[length - 1 :] = b"\x07"
     assert array[-1] == 7
     assert array.ctypes.data % mmap.PAGESIZE == 0
@@ -38,9 +46,53 @@ def test_what_is_announced_takes_memory_only_as_it_comes() -> None:
     assert array[AHEAD_BYTES : memory.ready].max() == 0
 
 
+def test_memory_that_nothing_refers_to_is_ready_for_the_next_answer_of_its_size() -> None:
+    first = _whole(2 * HUGE_PAGE_BYTES)
+    address, part = _address(first.view), first.view[5:9]
+    del first
+    second = LargeMemory(2 * HUGE_PAGE_BYTES)
+    assert second.ready == 0, "a part of the first is referred to"
+    del part
+    third = LargeMemory(2 * HUGE_PAGE_BYTES - 1000)
+    assert third.ready == third.view.nbytes == 2 * HUGE_PAGE_BYTES - 1000
+    assert _address(third.view) == address
+
+
+def test_a_kept_region_that_is_much_too_large_is_not_used() -> None:
+    _whole(4 * HUGE_PAGE_BYTES)
+    assert LargeMemory(2 * HUGE_PAGE_BYTES).ready == 0
+    assert LargeMemory(5 * HUGE_PAGE_BYTES).ready == 0
+    assert LargeMemory(3 * HUGE_PAGE_BYTES).ready == 3 * HUGE_PAGE_BYTES
+
+
+def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "KEPT_BYTES", 4 * HUGE_PAGE_BYTES)
+    held = [_whole(HUGE_PAGE_BYTES) for _ in range(6)]
+    held.clear()
+    assert sum(size * len(regions) for size, regions in module._kept.items()) == 4 * HUGE_PAGE_BYTES
+
+
+def test_memory_that_is_not_wholly_mapped_is_freed() -> None:
+    memory = LargeMemory(2 * AHEAD_BYTES)
+    memory.extend()
+    del memory
+    assert not module._kept
+
+
 def test_too_much_is_an_error_that_says_how_much() -> None:
     with pytest.raises(MemoryError, match=f"no room for {1 << 60} bytes"):
         LargeMemory(1 << 60).extend()
+
+
+def _whole(length: int) -> LargeMemory:
+    memory = LargeMemory(length)
+    while memory.ready < length:
+        memory.extend()
+    return memory
+
+
+def _address(view: memoryview) -> int:
+    return int(np.frombuffer(view, dtype=np.uint8).ctypes.data)
 
 
 def _resident_bytes() -> int:
