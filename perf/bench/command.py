@@ -24,7 +24,7 @@ class Size(Enum):
     QUICK = "quick"
     """Some seconds a case; shows gross faults only."""
     DEFAULT = "default"
-    """All cases in minutes. Five on two quiet cores are the aim; they take more than seven."""
+    """A group of cases within five minutes on two quiet cores."""
     FULL = "full"
     """What `docs/performance.md` reports."""
 

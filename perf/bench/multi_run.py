@@ -65,7 +65,7 @@ def measure(size: Size) -> list[Case]:
 def measure_runs(runs: int, size: Size) -> list[Case]:
     """Measures them for so many runs."""
     rounds = size.pick(2, 3, ROUNDS)
-    samples = SAMPLES // size.pick(16, 8, 1)
+    samples = SAMPLES // size.pick(16, 2, 1)
     with tempfile.TemporaryDirectory(prefix="counterpoint-bench-") as directory:
         trainer = _Trainer(Path(directory), runs)
         trainer.admit(1)

@@ -62,8 +62,11 @@ def measure(size: Size) -> list[Case]:
             bare = [await _bare_seconds(recording, tasks, Path(directory)) for tasks in (0, SYNTHETIC_TASKS)]
             quiet = await replay(recording, replace(settings, synthetic_tasks=0, baseline_seconds=PAUSE_SECONDS))
             ours = await replay(recording, settings)
-            slow = replace(settings, rounds=size.pick(1, 1, 5))  # whole prompts take 7 s a round in the least size
-            plains = [await _plain(recording, slow, Path(directory), resent) for resent in (False, True)]
+            new_rows, whole = size.pick((1, 1), (5, 1), (5, 5))  # whole prompts take 7 s a round in the least size
+            plains = [
+                await _plain(recording, replace(settings, rounds=rounds), Path(directory), resent)
+                for rounds, resent in ((new_rows, False), (whole, True))
+            ]
             return _case(recording, bare, quiet, ours, plains)
 
         return [on_daemons_loop(work)]

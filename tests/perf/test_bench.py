@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 
 import pytest
 
 from cli import bench
-from perf.bench.cases import CaseFailed
+from perf.bench.cases import CASES, GROUPS, CaseFailed, module_of, named_cases
 from perf.bench.command import Size
 from perf.figures import Case, Figure
+from transport.errors import UserError
 
 
 def test_a_case_that_fails_costs_no_other_its_figures(
@@ -63,3 +65,26 @@ def test_the_size_is_passed_on(monkeypatch: pytest.MonkeyPatch, flags: list[str]
     assert bench.main(["send", *flags]) == 0
     assert asked == [size]
     assert size.flags == flags
+
+
+def test_the_daemons_cases_are_measured_where_nothing_is_named() -> None:
+    assert named_cases([]) == [*GROUPS["daemon"]]
+    assert "step" in GROUPS["daemon"]
+
+
+def test_groups_and_cases_may_be_mixed_and_each_is_measured_once() -> None:
+    assert named_cases(["serve-scale", "serve", "events"]) == ["serve-scale", "serve-viewers", "events"]
+    assert named_cases(["all"]) == [*CASES]
+
+
+def test_a_name_of_neither_says_which_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(
+        UserError, match=r"there is no case 'steps'; the cases are step, .* groups of them are daemon, .* and all"
+    ):
+        bench.main(["steps"])
+
+
+def test_every_case_has_a_module_and_no_group_has_the_name_of_a_case() -> None:
+    assert not set(GROUPS) & set(CASES)
+    for name in CASES:
+        assert find_spec(module_of(name)) is not None, name

@@ -95,7 +95,7 @@ class Rays:
 
 def measure(size: Size) -> list[Case]:
     """Measures the case `cluster-calls`, in some 20 s, 10 s of which Ray takes to start."""
-    calls, bulk, rate = size.pick((100, 4, 500), (300, 10, 2000), (3000, 40, 4000))
+    calls, bulk, rate = size.pick((100, 4, 500), (600, 10, 2000), (3000, 40, 4000))
     ours: dict[str, list[float]] = {"latency": [], "awaited": [], "bulk": [], "rate": [], "bare": []}
     rays: dict[str, list[float]] = {"latency": [], "bulk": [], "rate": []}
     with ExitStack() as stack:

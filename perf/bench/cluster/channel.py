@@ -39,7 +39,7 @@ _processes = multiprocessing.get_context("spawn")
 
 def measure(size: Size) -> list[Case]:
     """Measures the case `cluster-channel`, in some 30 s; 10 s when quick; a minute in full."""
-    rounds = size.pick(1, 1, 5)
+    rounds = size.pick(1, 3, 5)
     small, large = size.pick(5_000, 20_000, 50_000), size.pick(40, 100, 200)
     with tempfile.TemporaryDirectory(prefix="counterpoint-bench-") as directory:
         root = Path(directory)
@@ -60,7 +60,7 @@ def measure(size: Size) -> list[Case]:
                 place = root / f"{number}-{index}"
                 place.mkdir()
                 rates[kind].append(run(place))
-    return [_case(rates, _ray(size.pick(500, 1_000, 5_000)))]
+    return [_case(rates, _ray(size.pick(500, 2_000, 5_000)))]
 
 
 def _small() -> dict[str, Any]:

@@ -40,7 +40,7 @@ POLL_SECONDS = 0.02
 
 def measure(size: Size) -> list[Case]:
     """Measures the case `cluster-detection`, in some 20 s."""
-    count = size.pick(2, 2, 8)
+    count = size.pick(2, 4, 8)
     place = Path(tempfile.mkdtemp(prefix="counterpoint-bench-"))
     try:
         deaths, suspicions, silences = _measured(place / "job", count)

@@ -36,7 +36,7 @@ SHAPE = {
 def measure(size: Size) -> list[Case]:
     """Measures the case `train-compiled`."""
     torch.set_num_threads(1)
-    rows, tokens = size.pick((2, 512), (4, 1024), (20, 2048))
+    rows, tokens = size.pick((2, 512), (6, 2048), (20, 2048))
     mixture = Qwen3MoeConfig(**SHAPE, moe_intermediate_size=256, num_experts=8, num_experts_per_tok=2)
     figures = [
         figure

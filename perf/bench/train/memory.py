@@ -46,9 +46,9 @@ class Setting:
 
 def measure(size: Size) -> list[Case]:
     """Measures the case `train-memory`."""
-    tokens, few, more = size.pick((128, 1, 2), (512, 2, 4), (2048, 4, 28))
+    tokens, few, more = size.pick((128, 1, 2), (1024, 2, 4), (2048, 4, 28))
     state = tokens * HIDDEN * 4
-    head.CHUNK_BYTES = size.pick(2**23, 2**25, head.CHUNK_BYTES)  # far below the logits, also of half the vocabulary
+    head.CHUNK_BYTES = size.pick(2**23, 2**26, head.CHUNK_BYTES)  # far below the logits, also of half the vocabulary
     short = peak_bytes(Setting(few, tokens))
     long = peak_bytes(Setting(more, tokens))
     kept = peak_bytes(Setting(more, tokens, checkpointed=False))

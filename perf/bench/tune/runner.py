@@ -32,7 +32,7 @@ BATCH = 8
 
 def measure(size: Size) -> list[Case]:
     """Measures the case `tune-runner`."""
-    results = size.pick(2_000, 4_000, 40_000)
+    results = size.pick(2_000, 10_000, 40_000)
     with infrequent_gc(), tempfile.TemporaryDirectory() as place:
         seconds = asyncio.run(_measure(Path(place), results))
     least, most = TRIALS[0], TRIALS[-1]

@@ -39,7 +39,7 @@ class Run:
 
 def measure(size: Size) -> list[Case]:
     """Measures the case `tune-trials`, in some two minutes; half a minute when quick; half an hour in full."""
-    count = size.pick(20, 50, 1000)
+    count = size.pick(20, 200, 1000)
     few, many = _run("ours", count), _run("ours", TIMES * count)
     reused = _run("ours", count, "reuse")
     figures = [
@@ -50,7 +50,7 @@ def measure(size: Size) -> list[Case]:
     if importlib.util.find_spec("ray") is None or importlib.util.find_spec("ray.tune") is None:
         print("tune-trials: Ray Tune is not installed (ray[tune]), so nothing is compared with it", file=sys.stderr)
     else:
-        figures += _beside_ray(few, reused, size.pick(4, 8, 1000))
+        figures += _beside_ray(few, reused, size.pick(4, 20, 1000))
     growth = (many.peak - few.peak) / (many.count - few.count)
     return [
         Case(
