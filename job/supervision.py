@@ -27,6 +27,7 @@ from job.inspection.history import History
 from job.inspection.metrics_lines import Line
 from job.inspection.summary import SUMMARY_FILE, Summary, summarize, summarize_runs, to_json
 from job.inspection.telemetry import JobTelemetry
+from job.inspection.trained_lines import TrainedLines
 from job.processes_file import ProcessesFile, read_workers, was_stopping
 from job.run_state import exclusion_of, outcome_of_guest, outcome_of_run
 from job.servers_file import ServersFile
@@ -86,8 +87,9 @@ class SupervisedJob:
         self._warned: set[str] = set()
         """Runs and files that were warned about."""
         self._began = time.time()
+        self._trained = TrainedLines(config.output_dir)
         self.histories = {
-            run.run_id: History.of(config.output_dir, run.run_id, run.steps, since=self._began)
+            run.run_id: History.of(config.output_dir, run.run_id, run.steps, self._began, self._trained)
             for run in config.every_run
         }
         """The steps of each run by its id, guests included."""
@@ -248,7 +250,8 @@ class SupervisedJob:
         with self._files:
             guests = [run_id for run_id in run_ids_in(directory) if run_id not in own and self._is_alive(run_id)]
             for run_id in guests:
-                history = self.histories.setdefault(run_id, History.of(directory, run_id, since=self._began))
+                found = History.of(directory, run_id, since=self._began, trained=self._trained)
+                history = self.histories.setdefault(run_id, found)
                 if history.steps is None:  # a guest takes its lock before it writes its configuration
                     history.steps = steps_of(directory, run_id)
         return guests

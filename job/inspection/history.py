@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from job.inspection.metrics_lines import Follower, Line, read_discarded
+from job.inspection.metrics_lines import Follower, Line, read_discarded, step_of
+from job.inspection.trained_lines import TrainedLines
 from transport.files.untrusted import UntrustedFileError
 
 MAX_STEPS = 200_000
@@ -34,25 +35,42 @@ class History:
     unreadable: str = ""
     """Why the last refresh could not read a part of the run; empty if it read everything."""
     _run_dir: Path = Path()
-    _followers: list[tuple[Follower, dict[int, Line]]] = field(default_factory=list)
+    _follower: Follower = field(default_factory=lambda: Follower(Path()))
+    _trained_lines: TrainedLines = field(default_factory=lambda: TrainedLines(Path()))
+    _generation: int = 0
+    """Of the trainer's lines that were read, and how many those are."""
+    _trained_count: int = 0
 
     @classmethod
-    def of(cls, output_dir: Path, run_id: str, steps: int | None = None, since: float = 0.0) -> History:
-        """Creates the history of `run_<id>` in a job's directory; it is empty until `refresh`."""
-        history = cls(run_id, steps, since=since, _run_dir=output_dir / f"run_{run_id}")
-        history._followers = [
-            (Follower(history._run_dir / "metrics.jsonl"), history.shipped),
-            (Follower(output_dir / "trainer" / "metrics.jsonl", run_id), history.trained),
-        ]
-        return history
+    def of(
+        cls,
+        output_dir: Path,
+        run_id: str,
+        steps: int | None = None,
+        since: float = 0.0,
+        trained: TrainedLines | None = None,
+    ) -> History:
+        """Creates the history of `run_<id>` in a job's directory; it is empty until `refresh`.
+
+        Give the histories of one job's runs one `trained`, so that they read the trainer's file once.
+        """
+        run_dir = output_dir / f"run_{run_id}"
+        return cls(
+            run_id,
+            steps,
+            since=since,
+            _run_dir=run_dir,
+            _follower=Follower(run_dir / "metrics.jsonl"),
+            _trained_lines=trained or TrainedLines(output_dir),
+        )
 
     def refresh(self) -> list[Line]:
         """Reads what the files gained; returns the lines of the newly shipped steps."""
         fresh: list[Line] = []
         self.unreadable, self.discarded = "", {}
         try:
-            for follower, steps in self._followers:
-                fresh += self._read_lines(follower, steps)
+            fresh = self._read_shipped()
+            self._read_trained()
             report = read_discarded(self._run_dir)
         except (OSError, UntrustedFileError) as error:
             self.unreadable = str(error)
@@ -61,22 +79,31 @@ class History:
             self.discarded = report
         return fresh
 
-    def _read_lines(self, follower: Follower, steps: dict[int, Line]) -> list[Line]:
-        """Reads the lines appended to the file; returns the newly shipped steps."""
-        fresh: list[Line] = []
-        replaced, lines = follower.new_lines()
-        known = set(steps)
+    def _read_shipped(self) -> list[Line]:
+        """Reads the lines that the orchestrator appended; returns the newly shipped steps."""
+        replaced, lines = self._follower.new_lines()
+        known = set(self.shipped)
         if replaced:
-            steps.clear()
-        for line in lines:
-            if line.get("run_id", self.run_id) != self.run_id:  # the trainer's file holds all its runs
-                continue
-            if len(steps) >= MAX_STEPS and line["step"] not in steps:
-                continue
-            if steps is self.shipped and line["step"] not in known:
-                fresh.append(line)
-            steps[line["step"]] = line
-        return fresh
+            self.shipped.clear()
+        return [line for line in lines if self._add(line, self.shipped) and line["step"] not in known]
+
+    def _read_trained(self) -> None:
+        lines = self._trained_lines
+        lines.refresh()
+        if lines.generation != self._generation:
+            self.trained.clear()
+            self._generation, self._trained_count = lines.generation, 0
+        for _, raw in lines.lines_of(self.run_id, self._trained_count):
+            self._trained_count += 1
+            if line := step_of(raw):
+                self._add(line, self.trained)
+
+    def _add(self, line: Line, steps: dict[int, Line]) -> bool:
+        """Adds the line of a step, unless it is another run's or there are too many; returns whether it did."""
+        if line.get("run_id", self.run_id) != self.run_id or (len(steps) >= MAX_STEPS and line["step"] not in steps):
+            return False
+        steps[line["step"]] = line
+        return True
 
     @property
     def step(self) -> int:

@@ -27,11 +27,9 @@ LARGEST = 1e18
 class Follower:
     """Reads the lines of steps appended to a metrics file since the last call."""
 
-    def __init__(self, path: Path, run_id: str | None = None) -> None:
-        """With `run_id`, lines of other runs are skipped unparsed: all runs share the trainer's file, and each has a reader."""
+    def __init__(self, path: Path) -> None:
         self.path = path
         self._lines = AppendedLines(path)
-        self._run_id = run_id
 
     def new_lines(self) -> tuple[bool, list[Line]]:
         """Returns whether the file was replaced, and its new lines: of a replaced file, all lines.
@@ -46,11 +44,8 @@ class Follower:
             replaced = True
 
         for _, block in self._lines.new_blocks(restart):
-            steps += [step for line in block.splitlines() if self._may_be_ours(line) and (step := step_of(line))]
+            steps += [step for line in block.splitlines() if (step := step_of(line))]
         return replaced, steps
-
-    def _may_be_ours(self, line: bytes) -> bool:
-        return self._run_id is None or b'"run_id"' not in line or self._run_id.encode() in line
 
 
 def step_of(text: bytes) -> Line:

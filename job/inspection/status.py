@@ -9,6 +9,7 @@ from typing import Any
 from job.directory import JOB_FILE, is_running, own_steps, read_json, run_ids_in, steps_of
 from job.inspection.history import History
 from job.inspection.log_errors import last_errors_of_guests, last_errors_of_workers
+from job.inspection.trained_lines import TrainedLines
 from job.processes_file import read_workers
 from job.run_state import current_state, exclusion_of, is_to_start
 from orchestrator.rollouts.failures import sum_failures
@@ -121,7 +122,8 @@ def _read_histories(directory: Path, own: dict[str, int] | None) -> dict[str, Hi
     if own is None and not others:
         raise UserError(f"{directory} holds neither a job ({JOB_FILE} is missing) nor a run (run_<id>/)")
     steps: dict[str, int | None] = {**(own or {}), **{run_id: steps_of(directory, run_id) for run_id in others}}
-    histories = {run_id: History.of(directory, run_id, count) for run_id, count in steps.items()}
+    trained = TrainedLines(directory)
+    histories = {run_id: History.of(directory, run_id, count, trained=trained) for run_id, count in steps.items()}
     for history in histories.values():
         history.refresh()
     return histories

@@ -28,7 +28,7 @@ from job.run_state import current_state, exclusion_of, is_to_start
 from serve.readers.activity.fleet import Server, join, read_views
 from serve.readers.newest_steps import NewestSteps, nulls_of
 from serve.readers.run_file import RunFile, RunFiles
-from serve.readers.trained_lines import NewestTrained, TrainedEnd
+from serve.readers.trained_end import NewestTrained, TrainedEnd
 from transport.config import IDENTIFIER_PATTERN
 from transport.files.atomic import published_steps
 from transport.files.untrusted import UntrustedFileError, read_json

@@ -16,14 +16,17 @@ from typing import Literal
 import numpy as np
 
 from job.inspection.metrics_lines import Line, step_of
+from job.inspection.trained_lines import TrainedLines
 from serve.readers.downsample import Curve, Floats, downsample
 from serve.readers.step_table import Integers, StepTable
-from serve.readers.trained_lines import TrainedLines
 from transport.files.appended_lines import LONGEST_LINE, AppendedLines
 from transport.files.untrusted import UntrustedFileError, open_regular
 
 KEPT_BYTES = 2**25
 """Bytes of columns that are kept of one job's runs, besides those of the runs that are asked for."""
+
+READING_SECONDS = 5.0
+"""Longest time for which one request reads on in the trainer's file; the next one continues."""
 
 MOST_NAMES = 64
 """Metrics of one run that are kept at once."""
@@ -150,7 +153,7 @@ class JobSeries:
         self._runs: OrderedDict[str, RunSeries] = OrderedDict()
         self._trained = TrainedLines(directory)
         self.unreadable = ""
-        """Why a file could not be read when it was last tried; empty if all could."""
+        """Why a file could not be read, or not to its end, when it was last tried; empty if all could."""
 
     def run(self, run_id: str, names: Collection[str]) -> RunSeries:
         """Returns the run's columns of at least these metrics, as its files are now."""
@@ -162,8 +165,10 @@ class JobSeries:
         self._runs.move_to_end(run_id)
         self.unreadable = ""
         try:
-            self._trained.refresh()
+            self._trained.refresh(READING_SECONDS)
             series.refresh(self._trained)
+            if not self._trained.complete:
+                self.unreadable = f"{self._trained.progress}; more of the curves follows"
         except (OSError, UntrustedFileError) as error:
             self.unreadable = str(error)
         while len(self._runs) > 1 and self.nbytes > KEPT_BYTES:

@@ -32,8 +32,11 @@ class AppendedLines:
     def __init__(self, path: Path, newest_bytes: int | None = None) -> None:
         self.path = path
         self._newest_bytes = newest_bytes
+        self.more = False
+        """Whether the last look ended at `MOST_BYTES`: another gives what follows."""
         self._inode: int | None = None
-        self._offset = 0
+        self.offset = 0
+        """Where in the file the next look begins."""
         self._before = b""
         self._skips = False
 
@@ -43,6 +46,7 @@ class AppendedLines:
         Calls `restart` first if what was given before no longer counts. Yields nothing where there is no file. Raises `OSError`,
         and `UntrustedFileError` for anything but a regular file.
         """
+        self.more = False
         try:
             file = open_regular(self.path)
         except FileNotFoundError:
@@ -56,23 +60,23 @@ class AppendedLines:
     def _continues(self, descriptor: int) -> bool:
         """Whether the file still begins with what was read."""
         found = os.fstat(descriptor)
-        if found.st_ino != self._inode or found.st_size < self._offset:
+        if found.st_ino != self._inode or found.st_size < self.offset:
             return False
-        return os.pread(descriptor, len(self._before), self._offset - len(self._before)) == self._before
+        return os.pread(descriptor, len(self._before), self.offset - len(self._before)) == self._before
 
     def _begin(self, descriptor: int) -> None:
         found = os.fstat(descriptor)
         self._inode, self._before = found.st_ino, b""
-        self._offset = max(0, found.st_size - self._newest_bytes) if self._newest_bytes is not None else 0
-        self._skips = self._offset > 0  # it is within a line
+        self.offset = max(0, found.st_size - self._newest_bytes) if self._newest_bytes is not None else 0
+        self._skips = self.offset > 0  # it is within a line
 
     def _blocks(self, descriptor: int) -> Iterator[tuple[int, bytes]]:
-        size, until = BLOCK_BYTES, self._offset + MOST_BYTES
-        while self._offset < until and (data := os.pread(descriptor, size, self._offset)):
+        size, until = BLOCK_BYTES, self.offset + MOST_BYTES
+        while self.offset < until and (data := os.pread(descriptor, size, self.offset)):
             end = data.rfind(b"\n") + 1
             if end:
                 begin = data.find(b"\n") + 1 if self._skips else 0
-                offset, size, self._skips = self._offset + begin, BLOCK_BYTES, False
+                offset, size, self._skips = self.offset + begin, BLOCK_BYTES, False
                 self._pass(data[:end])
                 if begin < end:
                     yield offset, data[begin:end]
@@ -83,7 +87,8 @@ class AppendedLines:
                 return
             else:
                 size = LONGEST_LINE + 1
+        self.more = self.offset >= until
 
     def _pass(self, data: bytes) -> None:
-        self._offset += len(data)
+        self.offset += len(data)
         self._before = (self._before + data[-COMPARED_BYTES:])[-COMPARED_BYTES:]

@@ -85,10 +85,16 @@ def _overview_figures(directories: Sequence[Path], ids: Sequence[str], steps: in
 def _curve_figures(jobs: Jobs, job: str, ids: Sequence[str]) -> list[Figure]:
     before = _resident()
 
-    def view(run_ids: Sequence[str]) -> None:
-        metrics(jobs, MetricsParameters(job=job, run=[*run_ids], metric=[*CURVES])).model_dump_json()
+    def view(run_ids: Sequence[str]) -> bool:
+        found = metrics(jobs, MetricsParameters(job=job, run=[*run_ids], metric=[*CURVES]))
+        found.model_dump_json()
+        return not found.unreadable
 
-    first = _seconds(lambda: view(ids[:1]))
+    def view_whole(run_ids: Sequence[str]) -> None:
+        while not view(run_ids):  # one answer reads on for some seconds
+            pass
+
+    first = _seconds(lambda: view_whole(ids[:1]))
     again = _seconds(lambda: view(ids[:1]))
     other = _seconds(lambda: view(ids[1:2]))
     for begin in range(0, len(ids), 8):

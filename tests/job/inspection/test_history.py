@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from job.inspection import metrics_lines
+from job.inspection import history as history_module
 from job.inspection.history import History
 from job.inspection.metrics_lines import step_of
+from job.inspection.trained_lines import TrainedLines
 from tests.support.jobs import shipped_line, trained_line, write_lines
 from tests.support.past_jobs import history_of
+from transport.files import appended_lines
+from transport.files.appended_lines import AppendedLines
 
 
 def test_history_follows_files_that_grow_and_are_replaced(tmp_path: Path) -> None:
@@ -105,7 +109,7 @@ def test_pauses_between_sessions_are_left_out_and_a_sessions_first_step_counts(t
 
 
 def test_lines_of_other_runs_are_not_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hundred runs that share a trainer read its file a hundred times."""
+    """A hundred runs share a trainer, and its file."""
     write_lines(
         tmp_path / "trainer" / "metrics.jsonl",
         [trained_line(step, run) for step in range(1, 4) for run in ("test", "another")],
@@ -116,8 +120,38 @@ def test_lines_of_other_runs_are_not_parsed(tmp_path: Path, monkeypatch: pytest.
         parsed.append(line)
         return step_of(line)
 
-    monkeypatch.setattr(metrics_lines, "step_of", noted)
+    monkeypatch.setattr(history_module, "step_of", noted)
     history = History.of(tmp_path, "test")
     history.refresh()
     assert sorted(history.trained) == [1, 2, 3]
     assert len(parsed) == 3
+
+
+def test_the_histories_of_a_job_share_one_pass_over_a_file_of_many_looks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trainer of a hundred runs writes more than is read in one look; what is trained must not seem less for it."""
+    monkeypatch.setattr(appended_lines, "MOST_BYTES", 1000)
+    monkeypatch.setattr(appended_lines, "BLOCK_BYTES", 300)
+    path = tmp_path / "trainer" / "metrics.jsonl"
+    write_lines(path, [trained_line(step, run) for step in range(1, 41) for run in ("a", "b")])
+    assert path.stat().st_size > 5000
+    blocks: list[int] = []
+    given = AppendedLines.new_blocks
+
+    def counted(lines: AppendedLines, restart: Callable[[], None]) -> Iterator[tuple[int, bytes]]:
+        for offset, block in given(lines, restart):
+            blocks.append(len(block))
+            yield offset, block
+
+    monkeypatch.setattr(AppendedLines, "new_blocks", counted)
+    shared = TrainedLines(tmp_path)
+    histories = [History.of(tmp_path, run, 40, trained=shared) for run in ("a", "b", "late")]
+    for history in histories:
+        history.refresh()
+    assert [max(history.trained, default=0) for history in histories] == [40, 40, 0]
+    assert sum(blocks) == path.stat().st_size, "each byte once"
+    write_lines(path, [trained_line(41, "b"), trained_line(1, "late")])
+    for history in histories:
+        history.refresh()
+    assert [max(history.trained, default=0) for history in histories] == [40, 41, 1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ from hypothesis import strategies as st
 
 from job.inspection.history import History
 from perf.synthetic_jobs import trained_lines
+from serve.readers import run_series
 from serve.readers.downsample import downsample, rounded
 from serve.readers.run_series import SECONDS_A_STEP, TOKENS_PER_SECOND, JobSeries, Window
 from serve.readers.step_table import MOST_SEEN, StepTable
 from tests.support.jobs import shipped_line, trained_line, write_lines
+from transport.files import appended_lines
 
 EVERYTHING = Window(points=100_000)
 
@@ -94,6 +97,25 @@ def test_each_run_has_its_own_lines_of_the_trainer(tmp_path: Path) -> None:
     beside.replace(path)
     again = [reader.run(run_id, ["mismatch_kl"]).curve("mismatch_kl", EVERYTHING) for run_id in "ab"]
     assert [len(curve.x) for curve in again] == [5, 2]
+
+
+def test_a_long_file_of_the_trainer_is_read_on_by_the_next_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(appended_lines, "MOST_BYTES", 1000)
+    monkeypatch.setattr(appended_lines, "BLOCK_BYTES", 300)
+    monkeypatch.setattr(run_series, "READING_SECONDS", 0.0)
+    path = tmp_path / "trainer" / "metrics.jsonl"
+    write_lines(path, [trained_line(step, "a") for step in range(1, 31)])
+    reader = JobSeries(tmp_path)
+    found = len(reader.run("a", ["mismatch_kl"]).curve("mismatch_kl", EVERYTHING).x)
+    assert 0 < found < 30
+    assert re.fullmatch(
+        r".*trainer/metrics\.jsonl: 0\.0 GB of it are read so far; more of the curves follows", reader.unreadable
+    )
+    while reader.unreadable:
+        series = reader.run("a", ["mismatch_kl"])
+    assert len(series.curve("mismatch_kl", EVERYTHING).x) == 30
 
 
 def test_rates_are_those_of_status(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from serve.readers.job_facts import JobFacts, RunFacts
 from serve.readers.newest_steps import KEPT_STEPS
 from serve.readers.problems import Kind, Problem, problems_of
 from serve.readers.run_file import RunFile
-from serve.readers.trained_lines import KEPT_STEPS as KEPT_TRAINED
+from serve.readers.trained_end import KEPT_STEPS as KEPT_TRAINED
 
 NOW = 1_000_000.0
 GIB = 2**30

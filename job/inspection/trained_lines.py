@@ -1,0 +1,92 @@
+"""Where each run's lines are in the trainer's `metrics.jsonl`, which holds the steps of all runs.
+
+All who read the lines of a job's runs share one pass over the file: eight bytes a line are noted, and a line is parsed when it
+is given.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from array import array
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+from job.inspection.metrics_lines import step_of
+from transport.files.appended_lines import LONGEST_LINE, AppendedLines
+from transport.files.untrusted import open_regular
+
+METRICS_FILE = "trainer/metrics.jsonl"
+
+MOST_LINES = 20_000_000
+"""Lines of one file that are noted."""
+
+_HEAD = re.compile(rb'\{"run_id": ?"([^"\\]*)"')
+_USUAL_LINE = 2**13
+
+
+class TrainedLines:
+    """Where the lines of each run begin."""
+
+    def __init__(self, directory: Path) -> None:
+        """`directory`: the job's."""
+        self._path = directory / METRICS_FILE
+        self._lines = AppendedLines(self._path)
+        self._offsets: defaultdict[bytes, array[int]] = defaultdict(lambda: array("q"))
+        self._count = 0
+        self.generation = 0
+        """Grows when all lines were given up: what was read of them no longer counts."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether the last `refresh` came to the end of the file."""
+        return not self._lines.more
+
+    @property
+    def progress(self) -> str:
+        """How much of the file has been read, for people."""
+        return f"{self._path}: {self._lines.offset / 1e9:.1f} GB of it are read so far"
+
+    def refresh(self, seconds: float = float("inf")) -> None:
+        """Notes what was appended, for about so many seconds, which are enough for a gigabyte each. Raises as `AppendedLines`."""
+        deadline = time.monotonic() + seconds
+        self._look()
+        while self._lines.more and time.monotonic() < deadline:
+            self._look()
+
+    def lines_of(self, run_id: str, since: int) -> Iterator[tuple[int, bytes]]:
+        """Yields the lines of a run after the first `since`, each with its offset. Raises `OSError`, `UntrustedFileError`."""
+        offsets = self._offsets.get(run_id.encode())
+        if offsets is None or len(offsets) <= since:
+            return
+        with open_regular(self._path) as file:
+            for offset in offsets[since:]:
+                data = os.pread(file.fileno(), _USUAL_LINE, offset)
+                if b"\n" not in data:
+                    data = os.pread(file.fileno(), LONGEST_LINE + 1, offset)
+                yield offset, data.partition(b"\n")[0]
+
+    def _look(self) -> None:
+        for offset, block in self._lines.new_blocks(self._clear):
+            begin = 0
+            while begin < len(block):
+                end = block.find(b"\n", begin)
+                head = _HEAD.match(block, begin, end)
+                run_id = head[1] if head is not None else _run_of(block[begin:end])
+                if run_id is not None and self._count < MOST_LINES:
+                    self._offsets[run_id].append(offset + begin)
+                    self._count += 1
+                begin = end + 1
+
+    def _clear(self) -> None:
+        self._offsets.clear()
+        self._count = 0
+        self.generation += 1
+
+
+def _run_of(raw: bytes) -> bytes | None:
+    """The id of the run of a line that does not begin with it, as those of our trainer do; None for a line without one."""
+    run_id = step_of(raw).get("run_id") if raw else None
+    return run_id.encode(errors="replace") if isinstance(run_id, str) else None
