@@ -20,7 +20,7 @@ from perf.bench.cases import (
     measure_case,
     named_cases,
     run_alone,
-    undecided_noise,
+    undecided,
 )
 from perf.bench.command import Size, add_arguments, size_of
 from perf.figures import Case
@@ -39,10 +39,17 @@ def main(arguments: list[str]) -> int:
     except UnknownCase as error:
         raise UserError(f"bench: {error}") from None
     cases, failed = _measure_all(names, size_of(given), print_tables=not given.json)
-    if noise := undecided_noise(cases):
+    noise, disagreeing = undecided(cases)
+    if noise:
         print(
             f"counterpoint: bench: other processes took up to {noise:.0%} of the machine's CPU; broken bounds on "
             "time do not count in such cases. Run them again on a quiet machine",
+            file=sys.stderr,
+        )
+    for name in disagreeing:
+        print(
+            f"counterpoint: bench: {name}: its bound is broken, but not in three quarters of its rounds, so it does not "
+            "count. Run the case again",
             file=sys.stderr,
         )
     if given.json:

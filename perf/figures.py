@@ -31,13 +31,24 @@ class Figure:
     """The factor by which a short measurement widens the bound."""
     timed: bool = True
     """Whether it depends on time, so that other processes change it. Bytes and counts do not."""
+    rounds: tuple[float, ...] = ()
+    """The same of each round, where the figure is that of the median round or of the best one."""
 
     @property
     def held(self) -> bool | None:
         """Whether the bound is kept; None without one."""
-        if self.bound is None:
-            return None
-        return self.value <= self.bound if self.side == "at most" else self.value >= self.bound
+        return None if self.bound is None else self._keeps(self.value, self.bound)
+
+    @property
+    def disagrees(self) -> bool:
+        """Whether the rounds are no evidence that a bound is broken: more than a quarter of them keep it."""
+        if self.bound is None or not self.rounds:
+            return False
+        kept = sum(self._keeps(value, self.bound) for value in self.rounds)
+        return kept > len(self.rounds) / 4
+
+    def _keeps(self, value: float, bound: float) -> bool:
+        return value <= bound if self.side == "at most" else value >= bound
 
     def gross(self) -> Figure:
         """See `Case.gross`."""
@@ -61,12 +72,15 @@ class Case:
         return all(self.verdict(figure) != "broken" for figure in self.figures)
 
     def verdict(self, figure: Figure) -> Verdict | None:
-        """Returns the verdict on one of its figures; None without a bound. Noise can only break a bound, never make one hold."""
+        """Returns the verdict on one of its figures; None without a bound. Noise can only break a bound, never make one hold.
+
+        It is too noisy to judge if other processes took too much of the machine, or if the rounds of the figure disagree.
+        """
         if figure.held is None:
             return None
         if figure.held:
             return "held"
-        return "too noisy" if figure.timed and self.noise > TOO_NOISY else "broken"
+        return "too noisy" if figure.timed and (self.noise > TOO_NOISY or figure.disagrees) else "broken"
 
     def gross(self) -> Case:
         """Returns the case with bounds for a short measurement: on ratios only, and wider by `slack`."""
@@ -77,7 +91,8 @@ class Case:
         """Returns the case of a result of `as_json`. Raises `KeyError` or `TypeError` for anything else."""
         found = ("held", "verdict")
         figures = [{name: value for name, value in figure.items() if name not in found} for figure in fields["figures"]]
-        return cls(fields["case"], [Figure(**figure) for figure in figures], fields["noise"])
+        read = [Figure(**figure | {"rounds": tuple(figure["rounds"])}) for figure in figures]
+        return cls(fields["case"], read, fields["noise"])
 
     def as_json(self) -> dict[str, Any]:
         """Returns the case as JSON, with `held` and the verdict of each figure."""

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from perf.bench.command import Size
 from perf.figures import Case
+from perf.noise import TOO_NOISY
 from transport.process.launch import guarded
 
 GROUPS = {
@@ -117,10 +118,12 @@ def module_of(name: str) -> str:
     return f"perf.bench.{name.replace('-', '_')}"
 
 
-def undecided_noise(cases: Sequence[Case]) -> float:
-    """Returns the largest noise (share of the machine's CPU, 0 to 1) of the cases with a figure that is too noisy; 0 if none."""
-    return max((case.noise for case in cases if _is_undecided(case)), default=0.0)
+def undecided(cases: Sequence[Case]) -> tuple[float, list[str]]:
+    """Returns what made figures too noisy to judge.
 
-
-def _is_undecided(case: Case) -> bool:
-    return any(case.verdict(figure) == "too noisy" for figure in case.figures)
+    The largest noise (share of the machine's CPU, 0 to 1) of cases with such figures, if other processes took too much, else 0;
+    and the figures whose rounds disagree, as `case: figure`.
+    """
+    noisy = [(case, figure) for case in cases for figure in case.figures if case.verdict(figure) == "too noisy"]
+    noise = max((case.noise for case, _ in noisy if case.noise > TOO_NOISY), default=0.0)
+    return noise, [f"{case.name}: {figure.name}" for case, figure in noisy if case.noise <= TOO_NOISY]

@@ -44,6 +44,7 @@ def _case(in_flight: int, without: list[Measured], within: list[Measured]) -> Ca
         return 1e6 * each.cpu_seconds / each.turns
 
     p99, alone = of(within, lambda each: each.lag.p99), of(without, lambda each: each.lag.p99)
+    ratios = tuple(each.lag.p99 / other.lag.p99 for each, other in zip(within, without, strict=True))
     return Case(
         "env-workers",
         [
@@ -57,7 +58,7 @@ def _case(in_flight: int, without: list[Measured], within: list[Measured]) -> Ca
             Figure("lag: max", 1e3 * of(within, lambda each: each.lag.max), "ms"),
             Figure("lag, in the loop: p99", 1e3 * alone, "ms"),
             Figure("lag, in the loop: max", 1e3 * of(without, lambda each: each.lag.max), "ms"),
-            Figure("lag p99, times that in the loop", p99 / alone, "x", BOUND),
+            Figure("lag p99, times that in the loop", p99 / alone, "x", BOUND, rounds=ratios),
         ],
     )
 

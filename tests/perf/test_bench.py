@@ -53,6 +53,17 @@ def test_a_bound_that_others_may_have_broken_decides_nothing(
     assert ("40% of the machine's CPU" in printed.err) == (verdict == "too noisy")
 
 
+def test_rounds_that_disagree_decide_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    figure = Figure("lag", 2.1, "x", 2.0, rounds=(1.0, 1.1, 2.1, 2.2, 2.3))
+    monkeypatch.setattr(bench, "measure_case", lambda name, size: [Case(name, [figure], 0.02)])
+    assert bench.main(["send", "--json"]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)[0]["figures"][0]["verdict"] == "too noisy"
+    assert "send: lag: its bound is broken, but not in three quarters of its rounds" in printed.err
+
+
 @pytest.mark.parametrize(("flags", "size"), [([], Size.DEFAULT), (["--quick"], Size.QUICK), (["--full"], Size.FULL)])
 def test_the_size_is_passed_on(monkeypatch: pytest.MonkeyPatch, flags: list[str], size: Size) -> None:
     asked: list[Size] = []

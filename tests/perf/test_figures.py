@@ -34,5 +34,21 @@ def test_gross_bounds_are_wider_ratios() -> None:
 
 
 def test_a_case_survives_json() -> None:
-    case = Case("c", [Figure("a", 5.0, "x", 2.0), Figure("b", 0.3, "MB/s", timed=False)], noise=0.25)
+    case = Case("c", [Figure("a", 5.0, "x", 2.0), Figure("b", 0.3, "MB/s", timed=False, rounds=(0.3, 0.4))], noise=0.25)
     assert Case.of_json(json.loads(json.dumps(case.as_json()))) == case
+
+
+@pytest.mark.parametrize(
+    ("figure", "verdict"),
+    [
+        (Figure("lag", 2.1, "x", 2.0, rounds=(1.5, 1.9, 2.1, 2.2, 2.9)), "too noisy"),
+        (Figure("lag", 2.1, "x", 2.0, rounds=(1.9, 2.1, 2.1, 2.2, 2.9)), "broken"),
+        (Figure("lag", 2.0, "x", 2.0, rounds=(1.5, 1.9, 2.0, 2.2, 2.9)), "held"),
+        (Figure("rate", 0.5, "x", 0.6, "at least", rounds=(0.4, 0.5, 0.6, 0.7)), "too noisy"),
+        (Figure("rate", 0.5, "x", 0.6, "at least", rounds=(0.4, 0.5, 0.5, 0.7)), "broken"),
+        (Figure("bytes", 3.0, "MB", 2.0, rounds=(1.0, 3.0, 4.0), timed=False), "broken"),
+    ],
+)
+def test_a_bound_is_broken_only_if_three_quarters_of_the_rounds_break_it(figure: Figure, verdict: str) -> None:
+    assert Case("case", [figure]).verdict(figure) == verdict
+    assert Case("case", [figure]).held is (verdict != "broken")

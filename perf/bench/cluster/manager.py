@@ -68,8 +68,9 @@ def measure(size: Size) -> list[Case]:
             Figure(f"a heartbeat with {workers:,} workers: mean", 1e6 * min(beats[workers]), "us"),
         ]
     for name, means in (("event", seconds), ("heartbeat", beats)):
+        rounds = tuple(many / few for many, few in zip(means[most], means[least], strict=True))
         ratio = min(means[most]) / min(means[least])
-        figures.append(Figure(f"{name}: mean with {most:,} workers over {least}", ratio, "x", 2.0))
+        figures.append(Figure(f"{name}: mean with {most:,} workers over {least}", ratio, "x", 2.0, rounds=rounds))
     return [Case("cluster-manager", figures)]
 
 

@@ -137,6 +137,7 @@ async def _view(address: str, token: str) -> dict[str, int]:
 
 def _case(in_flight: int, alone: list[Measured], beside: list[Measured], answers: dict[str, int]) -> Case:
     p99, viewed = (statistics.median(each.lag.p99 for each in measured) for measured in (alone, beside))
+    ratios = tuple(with_viewers.lag.p99 / without.lag.p99 for with_viewers, without in zip(beside, alone, strict=True))
     rate, viewed_rate = (
         statistics.median(each.turns / each.seconds for each in measured) for measured in (alone, beside)
     )
@@ -152,7 +153,7 @@ def _case(in_flight: int, alone: list[Measured], beside: list[Measured], answers
             Figure("turns a second, beside viewers", viewed_rate, "1/s"),
             Figure("lag, alone: p99", 1e3 * p99, "ms"),
             Figure("lag, beside viewers: p99", 1e3 * viewed, "ms"),
-            Figure("lag p99, times that without viewers", viewed / p99, "x", 1.1),
+            Figure("lag p99, times that without viewers", viewed / p99, "x", 1.1, rounds=ratios),
         ],
     )
 
