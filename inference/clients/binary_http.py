@@ -42,13 +42,13 @@ IDLE_SECONDS = 4.0
 """Longest idle time after which a connection is used again. uvicorn, which serves vLLM, closes idle connections after 5 s; a
 request that is sent meanwhile is lost."""
 
-HEADS_PER_TICK = 8
+HEADS_PER_TICK = 4
 """Heads that are read in one tick."""
 
 EXTENSIONS_PER_TICK = 1
 """Memory extensions in one tick: to start one in a thread and to get the GIL back takes a third of a millisecond."""
 
-ANSWERS_PER_TICK = 4
+ANSWERS_PER_TICK = 2
 """Callers that get their answer in one tick: each continues at once and may take a quarter of a millisecond."""
 
 

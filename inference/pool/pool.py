@@ -52,7 +52,7 @@ RETRY_SECONDS = 0.2
 UNLOAD_SECONDS = 5.0
 """How long the servers may take, when the pool closes, to unload the run's adapter."""
 
-STARTS_PER_TICK = 4
+STARTS_PER_TICK = 2
 """Requests sent in one tick of the loop: a step begins with hundreds at once, which would delay everything else."""
 
 

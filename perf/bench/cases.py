@@ -21,13 +21,15 @@ GROUPS = {
         "step": "the step boundary, beside an idle loop, a copy and a write of its bytes, and the plain path",
         "send": "the sender, beside a bare ZMQ loop",
         "receive": "64 responses of 8 MB, beside a bare socket read",
-        "schedule": "512 rollouts in flight (4,096 in full), beside the same loop with the openai client",
-        "evaluation": "training rollouts a second beside an evaluation with a share of 0.2, beside the same without",
-        "env-workers": "2,048 sessions (4,096 in full) of an environment in 8 workers, beside the same in the loop",
+        "schedule": "1,024 rollouts in flight (4,096 in full), beside the same loop with the openai client",
         "events": "the scheduler's time for an event, with 100 to 10,000 groups in progress",
         "garbage": "memory and pauses with an environment that makes reference cycles, beside Python's defaults",
         "memory": "peak and growth of resident size",
         "scaling": "from 0.1 to 1 GB (4 GB in full)",
+    },
+    "environments": {
+        "env-workers": "4,096 sessions of an environment in 8 workers, beside the same in the loop",
+        "evaluation": "training rollouts a second beside an evaluation with a share of 0.2, beside the same without",
     },
     "train": {
         "multi-run": "training four runs at once, beside one with the same load, and the memory of each",

@@ -24,9 +24,9 @@ BOUND = 1.2
 
 
 def measure(size: Size) -> list[Case]:
-    """Measures the case `env-workers`, in some 20 s, as when quick; some minutes in full."""
-    in_flight = size.pick(512, 2048, 4096)
-    pairs, steps = size.pick(1, 1, 3), size.pick(16, 12, 16)
+    """Measures the case `env-workers`, in some 60 s; some minutes in full; 20 s when quick."""
+    in_flight = size.pick(512, 4096, 4096)
+    pairs, steps = size.pick(1, 2, 3), size.pick(16, 12, 16)
     without: list[Measured] = []
     within: list[Measured] = []
     with load_server(DELAY_SECONDS) as url, prompt_switching():

@@ -43,8 +43,8 @@ GROUP_SIZE = 8
 
 
 def measure(size: Size) -> list[Case]:
-    """Measures the case `evaluation`, in some 20 s; 15 s when quick."""
-    in_flight, rounds = size.pick(64, 128, 1024), size.pick(1, 1, 2)
+    """Measures the case `evaluation`, in some 40 s; 15 s when quick."""
+    in_flight, rounds = size.pick(64, 128, 1024), size.pick(1, 2, 2)
     steps = size.pick(40, 64, 64)  # many times what is in flight, or the beginning and the end would count
     alone, beside = 0.0, 0.0
     with load_server(DELAY_SECONDS) as url, prompt_switching(), infrequent_gc():

@@ -34,7 +34,7 @@ _RESET_PEAK = "5"
 def measure(size: Size) -> list[Case]:
     """Measures the case `memory`."""
     large = replace(LARGE, rollouts=size.pick(16, 64, 64))
-    steps = STEPS // size.pick(5, 4, 1)
+    steps = STEPS // size.pick(5, 2, 1)
     with tempfile.TemporaryDirectory(prefix="counterpoint-bench-") as directory:
         figures = on_daemons_loop(lambda: _peak(large, Path(directory) / "large"))
         figures += on_daemons_loop(lambda: _growth(SMALL, steps, Path(directory) / "small"))

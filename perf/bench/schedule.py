@@ -1,4 +1,4 @@
-"""Measures scheduling: 512 rollouts in flight (4,096 in full) of 8 short turns each, against a server that answers after 50 ms.
+"""Measures scheduling: 1,024 rollouts in flight (4,096 in full) of 8 short turns each, against a server that answers after 50 ms.
 
 The daemon's own scheduler, dispatcher, rollouts, step boundary and inference pool run on uvloop; in place of the trainer is one
 that trains in no time. It is compared with the same rollouts written with the `openai` client, each a coroutine: token ids to
@@ -58,7 +58,7 @@ class Measured:
 
 def measure(size: Size) -> list[Case]:
     """Measures the case `schedule`."""
-    in_flight = size.pick(512, 512, 4096)
+    in_flight = size.pick(512, 1024, 4096)
     with load_server(DELAY_SECONDS) as url, prompt_switching():
         idle = uvloop.run(_idle())
         ours = uvloop.run(_ours(url, in_flight))

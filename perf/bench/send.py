@@ -43,7 +43,7 @@ after a batch, and receiving the next one takes 170,000 page faults (0.7 s on tw
 def measure(size: Size) -> list[Case]:
     """Measures the case `send`."""
     with tempfile.TemporaryDirectory(prefix="counterpoint-bench-") as directory:
-        return [on_daemons_loop(lambda: _send(Path(directory), SAMPLES // size.pick(8, 2, 1), size.pick(3, 5, 5)))]
+        return [on_daemons_loop(lambda: _send(Path(directory), SAMPLES // size.pick(8, 1, 1), size.pick(3, 5, 5)))]
 
 
 async def _send(directory: Path, samples: int, rounds: int) -> Case:
