@@ -1,6 +1,7 @@
 """Measures how much CPU other processes use while a benchmark runs, to decide whether its bounds on time count.
 
-It uses the kernel's counters of the whole machine, of this process, and of its descendants, both ended and living.
+It uses the kernel's counters of the whole machine, of this process, and of its descendants, both ended and living. An ended one
+whose parent did not wait for it, as Ray's do not, counts as another process.
 """
 
 from __future__ import annotations

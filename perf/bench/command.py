@@ -14,7 +14,6 @@ from rich.console import Console
 
 from perf.figures import Case
 from perf.noise import measured_noise
-from transport.process.launch import become_subreaper
 
 T = TypeVar("T")
 
@@ -63,7 +62,6 @@ def show(measure: Measure) -> None:
     add_arguments(parser)
     arguments = parser.parse_args()
     size = size_of(arguments)
-    become_subreaper()  # what outlives its parent, as the processes of Ray do, counts as ours
     with measured_noise() as noise:
         cases = measure(size)
     cases = [replace(case.gross() if size is Size.QUICK else case, noise=noise.share) for case in cases]
