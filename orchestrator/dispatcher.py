@@ -363,11 +363,13 @@ class Dispatcher:
         async with self.between_steps:
             line = await self._cross_boundary(step, group_ids)
         self._boundary_task = None
-        for group_id in group_ids:
-            del self._groups[group_id]
+        shipped = [self._groups.pop(group_id) for group_id in group_ids]
         self._on_progress()
         self._publish(line)
         self.handle(BatchCommitted(step))
+        while shipped:  # the rollouts of a group are freed in one pass of the loop
+            shipped.pop()
+            await asyncio.sleep(0)
 
     async def _cross_boundary(self, step: int, group_ids: Sequence[int]) -> MetricsLine:
         """Merges, records and commits the groups as the batch of `step`; returns the step's metrics."""

@@ -4,6 +4,9 @@ The daemon's own scheduler, dispatcher, rollouts, step boundary and inference po
 that trains in no time. It is compared with the same rollouts written with the `openai` client, each a coroutine: token ids to
 `/v1/completions` of the same server, and the answers ignored.
 
+The mean of its lag is compared. Its p99 is only compared with 4,096 in flight, where it is tens of seconds: with 512 and 1,024 it
+was 61 to 209 ms in ten runs, as its callbacks happened to fall together.
+
     python -m perf.bench.schedule [--quick | --full]
 """
 
@@ -42,7 +45,7 @@ GROUP_SIZE = 8
 STEPS = 16
 IDLE_SECONDS = 2.0
 FEWEST_TURNS = 1024
-"""Of the `openai` client: over 512 turns, the p99 of its lag was 42 to 355 ms."""
+"""Of the `openai` client."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +66,7 @@ def measure(size: Size) -> list[Case]:
         idle = uvloop.run(_idle())
         ours = uvloop.run(_ours(url, in_flight))
         theirs = uvloop.run(_with_openai(url, in_flight))
-    return [_case(in_flight, idle, ours, theirs)]
+    return [_case(in_flight, idle, ours, theirs, size.pick(None, None, 30.0))]
 
 
 async def _idle() -> LagDistribution:
@@ -189,7 +192,7 @@ async def _with_openai(url: str, in_flight: int) -> Measured:
     return Measured(turns, seconds, cpu_seconds, trace.distribution())
 
 
-def _case(in_flight: int, idle: LagDistribution, ours: Measured, theirs: Measured) -> Case:
+def _case(in_flight: int, idle: LagDistribution, ours: Measured, theirs: Measured, p99_bound: float | None) -> Case:
     cost, their_cost = (1e6 * each.cpu_seconds / each.turns for each in (ours, theirs))
     return Case(
         "schedule",
@@ -203,13 +206,16 @@ def _case(in_flight: int, idle: LagDistribution, ours: Measured, theirs: Measure
             Figure("CPU a turn, times less than the openai client", their_cost / cost, "", 3.0, "at least"),
             Figure("lag, idle: p99", 1e3 * idle.p99, "ms"),
             Figure("lag, idle: max", 1e3 * idle.max, "ms"),
+            Figure("lag: mean", 1e3 * ours.lag.mean, "ms"),
             Figure("lag: p99", 1e3 * ours.lag.p99, "ms", 10.0),
             Figure("lag: max", 1e3 * ours.lag.max, "ms"),
+            Figure("lag, openai client: mean", 1e3 * theirs.lag.mean, "ms"),
             Figure("lag, openai client: p99", 1e3 * theirs.lag.p99, "ms"),
-            Figure(
-                "lag p99, times less than the openai client's", theirs.lag.p99 / ours.lag.p99, "x", 30.0, "at least"
-            ),
             Figure("lag, openai client: max", 1e3 * theirs.lag.max, "ms"),
+            Figure(
+                "mean lag, times less than the openai client's", theirs.lag.mean / ours.lag.mean, "x", 15.0, "at least"
+            ),
+            Figure("lag p99, times less", theirs.lag.p99 / ours.lag.p99, "x", p99_bound, "at least"),
         ],
     )
 
