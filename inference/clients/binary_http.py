@@ -28,9 +28,12 @@ from inference.per_tick_limiter import PerTickLimiter
 from inference.wire import MAX_RESPONSE_BYTES
 from transport.telemetry.trace_context import is_header, traceparent
 
-HEAD_BYTES = 1 << 14
-"""Longest head of a response. An answer that fits behind its head is read with it, in one call. All connections may get a head in
-one tick, so that call must take little time."""
+HEAD_BYTES = 1 << 16
+"""Longest head of a response."""
+
+FIRST_READ_BYTES = 1 << 14
+"""Most bytes of a response that one call reads before its length is known. An answer that fits behind its head is read with it.
+All connections may get a head in one tick, so the call must take little time."""
 
 READ_BYTES = 1 << 19
 """Most bytes of a body that one connection reads before others read."""
@@ -91,7 +94,7 @@ class BinaryHttpClient:
         self._connect_timeout_seconds = connect_timeout_seconds
         self._limits = limits
         self._threads = threads
-        self._scratch = memoryview(bytearray(HEAD_BYTES))
+        self._scratch = memoryview(bytearray(FIRST_READ_BYTES))
         self.idle: dict[_Connection, float] = {}
         """Idle connections with the loop's time since when; the one used last is the last."""
         self._open: set[_Connection] = set()
@@ -245,6 +248,8 @@ class _Connection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._on_lost(self)
         self._fail(ConnectionResetError(str(exc) if exc else "the server closed the connection"))
+        # The error's traceback refers to this connection: without the answer there is no cycle that holds the memory.
+        self._answer = self._body = self._memory = None
 
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._body is None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import weakref
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -31,8 +32,18 @@ KEPT_BYTES = 1 << 29
 UNUSED_SHARE = 0.25
 """Most of a kept region that an answer may leave unused."""
 
-_kept: dict[int, list[mmap.mmap]] = {}
-"""Wholly mapped regions that nothing refers to, by their size. Any thread may add one, as it drops the last view of it."""
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Region:
+    """Memory of which the first `mapped` bytes are mapped; addresses without memory follow up to a whole huge page."""
+
+    memory: mmap.mmap
+    mapped: int
+
+
+_kept: list[_Region] = []
+"""Regions that nothing refers to, the oldest first. Any thread may add one, even within another's `_keep`: as it drops the last
+view of it, or as its garbage is collected. So only single operations of the list are used, which nothing interrupts."""
 
 
 class LargeMemory:
@@ -45,8 +56,8 @@ class LargeMemory:
         """All `length` bytes, as soon as any are ready. The memory is kept or freed with the last view of it."""
         region = _take_kept(length)
         if region is not None:
-            self._use(region)
-            self._all_ready()
+            self._use(region.memory)
+            self._keep_afterwards(region)
 
     def extend(self) -> None:
         """Maps the next `AHEAD_BYTES`. Raises `MemoryError` if the system has no room for `length` bytes.
@@ -59,33 +70,38 @@ class LargeMemory:
         self._array[self.ready : ready : mmap.PAGESIZE] = 0
         self.ready = ready
         if ready == self.length:
-            self._all_ready()
+            self._keep_afterwards(_Region(self._memory, self.length))
 
-    def _use(self, region: mmap.mmap) -> None:
-        self._region = region
-        self._array = np.frombuffer(region, dtype=np.uint8)  # every view refers to it
+    def _use(self, memory: mmap.mmap) -> None:
+        self._memory = memory
+        self._array = np.frombuffer(memory, dtype=np.uint8)  # every view refers to it
         self.view = self._array.data[: self.length]
 
-    def _all_ready(self) -> None:
+    def _keep_afterwards(self, region: _Region) -> None:
         self.ready = self.length
-        weakref.finalize(self._array, _keep, self._region).atexit = False
-        del self._array, self._region
+        weakref.finalize(self._array, _keep, region).atexit = False
+        del self._array, self._memory
 
 
-def _take_kept(length: int) -> mmap.mmap | None:
+def _take_kept(length: int) -> _Region | None:
     """Returns the smallest kept region that fits, if there is one."""
-    for size in sorted(size for size in list(_kept) if length <= size <= length / (1 - UNUSED_SHARE)):
-        with contextlib.suppress(KeyError, IndexError):  # another thread was faster
-            return _kept[size].pop()
+    fitting = [region for region in _kept.copy() if length <= region.mapped <= length / (1 - UNUSED_SHARE)]
+    for region in sorted(fitting, key=lambda region: region.mapped):
+        with contextlib.suppress(ValueError):  # another thread was faster
+            _kept.remove(region)
+            return region
     return None
 
 
-def _keep(region: mmap.mmap) -> None:
-    """Keeps a region whose last view is gone, unless there are enough."""
-    for size in [size for size, regions in list(_kept.items()) if not regions]:
-        _kept.pop(size, None)
-    if sum(size * len(regions) for size, regions in list(_kept.items())) + len(region) <= KEPT_BYTES:
-        _kept.setdefault(len(region), []).append(region)
+def _keep(region: _Region) -> None:
+    """Keeps a region whose last view is gone, and frees the oldest ones beyond the bound."""
+    if region.mapped > KEPT_BYTES:
+        return
+    _kept.append(region)
+    excess = sum(each.mapped for each in _kept.copy()) - KEPT_BYTES
+    while excess > 0 and _kept:
+        with contextlib.suppress(IndexError):  # another thread was faster
+            excess -= _kept.pop(0).mapped
 
 
 def _reserve(length: int) -> mmap.mmap:

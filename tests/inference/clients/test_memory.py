@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import mmap
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from inference.clients.memory import AHEAD_BYTES, HUGE_PAGE_BYTES, LargeMemory
 
 @pytest.fixture(autouse=True)
 def nothing_kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(module, "_kept", {})
+    monkeypatch.setattr(module, "_kept", [])
     yield
     module._kept.clear()
 
@@ -46,30 +47,54 @@ def test_what_is_announced_takes_memory_only_as_it_comes() -> None:
     assert array[AHEAD_BYTES : memory.ready].max() == 0
 
 
-def test_memory_that_nothing_refers_to_is_ready_for_the_next_answer_of_its_size() -> None:
-    first = _whole(2 * HUGE_PAGE_BYTES)
+@pytest.mark.parametrize("length", [HUGE_PAGE_BYTES, 5 * HUGE_PAGE_BYTES // 4, 2 * HUGE_PAGE_BYTES + 1])
+def test_memory_that_nothing_refers_to_is_ready_for_the_next_answer_of_its_size(length: int) -> None:
+    first = _whole(length)
     address, part = _address(first.view), first.view[5:9]
     del first
-    second = LargeMemory(2 * HUGE_PAGE_BYTES)
-    assert second.ready == 0, "a part of the first is referred to"
+    assert LargeMemory(length).ready == 0, "a part of the first is referred to"
     del part
-    third = LargeMemory(2 * HUGE_PAGE_BYTES - 1000)
-    assert third.ready == third.view.nbytes == 2 * HUGE_PAGE_BYTES - 1000
-    assert _address(third.view) == address
+    again = LargeMemory(length - 1000)
+    assert again.ready == again.view.nbytes == length - 1000
+    assert _address(again.view) == address
 
 
-def test_a_kept_region_that_is_much_too_large_is_not_used() -> None:
-    _whole(4 * HUGE_PAGE_BYTES)
-    assert LargeMemory(2 * HUGE_PAGE_BYTES).ready == 0
-    assert LargeMemory(5 * HUGE_PAGE_BYTES).ready == 0
-    assert LargeMemory(3 * HUGE_PAGE_BYTES).ready == 3 * HUGE_PAGE_BYTES
+def test_a_kept_region_that_is_too_small_or_much_too_large_is_not_used() -> None:
+    """One byte more is on a page that is not mapped, although the region ends with a whole huge page."""
+    _whole(4 * HUGE_PAGE_BYTES + 1)
+    assert LargeMemory(4 * HUGE_PAGE_BYTES + 2).ready == 0
+    assert LargeMemory(3 * HUGE_PAGE_BYTES).ready == 0
+    assert LargeMemory(4 * HUGE_PAGE_BYTES).ready == 4 * HUGE_PAGE_BYTES
 
 
-def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_kept_is_bounded_and_the_oldest_is_freed_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "KEPT_BYTES", 4 * HUGE_PAGE_BYTES)
-    held = [_whole(HUGE_PAGE_BYTES) for _ in range(6)]
+    held = [_whole(HUGE_PAGE_BYTES + number) for number in range(6)]
     held.clear()
-    assert sum(size * len(regions) for size, regions in module._kept.items()) == 4 * HUGE_PAGE_BYTES
+    assert sum(region.mapped for region in module._kept) <= 4 * HUGE_PAGE_BYTES
+    assert len(module._kept) == 3
+    _whole(3 * HUGE_PAGE_BYTES)
+    assert [region.mapped for region in module._kept][-1] == 3 * HUGE_PAGE_BYTES
+    _whole(5 * HUGE_PAGE_BYTES)
+    assert [region.mapped for region in module._kept][-1] == 3 * HUGE_PAGE_BYTES, "more than the bound is not kept"
+
+
+def test_garbage_that_is_collected_while_a_region_is_kept_harms_nothing() -> None:
+    cycles: list[list[object]] = []
+    for _ in range(50):
+        cycle: list[object] = [_whole(HUGE_PAGE_BYTES)]
+        cycle.append(cycle)
+        cycles.append(cycle)
+    del cycle
+    thresholds = gc.get_threshold()
+    cycles.clear()
+    gc.set_threshold(1)  # at each object
+    try:
+        _whole(HUGE_PAGE_BYTES + 1)
+    finally:
+        gc.set_threshold(*thresholds)
+    gc.collect()
+    assert len(module._kept) == 51
 
 
 def test_memory_that_is_not_wholly_mapped_is_freed() -> None:
