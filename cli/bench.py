@@ -39,14 +39,14 @@ def main(arguments: list[str]) -> int:
     except UnknownCase as error:
         raise UserError(f"bench: {error}") from None
     cases, failed = _measure_all(names, size_of(given), print_tables=not given.json)
-    noise, disagreeing = undecided(cases)
+    noise, varying = undecided(cases)
     if noise:
         print(
             f"counterpoint: bench: other processes took up to {noise:.0%} of the machine's CPU; broken bounds on "
             "time do not count in such cases. Run them again on a quiet machine",
             file=sys.stderr,
         )
-    for name in disagreeing:
+    for name in varying:
         print(
             f"counterpoint: bench: {name}: its bound is broken, but not in three quarters of its rounds, so it does not "
             "count. Run the case again",

@@ -40,8 +40,8 @@ class Figure:
         return None if self.bound is None else self._keeps(self.value, self.bound)
 
     @property
-    def disagrees(self) -> bool:
-        """Whether the rounds are no evidence that a bound is broken: more than a quarter of them keep it."""
+    def varies(self) -> bool:
+        """Whether more than a quarter of the rounds keep the bound, so that they are no evidence that it is broken."""
         if self.bound is None or not self.rounds:
             return False
         kept = sum(self._keeps(value, self.bound) for value in self.rounds)
@@ -74,13 +74,13 @@ class Case:
     def verdict(self, figure: Figure) -> Verdict | None:
         """Returns the verdict on one of its figures; None without a bound. Noise can only break a bound, never make one hold.
 
-        It is too noisy to judge if other processes took too much of the machine, or if the rounds of the figure disagree.
+        It is too noisy to judge if other processes took too much of the machine, or if too many of the figure's rounds keep it.
         """
         if figure.held is None:
             return None
         if figure.held:
             return "held"
-        return "too noisy" if figure.timed and (self.noise > TOO_NOISY or figure.disagrees) else "broken"
+        return "too noisy" if figure.timed and (self.noise > TOO_NOISY or figure.varies) else "broken"
 
     def gross(self) -> Case:
         """Returns the case with bounds for a short measurement: on ratios only, and wider by `slack`."""

@@ -5,12 +5,16 @@ Progress, summary, curves and `status` all read a run's metrics by this class.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from job.inspection.metrics_lines import Follower, Line, read_discarded, step_of
 from job.inspection.trained_lines import TrainedLines
 from transport.files.untrusted import UntrustedFileError
+
+READING_SECONDS = 60.0
+"""Longest time for which one `refresh` reads the trainer's file; it has tens of gigabytes by then."""
 
 MAX_STEPS = 200_000
 """Most steps of a run that are kept. An orchestrator of ours writes fewer."""
@@ -33,7 +37,7 @@ class History:
     """The report on the rollouts discarded since the last shipped step (`orchestrator.step.discarded.Report`); empty without
     one."""
     unreadable: str = ""
-    """Why the last refresh could not read a part of the run; empty if it read everything."""
+    """Why the last refresh could not read a part of the run, or how far it came; empty if it read everything."""
     _run_dir: Path = Path()
     _follower: Follower = field(default_factory=lambda: Follower(Path()))
     _trained_lines: TrainedLines = field(default_factory=lambda: TrainedLines(Path()))
@@ -71,6 +75,7 @@ class History:
         try:
             fresh = self._read_shipped()
             self._read_trained()
+            self.unreadable = self._follower.unread or self._trained_lines.unread
             report = read_discarded(self._run_dir)
         except (OSError, UntrustedFileError) as error:
             self.unreadable = str(error)
@@ -89,7 +94,7 @@ class History:
 
     def _read_trained(self) -> None:
         lines = self._trained_lines
-        lines.refresh()
+        lines.refresh(time.monotonic() + READING_SECONDS)
         if lines.generation != self._generation:
             self.trained.clear()
             self._generation, self._trained_count = lines.generation, 0

@@ -31,6 +31,11 @@ class Follower:
         self.path = path
         self._lines = AppendedLines(path)
 
+    @property
+    def unread(self) -> str:
+        """Says that the last call did not come to the end of the file, and how far it came; empty if it did."""
+        return self._lines.how_far if self._lines.more else ""
+
     def new_lines(self) -> tuple[bool, list[Line]]:
         """Returns whether the file was replaced, and its new lines: of a replaced file, all lines.
 

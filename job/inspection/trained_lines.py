@@ -21,10 +21,13 @@ from transport.files.untrusted import open_regular
 METRICS_FILE = "trainer/metrics.jsonl"
 
 MOST_LINES = 20_000_000
-"""Lines of one file that are noted."""
+"""Lines of one file that are noted. Later ones are left out."""
 
 _HEAD = re.compile(rb'\{"run_id": ?"([^"\\]*)"')
+"""How our trainer's lines begin: the run is known without parsing them."""
+
 _USUAL_LINE = 2**13
+"""Bytes that are read first of a line; a longer one is read a second time."""
 
 
 class TrainedLines:
@@ -40,28 +43,30 @@ class TrainedLines:
         """Grows when all lines were given up: what was read of them no longer counts."""
 
     @property
-    def complete(self) -> bool:
-        """Whether the last `refresh` came to the end of the file."""
-        return not self._lines.more
+    def unread(self) -> str:
+        """Says that the last `refresh` did not come to the end of the file, and how far it came; empty if it did."""
+        return self._lines.how_far if self._lines.more else ""
 
-    @property
-    def progress(self) -> str:
-        """How much of the file has been read, for people."""
-        return f"{self._path}: {self._lines.offset / 1e9:.1f} GB of it are read so far"
+    def refresh(self, deadline: float) -> None:
+        """Notes what was appended, until the monotonic clock shows `deadline`. Raises as `AppendedLines`.
 
-    def refresh(self, seconds: float = float("inf")) -> None:
-        """Notes what was appended, for about so many seconds, which are enough for a gigabyte each. Raises as `AppendedLines`."""
-        deadline = time.monotonic() + seconds
-        self._look()
-        while self._lines.more and time.monotonic() < deadline:
+        A gigabyte takes one to two seconds. The deadline may pass by the time of one look of the file, a quarter of that.
+        """
+        while time.monotonic() < deadline:
             self._look()
+            if not self._lines.more:
+                return
 
     def lines_of(self, run_id: str, since: int) -> Iterator[tuple[int, bytes]]:
         """Yields the lines of a run after the first `since`, each with its offset. Raises `OSError`, `UntrustedFileError`."""
         offsets = self._offsets.get(run_id.encode())
         if offsets is None or len(offsets) <= since:
             return
-        with open_regular(self._path) as file:
+        try:
+            file = open_regular(self._path)
+        except FileNotFoundError:  # it was removed since the last `refresh`
+            return
+        with file:
             for offset in offsets[since:]:
                 data = os.pread(file.fileno(), _USUAL_LINE, offset)
                 if b"\n" not in data:

@@ -124,7 +124,7 @@ def undecided(cases: Sequence[Case]) -> tuple[float, list[str]]:
     """Returns what made figures too noisy to judge.
 
     The largest noise (share of the machine's CPU, 0 to 1) of cases with such figures, if other processes took too much, else 0;
-    and the figures whose rounds disagree, as `case: figure`.
+    and the figures of whose rounds too many keep the bound, as `case: figure`.
     """
     noisy = [(case, figure) for case in cases for figure in case.figures if case.verdict(figure) == "too noisy"]
     noise = max((case.noise for case, _ in noisy if case.noise > TOO_NOISY), default=0.0)

@@ -24,7 +24,7 @@ BOUND = 1.2
 
 
 def measure(size: Size) -> list[Case]:
-    """Measures the case `env-workers`, in some 60 s; some minutes in full; 20 s when quick."""
+    """Measures the case `env-workers`, in some 75 s; some minutes in full; 20 s when quick."""
     in_flight = size.pick(512, 4096, 4096)
     pairs, steps = size.pick(1, 2, 3), size.pick(16, 12, 16)
     without: list[Measured] = []

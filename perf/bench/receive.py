@@ -47,7 +47,7 @@ PAUSE_SECONDS = 0.02
 
 
 def measure(size: Size) -> list[Case]:
-    """Measures the case `receive`, in some 10 s; 15 s in full; 5 s when quick."""
+    """Measures the case `receive`, in some 15 s; 20 s in full; 5 s when quick."""
     with load_server(layers=LAYERS, top_k=TOP_K) as url, infrequent_gc():
         return [uvloop.run(_receive(url, rounds=size.pick(5, 15, 25)))]
 

@@ -88,8 +88,7 @@ class Bare:
 
     def times(self, name: str, walls: Sequence[float]) -> Figure:
         """Returns how many times longer the best of our rounds takes, which is bound."""
-        rounds = (wall / (copy + write) for wall, copy, write in zip(walls, self.copies, self.writes, strict=False))
-        return Figure(name, min(walls) / self.least, "x", 1.5, rounds=tuple(rounds))
+        return Figure(name, min(walls) / self.least, "x", 1.5)
 
 
 async def _bare_seconds(recording: Recording, tasks: int, directory: Path) -> Bare:

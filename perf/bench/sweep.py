@@ -33,7 +33,7 @@ _RECORD = succeeded(claimed(None, "target", "0" * 32, "host", 1, Terms(), 0.0), 
 
 
 def measure(size: Size) -> list[Case]:
-    """Measures the case `sweep`, in some 15 s, or 5 s when quick."""
+    """Measures the case `sweep`, in some 10 s, or 5 s when quick."""
     scale = size.pick(10, 1, 1)
     with tempfile.TemporaryDirectory(prefix="counterpoint-bench-") as directory:
         return [Case("sweep", _claims(Path(directory), TARGETS // scale) + _status(Path(directory), STATUSES // scale))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints
@@ -14,7 +15,7 @@ from serve.errors import NotFound
 from serve.jobs import Job, Jobs
 from serve.readers.downsample import rounded
 from serve.readers.problems import problems_of_run
-from serve.readers.run_series import Axis, JobSeries, RunSeries, Window
+from serve.readers.run_series import READING_SECONDS, Axis, JobSeries, RunSeries, Window
 from transport.config import Config, Identifier
 from transport.printable import printable
 
@@ -142,7 +143,7 @@ class Metrics(Config):
     annotations: list[Annotation]
     """What happened in the part that is shown."""
     unreadable: list[str]
-    """Files that cannot be read, and why."""
+    """Files that cannot be read, and why, or that have not been read to their end, and how far."""
 
 
 def run_detail(jobs: Jobs, parameters: RunParameters) -> RunDetail:
@@ -176,14 +177,15 @@ def metrics(jobs: Jobs, parameters: MetricsParameters) -> Metrics:
     found: list[Series] = []
     annotations: list[Annotation] = []
     unreadable: list[str] = []
+    deadline = time.monotonic() + READING_SECONDS
     with jobs.reading(job, JobSeries) as reader:
         for run_id in run_ids:
-            series = reader.run(run_id, [*names, COPIES])
+            series = reader.run(run_id, [*names, COPIES], deadline)
             if reader.unreadable:
                 unreadable.append(printable(reader.unreadable[:2000]))
             found += [series_of(series, name, parameters.window) for name in names]
             annotations += _annotations(job, series, parameters.window)
-    return Metrics(series=found, annotations=annotations, unreadable=unreadable)
+    return Metrics(series=found, annotations=annotations, unreadable=[*dict.fromkeys(unreadable)])
 
 
 def series_of(series: RunSeries, name: str, window: Window) -> Series:

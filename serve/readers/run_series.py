@@ -7,6 +7,7 @@ the runs that were looked at last, in bounded memory; another is read again, whi
 from __future__ import annotations
 
 import os
+import time
 from collections import OrderedDict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ KEPT_BYTES = 2**25
 """Bytes of columns that are kept of one job's runs, besides those of the runs that are asked for."""
 
 READING_SECONDS = 5.0
-"""Longest time for which one request reads on in the trainer's file; the next one continues."""
+"""Longest time for which one answer reads on in the trainer's file; the next answer continues."""
 
 MOST_NAMES = 64
 """Metrics of one run that are kept at once."""
@@ -71,6 +72,11 @@ class RunSeries:
     def nbytes(self) -> int:
         """Bytes that it takes."""
         return self.shipped.nbytes + self.trained.nbytes
+
+    @property
+    def unread(self) -> str:
+        """Says that the last `refresh` did not come to the end of the run's own file, and how far it came; empty if it did."""
+        return self._lines.how_far if self._lines.more else ""
 
     def covers(self, names: Iterable[str]) -> bool:
         """Whether it has the columns for these metrics."""
@@ -155,8 +161,12 @@ class JobSeries:
         self.unreadable = ""
         """Why a file could not be read, or not to its end, when it was last tried; empty if all could."""
 
-    def run(self, run_id: str, names: Collection[str]) -> RunSeries:
-        """Returns the run's columns of at least these metrics, as its files are now."""
+    def run(self, run_id: str, names: Collection[str], deadline: float | None = None) -> RunSeries:
+        """Returns the run's columns of at least these metrics, as its files are now.
+
+        `deadline`, by the monotonic clock, ends the reading of the trainer's file, and a later call reads on; None: in
+        `READING_SECONDS`. Give all runs of one answer the same.
+        """
         series = self._runs.get(run_id)
         if series is None or not series.covers(names):
             kept = series.shipped.names if series is not None else frozenset()
@@ -165,10 +175,9 @@ class JobSeries:
         self._runs.move_to_end(run_id)
         self.unreadable = ""
         try:
-            self._trained.refresh(READING_SECONDS)
+            self._trained.refresh(time.monotonic() + READING_SECONDS if deadline is None else deadline)
             series.refresh(self._trained)
-            if not self._trained.complete:
-                self.unreadable = f"{self._trained.progress}; more of the curves follows"
+            self.unreadable = series.unread or self._trained.unread
         except (OSError, UntrustedFileError) as error:
             self.unreadable = str(error)
         while len(self._runs) > 1 and self.nbytes > KEPT_BYTES:

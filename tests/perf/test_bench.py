@@ -53,7 +53,7 @@ def test_a_bound_that_others_may_have_broken_decides_nothing(
     assert ("40% of the machine's CPU" in printed.err) == (verdict == "too noisy")
 
 
-def test_rounds_that_disagree_decide_nothing(
+def test_rounds_of_which_too_many_keep_a_bound_decide_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     figure = Figure("lag", 2.1, "x", 2.0, rounds=(1.0, 1.1, 2.1, 2.2, 2.3))

@@ -40,6 +40,11 @@ class AppendedLines:
         self._before = b""
         self._skips = False
 
+    @property
+    def how_far(self) -> str:
+        """Says how much of the file has been read, for people."""
+        return f"{self.path}: {self.offset / 1e9:.1f} GB of it have been read; the next look reads on"
+
     def new_blocks(self, restart: Callable[[], None]) -> Iterator[tuple[int, bytes]]:
         """Yields whole lines, many at once, with the offset of the first.
 

@@ -38,7 +38,7 @@ _processes = multiprocessing.get_context("spawn")
 
 
 def measure(size: Size) -> list[Case]:
-    """Measures the case `cluster-channel`, in some 30 s; 10 s when quick; a minute in full."""
+    """Measures the case `cluster-channel`, in some 40 s; 10 s when quick; minutes in full."""
     rounds = size.pick(1, 3, 5)
     small, large = size.pick(5_000, 20_000, 50_000), size.pick(40, 100, 200)
     with tempfile.TemporaryDirectory(prefix="counterpoint-bench-") as directory:

@@ -45,7 +45,7 @@ HEARTBEAT_SECONDS = 5.0
 
 
 def measure(size: Size) -> list[Case]:
-    """Measures the case `cluster-manager`, in 15 s; 5 s when quick."""
+    """Measures the case `cluster-manager`, in 10 s; 5 s when quick."""
     events = size.pick(4_000, 20_000, 40_000)
     with infrequent_gc():
         jobs = {workers: _Deaths(workers) for workers in WORKERS}

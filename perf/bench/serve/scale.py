@@ -42,7 +42,7 @@ MIB = 2**20
 
 
 def measure(size: Size) -> list[Case]:
-    """Measures the case `serve-scale`: a minute, seconds when quick, minutes in full."""
+    """Measures the case `serve-scale`: 30 s, seconds when quick, minutes in full."""
     jobs = size.pick(2, 10, 1)
     runs = size.pick(20, 100, 1000)
     steps = size.pick(1_000, 10_000, 10_000)

@@ -43,7 +43,7 @@ PATHS = ("overview", "jobs/job/metrics?run={run}&metric=reward/mean&metric=loss"
 
 
 def measure(size: Size) -> list[Case]:
-    """Measures the case `serve-viewers`: some 60 s; 20 s when quick."""
+    """Measures the case `serve-viewers`: some 45 s; 20 s when quick."""
     in_flight, rounds = size.pick(512, 1024, 4096), size.pick(1, 3, 5)
     alone: list[Measured] = []
     beside: list[Measured] = []

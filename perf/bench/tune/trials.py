@@ -38,7 +38,7 @@ class Run:
 
 
 def measure(size: Size) -> list[Case]:
-    """Measures the case `tune-trials`, in some two minutes; half a minute when quick; half an hour in full."""
+    """Measures the case `tune-trials`, in a minute; half a minute when quick; an hour in full."""
     count = size.pick(20, 200, 1000)
     few, many = _run("ours", count), _run("ours", TIMES * count)
     reused = _run("ours", count, "reuse")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from job.inspection import history as history_module
+from job.inspection import trained_lines
 from job.inspection.history import History
 from job.inspection.metrics_lines import step_of
 from job.inspection.trained_lines import TrainedLines
@@ -120,11 +121,40 @@ def test_lines_of_other_runs_are_not_parsed(tmp_path: Path, monkeypatch: pytest.
         parsed.append(line)
         return step_of(line)
 
-    monkeypatch.setattr(history_module, "step_of", noted)
+    for module in (history_module, trained_lines):
+        monkeypatch.setattr(module, "step_of", noted)
     history = History.of(tmp_path, "test")
     history.refresh()
     assert sorted(history.trained) == [1, 2, 3]
     assert len(parsed) == 3
+
+
+def test_a_run_whose_own_file_is_longer_than_one_look_says_how_far_it_was_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(appended_lines, "MOST_BYTES", 5000)
+    monkeypatch.setattr(appended_lines, "BLOCK_BYTES", 1000)
+    path = tmp_path / "run_test" / "metrics.jsonl"
+    write_lines(path, [shipped_line(step, float(step)) for step in range(1, 31)])
+    history = history_of(tmp_path)
+    assert 0 < history.step < 30
+    assert history.unreadable == f"{path}: 0.0 GB of it have been read; the next look reads on"
+    while history.unreadable:
+        history.refresh()
+    assert history.step == 30
+
+
+def test_the_lines_of_a_trainer_whose_file_was_removed_are_none(tmp_path: Path) -> None:
+    path = tmp_path / "trainer" / "metrics.jsonl"
+    write_lines(path, [trained_line(1, "a"), trained_line(1, "b")])
+    shared = TrainedLines(tmp_path)
+    first, later = (History.of(tmp_path, run, trained=shared) for run in ("a", "b"))
+    first.refresh()
+    path.unlink()
+    for history in (first, later):
+        history.refresh()
+        assert not history.unreadable
+    assert (len(first.trained), len(later.trained)) == (1, 0)
 
 
 def test_the_histories_of_a_job_share_one_pass_over_a_file_of_many_looks(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
-import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from job.inspection import trained_lines as trained_lines_module
 from job.inspection.history import History
 from perf.synthetic_jobs import trained_lines
-from serve.readers import run_series
 from serve.readers.downsample import downsample, rounded
 from serve.readers.run_series import SECONDS_A_STEP, TOKENS_PER_SECOND, JobSeries, Window
 from serve.readers.step_table import MOST_SEEN, StepTable
@@ -99,23 +100,37 @@ def test_each_run_has_its_own_lines_of_the_trainer(tmp_path: Path) -> None:
     assert [len(curve.x) for curve in again] == [5, 2]
 
 
-def test_a_long_file_of_the_trainer_is_read_on_by_the_next_request(
+def test_a_long_file_of_the_trainer_is_read_on_by_the_next_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(appended_lines, "MOST_BYTES", 1000)
     monkeypatch.setattr(appended_lines, "BLOCK_BYTES", 300)
-    monkeypatch.setattr(run_series, "READING_SECONDS", 0.0)
+    clock = itertools.count()  # a second a look
+    monkeypatch.setattr(trained_lines_module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     path = tmp_path / "trainer" / "metrics.jsonl"
-    write_lines(path, [trained_line(step, "a") for step in range(1, 31)])
+    write_lines(path, [trained_line(step, run_id) for step in range(1, 31) for run_id in ("a", "b")])
     reader = JobSeries(tmp_path)
-    found = len(reader.run("a", ["mismatch_kl"]).curve("mismatch_kl", EVERYTHING).x)
+    found = len(reader.run("a", ["mismatch_kl"], deadline=1).curve("mismatch_kl", EVERYTHING).x)
     assert 0 < found < 30
-    assert re.fullmatch(
-        r".*trainer/metrics\.jsonl: 0\.0 GB of it are read so far; more of the curves follows", reader.unreadable
-    )
-    while reader.unreadable:
-        series = reader.run("a", ["mismatch_kl"])
+    assert reader.unreadable == f"{path}: 0.0 GB of it have been read; the next look reads on"
+    before = len(reader.run("b", ["mismatch_kl"], deadline=1).curve("mismatch_kl", EVERYTHING).x)
+    assert abs(before - found) <= 1, "another run of the same answer has no time of its own"
+    series = reader.run("a", ["mismatch_kl"], deadline=100)
     assert len(series.curve("mismatch_kl", EVERYTHING).x) == 30
+    assert not reader.unreadable
+
+
+def test_a_long_file_of_a_run_is_read_on_by_the_next_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(appended_lines, "MOST_BYTES", 5000)
+    monkeypatch.setattr(appended_lines, "BLOCK_BYTES", 1000)
+    path = tmp_path / "run_test" / "metrics.jsonl"
+    write_lines(path, [shipped_line(step, float(step)) for step in range(1, 31)])
+    reader = JobSeries(tmp_path)
+    counts: list[int] = []
+    while len(counts) < 2 or reader.unreadable:
+        counts.append(len(reader.run("test", ["reward/mean"]).curve("reward/mean", EVERYTHING).x))
+        assert reader.unreadable in ("", f"{path}: 0.0 GB of it have been read; the next look reads on")
+    assert 0 < counts[0] < counts[-1] == 30
 
 
 def test_rates_are_those_of_status(tmp_path: Path) -> None:
