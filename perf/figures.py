@@ -31,6 +31,8 @@ class Figure:
     """The factor by which a short measurement widens the bound."""
     timed: bool = True
     """Whether it depends on time, so that other processes change it. Bytes and counts do not."""
+    idle_share: float = 0.0
+    """The share of a lag that an idle loop of the same run has: the machine's own."""
     rounds: tuple[float, ...] = ()
     """The same of each round, where the figure is that of the median round or of the best one."""
 
@@ -74,13 +76,15 @@ class Case:
     def verdict(self, figure: Figure) -> Verdict | None:
         """Returns the verdict on one of its figures; None without a bound. Noise can only break a bound, never make one hold.
 
-        It is too noisy to judge if other processes took too much of the machine, or if too many of the figure's rounds keep it.
+        It is too noisy to judge if other processes took too much of the machine, if too much of a lag is the machine's own, or if
+        too many of the figure's rounds keep it.
         """
         if figure.held is None:
             return None
         if figure.held:
             return "held"
-        return "too noisy" if figure.timed and (self.noise > TOO_NOISY or figure.varies) else "broken"
+        noisy = max(self.noise, figure.idle_share) > TOO_NOISY or figure.varies
+        return "too noisy" if figure.timed and noisy else "broken"
 
     def gross(self) -> Case:
         """Returns the case with bounds for a short measurement: on ratios only, and wider by `slack`."""

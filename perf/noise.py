@@ -7,6 +7,7 @@ whose parent did not wait for it, as Ray's do not, counts as another process.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -16,6 +17,12 @@ from transport.process.launch import descendants
 
 TOO_NOISY = 0.1
 """Largest share of the machine's CPU that other processes may use; above it, a broken bound on time does not count."""
+
+SETTLING_SECONDS = 5.0
+"""Longest wait for a machine that is late with nothing to do."""
+
+LATE_SECONDS = 0.005
+"""A sleeping thread that wakes so much later than it asked for is late."""
 
 _JIFFIES_A_SECOND = os.sysconf("SC_CLK_TCK")
 
@@ -58,6 +65,23 @@ def _of_this_tree() -> int:
             fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
             jiffies += sum(map(int, fields[11:15]))
     return jiffies
+
+
+def settle(seconds: float = SETTLING_SECONDS) -> bool:
+    """Waits until a thread that sleeps a millisecond at a time has woken in time for a second; returns whether it did.
+
+    After `seconds` it gives up. A virtual machine that gives freed memory back to its host stops for 10 to 100 ms at a time while
+    it does, and that is some seconds after a process with gigabytes has ended.
+    """
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        until, late = time.monotonic() + 1.0, 0.0
+        while (began := time.monotonic()) < until:
+            time.sleep(0.001)
+            late = max(late, time.monotonic() - began - 0.001)
+        if late < LATE_SECONDS:
+            return True
+    return False
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from perf.bench.command import Size
 from perf.figures import Case
-from perf.noise import TOO_NOISY
+from perf.noise import TOO_NOISY, settle
 from transport.process.launch import guarded
 
 GROUPS = {
@@ -99,7 +99,8 @@ class CaseFailed(RuntimeError):
 
 
 def measure_case(name: str, size: Size) -> list[Case]:
-    """Measures the case `name`. Raises `CaseFailed`."""
+    """Measures the case `name`, once the machine has settled from the one before. Raises `CaseFailed`."""
+    settle()
     command = [sys.executable, "-P", "-m", module_of(name), "--json", *size.flags]
     completed = subprocess.run(guarded(command), stdout=subprocess.PIPE, text=True, check=False)
     try:
@@ -124,7 +125,7 @@ def undecided(cases: Sequence[Case]) -> tuple[float, list[str]]:
     """Returns what made figures too noisy to judge.
 
     The largest noise (share of the machine's CPU, 0 to 1) of cases with such figures, if other processes took too much, else 0;
-    and the figures of whose rounds too many keep the bound, as `case: figure`.
+    and the figures that are too noisy by themselves, as `case: figure`.
     """
     noisy = [(case, figure) for case in cases for figure in case.figures if case.verdict(figure) == "too noisy"]
     noise = max((case.noise for case, _ in noisy if case.noise > TOO_NOISY), default=0.0)

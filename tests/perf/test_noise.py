@@ -6,10 +6,13 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
-from perf.noise import CpuTimes, measured_noise
+from perf import noise as noise_module
+from perf.noise import CpuTimes, measured_noise, settle
 from tests.support.polling import wait_until
 
 
@@ -55,3 +58,19 @@ def test_others_that_keep_the_machine_busy_are_seen() -> None:
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
     assert noise.share > 0.3
+
+
+def test_a_machine_that_is_always_late_is_waited_for_so_long_and_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds + lateness(now)
+
+    monkeypatch.setattr(noise_module, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
+    lateness: Callable[[float], float] = lambda at: 0.02  # noqa: E731
+    assert not settle(5.0)
+    assert 5.0 <= now < 6.1
+    now, lateness = 0.0, lambda at: 0.02 if at < 2.5 else 0.0001
+    assert settle(5.0)
+    assert 3.5 <= now < 5.0
