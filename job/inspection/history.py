@@ -14,7 +14,7 @@ from job.inspection.trained_lines import TrainedLines
 from transport.files.untrusted import UntrustedFileError
 
 READING_SECONDS = 60.0
-"""Longest time for which one `refresh` reads the trainer's file; it has tens of gigabytes by then."""
+"""Longest time for which one `refresh` reads the trainer's file: enough for some 30 GB."""
 
 MAX_STEPS = 200_000
 """Most steps of a run that are kept. An orchestrator of ours writes fewer."""

@@ -42,8 +42,8 @@ class AppendedLines:
 
     @property
     def how_far(self) -> str:
-        """Says how much of the file has been read, for people."""
-        return f"{self.path}: {self.offset / 1e9:.1f} GB of it have been read; the next look reads on"
+        """Says how much of a file has been read that is too long for one look, for people."""
+        return f"{self.path}: only its first {self.offset / 1e9:.1f} GB have been read"
 
     def new_blocks(self, restart: Callable[[], None]) -> Iterator[tuple[int, bytes]]:
         """Yields whole lines, many at once, with the offset of the first.

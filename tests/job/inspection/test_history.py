@@ -138,7 +138,7 @@ def test_a_run_whose_own_file_is_longer_than_one_look_says_how_far_it_was_read(
     write_lines(path, [shipped_line(step, float(step)) for step in range(1, 31)])
     history = history_of(tmp_path)
     assert 0 < history.step < 30
-    assert history.unreadable == f"{path}: 0.0 GB of it have been read; the next look reads on"
+    assert history.unreadable == f"{path}: only its first 0.0 GB have been read"
     while history.unreadable:
         history.refresh()
     assert history.step == 30

@@ -112,7 +112,7 @@ def test_a_long_file_of_the_trainer_is_read_on_by_the_next_answer(
     reader = JobSeries(tmp_path)
     found = len(reader.run("a", ["mismatch_kl"], deadline=1).curve("mismatch_kl", EVERYTHING).x)
     assert 0 < found < 30
-    assert reader.unreadable == f"{path}: 0.0 GB of it have been read; the next look reads on"
+    assert reader.unreadable == f"{path}: only its first 0.0 GB have been read"
     before = len(reader.run("b", ["mismatch_kl"], deadline=1).curve("mismatch_kl", EVERYTHING).x)
     assert abs(before - found) <= 1, "another run of the same answer has no time of its own"
     series = reader.run("a", ["mismatch_kl"], deadline=100)
@@ -129,7 +129,7 @@ def test_a_long_file_of_a_run_is_read_on_by_the_next_answer(tmp_path: Path, monk
     counts: list[int] = []
     while len(counts) < 2 or reader.unreadable:
         counts.append(len(reader.run("test", ["reward/mean"]).curve("reward/mean", EVERYTHING).x))
-        assert reader.unreadable in ("", f"{path}: 0.0 GB of it have been read; the next look reads on")
+        assert reader.unreadable in ("", f"{path}: only its first 0.0 GB have been read")
     assert 0 < counts[0] < counts[-1] == 30
 
 
