@@ -23,7 +23,8 @@ from orchestrator.step.advantages import LARGEST_FLOAT32, Advantage, AdvantageEr
 from orchestrator.step.filters import FilterCounts, apply_filters
 from orchestrator.step.players import fault_of_players, set_advantages
 from run.config import FilterConfig
-from transport.records import Rollout, SavedState, Turn
+from transport.process.yield_gil import yielding_gil
+from transport.records import Branch, Rollout, SavedState, Turn
 from transport.validation import LOG_PROBABILITY_ROUNDING
 
 
@@ -43,7 +44,7 @@ class GroupOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Finalizer:
-    """Finalizes groups by one run's configuration. A call blocks: make it in a thread."""
+    """Finalizes groups by one run's configuration. A call blocks, and rests after each rollout: make it in a thread."""
 
     advantage: Advantage
     filters: Sequence[FilterConfig]
@@ -52,7 +53,7 @@ class Finalizer:
 
     def __call__(self, rollouts: Sequence[Rollout], group_scoring: bool) -> GroupOutcome:
         """Finalizes copies of the rollouts, as `finalize_group`: the environment may still change those that it played."""
-        own = [_own(rollout) for rollout in rollouts]
+        own = [_own(rollout) for rollout in yielding_gil(rollouts)]
         outcome = finalize_group(own, self.advantage, self.filters, group_scoring=group_scoring)
         dropped = outcome.event.dropped is not None
         for rollout in own:
@@ -72,7 +73,8 @@ def _own(rollout: Rollout) -> Rollout:
     own = replace(rollout, turns=[turns[id(turn)] for turn in rollout.turns], tokens=None)
     if rollout.branches is not None:  # of the same turns
         own.branches = tuple(
-            replace(branch, turns=tuple(turns[id(turn)] for turn in branch.turns)) for branch in rollout.branches
+            Branch(tuple(turns[id(turn)] for turn in branch.turns), branch.token_ids_T, branch.routed_experts)
+            for branch in rollout.branches
         )
     try:
         own.saved = saved_state(own)
@@ -147,7 +149,7 @@ def _fail_the_faulty(rollouts: Sequence[Rollout]) -> int:
     It reads the values of the whole group in one go, and only searches them for the culprit if something is wrong. For each
     rollout, numpy would release the GIL, which takes a switch interval to get back beside a busy loop.
     """
-    for rollout in rollouts:
+    for rollout in yielding_gil(rollouts):
         rollout.error = _fault_of_structure(rollout)
     merged = [rollout for rollout in rollouts if rollout.error is None]
     if not _has_sound_values(merged):

@@ -1,4 +1,4 @@
-"""A paced thread rests for as long as it computed, never for what it waited, and not when all is done."""
+"""A paced thread rests for as long as it computed beside a main thread that computes, and hardly beside one that waits."""
 
 from __future__ import annotations
 
@@ -6,47 +6,83 @@ import time
 
 import pytest
 
-from transport.process.yield_gil import LONGEST_REST_SECONDS, yielding_gil
+from transport.process.yield_gil import LONGEST_REST_SECONDS, SHORTEST_REST_SECONDS, yielding_gil
 
 
-class Clock:
-    """The thread's CPU time, which the test spends, and the rests."""
+class Clocks:
+    """CPU time of the paced thread and of the main one, and wall time; `take` spends them. Rests are noted, and take none."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.computed = 100.0
+        self.wall, self.own, self.main = 50.0, 100.0, 200.0
         self.rests: list[float] = []
-        monkeypatch.setattr(time, "thread_time", lambda: self.computed)
+        monkeypatch.setattr(time, "perf_counter", lambda: self.wall)
+        monkeypatch.setattr(time, "thread_time", lambda: self.own)
+        monkeypatch.setattr(time, "clock_gettime", lambda clock: self.main)
         monkeypatch.setattr(time, "sleep", self.rests.append)
 
+    def take(self, computed: float, waited: float, main_computed: float) -> None:
+        self.wall += computed + waited
+        self.own += computed
+        self.main += main_computed
 
-def test_it_rests_between_two_items_for_as_long_as_it_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(monkeypatch)
+
+def test_it_rests_for_as_long_as_it_computed_beside_a_busy_main_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    clocks = Clocks(monkeypatch)
     given = []
     for item in yielding_gil([0.001, 0.002, 0.003]):
         given.append(item)
-        clock.computed += item
+        clocks.take(item, item, item)
     assert given == [0.001, 0.002, 0.003]
-    assert clock.rests == pytest.approx([0.001, 0.002])
+    assert clocks.rests == pytest.approx([0.001, 0.002])
 
 
-def test_what_it_waited_is_no_reason_to_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(monkeypatch)
-    wall = iter(range(1000))
-    monkeypatch.setattr(time, "perf_counter", lambda: float(next(wall)))
-    assert list(yielding_gil("abc")) == ["a", "b", "c"]
-    assert clock.rests == []
+def test_it_rests_a_fifth_of_that_where_the_main_thread_waits_four_fifths_of_its_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clocks = Clocks(monkeypatch)
+    for _ in yielding_gil(range(3)):
+        clocks.take(0.002, waited=0.010, main_computed=0.002)
+    assert clocks.rests == pytest.approx([0.0004, 0.0004], rel=0.05)
+
+
+def test_it_does_not_rest_beside_a_main_thread_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    clocks = Clocks(monkeypatch)
+    for _ in yielding_gil(range(9)):
+        clocks.take(0.001, waited=0.02, main_computed=0.0)
+    assert clocks.rests == []
+
+
+def test_it_rests_where_it_never_waited_and_so_cannot_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    clocks = Clocks(monkeypatch)
+    for _ in yielding_gil(range(2)):
+        clocks.take(0.002, waited=0.0, main_computed=0.0)
+    assert clocks.rests == pytest.approx([0.002])
+
+
+def test_short_rests_are_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    clocks = Clocks(monkeypatch)
+    for _ in yielding_gil(range(8)):
+        clocks.take(0.3 * SHORTEST_REST_SECONDS, 0.01, 0.01)
+    assert clocks.rests == pytest.approx([1.2 * SHORTEST_REST_SECONDS])
+
+
+def test_the_time_it_waited_is_no_reason_to_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    clocks = Clocks(monkeypatch)
+    for _ in yielding_gil("abc"):
+        clocks.take(0.0, 0.5, 0.5)
+    assert clocks.rests == []
 
 
 def test_a_rest_is_short_however_long_an_item_took(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(monkeypatch)
+    clocks = Clocks(monkeypatch)
     for _ in yielding_gil(range(3)):
-        clock.computed += 0.5
-    assert clock.rests == [LONGEST_REST_SECONDS] * 2
+        clocks.take(0.5, 0.5, 0.5)
+    assert clocks.rests == [LONGEST_REST_SECONDS] * 2
 
 
 @pytest.mark.parametrize("items", [[], ["only"]])
 def test_there_is_no_rest_where_nothing_follows(monkeypatch: pytest.MonkeyPatch, items: list[str]) -> None:
-    clock = Clock(monkeypatch)
+    clocks = Clocks(monkeypatch)
     for _ in yielding_gil(items):
-        clock.computed += 0.001
-    assert clock.rests == []
+        clocks.take(0.001, 0.001, 0.001)
+    assert clocks.rests == []
