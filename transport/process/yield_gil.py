@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -24,8 +25,7 @@ def yielding_gil(items: Iterable[Item]) -> Iterator[Item]:
     share of the remaining time for which the main thread computed: beside an idle loop it hardly rests. Time during which the
     thread only waited, for a disk or the GIL, counts as rest already. Choose items that take about a millisecond.
     """
-    main_clock = time.pthread_getcpuclockid(threading.main_thread().ident or 0)
-    began, began_own, began_main = time.perf_counter(), time.thread_time(), time.clock_gettime(main_clock)
+    began, began_own, began_main = time.perf_counter(), time.thread_time(), _main_thread_seconds()
     computed_before, owed = began_own, 0.0
     for item in items:
         if owed >= SHORTEST_REST_SECONDS:
@@ -34,9 +34,18 @@ def yielding_gil(items: Iterable[Item]) -> Iterator[Item]:
         yield item
         computed = time.thread_time()
         remaining = time.perf_counter() - began - (computed - began_own)
-        busy = time.clock_gettime(main_clock) - began_main
+        busy = _main_thread_seconds() - began_main
         owed += (computed - computed_before) * _busy_share(busy, remaining)
         computed_before = computed
+
+
+def _main_thread_seconds() -> float:
+    """Returns the CPU seconds of the process's main thread; outside Linux, as if it always computed."""
+    if sys.platform != "linux":
+        return time.perf_counter()
+    thread = threading.main_thread().ident
+    assert thread is not None, "it runs"
+    return time.clock_gettime(time.pthread_getcpuclockid(thread))
 
 
 def _busy_share(busy: float, remaining: float) -> float:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from transport.process import yield_gil
 from transport.process.yield_gil import LONGEST_REST_SECONDS, SHORTEST_REST_SECONDS, yielding_gil
 
 
@@ -78,6 +81,23 @@ def test_a_rest_is_short_however_long_an_item_took(monkeypatch: pytest.MonkeyPat
     for _ in yielding_gil(range(3)):
         clocks.take(0.5, 0.5, 0.5)
     assert clocks.rests == [LONGEST_REST_SECONDS] * 2
+
+
+def test_the_main_threads_clock_is_that_of_the_thread_that_runs_the_tests() -> None:
+    with ThreadPoolExecutor(1) as thread:
+        before = thread.submit(yield_gil._main_thread_seconds).result()
+        until = time.thread_time() + 0.02
+        while time.thread_time() < until:
+            pass
+        assert thread.submit(yield_gil._main_thread_seconds).result() - before >= 0.02
+
+
+def test_where_there_is_no_such_clock_it_rests_for_as_long_as_it_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    clocks = Clocks(monkeypatch)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    for _ in yielding_gil(range(3)):
+        clocks.take(0.002, waited=0.010, main_computed=0.0)
+    assert clocks.rests == pytest.approx([0.002, 0.002])
 
 
 @pytest.mark.parametrize("items", [[], ["only"]])
