@@ -1,0 +1,97 @@
+"""A step's rollouts are freed a group at a time, so that no pass of the loop frees hundreds."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from environments.base import Example, Model
+from environments.config import EnvironmentConfig
+from inference.base import SamplingParameters
+from orchestrator.loop_health.gc_tuning import RolloutCounts
+from perf.bench.dispatching import run_to_the_end
+from run.config import RunConfig, ScheduleConfig
+from transport.records import Int32Array, Rollout, Turn
+
+GROUPS, GROUP_SIZE = 16, 4
+
+
+class Passes:
+    """Counts the passes of the running loop, and in which of them each watched array was freed."""
+
+    def __init__(self) -> None:
+        self.freed: Counter[int] = Counter()
+        self._number = 0
+
+    def watch(self, array: object) -> None:
+        weakref.finalize(array, self._note)
+
+    def _note(self) -> None:
+        self.freed[self._number] += 1
+
+    async def run(self) -> None:
+        while True:
+            self._number += 1
+            await asyncio.sleep(0)
+
+
+class Pool:
+    """A client that answers at once."""
+
+    def __init__(self, passes: Passes) -> None:
+        self._passes = passes
+
+    async def generate(
+        self, prompt_ids: Int32Array, sampling: SamplingParameters, *, affinity: str, routed_experts_start: int = 0
+    ) -> Turn:
+        log_probabilities = np.full(2, -0.5, dtype=np.float32)
+        self._passes.watch(log_probabilities)
+        return Turn(prompt_ids, np.array([4, 5], dtype=np.int32), log_probabilities, 0, "stop")
+
+
+class OneTurn:
+    """An environment whose rollouts are one turn each."""
+
+    group_scoring = False
+
+    def __len__(self) -> int:
+        return 1 << 10
+
+    def example(self, index: int) -> Example:
+        return Example(index, "")
+
+    async def rollout(self, example: Example, model: Model, state: dict[str, Any]) -> None:
+        await model.generate([1, 2, 3])
+
+    async def score(self, example: Example, rollout: Rollout) -> float:
+        return float(rollout.rollout_id.rpartition("-")[2])
+
+    async def score_group(self, example: Example, rollouts: Sequence[Rollout]) -> Sequence[float]:
+        raise NotImplementedError
+
+
+async def test_a_pass_of_the_loop_frees_no_more_than_a_group(tmp_path: Path) -> None:
+    rollouts = GROUPS * GROUP_SIZE
+    config = RunConfig(
+        run_id="run",
+        output_dir=tmp_path,
+        model="none",
+        steps=1,
+        environments=[EnvironmentConfig(name="one", kind=f"{__name__}:OneTurn")],
+        schedule=ScheduleConfig(
+            group_size=GROUP_SIZE, rollouts_per_step=rollouts, max_inflight_rollouts=rollouts, max_lead_steps=1
+        ),
+    )
+    config.run_dir.mkdir()
+    passes = Passes()
+    counting = asyncio.create_task(passes.run())
+    await run_to_the_end(config, Pool(passes), OneTurn(), RolloutCounts())
+    counting.cancel()
+    assert passes.freed.total() == rollouts
+    assert max(passes.freed.values()) <= GROUP_SIZE
