@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,17 @@ def test_a_good_group_is_kept_with_its_advantages() -> None:
     outcome = finalize_group(group, group_mean, [zero_advantage])
     assert outcome.event == GroupFinalized(5, kept=2, filtered=0, rewards=(1.0, 0.0))
     assert [rollout.advantage for rollout in group] == [0.5, -0.5]
+
+
+def test_it_rests_beside_a_busy_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    rests: list[float] = []
+    monkeypatch.setattr(time, "sleep", rests.append)
+    group = make_group([float(index) for index in range(256)])
+    with ThreadPoolExecutor(1) as thread:
+        finalized = thread.submit(Finalizer(group_mean, []), group, False)
+        while not finalized.done():  # as a loop that is always busy
+            pass
+    assert rests
 
 
 def test_filtered_rollouts_are_told_apart_from_kept_ones() -> None:
