@@ -177,7 +177,8 @@ def test_a_run_that_is_not_there_or_no_run_is_told(tmp_path: Path) -> None:
 
 def test_a_job_waits_for_its_guests(sweep: Sweep, capsys: pytest.CaptureFixture[str]) -> None:
     job = sweep.start("hang")
-    sweep.wait_for("a", 3)
+    for name in ("a", "b", "c"):
+        sweep.wait_for(name, 3)
     guest = sweep.guest("visitor", "hang")
     wait_until((sweep.output / "run_visitor" / "control").exists, "its directory")
     (sweep.output / "run_visitor" / "control" / "orch.toml").write_bytes(b"\xff")
