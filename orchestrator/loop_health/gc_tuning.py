@@ -12,18 +12,15 @@ from __future__ import annotations
 import asyncio
 import gc
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from orchestrator.loop_health.resident import resident_bytes
 
-_LOOK_SECONDS = 0.05
+_LOOK_SECONDS = 0.1
 _YOUNG_SECONDS = 0.01
 _GROWTH = 1.5
-_GROWTH_IN_FLIGHT = 1.2
-"""Growth that causes a collection once rollouts in flight were found to hold the memory: they do not grow much further."""
 _ENDED_SHARE = 0.1
 _LARGEST_GROWTH = 4.0
 """Growth since the last collection that always causes one: an environment may leave garbage at every turn of a long rollout."""
@@ -83,24 +80,22 @@ class RolloutCounts:
 async def collect_as_memory_grows(rollouts: RolloutCounts) -> None:
     """Collects whenever memory has grown by half and may hold garbage. Runs until it is cancelled.
 
-    While fewer rollouts have ended since the last collection than a tenth of those in flight, the growth is theirs, so a fifth
-    more than that counts from then on, up to four times the memory after the last collection.
+    While fewer rollouts have ended since the last collection than a tenth of those in flight, the growth is theirs, so later
+    growth is compared with it, up to four times the memory after the last collection.
     """
     collected = before = Memory.now()
-    growth = _GROWTH
     ended = rollouts.ended
     while True:
         await _collecting_the_young(_LOOK_SECONDS)
         now = Memory.now()
-        if not now.has_grown_since(before, growth):
+        if not now.has_grown_since(before, _GROWTH):
             continue
         few_ended = rollouts.ended - ended < _ENDED_SHARE * (rollouts.begun - rollouts.ended)
         if few_ended and not now.has_grown_since(collected, _LARGEST_GROWTH):
-            before, growth = now, _GROWTH_IN_FLIGHT
+            before = now
         else:
             gc.collect()
             collected = before = Memory.now()
-            growth = _GROWTH
             ended = rollouts.ended
 
 
@@ -110,7 +105,6 @@ async def _collecting_the_young(seconds: float) -> None:
     Python does so once 700 more objects were made than freed. While old rollouts are freed as fast as new ones are made, that
     takes seconds, and then a hundred thousand objects are visited at once.
     """
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
+    for _ in range(round(seconds / _YOUNG_SECONDS)):
         await asyncio.sleep(_YOUNG_SECONDS)
         gc.collect(0)

@@ -10,6 +10,9 @@ from typing import TypeVar
 
 Item = TypeVar("Item")
 
+BUSY_SHARE = 0.5
+"""A main thread that computes for this share of the time is busy: it may have to wait for a core as long."""
+
 SHORTEST_REST_SECONDS = 0.0001
 """Shorter rests are added up: a rest takes 60 microseconds however short it is."""
 
@@ -21,9 +24,10 @@ def yielding_gil(items: Iterable[Item]) -> Iterator[Item]:
     """Yields `items`, and rests between two of them. For a thread that is not the process's main one, which runs the loop.
 
     Two threads that compute share the GIL half and half, and a busy loop is twice as slow for as long as it lasts. A thread
-    that rests half of its time leaves the loop three quarters. So this one rests for as long as it computed, multiplied by the
-    share of the remaining time for which the main thread computed: beside an idle loop it hardly rests. Time during which the
-    thread only waited, for a disk or the GIL, counts as rest already. Choose items that take about a millisecond.
+    that rests half of its time leaves the loop three quarters. So this one rests for as long as it computed, if the main thread
+    computed for half of the remaining time, and in proportion less if for less: beside an idle loop it hardly rests. Half,
+    since other processes may have the core. Time during which the thread only waited, for a disk or the GIL, counts as rest
+    already. Choose items that take about a millisecond.
     """
     began, began_own, began_main = time.perf_counter(), time.thread_time(), _main_thread_seconds()
     computed_before, owed = began_own, 0.0
@@ -35,7 +39,7 @@ def yielding_gil(items: Iterable[Item]) -> Iterator[Item]:
         computed = time.thread_time()
         remaining = time.perf_counter() - began - (computed - began_own)
         busy = _main_thread_seconds() - began_main
-        owed += (computed - computed_before) * _busy_share(busy, remaining)
+        owed += (computed - computed_before) * min(1.0, _busy_share(busy, remaining) / BUSY_SHARE)
         computed_before = computed
 
 
@@ -50,4 +54,4 @@ def _main_thread_seconds() -> float:
 
 def _busy_share(busy: float, remaining: float) -> float:
     """Returns the share of the remaining time that was busy, in which a busy moment before it counts, too: it may be short."""
-    return min(1.0, (busy + SHORTEST_REST_SECONDS) / (max(0.0, remaining) + SHORTEST_REST_SECONDS))
+    return (busy + SHORTEST_REST_SECONDS) / (max(0.0, remaining) + SHORTEST_REST_SECONDS)

@@ -54,7 +54,6 @@ def test_growth_counts_be_it_of_small_objects_or_of_buffers(now: Memory, grown: 
 def prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     """Little growth is enough, and is seen at once."""
     monkeypatch.setattr(gc_tuning, "_GROWTH", 1.02)
-    monkeypatch.setattr(gc_tuning, "_GROWTH_IN_FLIGHT", 1.02)
     monkeypatch.setattr(gc_tuning, "_LOOK_SECONDS", 0.001)
     monkeypatch.setattr(gc_tuning, "_YOUNG_SECONDS", 0.001)
 
@@ -112,26 +111,6 @@ async def test_what_rollouts_in_flight_hold_is_not_walked_until_some_have_ended(
             held += [Knot() for _ in range(1000)]
             await asyncio.sleep(0.002)
     assert len(set(map(id, held))) == len(held)
-
-
-@pytest.mark.usefixtures("prompt")
-async def test_less_growth_is_collected_once_rollouts_in_flight_were_found_to_hold_the_memory(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(gc_tuning, "_GROWTH", 1.1)
-    gc.collect()  # so that the collection frees nothing, and the memory after it is that before it
-    rollouts = RolloutCounts(begun=100)
-    async with collecting(rollouts) as seen:
-        held, before = [Knot()], Memory.now()
-        while not Memory.now().has_grown_since(before, 1.12):
-            held += [Knot() for _ in range(1000)]
-            await asyncio.sleep(0.002)
-        await asyncio.sleep(0.02)  # for a look
-        rollouts.ended, before = 10, Memory.now()
-        while not seen:
-            held += [Knot() for _ in range(1000)]
-            await asyncio.sleep(0.002)
-        assert not Memory.now().has_grown_since(before, 1.06)
 
 
 @pytest.mark.usefixtures("prompt")
