@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> int:
     for name in varying:
         print(
             f"counterpoint: bench: {name}: its bound is broken, but not in three quarters of its rounds, or more than a "
-            "tenth of it is the machine's, as an idle loop or a bare read shows, so it does not count. Run the case again",
+            "tenth of the lag is that of an idle loop, so it does not count. Run the case again",
             file=sys.stderr,
         )
     if given.json:

@@ -32,7 +32,7 @@ class Figure:
     timed: bool = True
     """Whether it depends on time, so that other processes change it. Bytes and counts do not."""
     idle_share: float = 0.0
-    """The share of a lag or a waking that an idle loop, or a bare call, of the same run takes: the machine's own."""
+    """The share of a lag that an idle loop of the same run has: the machine's own."""
     rounds: tuple[float, ...] = ()
     """The same of each round, where the figure is that of the median round or of the best one."""
 

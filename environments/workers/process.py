@@ -18,7 +18,7 @@ from environments.workers.boot import Boot
 from transport.printable import printable
 from transport.process.launch import guarded
 
-NICE = 10
+NICE = 5
 """Added to a worker's niceness, so that the orchestrator's loop comes first where there are fewer cores than workers."""
 
 STACK_SIGNAL = signal.SIGRTMIN + 7

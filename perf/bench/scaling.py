@@ -57,7 +57,7 @@ def _replay(shape: Shape) -> Replay:
 def _bounds(measured: list[tuple[float, Replay]]) -> list[Figure]:
     """Compares the largest with a line through the others, and its lag with the smallest's and the idle loop's.
 
-    A virtual machine stops for 15 to 40 ms in one of thirty rounds, also of an idle loop. Nothing where there are too few sizes.
+    Nothing where there are too few sizes.
     """
     if len(measured) < 2:
         return []
@@ -65,24 +65,11 @@ def _bounds(measured: list[tuple[float, Replay]]) -> list[Figure]:
     walls = [found.row(BOUNDARY).seconds for _, found in measured]
     smallest, largest = measured[0][1].row(BOUNDARY).lag, measured[-1][1].row(BOUNDARY).lag
     idle = statistics.median(found.row(BASELINE).lag.max for _, found in measured)
-    least = max(smallest.max, idle)
-    trace = measured[-1][1].trace
-    rounds = [trace.distribution(span) for span in trace.spans if span.name == BOUNDARY]
     figures = [
         Figure("idle: lag max", 1e3 * idle, "ms"),
+        Figure("lag p99 of the largest over the smallest's", largest.p99 / smallest.p99, "x", 2.0),
         Figure(
-            "lag p99 of the largest over the smallest's",
-            largest.p99 / smallest.p99,
-            "x",
-            2.0,
-            rounds=tuple(each.p99 / smallest.p99 for each in rounds),
-        ),
-        Figure(
-            "lag max of the largest over the smallest's and idle's",
-            largest.max / least,
-            "x",
-            2.0,
-            rounds=tuple(each.max / least for each in rounds),
+            "lag max of the largest over the smallest's and idle's", largest.max / max(smallest.max, idle), "x", 2.0
         ),
     ]
     if len(measured) > 2:

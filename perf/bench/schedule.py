@@ -4,8 +4,8 @@ The daemon's own scheduler, dispatcher, rollouts, step boundary and inference po
 that trains in no time. It is compared with the same rollouts written with the `openai` client, each a coroutine: token ids to
 `/v1/completions` of the same server, and the answers ignored.
 
-The p99 and the mean of its lag are compared, the p99 also part by part. With 512 and 1,024 in flight its p99 varied from 61 to
-209 ms in ten runs, as its callbacks happened to fall together; the mean varies less.
+The p99 and the mean of its lag are compared. With 512 and 1,024 in flight its p99 varied from 61 to 209 ms in ten runs, as its
+callbacks happened to fall together; the mean varies less.
 
     python -m perf.bench.schedule [--quick | --full]
 """
@@ -16,8 +16,6 @@ import asyncio
 import tempfile
 import time
 from dataclasses import dataclass
-from itertools import pairwise
-from operator import truediv
 from pathlib import Path
 
 import openai
@@ -30,7 +28,7 @@ from environments.registry import load_environment
 from environments.workers.proxy import WorkerEnvironment
 from inference.config import PoolConfig
 from inference.pool.pool import InferencePool
-from job.replay.lag_trace import LagTrace, Span
+from job.replay.lag_trace import LagTrace
 from orchestrator.loop_health.gc_tuning import RolloutCounts, collect_as_memory_grows, freeze_gc, infrequent_gc
 from orchestrator.loop_health.lag import LagDistribution
 from orchestrator.loop_health.threads import prompt_switching
@@ -46,8 +44,6 @@ COMPLETION_TOKENS = 16
 GROUP_SIZE = 8
 STEPS = 16
 IDLE_SECONDS = 2.0
-PARTS = 4
-"""Parts of the time whose p99 are compared one by one: where one of them has far more than another, the whole says little."""
 FEWEST_TURNS = 1024
 """Of the `openai` client: with fewer, one burst of its callbacks decides its lag."""
 
@@ -61,15 +57,6 @@ class Measured:
     cpu_seconds: float
     """CPU seconds of the process, all its threads."""
     lag: LagDistribution
-    p99_of_parts: tuple[float, ...]
-    """The p99 of the lag in each of `PARTS` parts of the time, in seconds."""
-
-    @classmethod
-    def of(cls, turns: int, seconds: float, cpu_seconds: float, trace: LagTrace) -> Measured:
-        """Returns what a loop did while its lag was traced."""
-        bounds = [trace.times[-1] * part / PARTS for part in range(PARTS + 1)]
-        parts = (trace.distribution(Span("part", begin, end)) for begin, end in pairwise(bounds))
-        return cls(turns, seconds, cpu_seconds, trace.distribution(), tuple(part.p99 for part in parts))
 
 
 def measure(size: Size) -> list[Case]:
@@ -145,7 +132,9 @@ async def _measured(config: RunConfig, pool: InferencePool, environment: Environ
             await run_to_the_end(config, pool, environment, counts)
         seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu_started
         collecting.cancel()
-    return Measured.of(config.steps * config.schedule.rollouts_per_step * TURNS, seconds, cpu_seconds, trace)
+    return Measured(
+        config.steps * config.schedule.rollouts_per_step * TURNS, seconds, cpu_seconds, trace.distribution()
+    )
 
 
 # --- with the openai client ---
@@ -200,7 +189,7 @@ async def _with_openai(url: str, in_flight: int) -> Measured:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-    return Measured.of(turns, seconds, cpu_seconds, trace)
+    return Measured(turns, seconds, cpu_seconds, trace.distribution())
 
 
 def _case(in_flight: int, idle: LagDistribution, ours: Measured, theirs: Measured) -> Case:
@@ -238,7 +227,6 @@ def _case(in_flight: int, idle: LagDistribution, ours: Measured, theirs: Measure
                 30.0,
                 "at least",
                 idle_share=idle.p99 / ours.lag.p99,
-                rounds=tuple(map(truediv, theirs.p99_of_parts, ours.p99_of_parts)),
             ),
         ],
     )

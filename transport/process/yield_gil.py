@@ -11,7 +11,7 @@ from typing import TypeVar
 Item = TypeVar("Item")
 
 BUSY_SHARE = 0.5
-"""A main thread that computes for this share of the time is busy: it may have to wait for a core as long."""
+"""A main thread that computes for this share of the time counts as always busy: for the rest it may wait for a core."""
 
 SHORTEST_REST_SECONDS = 0.0001
 """Shorter rests are added up: a rest takes 60 microseconds however short it is."""
@@ -25,9 +25,9 @@ def yielding_gil(items: Iterable[Item]) -> Iterator[Item]:
 
     Two threads that compute share the GIL half and half, and a busy loop is twice as slow for as long as it lasts. A thread
     that rests half of its time leaves the loop three quarters. So this one rests for as long as it computed, if the main thread
-    computed for half of the remaining time, and in proportion less if for less: beside an idle loop it hardly rests. Half,
-    since other processes may have the core. Time during which the thread only waited, for a disk or the GIL, counts as rest
-    already. Choose items that take about a millisecond.
+    was busy for `BUSY_SHARE` of the remaining time, and for proportionally less if it was less busy: beside an idle loop it
+    hardly rests. Time during which this thread only waited, for a disk or the GIL, counts as rest already. Choose items that
+    take about a millisecond.
     """
     began, began_own, began_main = time.perf_counter(), time.thread_time(), _main_thread_seconds()
     computed_before, owed = began_own, 0.0
@@ -53,5 +53,8 @@ def _main_thread_seconds() -> float:
 
 
 def _busy_share(busy: float, remaining: float) -> float:
-    """Returns the share of the remaining time that was busy, in which a busy moment before it counts, too: it may be short."""
+    """Returns the share of the remaining time for which the main thread was busy.
+
+    `SHORTEST_REST_SECONDS` before count as busy: at first the remaining time is too short to tell.
+    """
     return (busy + SHORTEST_REST_SECONDS) / (max(0.0, remaining) + SHORTEST_REST_SECONDS)

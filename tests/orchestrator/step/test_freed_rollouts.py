@@ -5,19 +5,17 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from environments.base import Example, Model
 from environments.config import EnvironmentConfig
 from inference.base import SamplingParameters
 from orchestrator.loop_health.gc_tuning import RolloutCounts
 from perf.bench.dispatching import run_to_the_end
+from perf.bench.short_turns import TURNS, ShortTurns
 from run.config import RunConfig, ScheduleConfig
-from transport.records import Int32Array, Rollout, Turn
+from transport.records import Int32Array, Turn
 
 GROUPS, GROUP_SIZE = 16, 4
 
@@ -55,27 +53,6 @@ class Pool:
         return Turn(prompt_ids, np.array([4, 5], dtype=np.int32), log_probabilities, 0, "stop")
 
 
-class OneTurn:
-    """An environment whose rollouts are one turn each."""
-
-    group_scoring = False
-
-    def __len__(self) -> int:
-        return 1 << 10
-
-    def example(self, index: int) -> Example:
-        return Example(index, "")
-
-    async def rollout(self, example: Example, model: Model, state: dict[str, Any]) -> None:
-        await model.generate([1, 2, 3])
-
-    async def score(self, example: Example, rollout: Rollout) -> float:
-        return float(rollout.rollout_id.rpartition("-")[2])
-
-    async def score_group(self, example: Example, rollouts: Sequence[Rollout]) -> Sequence[float]:
-        raise NotImplementedError
-
-
 async def test_a_pass_of_the_loop_frees_no_more_than_a_group(tmp_path: Path) -> None:
     rollouts = GROUPS * GROUP_SIZE
     config = RunConfig(
@@ -83,7 +60,7 @@ async def test_a_pass_of_the_loop_frees_no_more_than_a_group(tmp_path: Path) -> 
         output_dir=tmp_path,
         model="none",
         steps=1,
-        environments=[EnvironmentConfig(name="one", kind=f"{__name__}:OneTurn")],
+        environments=[EnvironmentConfig(name="short", kind="perf.bench.short_turns:ShortTurns")],
         schedule=ScheduleConfig(
             group_size=GROUP_SIZE, rollouts_per_step=rollouts, max_inflight_rollouts=rollouts, max_lead_steps=1
         ),
@@ -91,7 +68,7 @@ async def test_a_pass_of_the_loop_frees_no_more_than_a_group(tmp_path: Path) -> 
     config.run_dir.mkdir()
     passes = Passes()
     counting = asyncio.create_task(passes.run())
-    await run_to_the_end(config, Pool(passes), OneTurn(), RolloutCounts())
+    await run_to_the_end(config, Pool(passes), ShortTurns(), RolloutCounts())
     counting.cancel()
-    assert passes.freed.total() == rollouts
-    assert max(passes.freed.values()) <= GROUP_SIZE
+    assert passes.freed.total() == rollouts * TURNS
+    assert max(passes.freed.values()) <= GROUP_SIZE * TURNS
