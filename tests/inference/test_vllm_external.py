@@ -40,6 +40,8 @@ async def test_a_job_uses_a_server_that_runs_already(moe_server: ServerProcess, 
     job_settings = settings(output_dir, server=moe_server)
     job_settings["orchestrator"]["steps"] = STEPS
     job_settings["orchestrator"].setdefault("inference", {})["send_weights"] = True
+    held_out = {"name": "reverse", "kind": "reverse-text"}
+    job_settings["orchestrator"]["evaluations"] = [{"name": "last", "environments": [held_out], "examples": 2}]
     job_settings["trainer"]["broadcast"] = "memory"
     file.write_text(tomli_w.dumps(job_settings))
     job = RunningJob(file, output_dir)
@@ -54,7 +56,10 @@ async def test_a_job_uses_a_server_that_runs_already(moe_server: ServerProcess, 
     assert found.last_errors() == {}
     summary = json.loads((output_dir / "summary.json").read_text())
     assert (summary["outcome"], summary["steps"]["shipped"], summary["steps"]["trained"]) == ("done", STEPS, STEPS)
-    assert await loads_by_sending(moe_server) - loads_before == STEPS + 1
+    log = (output_dir / "orchestrator.log").read_text()
+    served = [int(version) for version in re.findall(r"inference serves policy version (\d+)", log)]
+    assert served in ([0, 1, STEPS], [0, STEPS])  # a version is left out if a newer one is published meanwhile
+    assert await loads_by_sending(moe_server) - loads_before == len(served)
     async with HttpSessions(PoolConfig()) as connections:
         await BinaryClient(moe_server.url, connections).identify()  # it serves on
-    assert "proven in" in (output_dir / "orchestrator.log").read_text()
+    assert "proven in" in log

@@ -150,7 +150,9 @@ class RunAttempt:
             first, self._first = self._first, None
             self.exploit(*first)
         if self._exploit is not None:
-            if (problem := self._exploit_problem(self._exploit)) is not None and self._has_no_step_left():
+            is_over = self._exploit.is_over()
+            problem = self._exploit_problem(self._exploit, is_over)
+            if problem is not None and self._has_no_step_left():
                 logger.warning("trial %s ends as it is: %s", self.trial_id, problem)
                 self._exploit, self._started = None, True
                 return [Started(self.trial_id, self.number)]
@@ -158,7 +160,7 @@ class RunAttempt:
                 self._failure = problem
                 self.leave()
                 return []
-            if not self._exploit.is_over():
+            if not is_over:
                 return []
             self._results.skip_to(self._exploit.last_old_step())
             if (copied_at := self._exploit.copied_at()) is not None:
@@ -172,8 +174,8 @@ class RunAttempt:
         ended_well = self._process is not None and self._process.code == 0
         return ended_well or self._results.newest >= self.config.steps - 1
 
-    def _exploit_problem(self, exploit: Exploit) -> str | None:
-        if exploit.is_over():
+    def _exploit_problem(self, exploit: Exploit, is_over: bool) -> str | None:
+        if is_over:
             refusal = exploit.refusal()
             return None if refusal is None else f"the copy or the change of its run was refused: {refusal}"
         if self._complete:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from job.population.exploit import outcome
+from run.requests import Answer
 from tests.support.polling import wait_until
 from tests.tune.runs.conftest import PretendedJob
 from tune.errors import TuneError
@@ -225,6 +228,36 @@ def test_a_refused_copy_fails_the_trial(job: PretendedJob) -> None:
     assert job.executor.reset_trial(loser, {}, checkpoint)
     assert "its rank is another" in job.until(Failed, loser).error
     wait_until(lambda: len(job.orchestrators()) <= 2, "the loser's orchestrator to end")
+
+
+def test_a_refusal_that_comes_between_two_looks_fails_the_trial(
+    job: PretendedJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in "ab":
+        job.direct(name, "allowed", "1")
+    job.direct("b", "refuse", "its rank is another")
+    winner, loser = job.trial("a"), job.trial("b")
+    for trial in (winner, loser):
+        job.executor.start_trial(trial, 1)
+        job.until(Started, trial)
+    checkpoint = job.checkpoint(winner, 1)
+    results(job, winner, 1)
+    job.executor.save(winner, checkpoint)
+    job.until(Saved, winner)
+    looks = 0
+
+    def answered_after_the_first_look(*request: Any) -> Answer | None:
+        nonlocal looks
+        looks += 1
+        if looks > 1:
+            return outcome(*request)
+        wait_until(lambda: outcome(*request) is not None, "the refusal of the copy")
+        return None
+
+    monkeypatch.setattr("tune.runs.exploit.outcome", answered_after_the_first_look)
+    assert job.executor.reset_trial(loser, {}, checkpoint)
+    assert "its rank is another" in job.until(Failed, loser).error
+    assert looks == 2
 
 
 def test_a_copy_that_comes_after_the_last_step_fails_nothing(job: PretendedJob) -> None:
