@@ -249,6 +249,7 @@ class WorkerPool:
     def _handle(self, worker: Worker, message: Message) -> None:
         if worker.killed:
             return
+        self._watcher.heard(worker)
         kind = message[0]
         worker.messages += kind not in (protocol.GENERATE, protocol.PARSE)
         if worker.messages > MOST_MESSAGES * max(1, worker.width):

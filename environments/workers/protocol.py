@@ -34,6 +34,9 @@ PLAY, SCORE, TURN, REPLY, FAILURE, CANCEL, LEAVE = range(33, 40)
 JOIN, ROOM, ALIVE, REFUSED = range(64, 68)
 """`JOIN name identity` and `ROOM workers` are from a host, `ALIVE` and `REFUSED reason` to it."""
 
+RESUMING = frozenset({GENERATE, PARSE, DONE, PLAY, SCORE, TURN, REPLY, FAILURE})
+"""A rollout starts or continues at once when one of these arrives. All others take little time."""
+
 PLAYER, OPPONENT = "player:", "opponent:"
 
 MAX_FRAME_BYTES = 64 * 2**20

@@ -49,9 +49,12 @@ class Watcher:
         self._supply.spawn(self._watch())
         self._supply.spawn(self._keep())
 
-    def beat(self, worker: Worker, lag: float) -> None:
-        """Notes a sign of a worker's loop, which was late by `lag` seconds."""
+    def heard(self, worker: Worker) -> None:
+        """Notes that a message of the worker arrived, which only a loop that runs sends. Beats may be queued behind others."""
         worker.silent_ticks, worker.blamed = 0, False
+
+    def beat(self, worker: Worker, lag: float) -> None:
+        """Notes that a worker's loop was late by `lag` seconds."""
         self._lag = max(self._lag, lag)
 
     def take_lag(self) -> float:

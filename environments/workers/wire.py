@@ -1,7 +1,8 @@
 """A ZMQ socket on an event loop: what is sent in one iteration of the loop travels together, what arrives is handled in portions.
 
-Both ends use it: the orchestrator a ROUTER, on which all workers of an environment are peers, a worker a DEALER. A portion is a
-few messages, since each may start a model call: the rest of a large batch waits for the next iterations of the loop.
+Both ends use it: the orchestrator a ROUTER, on which all workers of an environment are peers, a worker a DEALER. One iteration of
+the loop handles one message that lets a rollout continue: what it does then takes a quarter of a millisecond, and the servers'
+responses take their part of the iteration, too.
 """
 
 from __future__ import annotations
@@ -12,13 +13,7 @@ from collections.abc import Callable
 
 import zmq
 
-from environments.workers.protocol import MAX_BATCH, MAX_BATCH_BYTES, Message, ProtocolError, pack, unpack
-
-PORTION = 8
-"""Messages handled in one iteration of the loop."""
-
-FRAMES_AT_ONCE = 32
-"""Frames read in one iteration."""
+from environments.workers.protocol import MAX_BATCH, MAX_BATCH_BYTES, RESUMING, Message, ProtocolError, pack, unpack
 
 
 class BatchingWire:
@@ -107,30 +102,30 @@ class BatchingWire:
             self._pump()
 
     def _pump(self) -> None:
-        """Handles a portion, and comes again if there is more."""
+        """Handles a portion, up to the first message that lets a rollout continue, and comes again if there may be more."""
         self._scheduled = False
         if self._closed:
             return
-        more = len(self._inbox) >= PORTION or self._read()
-        for _ in range(min(PORTION, len(self._inbox))):
-            self._received(*self._inbox.popleft())
-        if (more or self._inbox) and not self._closed:
+        more = bool(self._inbox) or self._read()
+        for _ in range(min(MAX_BATCH, len(self._inbox))):
+            peer, message = self._inbox.popleft()
+            self._received(peer, message)
+            if message[0] in RESUMING:
+                break
+        if more and not self._closed:
             self._schedule()
 
     def _read(self) -> bool:
-        """Reads frames until there is a portion; returns whether there may be more."""
-        for _ in range(FRAMES_AT_ONCE):
-            try:
-                frames = self._socket.recv_multipart(zmq.DONTWAIT)
-            except zmq.Again:
-                return False
-            peer = frames[0] if self._is_router else b""
-            try:
-                if len(frames) != 1 + self._is_router:
-                    raise ProtocolError(f"a message of {len(frames)} frames")
-                self._inbox.extend((peer, message) for message in unpack(frames[-1]))
-            except ProtocolError as error:
-                self._malformed(peer, str(error))
-            if len(self._inbox) >= PORTION:
-                return True
+        """Reads a frame, which may hold many messages; returns whether there was one."""
+        try:
+            frames = self._socket.recv_multipart(zmq.DONTWAIT)
+        except zmq.Again:
+            return False
+        peer = frames[0] if self._is_router else b""
+        try:
+            if len(frames) != 1 + self._is_router:
+                raise ProtocolError(f"a message of {len(frames)} frames")
+            self._inbox.extend((peer, message) for message in unpack(frames[-1]))
+        except ProtocolError as error:
+            self._malformed(peer, str(error))
         return True

@@ -1,0 +1,60 @@
+"""How many messages one iteration of the loop handles, and what their arrival shows."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import zmq
+
+from environments.config import EnvironmentConfig
+from environments.workers.pool import WorkerPool
+from environments.workers.protocol import BEAT, DONE, GENERATE, MAX_BATCH, Message
+from environments.workers.session import Session
+from environments.workers.supply import Worker
+from environments.workers.wire import BatchingWire
+
+CALL: Message = [GENERATE, 1, 1, "", -1, None, b""]
+END: Message = [DONE, 1, None, [1.0], [], False]
+SIGN: Message = [BEAT, 0.0]
+
+
+async def handled_by_iteration(directory: Path, messages: list[Message]) -> list[list[Message]]:
+    """Returns what each iteration of the loop handled of messages that were there before the first of them, the idle ones left
+    out."""
+    portions: list[list[Message]] = []
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as ours, context.socket(zmq.DEALER) as theirs:
+        ours.bind(f"ipc://{directory}/wire")
+        theirs.connect(f"ipc://{directory}/wire")
+        sender = BatchingWire(theirs, lambda peer, message: None, lambda peer, error: None)
+        for message in messages:
+            sender.send(b"", message)
+        sender.flush()
+        assert ours.poll(10_000)
+        receiver = BatchingWire(ours, lambda peer, message: portions[-1].append(message), lambda peer, error: None)
+        while sum(map(len, portions)) < len(messages):
+            portions.append([])
+            await asyncio.sleep(0)
+        receiver.close()
+        sender.close()
+    return [portion for portion in portions if portion]
+
+
+async def test_an_iteration_lets_one_rollout_continue(tmp_path: Path) -> None:
+    async with asyncio.timeout(60):
+        portions = await handled_by_iteration(tmp_path, [CALL, SIGN, CALL, END, SIGN, SIGN])
+    assert portions == [[CALL], [SIGN, CALL], [END], [SIGN, SIGN]]
+
+
+async def test_what_no_rollout_continues_by_is_handled_together(tmp_path: Path) -> None:
+    async with asyncio.timeout(60):
+        portions = await handled_by_iteration(tmp_path, [SIGN] * MAX_BATCH + [CALL])
+    assert portions == [[SIGN] * MAX_BATCH, [CALL]]
+
+
+async def test_a_worker_whose_beats_are_queued_behind_its_calls_is_not_silent() -> None:
+    pool = WorkerPool(EnvironmentConfig(name="mine", kind="reverse-text", workers=1), 1, False)
+    worker = Worker(0, silent_ticks=8, blamed=True)
+    worker.sessions[1] = Session(1, None, 60.0, lambda message, nbytes: None)
+    pool._handle(worker, CALL)
+    assert (worker.silent_ticks, worker.blamed) == (0, False)
