@@ -6,13 +6,14 @@ Their work may be slow or never end. With one pool for both, scorers that hang w
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextvars
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from transport.process.priority import lower_own_priority
 
@@ -55,7 +56,72 @@ async def record_in_thread(
 
 
 async def _run_in(threads: ThreadPoolExecutor, call: Callable[[], Result]) -> Result:
-    return await asyncio.get_running_loop().run_in_executor(threads, contextvars.copy_context().run, call)
+    work = threads.submit(contextvars.copy_context().run, call)
+    await _End(work)
+    try:
+        return work.result()
+    finally:
+        del work  # whose error would refer to this frame, and so to itself
+
+
+class _End:
+    """Awaits the end of a thread's work. Its task is resumed in the iteration of the loop that notices the end.
+
+    `run_in_executor` sets a future in that iteration, and asyncio resumes the future's task in the next one. Beside tasks that
+    keep the loop busy, each call would wait for all of them twice. So this is what a task accepts in place of a future: the
+    thread schedules the task itself.
+    """
+
+    _asyncio_future_blocking = False
+    """A task expects this of what it awaits."""
+
+    def __init__(self, work: concurrent.futures.Future[Any]) -> None:
+        self._work = work
+        self._loop = asyncio.get_running_loop()
+        self._resume: list[tuple[Callable[[_End], object], contextvars.Context]] = []
+        """What resumes the task. Whoever removes it does so: the thread, or the loop when the task is cancelled."""
+        self._cancelled = False
+
+    def __await__(self) -> Generator[Any, None, None]:
+        self._asyncio_future_blocking = True
+        try:
+            yield self
+        finally:
+            del self._work  # which refers to this: no cycle may keep its result
+
+    # --- what a task calls ---
+
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        return self._loop
+
+    def add_done_callback(self, callback: Callable[[_End], object], *, context: contextvars.Context) -> None:
+        self._resume.append((callback, context))
+        self._work.add_done_callback(self._ended)
+
+    def cancel(self, msg: object = None) -> bool:
+        if not self._resume_by(self._loop.call_soon):
+            return False
+        self._cancelled = True
+        self._work.cancel()  # unless it has begun
+        return True
+
+    def result(self) -> None:
+        if self._cancelled:
+            raise asyncio.CancelledError
+
+    # --- in the thread ---
+
+    def _ended(self, work: concurrent.futures.Future[Any]) -> None:
+        with suppress(RuntimeError):  # the loop is closed: nobody waits
+            self._resume_by(self._loop.call_soon_threadsafe)
+
+    def _resume_by(self, schedule: Callable[..., object]) -> bool:
+        try:
+            callback, context = self._resume.pop()
+        except IndexError:
+            return False
+        schedule(callback, self, context=context)
+        return True
 
 
 @contextmanager
