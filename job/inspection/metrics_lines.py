@@ -20,6 +20,9 @@ Line = dict[str, Any]
 MAX_REPORT_BYTES = 2**16
 """Most bytes of a run's report on discarded rollouts."""
 
+SHORTEST_BYTES = len(b'{"step":1,"time":1}')
+"""A shorter line holds no step and is not parsed: a file of newlines would take minutes."""
+
 LARGEST = 1e18
 """Larger numbers are skipped: their sums and differences could be infinite."""
 
@@ -55,6 +58,8 @@ class Follower:
 
 def step_of(text: bytes) -> Line:
     """Parses the line of a step and drops values that no metric can have; returns an empty line for any other text."""
+    if len(text) < SHORTEST_BYTES:
+        return {}
     try:
         values = parse_json(text)
     except UntrustedFileError:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from job.inspection.history import MAX_STEPS
-from job.inspection.metrics_lines import LARGEST, is_number
+from job.inspection.metrics_lines import LARGEST, SHORTEST_BYTES, is_number
 from transport.files.untrusted import UntrustedFileError, parse_json
 
 Floats = npt.NDArray[np.float64]
@@ -57,6 +57,8 @@ class StepTable:
 
     def add(self, raw: bytes, offset: int) -> None:
         """Adds a line, which begins at `offset` in its file. One that is not of a step of this run is left out."""
+        if len(raw) < SHORTEST_BYTES:
+            return
         try:
             values = parse_json(raw)
         except UntrustedFileError:

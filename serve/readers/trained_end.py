@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from job.inspection.metrics_lines import Line, is_number, step_of
+from job.inspection.metrics_lines import SHORTEST_BYTES, Line, is_number, step_of
 from job.inspection.trained_lines import METRICS_FILE
 from transport.files.appended_lines import AppendedLines
 from transport.files.untrusted import UntrustedFileError, parse_json
@@ -49,6 +49,8 @@ class TrainedEnd:
                 self._add(raw)
 
     def _add(self, raw: bytes) -> None:
+        if len(raw) < SHORTEST_BYTES:
+            return
         try:
             values = parse_json(raw)
         except UntrustedFileError:

@@ -10,14 +10,18 @@ from typing import Any
 import pytest
 
 from job.inspection import history as history_module
-from job.inspection import trained_lines
+from job.inspection import metrics_lines, trained_lines
 from job.inspection.history import History
 from job.inspection.metrics_lines import step_of
 from job.inspection.trained_lines import TrainedLines
+from serve.readers import step_table, trained_end
+from serve.readers.step_table import StepTable
+from serve.readers.trained_end import TrainedEnd
 from tests.support.jobs import shipped_line, trained_line, write_lines
 from tests.support.past_jobs import history_of
 from transport.files import appended_lines
 from transport.files.appended_lines import AppendedLines
+from transport.files.untrusted import parse_json
 
 
 def test_history_follows_files_that_grow_and_are_replaced(tmp_path: Path) -> None:
@@ -46,6 +50,28 @@ def test_the_progress_of_a_run_without_an_orchestrator_is_what_is_trained(tmp_pa
     write_lines(tmp_path / "run_sft" / "metrics.jsonl", [shipped_line(3, 1.0)])
     history.refresh()
     assert history.progress == "3/6"
+
+
+def test_lines_too_short_for_a_step_are_not_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shortest = b'{"step":1,"time":1}'
+    (tmp_path / "run_test").mkdir()
+    (tmp_path / "run_test" / "metrics.jsonl").write_bytes(b"\n" * 1000 + b"{}\n" * 1000 + shortest + b"\n")
+    (tmp_path / "trainer").mkdir()
+    (tmp_path / "trainer" / "metrics.jsonl").write_bytes(b"\n" * 1000)
+    parsed: list[bytes] = []
+
+    def parse(text: bytes) -> dict[str, Any]:
+        parsed.append(text)
+        return parse_json(text)
+
+    for module in (metrics_lines, step_table, trained_end):
+        monkeypatch.setattr(module, "parse_json", parse)
+    assert [line["step"] for line in History.of(tmp_path, "test").refresh()] == [1]
+    assert parsed == [shortest]
+    TrainedEnd(tmp_path / "trainer", 1).refresh()
+    for short in (b"", b"{}"):
+        StepTable("test", []).add(short, 0)
+    assert parsed == [shortest]
 
 
 def test_what_a_machines_end_left_is_passed_over(past: Path) -> None:
