@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from job.directory import JOB_FILE, is_running, orchestrator_of, run_ids_in
+from job.directory import JOB_FILE, is_running, orchestrator_of, own_steps, run_ids_in
 from run.requests import Answer, OrchestratorRequest, SaveRequest, read_answer, withdraw_request, write_request
 from transport.config import IDENTIFIER_PATTERN
 from transport.errors import UserError
@@ -42,8 +42,12 @@ class NotAnswered(UserError):
 
 
 def run_directory(job: Path, run_id: str) -> Path:
-    """Returns the run's directory. Raises `NotThere`."""
+    """Returns the run's directory. Raises `NotThere`, and `UserError` for a damaged `job.json`."""
     known = run_ids_in(job)
+    if run_id not in known and run_id in (own_steps(job) or {}):
+        raise NotThere(
+            f"run {run_id!r} of {job.absolute()} has not started yet; `counterpoint status {job}` shows when it has"
+        )
     if not re.fullmatch(IDENTIFIER_PATTERN, run_id) or run_id not in known:
         there = f"its runs are {', '.join(known)}" if known else "it has none; --job names the job's directory"
         raise NotThere(f"there is no run {run_id!r} in {job.absolute()}: {there}")

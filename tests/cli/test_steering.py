@@ -73,6 +73,16 @@ def test_the_job_may_be_named_before_what_changes(job: Path, capsys: pytest.Capt
     assert "sampling.temperature = 0.7" in capsys.readouterr().out
 
 
+def test_a_run_of_the_job_that_has_not_started_is_no_unknown_one(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [{"run_id": run_id, "steps": 8} for run_id in ("one", "two")]
+    (job / "job.json").write_text(json.dumps({"runs": runs}))
+    for words in (["stop", "two"], ["stop", "two", "--evict", "a reason"], ["pause", "two"]):
+        assert main([*words, "--job", str(job)]) == 2
+        assert f"run 'two' of {job} has not started yet; `counterpoint status {job}` shows" in capsys.readouterr().err
+    assert main(["pause", "three", "--job", str(job)]) == 2
+    assert "there is no run 'three'" in capsys.readouterr().err
+
+
 def test_what_cannot_be_is_told(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for words, message in (
         (["change", "one", "steps=3"], "run one refuses 'change': steps cannot change"),
