@@ -73,6 +73,8 @@ def unpack(frame: bytes) -> list[Message]:
         raise ProtocolError(f"a frame of {len(frame)} bytes is not msgpack: {error or type(error).__name__}") from None
     if type(messages) is not list or not all(type(each) is list and each and type(each[0]) is int for each in messages):
         raise ProtocolError(f"a frame of {len(frame)} bytes is no list of messages")
+    if len(messages) > MAX_BATCH:  # they are handled before other workers' are read
+        raise ProtocolError(f"a frame of {len(messages)} messages; at most {MAX_BATCH} come in one")
     return messages
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import msgpack
 import pytest
 
-from environments.workers.protocol import ProtocolError, pack, unpack
+from environments.workers.protocol import MAX_BATCH, ProtocolError, pack, unpack
 
 
 def test_a_frame_comes_back_as_it_was() -> None:
@@ -43,3 +43,10 @@ def test_what_is_no_list_of_messages_is_refused(value: Any) -> None:
 def test_what_is_no_msgpack_is_refused(frame: bytes) -> None:
     with pytest.raises(ProtocolError, match="is not msgpack"):
         unpack(frame)
+
+
+def test_a_frame_of_more_messages_than_one_may_have_is_refused() -> None:
+    message: Any = [4, 0.5]
+    assert unpack(pack([message] * MAX_BATCH)) == [message] * MAX_BATCH
+    with pytest.raises(ProtocolError, match="a frame of 65 messages; at most 64 come in one"):
+        unpack(pack([message] * (MAX_BATCH + 1)))
