@@ -13,6 +13,7 @@ from job.population.exploit import outcome
 from run.requests import Answer
 from tests.support.polling import wait_until
 from tests.tune.runs.conftest import PretendedJob
+from tune.checkpoint import Checkpoint
 from tune.errors import TuneError
 from tune.executors.executor import Completed, Failed, Reported, Saved, Started, Stopped
 from tune.result import TRAINING_ITERATION
@@ -213,7 +214,8 @@ def test_a_new_start_has_its_values_whatever_was_changed_in_place(job: Pretended
     assert trial.last_result["learning_rate"] == 0.3
 
 
-def test_a_refused_copy_fails_the_trial(job: PretendedJob) -> None:
+def before_a_refused_copy(job: PretendedJob) -> tuple[Trial, Checkpoint]:
+    """Returns a trial whose run will refuse a copy, and another trial's checkpoint."""
     for name in "ab":
         job.direct(name, "allowed", "1")
     job.direct("b", "refuse", "its rank is another")
@@ -225,6 +227,11 @@ def test_a_refused_copy_fails_the_trial(job: PretendedJob) -> None:
     results(job, winner, 1)
     job.executor.save(winner, checkpoint)
     job.until(Saved, winner)
+    return loser, checkpoint
+
+
+def test_a_refused_copy_fails_the_trial(job: PretendedJob) -> None:
+    loser, checkpoint = before_a_refused_copy(job)
     assert job.executor.reset_trial(loser, {}, checkpoint)
     assert "its rank is another" in job.until(Failed, loser).error
     wait_until(lambda: len(job.orchestrators()) <= 2, "the loser's orchestrator to end")
@@ -233,17 +240,7 @@ def test_a_refused_copy_fails_the_trial(job: PretendedJob) -> None:
 def test_a_refusal_that_comes_between_two_looks_fails_the_trial(
     job: PretendedJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in "ab":
-        job.direct(name, "allowed", "1")
-    job.direct("b", "refuse", "its rank is another")
-    winner, loser = job.trial("a"), job.trial("b")
-    for trial in (winner, loser):
-        job.executor.start_trial(trial, 1)
-        job.until(Started, trial)
-    checkpoint = job.checkpoint(winner, 1)
-    results(job, winner, 1)
-    job.executor.save(winner, checkpoint)
-    job.until(Saved, winner)
+    loser, checkpoint = before_a_refused_copy(job)
     looks = 0
 
     def answered_after_the_first_look(*request: Any) -> Answer | None:
