@@ -107,7 +107,7 @@ class BatchingWire:
         if self._closed:
             return
         more = bool(self._inbox) or self._read()
-        for _ in range(min(MAX_BATCH, len(self._inbox))):
+        while self._inbox:  # at most one frame's messages
             peer, message = self._inbox.popleft()
             self._received(peer, message)
             if message[0] in RESUMING:

@@ -93,5 +93,5 @@ class TrainedLines:
 
 def _run_of(raw: bytes) -> bytes | None:
     """The id of the run of a line that does not begin with it, as those of our trainer do; None for a line without one."""
-    run_id = step_of(raw).get("run_id") if raw else None
+    run_id = step_of(raw).get("run_id")
     return run_id.encode(errors="replace") if isinstance(run_id, str) else None

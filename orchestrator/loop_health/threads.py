@@ -61,7 +61,7 @@ async def _run_in(threads: ThreadPoolExecutor, call: Callable[[], Result]) -> Re
     try:
         return work.result()
     finally:
-        del work  # whose error would refer to this frame, and so to itself
+        del work  # else its error refers to this frame, and this frame to it
 
 
 class _End:
@@ -79,7 +79,7 @@ class _End:
         self._work = work
         self._loop = asyncio.get_running_loop()
         self._resume: list[tuple[Callable[[_End], object], contextvars.Context]] = []
-        """What resumes the task. Whoever removes it does so: the thread, or the loop when the task is cancelled."""
+        """The callback that resumes the task, and its context. The thread or a cancellation removes it, and calls it once."""
         self._cancelled = False
 
     def __await__(self) -> Generator[Any, None, None]:

@@ -86,8 +86,7 @@ class RunSeries:
         """Reads what is new. Raises as `AppendedLines`."""
         for offset, block in self._lines.new_blocks(self.shipped.clear):
             for raw in block.split(b"\n"):
-                if raw:
-                    self.shipped.add(raw, offset)
+                self.shipped.add(raw, offset)
                 offset += len(raw) + 1
         if trained.generation != self._generation:
             self.trained.clear()

@@ -73,7 +73,7 @@ def test_the_job_may_be_named_before_what_changes(job: Path, capsys: pytest.Capt
     assert "sampling.temperature = 0.7" in capsys.readouterr().out
 
 
-def test_a_run_of_the_job_that_has_not_started_is_no_unknown_one(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_has_not_started_is_said_not_to_have_started(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = [{"run_id": run_id, "steps": 8} for run_id in ("one", "two")]
     (job / "job.json").write_text(json.dumps({"runs": runs}))
     for words in (["stop", "two"], ["stop", "two", "--evict", "a reason"], ["pause", "two"]):

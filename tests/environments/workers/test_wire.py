@@ -20,8 +20,7 @@ SIGN: Message = [BEAT, 0.0]
 
 
 async def handled_by_iteration(directory: Path, messages: list[Message]) -> list[list[Message]]:
-    """Returns what each iteration of the loop handled of messages that were there before the first of them, the idle ones left
-    out."""
+    """Returns the messages that each iteration of the loop handled, without the iterations that handled none."""
     portions: list[list[Message]] = []
     with zmq.Context() as context, context.socket(zmq.ROUTER) as ours, context.socket(zmq.DEALER) as theirs:
         ours.bind(f"ipc://{directory}/wire")
@@ -40,13 +39,13 @@ async def handled_by_iteration(directory: Path, messages: list[Message]) -> list
     return [portion for portion in portions if portion]
 
 
-async def test_an_iteration_lets_one_rollout_continue(tmp_path: Path) -> None:
+async def test_an_iteration_resumes_one_rollout(tmp_path: Path) -> None:
     async with asyncio.timeout(60):
         portions = await handled_by_iteration(tmp_path, [CALL, SIGN, CALL, END, SIGN, SIGN])
     assert portions == [[CALL], [SIGN, CALL], [END], [SIGN, SIGN]]
 
 
-async def test_what_no_rollout_continues_by_is_handled_together(tmp_path: Path) -> None:
+async def test_messages_that_resume_no_rollout_are_handled_together(tmp_path: Path) -> None:
     async with asyncio.timeout(60):
         portions = await handled_by_iteration(tmp_path, [SIGN] * MAX_BATCH + [CALL])
     assert portions == [[SIGN] * MAX_BATCH, [CALL]]
