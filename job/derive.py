@@ -24,7 +24,7 @@ def derive(job: JobSections, runs: Mapping[str, RunConfig]) -> None:
             if getattr(run, key) != getattr(job, key):
                 raise ValueError(f"{name}.{key} = {getattr(run, key)!r}: a job sets {key} once, at the top")
     slots = max(len(runs), 1) if "max_runs" not in job.trainer.model_fields_set else job.trainer.max_runs
-    job.trainer = job.trainer.model_copy(update={"max_runs": slots, "stay": True})
+    job.trainer = job.trainer.model_copy(update={"max_runs": slots, "stay": True, **_server_dtypes(job)})
     _derive_adapters(job, runs)
     for name, run in {"orchestrator": job.orchestrator, **runs}.items():
         if job.tracing is not None and "trace_rollouts" not in run.model_fields_set:
@@ -135,6 +135,24 @@ def _urls(servers: ServersConfig) -> list[str]:
     host = WILDCARD_HOSTS.get(servers.host, f"[{servers.host}]" if ":" in servers.host else servers.host)
     ports = range(servers.port, servers.port + servers.replicas)
     return [f"{servers.scheme}://{host}:{port}" for port in ports]
+
+
+def _server_dtypes(job: JobSections) -> dict[str, object]:
+    """Returns `trainer.server_dtypes` where the file leaves it out and the servers' precision is known.
+
+    Raises `ValueError` if it is set and lacks that precision.
+    """
+    servers, trainer = job.inference, job.trainer
+    if not servers.replicas or servers.dtype == "auto":
+        return {}
+    if "server_dtypes" not in trainer.model_fields_set:
+        return {"server_dtypes": [servers.dtype]}
+    if servers.dtype not in trainer.server_dtypes:
+        raise ValueError(
+            f"trainer.server_dtypes = {trainer.server_dtypes} lacks inference.dtype = {servers.dtype!r}, for which the proof of "
+            "published weights needs a digest; leave it out"
+        )
+    return {}
 
 
 def _derive_adapters(job: JobSections, runs: Mapping[str, RunConfig]) -> None:

@@ -188,8 +188,7 @@ class Engine:
             self._worker.weight_transfer_engine.receive_weights(weights.DirectoryUpdateInfo(str(directory)))
             for name, repair in kept.items():
                 setattr(weights, name, repair)
-            self._worker.counterpoint_begin_reading(self._dtype)
-            answer, _ = self._worker.counterpoint_read(float("inf"))
+            answer, _ = self._worker.counterpoint_read(self._dtype, float("inf"))
         return HeldWeights(self._dtype, join_ranks([answer]))
 
     def probe(self, probe: Probe) -> Float32Array:

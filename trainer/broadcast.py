@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import logging
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from inference import delta
 from inference.plugin.checkpoint import BASE, DELTA, weight_files
-from inference.plugin.digest import digests_of
+from inference.plugin.digest import DTYPES, digests_of
 from trainer.lora.multi_lora import digest_adapter, export_adapter
 from trainer.model.router_replay import RouterReplay
 from trainer.probe import Answers, write_probe
@@ -69,11 +69,12 @@ class Broadcaster:
         keep: int,
         whole_every: int = 1,
         memory: SharedMemory | None = None,
+        precisions: Collection[str] = DTYPES.keys(),
     ) -> None:
         """Prepares for a run of the job in `output_dir`; the newest `keep` versions of its weights stay.
 
         Of full weights, at least each `whole_every`th version is published whole, others as what changed since; with `memory`
-        they are put there. `manager` has the adapter of a run that trains one.
+        they are put there. `manager` has the adapter of a run that trains one. A digest is published for each of `precisions`.
         """
         self._manager = manager
         self.directory = run_directory(output_dir, run_id) / "broadcast"
@@ -82,6 +83,7 @@ class Broadcaster:
         self._begun = False
         self._whole_every = whole_every
         self._memory = memory
+        self._precisions = precisions
         self._base: int | None = None
         """The version that was published whole last, if it was by this process."""
         self._newest: Path | None = None
@@ -114,11 +116,11 @@ class Broadcaster:
                 if durable or not self._write_to_memory(model, state, run, directory):
                     self._write(model, state, run, directory, None if self._newest_in_memory else self._newest)
                 self._copy_tokenizer(directory)
-                digests = digests_of(own_memory(state))
+                digests = digests_of(own_memory(state), self._precisions)
             else:
                 adapter = self._manager.get_state_dict_for_run(run.slot)
                 written = export_adapter(adapter, lora, self._base_model, directory)
-                digests = digest_adapter(written, self._manager.scaling_factors[run.slot])
+                digests = digest_adapter(written, self._manager.scaling_factors[run.slot], self._precisions)
             self._probed = write_probe(
                 model, replay, version, directory / "probe.json", run.slot, digests, self._probed,
                 None if assembled is None else assembled.answers,

@@ -103,6 +103,12 @@ class TrainerConfig(Config):
     whole_broadcast_every: int = Field(default=1, ge=1)
     """Of so many versions of full weights, one is published whole, the others as what changed since. 1: all whole."""
 
+    server_dtypes: list[Literal["float32", "bfloat16", "float16"]] = Field(
+        default=["float32", "bfloat16", "float16"], min_length=1
+    )
+    """Precisions of the servers: for each, the proof of published weights has a digest. A job knows them where
+    `inference.dtype` is set and its own servers serve. At a server of another precision the probe is the only proof."""
+
     broadcast: Literal["files", "memory"] = "files"
     """Where full weights are published. `memory`: in this machine's shared memory (/dev/shm), `keep_broadcasts` + 1 times their
     size; the servers have to be on this machine and run as this user. What does not fit is on the disk, as are the versions to

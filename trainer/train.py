@@ -277,7 +277,7 @@ class Trainer:
             self._memory.clear()  # of the versions of the run before
         self._broadcasters[run.slot] = Broadcaster(
             self._manager, self._config.output_dir, run.run_id, self._config.model, self._config.keep_broadcasts,
-            self._config.whole_broadcast_every, self._memory,
+            self._config.whole_broadcast_every, self._memory, self._config.server_dtypes,
         )  # fmt: skip
         self._metrics.truncate(run.run_id, step)
         if not self._publish(run, anew=True):

@@ -10,7 +10,7 @@ elements within a layer; the probe does. This file needs torch but not vLLM, bec
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -82,14 +82,16 @@ def digest_of(tensors: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> Dige
     return add_up((name, value) for (name, _), value in zip(sums, values, strict=True))
 
 
-def digests_of(tensors: Mapping[str, Tensor]) -> dict[str, Digest]:
-    """Returns the digest in each of `DTYPES`, by name."""
+def digests_of(tensors: Mapping[str, Tensor], precisions: Collection[str] = DTYPES.keys()) -> dict[str, Digest]:
+    """Returns the digest in each of `precisions` (of `DTYPES`), by name."""
     found = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
-    if found != {torch.bfloat16}:
-        return {name: digest_of(tensors.items(), dtype) for name, dtype in DTYPES.items()}
     # float32 holds a bfloat16 exactly, so that the two have the same hashes.
-    exact, half = digest_of(tensors.items(), torch.bfloat16), digest_of(tensors.items(), torch.float16)
-    return {"float32": exact, "bfloat16": exact, "float16": half}
+    same = {"float32": "bfloat16"} if found == {torch.bfloat16} else {}
+    computed = {
+        name: digest_of(tensors.items(), DTYPES[name])
+        for name in dict.fromkeys(same.get(each, each) for each in precisions)
+    }
+    return {name: computed[same.get(name, name)] for name in precisions}
 
 
 def scaled_adapter(tensors: Mapping[str, Tensor], scale: float, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:

@@ -19,7 +19,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 from vllm.engine.protocol import EngineClient
 from vllm.logger import init_logger
 
@@ -72,17 +71,17 @@ class Updater:
         async with self._lock:
             if adapter is not None:
                 return await self.adapters.load(adapter, version, directory)
-            await self._load_full_weights(version, directory)
+            held = await self._load_full_weights(version, directory)
             self.version = version
             assert self._provable is not None
-            return HeldWeights(self._dtype, restrict(await self._held(), self._provable))
+            return HeldWeights(self._dtype, restrict(held, self._provable))
 
     async def unload(self, adapter: str) -> bool:
         """Ends the requests of an adapter and removes it. Returns whether there was one."""
         async with self._lock:
             return await self.adapters.unload(adapter)
 
-    async def _load_full_weights(self, version: int, directory: Path) -> None:
+    async def _load_full_weights(self, version: int, directory: Path) -> Digest:
         config = self._engine.model_config
         tied = bool(getattr(config.hf_config, "tie_word_embeddings", False))
         try:
@@ -92,20 +91,22 @@ class Updater:
         try:
             if self._provable is None:
                 self._provable = await self._find_provable(Path(config.model), tied)
-            await self._switch(version, directory if staged is None else staged.path)
+            return await self._switch(version, directory if staged is None else staged.path)
         finally:
             if staged is not None:
                 await asyncio.to_thread(staged.remove)
 
-    async def _switch(self, version: int, directory: Path) -> None:
-        """Loads weights that are prepared, while requests are paused."""
+    async def _switch(self, version: int, directory: Path) -> Digest:
+        """Loads weights that are prepared, while requests are paused; returns their digest, read back from the engine.
+
+        A call to the engine waits for its step and for a core, so that loading and the first slice of reading are one call.
+        """
         began = time.monotonic()
         await self._pause()
         self._loads += 1
         try:
-            await self._engine.start_weight_update()
-            await self._engine.update_weights(WeightTransferUpdateRequest(update_info={"directory": str(directory)}))
-            await self._engine.finish_weight_update(str(version))
+            loading = ({"directory": str(directory)}, self._dtype, READ_SECONDS)
+            first = await self._engine.collective_rpc("counterpoint_load", args=loading)
         except Exception:
             # The model is in pieces: the next forward would kill the engine. End in order instead, so that the process that
             # started the server notices now.
@@ -114,6 +115,8 @@ class Updater:
             raise
         await self._engine.resume_generation()
         logger.info("Version %d is loaded; requests were paused for %.4f s", version, time.monotonic() - began)
+        held, _ = await asyncio.gather(self._read_on(first), self._engine.update_weight_version(str(version)))
+        return held
 
     def _prepare(self, directory: Path, tied: bool) -> OwnDirectory | None:
         """Does all that can be done while requests run: compares the checkpoint, and reads it into the page cache.
@@ -140,14 +143,17 @@ class Updater:
         await client.engine_core.pause_scheduler_async(mode="keep", clear_cache=False)
 
     async def _held(self) -> Digest:
-        """Reads the engine's weights in slices, between which it takes its steps."""
-        await self._engine.collective_rpc("counterpoint_begin_reading", args=(self._dtype,))
-        held: list[Held] = []
-        done = False
-        while not done:
-            answers = await self._engine.collective_rpc("counterpoint_read", args=(READ_SECONDS,))
-            held = [{**known, **more} for known, (more, _) in zip(held or [{}] * len(answers), answers, strict=True)]
-            done = all(last for _, last in answers)
+        """Reads the engine's weights."""
+        return await self._read_on(
+            await self._engine.collective_rpc("counterpoint_read", args=(self._dtype, READ_SECONDS))
+        )
+
+    async def _read_on(self, answers: list[tuple[Held, bool]]) -> Digest:
+        """Returns the digest of weights whose first slice is in `answers`. The engine takes its steps between the others."""
+        held = [sums for sums, _ in answers]
+        while not all(last for _, last in answers):
+            answers = await self._engine.collective_rpc("counterpoint_read_on", args=(READ_SECONDS,))
+            held = [{**known, **more} for known, (more, _) in zip(held, answers, strict=True)]
         return join_ranks(held)
 
     async def _find_provable(self, model: Path, tied: bool) -> frozenset[str]:

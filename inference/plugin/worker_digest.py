@@ -12,7 +12,7 @@ value heads) report equal sums, and ranks with shards of it report different sum
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +39,23 @@ class WeightReader:
     rank: int
     device: torch.device
     _unread: Iterator[tuple[str, Tensor]]
+    start_weight_update: Callable[[], None]
+    update_weights: Callable[[dict[str, Any]], None]
+    finish_weight_update: Callable[[], None]
 
-    def counterpoint_begin_reading(self, dtype: str) -> None:
-        """Begins to read the whole model, rounded to `dtype`; `counterpoint_read` goes on."""
+    def counterpoint_load(self, update_info: dict[str, Any], dtype: str, seconds: float) -> tuple[Held, bool]:
+        """Loads weights as vLLM's worker does, in its three calls, and begins to read them back as `counterpoint_read`."""
+        self.start_weight_update()
+        self.update_weights(update_info)
+        self.finish_weight_update()
+        return self.counterpoint_read(dtype, seconds)
+
+    def counterpoint_read(self, dtype: str, seconds: float) -> tuple[Held, bool]:
+        """Begins to read the whole model, rounded to `dtype`, and reads as `counterpoint_read_on`."""
         self._unread = held_weights(self.model_runner.model, DTYPES[dtype])
+        return self.counterpoint_read_on(seconds)
 
-    def counterpoint_read(self, seconds: float) -> tuple[Held, bool]:
+    def counterpoint_read_on(self, seconds: float) -> tuple[Held, bool]:
         """Reads for about so long, in CPU time. Returns the sums of the parts that it has read, and whether they were the last.
 
         The engine takes its steps between two such calls, so that requests do not wait for the whole model. A busy machine

@@ -82,6 +82,13 @@ def test_a_bfloat16_broadcast_has_one_digest_in_bfloat16_and_float32() -> None:
     assert digests_of({"w": weight(0)})["float32"] != digests_of({"w": weight(0)})["bfloat16"]
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_digest_in_one_precision_is_that_among_all(dtype: torch.dtype) -> None:
+    weights = {"layers.0.w": weight(0).to(dtype), "head": weight(1).to(dtype)}
+    for precision, digest in digests_of(weights).items():
+        assert digests_of(weights, [precision]) == {precision: digest}
+
+
 def test_an_adapter_is_scaled_after_it_is_rounded() -> None:
     tensors = {"layers.0.q.lora_A.weight": weight(0), "layers.0.q.lora_B.weight": weight(1)}
     held = dict(scaled_adapter(tensors, 1.5, torch.bfloat16))

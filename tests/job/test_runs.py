@@ -150,6 +150,21 @@ def test_a_job_without_servers_must_say_where_they_are(file: Path) -> None:
     )
 
 
+def test_the_trainer_proves_weights_for_the_precision_of_the_jobs_own_servers(file: Path) -> None:
+    every = ["float32", "bfloat16", "float16"]
+    own = ["--inference.dtype", "bfloat16"]
+    elsewhere = ["--inference.replicas", "0", "--orchestrator.inference.urls", '["http://127.0.0.1:8000"]']
+    for flags, expected in (
+        (own, ["bfloat16"]),
+        (["--inference.dtype", "auto"], every),
+        ([*own, *elsewhere], every),
+        ([*own, "--trainer.server_dtypes", '["bfloat16", "float16"]'], ["bfloat16", "float16"]),
+    ):
+        assert load(JobConfig, file, flags).trainer.server_dtypes == expected, flags
+    with pytest.raises(UserError, match=r"\['float16'\] lacks inference.dtype = 'bfloat16'"):
+        load(JobConfig, file, [*own, "--trainer.server_dtypes", '["float16"]'])
+
+
 def test_resolved_runs_load_to_themselves(file: Path, tmp_path: Path) -> None:
     job = load(JobConfig, file, ["--orchestrator.steps", "7"])
     (tmp_path / "resolved.toml").write_text(to_toml(job))

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from inference import delta
 from inference.plugin.checkpoint import BASE, DELTA
-from inference.plugin.digest import digests_of
+from inference.plugin.digest import DTYPES, digests_of
 from tests.trainer.conftest import make_batch
 from tests.trainer.lone_run import make_lone_run
 from trainer.broadcast import Broadcaster, own_memory
@@ -72,6 +72,25 @@ def test_most_versions_of_bfloat16_weights_are_published_as_what_changed(dense_d
         said = orjson.loads((directory / "probe.json").read_bytes())["digests"]
         assert said == digests_of(published)
     assert kinds == ["whole", "delta", "delta", "whole", "whole"], "the first, every third, and the last"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lora", [None, {"rank": 2}])
+def test_a_broadcast_has_a_digest_for_each_precision_of_the_servers(
+    dense_directory: Path, tmp_path: Path, lora: dict[str, Any] | None
+) -> None:
+    lone = make_lone_run(tmp_path, dense_directory, lora=lora)
+    digests = []
+    for place, precisions in (("all", list(DTYPES)), ("one", ["bfloat16"])):
+        broadcaster = Broadcaster(
+            lone.learner.manager, tmp_path / place, "default", str(dense_directory), 2, precisions=precisions
+        )
+        (tmp_path / place / "run_default").mkdir(parents=True)
+        broadcaster.publish(lone.model, None, lone.run)
+        probe = tmp_path / place / "run_default" / "broadcast" / "step_0" / "probe.json"
+        digests.append(orjson.loads(probe.read_bytes())["digests"])
+    assert digests[0].keys() == DTYPES.keys()
+    assert digests[1] == {"bfloat16": digests[0]["bfloat16"]}
 
 
 def delta_bytes(directory: Path) -> int:

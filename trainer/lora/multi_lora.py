@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -138,7 +138,9 @@ def export_adapter(
     return tensors
 
 
-def digest_adapter(tensors: Mapping[str, Tensor], scale: float) -> dict[str, Digest]:
+def digest_adapter(
+    tensors: Mapping[str, Tensor], scale: float, precisions: Collection[str] = DTYPES.keys()
+) -> dict[str, Digest]:
     """Returns the digest of an adapter as an engine holds it, multiplied by `scale`, by the precision of the engine."""
     parts: dict[str, list[Tensor]] = {}
     for name, tensor in tensors.items():
@@ -146,7 +148,7 @@ def digest_adapter(tensors: Mapping[str, Tensor], scale: float) -> dict[str, Dig
         parts.setdefault(f"{layer_of(name)}.{factor}.weight", []).append(tensor.detach().reshape(-1))
     # Rounding and scaling are of each element, and a digest is a sum: a layer's many small matrices are taken together.
     joined = {name: torch.cat(each) for name, each in parts.items()}
-    return {name: digest_of(scaled_adapter(joined, scale, dtype), dtype) for name, dtype in DTYPES.items()}
+    return {name: digest_of(scaled_adapter(joined, scale, DTYPES[name]), DTYPES[name]) for name in precisions}
 
 
 def _adaptable(model: nn.Module) -> dict[str, nn.Module]:
