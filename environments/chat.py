@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import difflib
 import json
+import os
 from array import array
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -28,6 +29,10 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from transport.records import Turn
+
+# The tokenizer would divide each batch among threads of its own. We decode some short texts at a time, for which waking these
+# threads takes 17 microseconds where decoding takes 3, and far longer where other processes have the cores.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 Message = Mapping[str, Any]
 """`{"role": "user", "content": "..."}`, and whatever else the model's template reads."""

@@ -24,6 +24,7 @@ from orchestrator.opponents import opponents_of
 from orchestrator.rollouts.transcripts import Transcriber
 from orchestrator.step.records import write_records
 from run.config import RunConfig
+from transport.files.atomic import flush
 from transport.files.json_lines import append_line
 
 
@@ -116,4 +117,5 @@ def _write(
     own.mkdir(parents=True, exist_ok=True)
     columns: Mapping[str, Sequence[str]] = {each.name: each.state_columns for each in loaded.config.environments}
     write_records(own / "rollouts.jsonl", attempt.rollouts, columns, transcribe)
+    flush(own / "rollouts.jsonl")
     append_line(directory / EVALUATIONS_FILE, result.line, durable=True)

@@ -71,7 +71,7 @@ class StateError(ValueError):
 
 
 def write_rollouts(path: Path, rollouts: Iterable[Rollout]) -> None:
-    """Writes a new file, flushed to disk. Blocks: call it in a thread.
+    """Writes a new file, which the caller flushes. Blocks: call it in a thread.
 
     Raises `OSError`, and `StateError` for a rollout that was not finalized and whose state cannot be saved.
     """
@@ -79,7 +79,6 @@ def write_rollouts(path: Path, rollouts: Iterable[Rollout]) -> None:
     try:
         for some in yielding_gil(in_portions(rollouts)):
             write_buffers(descriptor, [buffer for rollout in some for buffer in rollout_buffers(rollout)])
-        os.fsync(descriptor)
     finally:
         os.close(descriptor)
 

@@ -22,7 +22,7 @@ from orchestrator.metrics import MetricsLine
 from orchestrator.rollouts.rollout_file import read_rollouts, write_rollouts
 from orchestrator.run_directory import ConfigurationError
 from run.config import RunConfig
-from transport.files.atomic import publish_directory, published_steps, remove_directory, write_atomically
+from transport.files.atomic import flush, publish_directory, published_steps, remove_directory, write_atomically
 from transport.records import Rollout
 
 logger = logging.getLogger(__name__)
@@ -149,6 +149,7 @@ def _rewrite_state(directory: Path, checkpoint: Checkpoint) -> None:
     number = 1 + max((int(file.stem.removeprefix("waiting-")) for file in old), default=-1)
     name = f"waiting-{number}.bin"
     write_rollouts(directory / name, checkpoint.waiting)
+    flush(directory / name)
     write_atomically(directory / _STATE, _state(checkpoint, name))
     for file in old:
         file.unlink()

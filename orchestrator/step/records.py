@@ -5,7 +5,6 @@ Each call of the encoder encodes one rollout, in a thread that rests in between:
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import chain, repeat
@@ -78,10 +77,10 @@ def write_records(
     transcribe: Transcriber | None = None,
     tokens_path: Path | None = None,
 ) -> None:
-    """Writes and fsyncs a new JSON Lines file. Blocks: call it in a thread.
+    """Writes a new JSON Lines file, which the caller flushes. Blocks: call it in a thread.
 
     `state_columns` is by environment. Without `transcribe` the turns have no text. With `tokens_path`, the tokens of that text
-    are written there (`orchestrator/rollouts/token_file.py`); the caller flushes that file.
+    are written there (`orchestrator/rollouts/token_file.py`).
     """
     with ExitStack() as files:
         file = files.enter_context(path.open("xb"))
@@ -92,5 +91,3 @@ def write_records(
             file.write(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE))
             if tokens is not None and texts is not None:
                 write_tokens(tokens, rollout, texts)
-        file.flush()
-        os.fsync(file.fileno())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -54,7 +55,7 @@ def write_atomically(path: Path, *buffers: Buffer, durable: bool = True) -> None
         partial.unlink(missing_ok=True)
         raise
     if durable:
-        _sync(path.parent)
+        flush(path.parent)
 
 
 @contextmanager
@@ -83,13 +84,13 @@ def publish_directory(path: Path, durable: bool = True) -> Iterator[Path]:
         remove_directory(partial)
         raise
     if durable:
-        _sync(path.parent)
+        flush(path.parent)
 
 
 def flush_directory(path: Path) -> None:
     """Makes a directory durable that was published without `durable`. Raises `OSError`. Blocks on the disk."""
     _sync_below(path)
-    _sync(path.parent)
+    flush(path.parent)
 
 
 def remove_directory(path: Path) -> None:
@@ -138,11 +139,33 @@ def as_bytes_view(buffer: Buffer) -> memoryview:
 
 def _sync_below(directory: Path) -> None:
     """Flushes all files at once, so that the disk's journal is waited for once or twice, and not for each file."""
-    with ThreadPoolExecutor(_SYNCS_AT_ONCE, thread_name_prefix="sync") as threads:
-        list(threads.map(_sync, [directory, *directory.rglob("*")]))
+    list(_flushing.threads.map(flush, [directory, *directory.rglob("*")]))
 
 
-def _sync(path: Path) -> None:
+class _Flushing(threading.local):
+    """Threads of each thread that publishes, so that a disk which hangs holds up no other's flushes.
+
+    They are kept: beside a busy loop, to start four of them takes as long as their flushes.
+    """
+
+    def __init__(self) -> None:
+        self.threads = ThreadPoolExecutor(_SYNCS_AT_ONCE, thread_name_prefix="flush")
+
+
+_flushing = _Flushing()
+
+
+def _renew_flushing() -> None:
+    """Makes new ones in a forked process, which has none of these threads."""
+    global _flushing
+    _flushing = _Flushing()
+
+
+os.register_at_fork(after_in_child=_renew_flushing)
+
+
+def flush(path: Path) -> None:
+    """Waits until a file, or the entries of a directory, are on the disk. Raises `OSError`. Blocks."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

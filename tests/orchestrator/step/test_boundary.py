@@ -179,6 +179,23 @@ async def test_a_metrics_line_is_on_the_disk_or_in_a_checkpoint(
         assert {*on_disk, *published_steps(tmp_path / "checkpoints")} == set(range(1, step + 1))
 
 
+async def test_each_file_of_a_step_is_flushed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each flush waits for the disk's journal."""
+    flushed: list[str] = []
+    fsync = os.fsync
+
+    def noticed(descriptor: int) -> None:
+        fsync(descriptor)
+        flushed.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+
+    monkeypatch.setattr(os, "fsync", noticed)
+    transcribe = Transcriber(lambda sequences: ["" for _ in sequences], 100)
+    await take(StepBoundary(tmp_path, "one", {"toy": []}, transcribe=transcribe), make_rollouts(), Outlet(tmp_path))
+    step = [file.name for kind in ("rollouts", "checkpoints") for file in (tmp_path / kind / "step_3").iterdir()]
+    assert {"batch.bin", "rollouts.jsonl", TOKENS_FILE, "waiting-0.bin"} <= {*step}
+    assert {name: flushed.count(name) for name in step} == {name: step.count(name) for name in step}
+
+
 async def test_a_full_disk_leaves_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(path: Path, batch: Batch) -> None:
         raise OSError(28, "No space left on device", str(path))

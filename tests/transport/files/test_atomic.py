@@ -146,3 +146,44 @@ def test_a_directory_is_on_disk_before_it_appears_and_the_disk_is_waited_for_onc
     assert {name for name, _ in synced[:4]} == inside
     assert [appeared for _, appeared in synced] == [False] * 4 + [True]
     assert synced[4][0] == str(tmp_path)
+
+
+def test_a_disk_that_hangs_holds_up_no_other_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hangs, awake = threading.Event(), threading.Event()
+    sync = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        if "hung" in os.readlink(f"/proc/self/fd/{descriptor}"):
+            hangs.set()
+            assert awake.wait(timeout=60)
+        sync(descriptor)
+
+    def write(name: str) -> None:
+        with publish_directory(tmp_path / name / "step_1") as partial:
+            for number in range(20):
+                (partial / str(number)).write_bytes(b"a")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    held = threading.Thread(target=write, args=["hung"])
+    held.start()
+    assert hangs.wait(timeout=60)
+    write("well")
+    assert (published_steps(tmp_path / "well"), published_steps(tmp_path / "hung")) == ([1], [])
+    awake.set()
+    held.join(timeout=60)
+    assert published_steps(tmp_path / "hung") == [1]
+
+
+def test_a_forked_process_publishes_as_its_parent_did(tmp_path: Path) -> None:
+    program = (
+        "import os, sys\n"
+        "from pathlib import Path\n"
+        "from transport.files.atomic import publish_directory\n"
+        "directory = Path(sys.argv[1])\n"
+        "with publish_directory(directory / 'step_1'): pass\n"
+        "child = os.fork()\n"
+        "with publish_directory(directory / ('step_2' if child else 'step_3')): pass\n"
+        "if child: assert os.waitpid(child, 0)[1] == 0\n"
+    )
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], timeout=60, check=True)
+    assert published_steps(tmp_path) == [1, 2, 3]
