@@ -137,6 +137,7 @@ def test_an_argument_that_cannot_travel_is_named_at_once(fleet: Fleet) -> None:
 
 def test_a_deadline_ends_a_call_and_what_waits_behind_it_never_runs(fleet: Fleet) -> None:
     blocking = fleet.group.call_rank0("wait")
+    wait_until(lambda: fleet.callees[0].ran == ["wait"], "the call that blocks, whose thread may start late")
 
     def said_of_a_late_call() -> str:
         with pytest.raises(CallTimeout) as raised:
