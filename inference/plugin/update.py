@@ -108,7 +108,7 @@ class Updater:
             loading = ({"directory": str(directory)}, self._dtype, READ_SECONDS)
             first = await self._engine.collective_rpc("counterpoint_load", args=loading)
         except Exception:
-            # The model is in pieces: the next forward would kill the engine. End in order instead, so that the process that
+            # The model may be in pieces: the next forward would kill the engine. End in order instead, so that the process that
             # started the server notices now.
             logger.exception("Loading %s failed halfway; this server cannot serve any more and stops", directory)
             os.kill(os.getpid(), signal.SIGTERM)

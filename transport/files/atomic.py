@@ -31,7 +31,7 @@ _BUFFERS_A_CALL = 512
 _BYTES_A_CALL = 64 * 2**20
 """A limit, so that a signal is handled between calls even if the disk stalls."""
 
-_SYNCS_AT_ONCE = 8
+_FLUSHES_AT_ONCE = 8
 
 
 def write_atomically(path: Path, *buffers: Buffer, durable: bool = True) -> None:
@@ -77,7 +77,7 @@ def publish_directory(path: Path, durable: bool = True) -> Iterator[Path]:
         yield partial
         (partial / STABLE).touch()
         if durable:
-            _sync_below(partial)
+            _flush_below(partial)
         remove_directory(path)  # without STABLE: a removal that was cut short
         partial.replace(path)
     except BaseException:
@@ -89,7 +89,7 @@ def publish_directory(path: Path, durable: bool = True) -> Iterator[Path]:
 
 def flush_directory(path: Path) -> None:
     """Makes a directory durable that was published without `durable`. Raises `OSError`. Blocks on the disk."""
-    _sync_below(path)
+    _flush_below(path)
     flush(path.parent)
 
 
@@ -137,26 +137,26 @@ def as_bytes_view(buffer: Buffer) -> memoryview:
     return view.cast("B") if view.nbytes else memoryview(b"")  # what is empty cannot be cast
 
 
-def _sync_below(directory: Path) -> None:
+def _flush_below(directory: Path) -> None:
     """Flushes all files at once, so that the disk's journal is waited for once or twice, and not for each file."""
     list(_flushing.threads.map(flush, [directory, *directory.rglob("*")]))
 
 
 class _Flushing(threading.local):
-    """Threads of each thread that publishes, so that a disk which hangs holds up no other's flushes.
+    """Each thread that publishes has threads of its own that flush, so that a disk which hangs holds up no other's flushes.
 
-    They are kept: beside a busy loop, to start four of them takes as long as their flushes.
+    They are kept: beside a busy loop, starting four of them takes as long as their flushes.
     """
 
     def __init__(self) -> None:
-        self.threads = ThreadPoolExecutor(_SYNCS_AT_ONCE, thread_name_prefix="flush")
+        self.threads = ThreadPoolExecutor(_FLUSHES_AT_ONCE, thread_name_prefix="flush")
 
 
 _flushing = _Flushing()
 
 
 def _renew_flushing() -> None:
-    """Makes new ones in a forked process, which has none of these threads."""
+    """Makes new threads in a forked process, which has none of its parent's."""
     global _flushing
     _flushing = _Flushing()
 
