@@ -72,16 +72,24 @@ def _per_sample_attention(
 
     Raises:
         ValueError: the model needs soft-capped scores, attention sinks, or a window shorter than a sample, which this does not
-            compute; the trained function would differ from that of inference.
+            compute, or other rotary frequencies in a row with longer samples; the trained function would differ from that of
+            inference.
     """
     if softcap is not None or s_aux is not None:
         raise ValueError(
             f"{type(module).__name__} uses soft-capped scores or attention sinks, which cannot be trained yet"
         )
-    if sliding_window is not None and max(sample_lengths) > sliding_window:
+    window = sliding_window or _window_of_mask(module)
+    if window is not None and max(sample_lengths) > window:
         raise ValueError(
-            f"a sample of {max(sample_lengths)} tokens is longer than the attention window of {sliding_window} tokens "
+            f"a sample of {max(sample_lengths)} tokens is longer than the attention window of {window} tokens "
             f"of {type(module).__name__}; lower max_model_len of inference to the window"
+        )
+    scale = _rotary_length(module)
+    if scale is not None and max(sample_lengths) > scale:
+        raise ValueError(
+            f"a sample of {max(sample_lengths)} tokens is longer than the {scale} tokens beyond which {type(module).__name__} "
+            "has other rotary frequencies, for all samples of its row; lower max_model_len of inference to that"
         )
     if families is not None:
         return family_attention(query_1HTD, key_1HTD, value_1HTD, families, scaling).transpose(1, 2), None
@@ -102,6 +110,32 @@ def _per_sample_attention(
         )
     ]
     return torch.cat(attended, 2).transpose(1, 2), None
+
+
+def _window_of_mask(module: torch.nn.Module) -> int | None:
+    """Returns the window of a layer whose model has it in its mask alone, which this attention does not get."""
+    config, index = getattr(module, "config", None), getattr(module, "layer_idx", None)
+    kinds: Any = getattr(config, "layer_types", None)
+    kind = "sliding_attention" if kinds is None or index is None else kinds[index]
+    name = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}.get(kind)
+    return None if name is None else getattr(config, name, None) or None
+
+
+def _rotary_length(module: torch.nn.Module) -> int | None:
+    """Returns the longest row position, plus 1, with which transformers keeps the rotary frequencies; None if it always does.
+
+    It takes them from the largest position of all samples that are computed together.
+    """
+    config: Any = getattr(module, "config", None)
+    parameters = getattr(config, "rope_parameters", None) or {}
+    lengths: list[int] = []
+    for each in (parameters, *(value for value in parameters.values() if isinstance(value, dict))):
+        kind = str(each.get("rope_type", ""))
+        if "dynamic" in kind:
+            lengths.append(config.max_position_embeddings)
+        elif kind == "longrope":
+            lengths.append(each["original_max_position_embeddings"])
+    return min(lengths, default=None)
 
 
 def _has_packed_kernel(query_1HTD: Tensor) -> bool:

@@ -2,13 +2,83 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional
+from transformers import (
+    AutoModelForCausalLM,
+    Llama4TextConfig,
+    LlamaConfig,
+    Phi3Config,
+    PhimoeConfig,
+    PretrainedConfig,
+    Qwen2MoeConfig,
+)
 
 from trainer.model import attention
 from trainer.model.attention import with_heads
-from trainer.model.load import choose_dtype
+from trainer.model.load import choose_dtype, load_model, log_probabilities
+
+_SHAPE = {
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+_FACTORS = {"short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
+WINDOWED = {
+    "llama4": Llama4TextConfig(
+        **_SHAPE, intermediate_size_mlp=64, head_dim=16, num_local_experts=2, attention_chunk_size=16, no_rope_layers=[1, 0]
+    ),
+    "phimoe": PhimoeConfig(**_SHAPE, num_local_experts=4, sliding_window=16),
+    "qwen2_moe": Qwen2MoeConfig(
+        **_SHAPE, moe_intermediate_size=32, shared_expert_intermediate_size=32, num_experts=4, num_experts_per_tok=2,
+        use_sliding_window=True, sliding_window=16, max_window_layers=2,
+    ),
+}  # fmt: skip
+"""Models that have their window of 16 tokens in the mask alone."""
+ROTARY = {
+    "longrope": Phi3Config(
+        **_SHAPE,
+        max_position_embeddings=64,
+        original_max_position_embeddings=16,
+        rope_parameters={
+            "rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 16, **_FACTORS
+        },
+    ),
+    "dynamic": LlamaConfig(
+        **_SHAPE, max_position_embeddings=16, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
+    ),
+}  # fmt: skip
+"""Models that have other rotary frequencies beyond 16 tokens, for everything that is computed together."""
+
+
+def _loaded(config: PretrainedConfig, directory: Path) -> nn.Module:
+    AutoModelForCausalLM.from_config(config).save_pretrained(directory)
+    return load_model(directory, "float32", torch.device("cpu"))
+
+
+def _compute(model: nn.Module, lengths: list[int]) -> None:
+    tokens = torch.randint(3, 64, (sum(lengths),), generator=torch.Generator().manual_seed(0))
+    positions = torch.cat([torch.arange(length) for length in lengths])
+    log_probabilities(model, tokens, positions, lengths, torch.tensor([0]), tokens[1:2], 1.0)
+
+
+@pytest.mark.parametrize("name", WINDOWED)
+def test_a_window_that_only_the_mask_has_is_refused_for_longer_samples(name: str, tmp_path: Path) -> None:
+    model = _loaded(WINDOWED[name], tmp_path)
+    _compute(model, [16, 9])
+    with pytest.raises(ValueError, match="a sample of 17 tokens is longer than the attention window of 16 tokens"):
+        _compute(model, [9, 17])
+
+
+@pytest.mark.parametrize("name", ROTARY)
+def test_samples_for_which_a_row_would_change_its_rotary_frequencies_are_refused(name: str, tmp_path: Path) -> None:
+    model = _loaded(ROTARY[name], tmp_path)
+    _compute(model, [16, 9])
+    with pytest.raises(ValueError, match="a sample of 17 tokens is longer than the 16 tokens beyond which"):
+        _compute(model, [9, 17])
 
 
 @pytest.mark.parametrize("groups", [1, 2, 6])
