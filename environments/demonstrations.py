@@ -1,8 +1,9 @@
 """Conversations to imitate, as token ids and a loss mask: what the assistant wrote is trained, everything else is read.
 
 A turn is split as in a rollout: its prompt up to where the assistant is to write (`Chat.start`), then what the assistant wrote
-up to and including the token that ends it. Prompt and turn are encoded apart, as they are when the model writes the turn. Where
-the template renders a conversation differently once further turns follow (it drops earlier reasoning, say), the turn begins a
+up to and including the token that ends it. The turn is encoded as what follows the prompt, whose tokens stay those that the
+model reads when it writes the turn: a tokenizer may put a space before every text, which no turn begins with. Where the
+template renders a conversation differently once further turns follow (it drops earlier reasoning, say), the turn begins a
 sample of its own, as a rollout's turn does whose prompt does not extend the one before.
 """
 
@@ -48,8 +49,11 @@ def demonstrations_of(chat: Chat, messages: Sequence[Message], tools: Sequence[T
         if not found or not prompt.startswith(text):
             found.append(Demonstration())
             text = ""
-        found[-1].add(chat.encode(prompt[len(text) :]), 0)
-        written = chat.encode(whole[len(prompt) :])
+        before = chat.encode(prompt[len(text) :])
+        found[-1].add(before, 0)
+        joined = chat.encode(whole[len(text) :])
+        follows = joined[: len(before)] == before
+        written = joined[len(before) :] if follows else chat.encode(whole[len(prompt) :])
         ends = [place for place, token in enumerate(written) if token in chat.stop_token_ids]
         found[-1].add(written, ends[-1] + 1 if ends else len(written))
         text = whole

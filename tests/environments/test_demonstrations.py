@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer, decoders, models, normalizers
 
 from environments.chat import Chat
 from environments.demonstrations import demonstrations_of
@@ -65,3 +66,28 @@ def test_a_template_that_begins_a_turn_otherwise_is_refused(tmp_path: Path) -> N
     )
     with pytest.raises(ValueError, match="the chat template writes message 1 of role assistant differently from where"):
         demonstrations_of(with_template(directory, template), [USER, ANSWER])
+
+
+def test_a_tokenizer_that_begins_every_text_with_a_space_puts_none_before_a_turn(tmp_path: Path) -> None:
+    """As Llama 2's. The model writes `▁four` after a prompt, and not `▁`, `▁four`."""
+    pieces = ["<unk>", "<s>", "</s>", *"▁two?[/]four", "▁f", "ou", "▁fou", "▁four"]
+    vocabulary = {piece: index for index, piece in enumerate(dict.fromkeys(pieces))}
+    tokenizer = Tokenizer(
+        models.BPE(vocabulary, [("▁", "f"), ("o", "u"), ("▁f", "ou"), ("▁fou", "r")], unk_token="<unk>")
+    )
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text('{"bos_token": "<s>", "eos_token": "</s>"}')
+    (tmp_path / "chat_template.jinja").write_text(
+        "{% for message in messages %}{% if message.role == 'user' %}<s>{{ message.content }} [/]"
+        "{% else %} {{ message.content }}</s>{% endif %}{% endfor %}"
+    )
+    chat = Chat(tmp_path)
+    turn = [{"role": "user", "content": "two?"}, {"role": "assistant", "content": "four"}]
+    (found,) = demonstrations_of(chat, [*turn, *turn])
+    ids = [vocabulary[piece] for piece in ("▁four", "</s>")]
+    prompt = chat.start(turn[:1])
+    assert found.token_ids == [*prompt, *ids, *prompt, *ids]
+    assert found.trained == [*[False] * len(prompt), True, True] * 2
