@@ -127,8 +127,9 @@ class Chat:
 
         They are `turn`'s prompt and completion token for token, then the tokens that the template puts between that
         completion and the next one, `messages` included. A completion that was cut by its length gets the template's end of
-        turn, as does one that a stop string ended; one that ended with a stop token keeps its own. Raises `ValueError` when
-        the template refuses the messages or cannot extend a conversation token for token.
+        turn, as does one that a stop string ended; one that ended with a stop token keeps its own, also where that is the one
+        that begins what follows, as in GLM's turns. Raises `ValueError` when the template refuses the messages or cannot extend
+        a conversation token for token.
         """
         following = self.encode(self._after_completion(messages, tools, add_generation_prompt=True))
         written = len(self._closing_ids)
@@ -137,7 +138,10 @@ class Chat:
                 f"{self._directory}: its chat template closes a turn differently once others follow, "
                 "so a conversation cannot be extended token for token"
             )
-        ended = len(turn.completion_ids) and int(turn.completion_ids[-1]) in self.stop_token_ids
+        last = int(turn.completion_ids[-1]) if len(turn.completion_ids) else None
+        ended = last in self.stop_token_ids
+        if ended and not written and following[:1] == [last]:
+            written = 1
         # Not a list, which takes milliseconds of the event loop for a long context, and nine times the memory.
         extended = array("i", turn.prompt_ids.tobytes())
         extended.frombytes(turn.completion_ids.tobytes())

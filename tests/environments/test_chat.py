@@ -129,6 +129,23 @@ def test_a_template_that_ends_turns_with_a_line_feed_gets_it_back(directory: Pat
     assert extended == prompt + completion + chat.encode("\n<|user|>\nmore<|end|>\n<|assistant|>\n")
 
 
+def test_a_turn_that_the_next_ones_first_token_ended_is_followed_by_the_rest(directory: Path) -> None:
+    """As GLM's, whose turns have no token for their end: the model writes the one of the next role."""
+    (directory / "chat_template.jinja").write_text(
+        "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    user = Chat(directory).encode("<|user|>")
+    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": user}))
+    chat = Chat(directory)
+    prompt, text = chat.start(USER), chat.encode("hi")
+    expected = chat.start([*USER, {"role": "assistant", "content": "hi"}, *REPLY])
+    assert list(chat.extend(make_turn(prompt, [*text, *user]), REPLY)) == expected
+    assert list(chat.extend(make_turn(prompt, text, finish_reason="length"), REPLY)) == expected
+    other = [*prompt, *text, *chat.encode("<|end|>")]
+    assert list(chat.extend(make_turn(prompt, other[len(prompt) :]), REPLY)) == other + expected[len(other) - 1 :]
+
+
 def test_the_template_may_stand_in_the_tokenizer_config(directory: Path) -> None:
     template = directory / "chat_template.jinja"
     settings = json.loads((directory / "tokenizer_config.json").read_text())
