@@ -72,6 +72,9 @@ class Chat:
             self._tokenizer = Tokenizer.from_file(str(tokenizer_file))
         except Exception as error:  # tokenizers raises nothing more particular
             raise ValueError(f"{tokenizer_file} is not a tokenizer: {error}") from error
+        # The file has what the program that saved it, such as a trainer, set last for its own data.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
         settings = _read_json(self._directory / "tokenizer_config.json")
         self._special_tokens = _special_tokens(settings)
         self._template, self._template_variables, self._reads_clock = _compile(self._directory, settings)

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
 
-from environments.chat import Chat, Message
+from environments.chat import LONG_TEXT, Chat, Message
 from tests.support.polling import wait_until
 from tests.support.rollouts import make_turn
 
@@ -64,6 +65,18 @@ def test_a_group_renders_its_opening_once_and_each_rollout_has_its_own_ids(
     assert starts[1] == chat.start(USER) != []
     messages[0]["content"] = "good bye"
     assert chat.start(messages) != starts[1]
+
+
+def test_lengths_that_a_trainer_left_in_the_tokenizer_have_no_effect(directory: Path) -> None:
+    expected = Chat(directory).start(USER)
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    for length in (4, 64):
+        tokenizer.enable_truncation(length)
+        tokenizer.enable_padding(length=length)
+        tokenizer.save(str(directory / "tokenizer.json"))
+        chat = Chat(directory)
+        assert chat.start(USER) == expected
+        assert chat.encode("a" * LONG_TEXT + "b") == [*chat.encode("a") * LONG_TEXT, *chat.encode("b")]
 
 
 def test_a_template_that_reads_the_clock_is_rendered_each_time(directory: Path) -> None:
