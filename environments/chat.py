@@ -52,6 +52,10 @@ _BEFORE: tuple[Message, Message] = (
 )
 
 
+_ALWAYS_GIVEN: Mapping[str, Any] = {"tools": None, "documents": None}
+"""Variables that transformers and vLLM define for every template, which may ask whether they are none."""
+
+
 class Chat:
     """The tokenizer and the chat template of one model. Safe to share: no conversation changes another."""
 
@@ -76,7 +80,10 @@ class Chat:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         settings = _read_json(self._directory / "tokenizer_config.json")
-        self._special_tokens = _special_tokens(settings)
+        # The map is an older file, for what the newer one does not name.
+        self._special_tokens = _special_tokens(
+            _read_json(self._directory / "special_tokens_map.json")
+        ) | _special_tokens(settings)
         self._template, self._template_variables, self._reads_clock = _compile(self._directory, settings)
         self._template_kwargs: Mapping[str, Any] = {}
         self.stop_token_ids = self._find_stop_token_ids()
@@ -184,7 +191,7 @@ class Chat:
             return self._template.render(
                 messages=list(messages),
                 add_generation_prompt=add_generation_prompt,
-                **{**self._special_tokens, **self._template_kwargs, **given},
+                **{**_ALWAYS_GIVEN, **self._special_tokens, **self._template_kwargs, **given},
             )
         except TemplateError as error:
             roles = ", ".join(str(message.get("role")) for message in messages)

@@ -79,6 +79,20 @@ def test_lengths_that_a_trainer_left_in_the_tokenizer_have_no_effect(directory: 
         assert chat.encode("a" * LONG_TEXT + "b") == [*chat.encode("a") * LONG_TEXT, *chat.encode("b")]
 
 
+def test_a_template_has_the_variables_that_transformers_gives_to_each(directory: Path) -> None:
+    (directory / "chat_template.jinja").write_text(
+        "{{ bos_token }}{% if tools is not none or documents is not none %}given: {{ tools }}{% endif %}"
+        "{% for message in messages %}{{ message.content }}{% endfor %}"
+    )
+    settings = json.loads((directory / "tokenizer_config.json").read_text())
+    (directory / "tokenizer_config.json").write_text(json.dumps({**settings, "bos_token": None}))
+    (directory / "special_tokens_map.json").write_text('{"bos_token": {"content": "<|user|>"}, "eos_token": "other"}')
+    chat = Chat(directory)
+    assert chat.start(USER) == chat.encode("<|user|>hello")
+    assert chat.stop_token_ids == tuple(chat.encode("<|end|>")), "the newer file's"
+    assert chat.start(USER, [{"type": "function"}])[:7] == chat.encode("<|user|>given:")
+
+
 def test_a_template_that_reads_the_clock_is_rendered_each_time(directory: Path) -> None:
     (directory / "chat_template.jinja").write_text("{{ strftime_now('%f') }}" + LINED_TEMPLATE)
     chat = Chat(directory)
