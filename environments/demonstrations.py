@@ -4,7 +4,8 @@ A turn is split as in a rollout: its prompt up to where the assistant is to writ
 up to and including the token that ends it. The turn is encoded as what follows the prompt, whose tokens stay those that the
 model reads when it writes the turn: a tokenizer may put a space before every text, which no turn begins with. Where the
 template renders a conversation differently once further turns follow (it drops earlier reasoning, say), the turn begins a
-sample of its own, as a rollout's turn does whose prompt does not extend the one before.
+sample of its own, as a rollout's turn does whose prompt does not extend the one before. Where a template writes no end of a
+turn, and the model ends it by the token that begins the next role's, as GLM's do, that token is trained.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def demonstrations_of(chat: Chat, messages: Sequence[Message], tools: Sequence[T
     Raises `ValueError` without an assistant message, or where the template cannot be split at the assistant's turns.
     """
     found: list[Demonstration] = []
-    text = ""
+    text, is_ended = "", True
     for index, message in enumerate(messages):
         if message.get("role") != "assistant":
             continue
@@ -48,15 +49,16 @@ def demonstrations_of(chat: Chat, messages: Sequence[Message], tools: Sequence[T
             )
         if not found or not prompt.startswith(text):
             found.append(Demonstration())
-            text = ""
+            text, is_ended = "", True
         before = chat.encode(prompt[len(text) :])
-        found[-1].add(before, 0)
+        ends_turn = not is_ended and bool(before) and before[0] in chat.stop_token_ids
+        found[-1].add(before, int(ends_turn))
         joined = chat.encode(whole[len(text) :])
         follows = joined[: len(before)] == before
         written = joined[len(before) :] if follows else chat.encode(whole[len(prompt) :])
         ends = [place for place, token in enumerate(written) if token in chat.stop_token_ids]
         found[-1].add(written, ends[-1] + 1 if ends else len(written))
-        text = whole
+        text, is_ended = whole, bool(ends)
     if not found:
         raise ValueError("it has no message of role assistant; there is nothing to train")
     for each in found:

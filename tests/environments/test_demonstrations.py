@@ -68,6 +68,16 @@ def test_a_template_that_begins_a_turn_otherwise_is_refused(tmp_path: Path) -> N
         demonstrations_of(with_template(directory, template), [USER, ANSWER])
 
 
+def test_a_turn_that_the_next_ones_first_token_ends_is_trained_up_to_that(tmp_path: Path) -> None:
+    """As GLM's. Nothing follows the last turn, which has no end then."""
+    directory = make_toy_model(tmp_path / "model")
+    template = "{% for m in messages %}{{ '</s>' if m.role == 'user' else '<s>' }}{{ m.content }}{% endfor %}"
+    chat = with_template(directory, template + "{% if add_generation_prompt %}<s>{% endif %}")
+    (found,) = demonstrations_of(chat, [USER, ANSWER, USER, ANSWER])
+    assert trained_text(chat, found.token_ids, found.trained) == "an answer</s>an answer"
+    assert not found.trained[0], "the first role's token ends nothing"
+
+
 def test_a_tokenizer_that_begins_every_text_with_a_space_puts_none_before_a_turn(tmp_path: Path) -> None:
     """As Llama 2's. The model writes `▁four` after a prompt, and not `▁`, `▁four`."""
     pieces = ["<unk>", "<s>", "</s>", *"▁two?[/]four", "▁f", "ou", "▁fou", "▁four"]
