@@ -268,6 +268,12 @@ class TrainingConfig(Config):
             )
         return self
 
+    @property
+    def has_penalty(self) -> bool:
+        """Whether a term besides the advantage trains: a distance to the reference policy, or the entropy."""
+        of_reward = self.reference is not None and self.reference.reward_coefficient > 0
+        return of_reward or bool(self.loss.kl_coefficient) or bool(self.loss.entropy_coefficient)
+
 
 class LagConfig(Config):
     """The event loop's lag monitor."""
@@ -408,16 +414,6 @@ class RunConfig(Config):
         return self
 
     @model_validator(mode="after")
-    def _nothing_is_filtered_by_a_group(self) -> RunConfig:
-        enforcing = [each for each in self.filters if isinstance(each, ZeroAdvantageFilter) and each.mode == "enforce"]
-        if self.training.value_head is not None and enforcing:
-            raise ValueError(
-                "filters: zero_advantage removes rollouts by advantages within their groups, but with training.value_head the "
-                "trainer computes the advantages; remove that filter (filters = [], if there is no other)"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _is_one_algorithm(self) -> RunConfig:
         """Puts what is not set to the values that belong to the loss. Not by assignment: see `LossConfig`."""
         loss, advantage, kind = self.training.loss, self.advantage.model_copy(), KINDS.get(self.training.loss.kind)
@@ -441,16 +437,30 @@ class RunConfig(Config):
         return self
 
     @model_validator(mode="after")
-    def _nothing_is_filtered_before_its_step(self) -> RunConfig:
-        if self.advantage.kind == "batch_standardised":
-            if "filters" not in self.model_fields_set:
-                self.__dict__["filters"] = []
-            if any(isinstance(each, ZeroAdvantageFilter) and each.mode == "enforce" for each in self.filters):
-                raise ValueError(
-                    "filters: zero_advantage removes rollouts before their step is assembled, and advantage.kind = "
-                    '"batch_standardised" computes advantages then; remove that filter (filters = [], if there is no other)'
-                )
+    def _keeps_what_it_trains(self) -> RunConfig:
+        """Leaves out the default filter where rollouts without an advantage are trained, too.
+
+        Refuses one in the file if they are trained as all others are. Beside a penalty it stays: a group may be trained or not.
+        """
+        reason, penalised = self._trains_without_advantage(), self.training.has_penalty
+        if (reason or penalised) and "filters" not in self.model_fields_set:
+            self.__dict__["filters"] = []
+        if reason and any(isinstance(each, ZeroAdvantageFilter) and each.mode == "enforce" for each in self.filters):
+            raise ValueError(
+                f"filters: zero_advantage removes rollouts by advantages within their groups, and {reason}; remove that filter "
+                '(filters = [], if there is no other), or set mode = "monitor"'
+            )
         return self
+
+    def _trains_without_advantage(self) -> str | None:
+        """Returns why every rollout is trained, whatever its advantage within its group; None if not every one is."""
+        if self.training.value_head is not None:
+            return "with training.value_head the trainer computes the advantages"
+        if self.advantage.kind == "batch_standardised":
+            return 'advantage.kind = "batch_standardised" computes them when the step is assembled'
+        if self.training.loss.kind == "distillation":
+            return 'training.loss.kind = "distillation" learns from each token of theirs'
+        return None
 
     @model_validator(mode="after")
     def _penalties_are_used(self) -> RunConfig:
@@ -496,25 +506,12 @@ class RunConfig(Config):
             raise ValueError(
                 'training.loss.kind = "sft" imitates data, and a run\'s tokens are its own; use counterpoint sft, or another kind'
             )
-        if kind == "distillation":
-            if self.training.value_head is not None:
-                raise ValueError(
-                    "training.value_head estimates the task's reward, and kind = 'distillation' has a teacher's "
-                    "opinion of each token; remove one of them"
-                )
-            self._keep_rollouts_without_advantage()
-        return self
-
-    def _keep_rollouts_without_advantage(self) -> None:
-        """Distillation trains on rollouts whose advantage is zero: the teacher has an opinion of each of their tokens."""
-        enforced = [each for each in self.filters if each.kind == "zero_advantage" and each.mode == "enforce"]
-        if enforced and "filters" in self.model_fields_set:
+        if kind == "distillation" and self.training.value_head is not None:
             raise ValueError(
-                'filters: zero_advantage with mode = "enforce" removes rollouts that training.loss.kind = "distillation" learns '
-                'from; remove it, or set mode = "monitor"'
+                "training.value_head estimates the task's reward, and kind = 'distillation' has a teacher's "
+                "opinion of each token; remove one of them"
             )
-        # Not by assignment, as above.
-        self.__dict__["filters"] = [each for each in self.filters if each not in enforced]
+        return self
 
     @model_validator(mode="after")
     def _evaluations_fit(self) -> RunConfig:

@@ -62,7 +62,9 @@ class OpenStep:
         self.columns = Columns(batch, columns_to_measure(config), device)
         """What is measured before the first update."""
         self._trained = trained_tokens(batch)
-        self._passes = deque(plan_passes(config, self._trained, self.columns.names))
+        self._passes = deque(
+            plan_passes(config, [sample.rollout_id for sample in batch.samples], self._trained, self.columns.names)
+        )
         self.fault: str | None = None
         """Why the step must be refused; None otherwise. The samples of a step with a fault are no longer trained."""
         self.trained_rows: list[Sequence[int]] = []

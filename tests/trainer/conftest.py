@@ -130,7 +130,6 @@ def make_run_config(output_dir: Path, model: Path, steps: int = 4, **training: A
             "steps": steps,
             "environments": [{"name": "reverse", "kind": "reverse-text"}],
             "sampling": {"temperature": 0.9},
-            **({"filters": []} if "value_head" in training else {}),
             "training": {"learning_rate": 1e-3, "checkpoint_interval": 2, **training},
         }
     )

@@ -12,9 +12,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor
 
+from run.config import TrainingConfig
 from run.updates import ReferenceConfig
 from tests.trainer.conftest import VOCABULARY, make_batch, make_run_config
 from tests.trainer.forked_ranks import launch
@@ -78,16 +81,39 @@ def test_mini_batches_are_dealt_by_the_order_of_the_batch(tmp_path: Path) -> Non
     trained = {0: 5, 2: 1, 3: 4, 7: 2, 8: 3}
     dealt = [((0, 7), 7), ((2, 8), 4), ((3,), 4)]
     updates = [Pass(*each, first_epoch=first) for first in (True, False) for each in dealt]
-    assert plan_passes(config, trained, ()) == updates
-    assert plan_passes(config, trained, ("old",)) == [Pass(tuple(trained), 15, measures=True), *updates]
-    assert plan_passes(config, {4: 9}, ()) == [Pass((4,), 9), Pass((4,), 9, first_epoch=False)]
-    assert plan_passes(config, {}, ("old",)) == []
+    rollouts = [f"{index}-0" for index in range(9)]
+    assert plan_passes(config, rollouts, trained, ()) == updates
+    assert plan_passes(config, rollouts, trained, ("old",)) == [Pass(tuple(trained), 15, measures=True), *updates]
+    assert plan_passes(config, rollouts, {4: 9}, ()) == [Pass((4,), 9), Pass((4,), 9, first_epoch=False)]
+    assert plan_passes(config, rollouts, {}, ("old",)) == []
     with pytest.raises(
         ValueError, match=r"updates_per_step = 3 is not a multiple of epochs = 2.*set updates_per_step = 2"
     ):
         make_run_config(tmp_path, tmp_path, updates_per_step=3, epochs=2)
     with pytest.raises(ValueError, match=r'updates_per_step = 2 with loss.kind = "reinforce": that loss has no ratio'):
         make_run_config(tmp_path, tmp_path, updates_per_step=2, loss={"kind": "reinforce"})
+
+
+@given(
+    players=st.lists(st.integers(1, 4), min_size=1, max_size=12),
+    dealt=st.integers(1, 6),
+    untrained=st.sets(st.integers(0, 47)),
+)
+def test_every_update_has_its_share_of_every_players_samples(
+    players: list[int], dealt: int, untrained: set[int]
+) -> None:
+    """Whatever number of samples each rollout has, in the batch one after the other."""
+    owners = [(rollout, player) for rollout, count in enumerate(players) for player in range(count)]
+    trained = {index: 1 for index in range(len(owners)) if index not in untrained}
+    config = TrainingConfig(updates_per_step=dealt)
+    found = [each.samples for each in plan_passes(config, [f"{rollout}-0" for rollout, _ in owners], trained, ())]
+    assert sorted(sample for samples in found for sample in samples) == list(trained)
+    assert len(found) == min(dealt, len(trained))
+    assert not found or max(map(len, found)) - min(map(len, found)) <= 1
+    if untrained.isdisjoint(range(len(owners))):
+        for player in range(4):
+            of_player = [sum(owners[sample][1] == player for sample in samples) for samples in found]
+            assert max(of_player) - min(of_player) <= 1
 
 
 @pytest.mark.slow
@@ -301,10 +327,12 @@ def test_a_reference_leaves_the_memory_with_its_run(dense_directory: Path, tmp_p
 
 def test_a_value_head_needs_rollouts_that_no_group_filters(tmp_path: Path) -> None:
     config = make_run_config(tmp_path, tmp_path, value_head={})
+    assert type(config).model_validate(config.model_dump(exclude={"filters"})).filters == []
     filters = [{"kind": "zero_advantage", "mode": "monitor"}]
     assert type(config).model_validate(config.model_dump() | {"filters": filters})
+    filters = [{"kind": "zero_advantage"}]
     with pytest.raises(ValueError, match=r"filters: zero_advantage .* remove that filter \(filters = \[\]"):
-        type(config).model_validate(config.model_dump(exclude={"filters"}))
+        type(config).model_validate(config.model_dump() | {"filters": filters})
 
 
 class Kills:

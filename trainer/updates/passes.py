@@ -1,14 +1,16 @@
 """Plans the passes of one step over the batch: a measurement, if a column needs one, and then one pass for each update.
 
 A measurement computes, without gradient and with the weights before the step, what stays fixed while the step's updates change
-them. An update is trained on one mini-batch. The samples with a trained token are dealt to the mini-batches in turn, by their
-order in the batch, so a group of rollouts, whose samples are neighbours, is spread over all of them; and the mini-batches depend
-neither on the packing nor on the number of ranks. Pure.
+them. An update is trained on one mini-batch. The samples with a trained token are dealt to the mini-batches in turn: the first
+of each rollout by their order in the batch, then the second of each, and so on. So a group of rollouts, whose samples are
+neighbours, is spread over all of them, and so are the samples of each player; and the mini-batches depend neither on the packing
+nor on the number of ranks. Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from run.config import RunConfig, TrainingConfig
@@ -43,23 +45,40 @@ def columns_to_measure(config: TrainingConfig) -> tuple[str, ...]:
     return tuple(name for name, is_wanted in wanted.items() if is_wanted)
 
 
-def plan_passes(config: TrainingConfig, trained: Mapping[int, int], measured: Collection[str]) -> list[Pass]:
+def plan_passes(
+    config: TrainingConfig, rollouts: Sequence[str], trained: Mapping[int, int], measured: Collection[str]
+) -> list[Pass]:
     """Returns the passes of a step, in order; none for a batch without a trained token.
 
     Args:
         config: of the run.
+        rollouts: of each sample of the batch, the id of its rollout.
         trained: the samples with a trained token, ascending, and how many they have.
         measured: the columns to measure.
     """
     if not trained:
         return []
     samples, dealt = tuple(trained), config.updates_per_step // config.epochs
+    in_turn = _first_of_each_rollout_first(samples, rollouts)
     passes = [Pass(samples, sum(trained.values()), measures=True)] if measured else []
     for epoch in range(config.epochs):
         for first in range(min(dealt, len(samples))):
-            own = samples[first::dealt]
+            own = tuple(sorted(in_turn[first::dealt]))
             passes.append(Pass(own, sum(trained[sample] for sample in own), first_epoch=epoch == 0))
     return passes
+
+
+def _first_of_each_rollout_first(samples: Iterable[int], rollouts: Sequence[str]) -> list[int]:
+    """Returns the samples in the order in which they are dealt.
+
+    Dealt as in the batch, the samples of a game of two would give one player to every second update.
+    """
+    before: Counter[str] = Counter()
+    place = {}
+    for sample in samples:
+        place[sample] = before[rollouts[sample]]
+        before[rollouts[sample]] += 1
+    return sorted(place, key=place.__getitem__)
 
 
 def optional_inputs(config: RunConfig) -> list[str]:

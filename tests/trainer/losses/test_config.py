@@ -83,8 +83,25 @@ def test_a_loss_sets_what_belongs_to_it_around_it(tmp_path: Path) -> None:
         make_run(tmp_path, {"kind": "grpo", "kl_coefficient": 0.1})
     plus_plus = make_run(tmp_path, {"kind": "reinforce_plus_plus"})
     assert (plus_plus.advantage.kind, plus_plus.filters) == ("batch_standardised", [])
-    with pytest.raises(ValidationError, match="zero_advantage removes rollouts before their step is assembled"):
+    with pytest.raises(ValidationError, match=r"zero_advantage removes .* computes them when the step is assembled"):
         make_run(tmp_path, {"kind": "reinforce_plus_plus"}, filters=[{"kind": "zero_advantage"}])
+
+
+@pytest.mark.parametrize(
+    "training",
+    [
+        {"loss": {"kind": "grpo", "kl_coefficient": 0.1}, "reference": {}},
+        {"loss": {"kind": "grpo", "entropy_coefficient": 0.1}},
+        {"reference": {"reward_coefficient": 0.1}},
+    ],
+)
+def test_a_penalty_reaches_groups_of_equal_rewards_unless_the_file_filters_them(
+    tmp_path: Path, training: dict[str, Any]
+) -> None:
+    assert make_run(tmp_path, {}, training=training).filters == []
+    (own,) = make_run(tmp_path, {}, training=training, filters=[{"kind": "zero_advantage"}]).filters
+    (usual,) = make_run(tmp_path, {}, training={"reference": {}}).filters
+    assert own == usual
 
 
 def test_a_penalty_that_the_loss_would_not_get_is_refused(tmp_path: Path) -> None:
