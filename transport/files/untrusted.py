@@ -21,6 +21,10 @@ from transport.printable import printable
 MAX_DEPTH = 32
 """Tables and arrays inside one another, and parts of a dotted key, in a TOML file."""
 
+MAX_JSON_DEPTH = 256
+"""Objects and arrays inside one another in JSON: more than `orjson` writes. It reads 1,024, at which `repr`, as in a message that
+quotes the value, raises `RecursionError`."""
+
 _KINDS = (
     (stat.S_ISFIFO, "a FIFO"),
     (stat.S_ISSOCK, "a socket"),
@@ -111,12 +115,15 @@ def read_json(path: str | os.PathLike[str], max_bytes: int) -> dict[str, Any]:
 def parse_json(data: bytes) -> dict[str, Any]:
     """The JSON object in `data`, such as a line of a metrics file.
 
-    Raises `UntrustedFileError` when it is no object. `orjson` bounds the depth itself.
+    Raises `UntrustedFileError` when it is no object, or one that is more than `MAX_JSON_DEPTH` deep.
     """
     try:
         value = orjson.loads(data)
     except orjson.JSONDecodeError as error:
         raise UntrustedFileError(f"this is not JSON: {error}") from None
+    # Counting is quick, and most of what is read has few brackets.
+    if data.count(b"[") + data.count(b"{") > MAX_JSON_DEPTH and _is_deeper(value, MAX_JSON_DEPTH):
+        raise UntrustedFileError(f"this is JSON of objects or arrays more than {MAX_JSON_DEPTH} deep")
     if not isinstance(value, dict):
         raise UntrustedFileError(f"expected a JSON object, found {type(value).__name__}")
     return value

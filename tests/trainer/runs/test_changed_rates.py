@@ -31,13 +31,16 @@ def test_every_step_has_the_rate_that_holds_for_it(dense_directory: Path, tmp_pa
         assert {rates["other", step] for step in (1, 2, 3, 4)} == {1e-3}
 
 
-def test_a_journal_that_cannot_be_used_evicts_its_run_alone(dense_directory: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("rate", ['"much"', "[" * 1000 + "]" * 1000])
+def test_a_journal_that_cannot_be_used_evicts_its_run_alone(dense_directory: Path, tmp_path: Path, rate: str) -> None:
+    changes = f'{{"training.learning_rate": {rate}}}'
+    journal = f'{{"format": 1, "changes": [{{"request_id": "a", "step": 1, "changes": {changes}}}]}}'
     for run_id in ("one", "other"):
         write_member(tmp_path, dense_directory, run_id)
     committed = {"one": 1, "other": 1}
     with life(tmp_path, dense_directory, committed) as one:
         one.until_step(**committed)
-        (tmp_path / "run_one" / "control" / "changes.json").write_text("[]")
+        (tmp_path / "run_one" / "control" / "changes.json").write_text(journal)
         one.wire.committed |= {"one": 2, "other": 3}
         one.until_step(other=3)
         one.turn_until(lambda: "one" in one.wire.evicted, "the eviction")

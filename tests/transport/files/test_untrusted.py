@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 import tomli_w
 from hypothesis import given
@@ -139,6 +140,8 @@ def test_toml_within_the_bounds_is_read_as_it_was_written(
         (b"[" * 100_000, "this is not JSON"),
         (b'{"a":' * 100_000, "this is not JSON"),
         (b'{"a": NaN}', "this is not JSON"),
+        (b'{"a": ' + b"[" * 256 + b"1" + b"]" * 256 + b"}", "more than 256 deep"),
+        (b'{"a":' * 1000 + b"{}" + b"}" * 1000, "more than 256 deep"),
         (b"\xff", "this is not JSON"),
         (b"", "this is not JSON"),
     ],
@@ -156,6 +159,8 @@ def test_a_json_object_is_read(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b'{"step": 3}')
     assert read_json(tmp_path / "file", 100) == {"step": 3}
     assert read_text(tmp_path / "file", 100) == '{"step": 3}'
+    deep = orjson.loads(b'{"a": ' + b"[" * 253 + b"1" + b"]" * 253 + b"}")
+    assert parse_json(orjson.dumps(deep)) == deep
 
 
 def test_text_for_people_cannot_steer_a_terminal(tmp_path: Path) -> None:
