@@ -75,8 +75,12 @@ def living_runs(directory: Path) -> list[str]:
 
 def steps_of(directory: Path, run_id: str) -> int | None:
     """Returns the run's configured number of steps; None if unknown."""
-    steps = written_config(directory, run_id).get("steps")
-    return steps if type(steps) is int else None
+    return as_steps(written_config(directory, run_id).get("steps"))
+
+
+def as_steps(value: object) -> int | None:
+    """Returns a number of steps that anybody may have written; None for what is none, or too large to be computed with."""
+    return value if type(value) is int and 0 < value < 2**63 else None
 
 
 def written_config(directory: Path, run_id: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from job.directory import as_steps
 from job.inspection.metrics_lines import is_number
 from run.config import LagConfig
 from trainer.runs.control_files import MAX_CONFIG_BYTES
@@ -35,10 +36,10 @@ class RunFile:
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> RunFile:
         """Takes the values from a run's configuration, which anybody may have written."""
-        steps, lag = table.get("steps"), table.get("lag")
+        lag = table.get("lag")
         lag = lag if isinstance(lag, dict) else {}
         return cls(
-            steps if type(steps) is int else None,
+            as_steps(table.get("steps")),
             _number(table, "stall_warning_seconds", STALL_WARNING_SECONDS),
             _number(lag, "warn_p90_seconds", _LAG.warn_p90_seconds),
             _number(lag, "warn_p99_seconds", _LAG.warn_p99_seconds),

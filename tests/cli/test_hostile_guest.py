@@ -136,7 +136,16 @@ def test_a_line_without_an_end_is_passed_over(tmp_path: Path) -> None:
     assert [line["step"] for line in history.refresh()] == [2]
 
 
-@pytest.mark.parametrize("hostile", [None, b"a = " + b"[" * 100_000, b"steps = inf\nshutdown_timeout_seconds = inf"])
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        None,
+        b"a = " + b"[" * 100_000,
+        b"steps = inf\nshutdown_timeout_seconds = inf",
+        b"steps = " + b"9" * 400,
+        b"steps = -1",
+    ],
+)
 def test_what_is_no_configuration_says_nothing(tmp_path: Path, hostile: bytes | None) -> None:
     """None: a FIFO stands in its place, which whoever opens it waits for."""
     control = tmp_path / "run_guest" / "control"

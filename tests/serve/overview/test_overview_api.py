@@ -77,6 +77,19 @@ async def test_the_overview_says_what_status_says(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
+async def test_a_guest_with_more_steps_than_can_be_counted_hides_no_other(tmp_path: Path) -> None:
+    run_ids = write_job(tmp_path / "job", 2, 30)
+    guest = tmp_path / "job" / "run_guest"
+    write_lines(guest / "metrics.jsonl", [shipped_line(step, 5.0 * step) for step in range(1, 4)])
+    (guest / "control").mkdir()
+    (guest / "control" / "orch.toml").write_text(f"steps = {'9' * 400}\n")
+    with running(tmp_path / "job", [*run_ids, "guest"]):
+        answer = await get(tmp_path / "job", "/overview")
+    assert {run["run"]: run["steps"] for run in answer["runs"]}["guest"] is None
+    assert len(answer["runs"]) == 3
+
+
 def test_the_overview_follows_a_job_also_back(tmp_path: Path) -> None:
     (tmp_path / "trainer").mkdir()
     make_job(tmp_path)
