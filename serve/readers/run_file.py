@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from job.directory import as_steps
 from job.inspection.metrics_lines import is_number
 from run.config import LagConfig
 from trainer.runs.control_files import MAX_CONFIG_BYTES
-from transport.files.untrusted import UntrustedFileError, read_bytes
+from transport.files.untrusted import UntrustedFileError, parse_toml, read_bytes
 
 STALL_WARNING_SECONDS = 60.0
 """`RunConfig.stall_warning_seconds` by default."""
@@ -82,8 +81,8 @@ def _parsed(content: bytes) -> RunFile:
 
 def _table(text: bytes) -> dict[str, Any]:
     try:
-        return tomllib.loads(text.decode())
-    except (ValueError, RecursionError):
+        return parse_toml(text)
+    except UntrustedFileError:
         return {}
 
 

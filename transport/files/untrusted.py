@@ -89,17 +89,25 @@ def read_text(path: str | os.PathLike[str], max_bytes: int) -> str:
 def read_toml(path: str | os.PathLike[str], max_bytes: int) -> dict[str, Any]:
     """The table in the file, at most `MAX_DEPTH` deep. Raises `UntrustedFileError` when it is no such, else as `read_bytes`."""
     content = read_bytes(path, max_bytes)
-    if _LONG_KEY.search(content):
-        raise UntrustedFileError(f"{path} has a dotted key of more than {MAX_DEPTH} parts")
     try:
-        table = tomllib.loads(content.decode())
+        return parse_toml(content)
+    except UntrustedFileError as error:
+        raise UntrustedFileError(f"{path}: {error}") from None
+
+
+def parse_toml(data: bytes) -> dict[str, Any]:
+    """The table in `data`, at most `MAX_DEPTH` deep. Raises `UntrustedFileError` when it is no such."""
+    if _LONG_KEY.search(data):
+        raise UntrustedFileError(f"it has a dotted key of more than {MAX_DEPTH} parts")
+    try:
+        table = tomllib.loads(data.decode())
         too_deep = _is_deeper(table, MAX_DEPTH)
     except RecursionError:
         too_deep = True
     except ValueError as error:  # not TOML, or not UTF-8
-        raise UntrustedFileError(f"{path}: this is not TOML: {error}") from None
+        raise UntrustedFileError(f"this is not TOML: {error}") from None
     if too_deep:
-        raise UntrustedFileError(f"{path} has tables or arrays more than {MAX_DEPTH} deep")
+        raise UntrustedFileError(f"it has tables or arrays more than {MAX_DEPTH} deep")
     return table
 
 

@@ -78,7 +78,9 @@ async def test_the_overview_says_what_status_says(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-async def test_a_guest_with_more_steps_than_can_be_counted_hides_no_other(tmp_path: Path) -> None:
+@pytest.mark.parametrize("hostile", [f"steps = {'9' * 400}", f"a{'.a' * 400_000} = 1", f"[lag]\na{'.a' * 400_000} = 1"])
+async def test_a_guests_hostile_configuration_hides_no_other(tmp_path: Path, hostile: str) -> None:
+    """More steps than can be computed with, and keys that a parser would take hours for."""
     run_ids = write_job(tmp_path / "job", 2, 30)
     guest = tmp_path / "job" / "run_guest"
     write_lines(guest / "metrics.jsonl", [shipped_line(step, 5.0 * step) for step in range(1, 4)])
