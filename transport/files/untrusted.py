@@ -21,9 +21,9 @@ from transport.printable import printable
 MAX_DEPTH = 32
 """Tables and arrays inside one another, and parts of a dotted key, in a TOML file."""
 
-MAX_JSON_DEPTH = 256
-"""Objects and arrays inside one another in JSON: more than `orjson` writes. It reads 1,024, at which `repr`, as in a message that
-quotes the value, raises `RecursionError`."""
+MAX_JSON_DEPTH = 512
+"""Objects and arrays inside one another in JSON: twice what `orjson` writes. It reads 1,024, at which `repr`, as in a message
+that quotes the value, raises `RecursionError`."""
 
 _KINDS = (
     (stat.S_ISFIFO, "a FIFO"),
