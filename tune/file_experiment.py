@@ -29,6 +29,7 @@ from tune.from_file import check_keys, scheduler_of, search_of, space_of, stoppe
 from tune.runner.trial_runner import TrialRunner
 from tune.runs.host_job import HostJob
 from tune.runs.varied_run import VariedRun
+from tune.search.search_alg import SearchAlg
 
 FILE = "tune.toml"
 """The experiment's file as resolved, in its directory: what `tune resume` reads."""
@@ -76,11 +77,9 @@ class FileExperiment:
     def runner(self, executor: TrialExecutor, callbacks: Sequence[Callback], resume: bool) -> TrialRunner:
         """Returns its runner. Raises `UserError`."""
         config, file = self.config, self._file
-        scheduler, search = scheduler_of(config, file), search_of(config, file)
+        scheduler, search = scheduler_of(config, file), self._search()
         try:
             scheduler.set_search_properties(config.metric, config.mode)
-            search.set_search_properties(config.metric, config.mode, self.experiment.config)
-            search.add_configurations([self.experiment])
         except TuneError as error:
             raise UserError(f"{file}: {error}") from None
         defaults = importlib.import_module("tune.callbacks.defaults").with_default_loggers(callbacks)
@@ -150,6 +149,16 @@ class FileExperiment:
             )
         return job
 
+    def _search(self) -> SearchAlg:
+        """Returns a search with the experiment's metric and space, of which nothing is drawn yet."""
+        search = search_of(self.config, self._file)
+        try:
+            search.set_search_properties(self.config.metric, self.config.mode, self.experiment.config)
+            search.add_configurations([self.experiment])
+        except TuneError as error:
+            raise UserError(f"{self._file}: {error}") from None
+        return search
+
     def _check_run(self) -> None:
         """Checks the first draw of the space as a run of the job."""
         assert self.config.job is not None
@@ -163,9 +172,10 @@ class FileExperiment:
         else:
             assert self.config.job.join is not None
             below = values_of_job(str(self.config.job.join))
-        search = search_of(self.config, self._file)
-        search.add_configurations([self.experiment])
-        trial = search.next_trial()
+        try:
+            trial = self._search().next_trial()
+        except TuneError as error:
+            raise UserError(f"{self._file}: {error}") from None
         values = {} if trial is None else trial.config
         try:
             settings = VariedRun(self.config.name, Path(below["output_dir"]), self.config.run).settings("first", values)

@@ -138,6 +138,7 @@ def test_a_signal_ends_it_in_order(command: Command) -> None:
         ({"scheduler": {"kind": "pbd"}}, "expected one of"),
         ({"scheduler": {"kind": "pbt", "mutations": {"seeed": [1]}}}, "scheduler.mutations.seeed"),
         ({"job": {"join": "/nowhere"}}, "there is no job"),
+        ({"search": {"kind": "optuna"}, "space": {"seed": {"grid_search": [1, 2]}}}, "OptunaSearch has no space"),
     ],
 )
 def test_an_error_names_file_key_and_what_is_allowed(
@@ -148,6 +149,15 @@ def test_an_error_names_file_key_and_what_is_allowed(
     error = capsys.readouterr().err
     assert said in error
     assert str(command.file) in error or "/nowhere" in error
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random"])
+def test_optuna_proposes_runs(command: Command, capsys: pytest.CaptureFixture[str], sampler: str) -> None:
+    command.settings |= {"search": {"kind": "optuna", "sampler": sampler}}
+    assert main(["tune", command.write(), "--dry-run"]) == 0, capsys.readouterr().err
+    experiment = FileExperiment(load(TuneConfig, command.file, []), command.file)
+    (first,) = {trial.config["training"]["learning_rate"] for trial in [experiment._search().next_trial()] if trial}
+    assert 1e-4 <= first <= 1e-2
 
 
 @pytest.mark.parametrize(
