@@ -21,7 +21,7 @@ from environments.config import EnvironmentConfig
 from orchestrator.metrics import MetricsLine
 from orchestrator.rollouts.rollout_file import read_rollouts, write_rollouts
 from orchestrator.run_directory import ConfigurationError
-from run.config import RunConfig
+from run.config import LoraConfig, RunConfig
 from transport.files.atomic import flush, publish_directory, published_steps, remove_directory, write_atomically
 from transport.records import Rollout
 
@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 FORMAT = 1
 
 _STATE = "orchestrator.msgpack"
+_WEIGHTS = "training.lora"
+"""Of what a resume must not change: which weights are trained."""
 
 
 class CheckpointError(RuntimeError):
@@ -53,12 +55,17 @@ class Checkpoint:
 
 
 def identity_of(config: RunConfig) -> dict[str, Any]:
-    """Returns seed and mix. The order of examples depends on them, so a resume must not change them."""
+    """Returns what a resume must not change: what the order of examples depends on, and which weights are trained."""
     environments = [
         environment.model_dump(mode="json", include={"name", "kind", "args", "ratio"}) | _curriculum(environment)
         for environment in config.environments
     ]
-    return {"seed": config.seed, "environments": environments}
+    return {"seed": config.seed, "environments": environments, _WEIGHTS: _adapter(config.training.lora)}
+
+
+def _adapter(lora: LoraConfig | None) -> dict[str, Any]:
+    """Returns the shape of the adapter that is trained; empty without one."""
+    return {} if lora is None else {"rank": lora.rank, "target_modules": sorted(set(lora.target_modules))}
 
 
 def _curriculum(environment: EnvironmentConfig) -> dict[str, Any]:
@@ -158,8 +165,14 @@ def _rewrite_state(directory: Path, checkpoint: Checkpoint) -> None:
 def _check_identity(config: RunConfig, identity: dict[str, Any], directory: Path) -> None:
     for key, now in identity_of(config).items():
         before = identity.get(key)
-        if before != now:
-            raise ConfigurationError(
-                f"{key} = {now!r} differs from {before!r} in {directory}: the order of examples depends on it, so the run "
-                f"cannot be resumed with it. Restore {key}, or start another run"
-            )
+        if before == now or (key == _WEIGHTS and before is None):  # as in checkpoints of before it was recorded
+            continue
+        why = "its checkpoints hold other weights" if key == _WEIGHTS else "the order of examples depends on it"
+        raise ConfigurationError(
+            f"{key} = {_shown(now)} differs from {_shown(before)} in {directory}: {why}, so the run cannot be resumed with it. "
+            f"Restore {key}, or start another run"
+        )
+
+
+def _shown(value: object) -> str:
+    return "nothing (all weights are trained)" if value == {} else repr(value)

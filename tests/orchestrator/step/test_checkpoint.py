@@ -13,12 +13,13 @@ from orchestrator.run_directory import ConfigurationError
 from orchestrator.step.checkpoint import (
     Checkpoint,
     CheckpointError,
+    check_resumable,
     committed_lines,
     identity_of,
     load_newest,
     write_checkpoint,
 )
-from run.config import RunConfig
+from run.config import LoraConfig, RunConfig
 from tests.support.rollouts import make_rollout
 from transport.files.atomic import published_steps
 
@@ -80,6 +81,36 @@ def test_what_decides_the_order_of_examples_must_not_change(tmp_path: Path, chan
     write_checkpoint(config.run_dir, make_checkpoint(config, 1), keep=2)
     with pytest.raises(ConfigurationError, match=next(iter(changed))):
         load_newest(make_config(tmp_path, **changed))
+
+
+ADAPTER = LoraConfig(rank=4, target_modules=["q_proj", "v_proj"])
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "said"),
+    [
+        (None, ADAPTER, r"training.lora = {'rank': 4.* differs from nothing \(all weights are trained\)"),
+        (ADAPTER, None, r"training.lora = nothing \(all weights are trained\) differs from {'rank': 4"),
+        (ADAPTER, ADAPTER.model_copy(update={"rank": 8}), "its checkpoints hold other weights.*Restore training.lora"),
+    ],
+)
+def test_which_weights_are_trained_must_not_change(
+    tmp_path: Path, before: LoraConfig | None, now: LoraConfig | None, said: str
+) -> None:
+    config = make_config(tmp_path, training={"lora": before})
+    write_checkpoint(config.run_dir, make_checkpoint(config, 1), keep=2)
+    with pytest.raises(ConfigurationError, match=said):
+        check_resumable(make_config(tmp_path, training={"lora": now}))
+
+
+def test_an_adapters_scale_may_change_and_an_older_checkpoint_names_no_weights(tmp_path: Path) -> None:
+    config = make_config(tmp_path, training={"lora": ADAPTER})
+    write_checkpoint(config.run_dir, make_checkpoint(config, 1), keep=2)
+    other = ADAPTER.model_copy(update={"alpha": 3.0, "target_modules": ["v_proj", "q_proj"]})
+    assert load_newest(make_config(tmp_path, training={"lora": other})) is not None
+    identity = {key: value for key, value in identity_of(config).items() if key != "training.lora"}
+    write_checkpoint(config.run_dir, make_checkpoint(config, 2, identity=identity), keep=2)
+    assert load_newest(make_config(tmp_path)) is not None
 
 
 def test_what_does_not_may(tmp_path: Path) -> None:
