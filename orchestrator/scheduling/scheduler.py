@@ -211,7 +211,8 @@ class Scheduler:
         if event.dropped is not None:
             yield self._drop(group, event.dropped, event.detail)
         else:
-            yield self._drop(group, DropReason.FILTERED, f"all {group.filtered} completed rollouts were filtered")
+            why = f": {event.detail}" if event.detail else ""
+            yield self._drop(group, DropReason.FILTERED, f"all {group.filtered} completed rollouts were filtered{why}")
 
     def _batch_committed(self, event: BatchCommitted) -> list[Instruction]:
         if event.step != self._shipping:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -125,8 +126,19 @@ def finalize_group(
     caught = apply_filters(filters, survivors)
     filtered = sum(rollout.filtered_by is not None for rollout in survivors)
     rewards = tuple(rollout.reward for rollout in survivors if rollout.reward is not None)
-    event = GroupFinalized(group_id, kept=len(survivors) - filtered, filtered=filtered, rewards=rewards)
+    detail = _why_filtered(survivors) if filtered == len(survivors) else ""
+    event = GroupFinalized(group_id, len(survivors) - filtered, filtered, detail=detail, rewards=rewards)
     return GroupOutcome(event, rollouts, failed, caught)
+
+
+def _why_filtered(rollouts: Sequence[Rollout]) -> str:
+    """Returns which filters caught the rollouts, for a person."""
+    caught = Counter(rollout.filtered_by for rollout in rollouts)
+    text = ", ".join(f"{count} by {kind}" for kind, count in caught.most_common())
+    rewards = {rollout.reward for rollout in rollouts}
+    if "zero_advantage" in caught and len(rewards) == 1:
+        text += f" (each has the reward {rewards.pop():g}, and a group learns from differences)"
+    return text
 
 
 def _reason_to_drop(rollouts: Sequence[Rollout], group_scoring: bool) -> tuple[DropReason, str] | None:

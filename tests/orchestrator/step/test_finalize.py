@@ -49,6 +49,12 @@ def test_it_rests_beside_a_busy_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rests
 
 
+def test_a_group_that_is_filtered_as_a_whole_says_why() -> None:
+    outcome = finalize_group(make_group([0.25, 0.25, 0.25]), group_mean, [zero_advantage])
+    assert outcome.event.detail == "3 by zero_advantage (each has the reward 0.25, and a group learns from differences)"
+    assert (outcome.event.kept, outcome.event.filtered) == (0, 3)
+
+
 def test_filtered_rollouts_are_told_apart_from_kept_ones() -> None:
     group = make_group([1.0, 0.0, 0.5])
     outcome = finalize_group(group, group_mean, [zero_advantage])
