@@ -313,7 +313,7 @@ class RunConfig(Config):
     seed: int = 0
     """Seed of the order of examples, and of everything random in the orchestrator."""
 
-    steps: int = Field(default=100, ge=1)
+    steps: int = Field(default=100, ge=1, le=2**53)
     """Training steps of the run."""
 
     resume: bool = False
