@@ -64,6 +64,12 @@ def test_an_unknown_key_is_told_with_the_nearest() -> None:
     assert "unknown key; the nearest is parts[0].count" in message
 
 
+def test_a_key_of_another_name_is_not_told_as_the_nearest() -> None:
+    """Its section is that of others, which makes their paths alike."""
+    message = complaint('[[parts]]\nname = "a"\nclip_range = 2\n')
+    assert "unknown key; valid: count, name" in message
+
+
 def test_an_entry_of_a_table_with_arbitrary_keys_is_named() -> None:
     text = '[parts.old]\nname = "a"\ncount = 0\n'
     with pytest.raises(UserError) as caught:
