@@ -36,7 +36,7 @@ class Refused(UserError):
 
 
 class NotAnswered(UserError):
-    """Nobody has carried the request out in time. It was taken back."""
+    """Nobody has carried the request out in time. It was taken back, unless it was being carried out already."""
 
     code = 1
 
@@ -96,7 +96,8 @@ def ask(
         whom = "trainer" if kind is SaveRequest else "orchestrator"
         raise NotAnswered(
             f"the {whom} has not answered {request.kind!r} to run {run_id}, within {timeout:g} s or before it ended; the request "
-            f"was taken back. `counterpoint status {job}` says whether it runs"
+            "was taken back, but if it had been read already, it is carried out all the same. "
+            f"`counterpoint status {job}` says whether it runs"
         )
     if answer.outcome == "refused":
         raise Refused(f"run {run_id} refuses {request.kind!r}: {answer.reason}")
