@@ -105,6 +105,9 @@ def _explain(details: ErrorDetails, keys: dict[str, Key], origin: str, above: Se
         )
         below = "" if "[" in written else f" below [{section}]"
         return f"  {where}: {shown} belongs under [{section}]: write {written}{below}{quoted}"
+    if details["type"] == "extra_forbidden" and key is not None:
+        advice = f"{_show_path(location[:-1])} of this kind has no such key; leave it out, or choose a kind that has it"
+        return f"  {where}: {shown} = {_show(details['input'])}{quoted}\n    {advice}"
     if details["type"] == "extra_forbidden":
         near = nearest(pattern, keys)
         numbers = ".".join(map(str, location))

@@ -136,6 +136,7 @@ def test_a_signal_ends_it_in_order(command: Command) -> None:
         ({"space": {"training": {"learning_rate": {"uniform": [-2.0, -1.0]}}}}, "run with the first values of space"),
         ({"run": BASE | {"output_dir": "x"}}, "output_dir is set by the tuner"),
         ({"scheduler": {"kind": "pbd"}}, "expected one of"),
+        ({"scheduler": {"kind": "fifo", "perturbation_interval": 4}}, "scheduler of this kind has no such key"),
         ({"scheduler": {"kind": "pbt", "mutations": {"seeed": [1]}}}, "scheduler.mutations.seeed"),
         ({"job": {"join": "/nowhere"}}, "there is no job"),
         ({"search": {"kind": "optuna"}, "space": {"seed": {"grid_search": [1, 2]}}}, "OptunaSearch has no space"),
