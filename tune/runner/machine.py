@@ -13,7 +13,8 @@ The rules, for each trial:
 - **Pausing.** A trial that is paused from outside while it trains pauses after its next result, which is held, and delivered
   when the trial runs again.
 - **Failures.** A failure counts against `max_failures`. Within them the trial is PENDING again and resumes from its newest
-  durable checkpoint; beyond them it is in ERROR. A result that lacks a metric on which someone must decide is a failure.
+  durable checkpoint; beyond them it is in ERROR. A result that lacks a metric on which someone must decide is a failure after
+  which the trial does not start again, since it would report the same.
 - **Stopping.** Whoever stops a trial has told the scheduler and the search algorithm at once; its status follows when its
   attempt has ended, which also frees its resources. A failure meanwhile changes nothing.
 - **Starting.** One trial a `ResourcesFree`, chosen by the scheduler.
@@ -251,7 +252,7 @@ class ExperimentMachine(Transfers):
     def _deliver(self, trial: Trial, progress: Progress, result: Result, stop: bool) -> None:
         """Lets everyone know of a new result, and notes what is decided."""
         if (missing := self._missing(trial, result)) is not None:
-            self._count_failure(trial, progress, missing)
+            self._count_failure(trial, progress, missing, may_recover=False)
             return
         trial.last_result = result
         trial.num_results += 1
@@ -365,11 +366,12 @@ class ExperimentMachine(Transfers):
         if trial.is_finished():
             self._drop_exploit(progress)
 
-    def _count_failure(self, trial: Trial, progress: Progress, error: str) -> None:
+    def _count_failure(self, trial: Trial, progress: Progress, error: str, may_recover: bool = True) -> None:
+        """Lets the trial start again, if it may. After a result that nobody can decide on it would report the same."""
         trial.num_failures += 1
         trial.error_msg = error
         self._forget_wanted(progress)
-        again = trial.max_failures < 0 or trial.num_failures <= trial.max_failures
+        again = may_recover and (trial.max_failures < 0 or trial.num_failures <= trial.max_failures)
         progress.end = Trial.PENDING if again else Trial.ERROR
         self._emit(WriteError(trial, error, trial.num_failures))
         if again:

@@ -128,6 +128,13 @@ def test_a_result_that_cannot_be_used_is_a_failure_of_its_trial_alone(tmp_path: 
     assert words in Path(trials["t1"].error_file).read_text()
 
 
+@pytest.mark.parametrize("step", ["nothing", "much"])
+def test_a_trial_whose_result_nobody_can_decide_on_does_not_start_again(tmp_path: Path, step: str) -> None:
+    """It would report the same."""
+    trials, _ = run(tmp_path, [[1, step, 3]], metric="value", fields={"max_failures": 2})
+    assert (trials["t1"].status, trials["t1"].num_failures, trials["t1"].num_results) == ("ERROR", 1, 1)
+
+
 def test_a_value_that_is_not_a_number_is_a_result_like_any_other(tmp_path: Path) -> None:
     trials, _ = run(tmp_path, [[1, "nan", 3]], metric="value", callbacks=with_default_loggers(None))
     assert trials["t1"].status == "TERMINATED"
