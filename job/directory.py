@@ -12,6 +12,7 @@ from typing import Any
 
 import orjson
 
+from run.config import LARGEST_STEP
 from trainer.runs.control_files import MAX_CONFIG_BYTES
 from transport.config import IDENTIFIER_PATTERN
 from transport.errors import UserError
@@ -79,8 +80,8 @@ def steps_of(directory: Path, run_id: str) -> int | None:
 
 
 def as_steps(value: object) -> int | None:
-    """Returns a number of steps that anybody may have written; None for what is none, or too large to be computed with."""
-    return value if type(value) is int and 0 < value < 2**63 else None
+    """Returns a number of steps that anybody may have written; None for what no run may have."""
+    return value if type(value) is int and 0 < value <= LARGEST_STEP else None
 
 
 def written_config(directory: Path, run_id: str) -> dict[str, Any]:

@@ -146,6 +146,10 @@ class ZeroAdvantageFilter(Config):
 FilterConfig = Annotated[GibberishFilter | RepetitionFilter | ZeroAdvantageFilter, Field(discriminator="kind")]
 
 
+LARGEST_STEP = 2**53
+"""Up to here a float holds every number of a step, and so do JSON and msgpack, which hold none of more than 64 bits."""
+
+
 class LoraConfig(Config):
     """Train a LoRA adapter instead of full weights."""
 
@@ -313,7 +317,7 @@ class RunConfig(Config):
     seed: int = 0
     """Seed of the order of examples, and of everything random in the orchestrator."""
 
-    steps: int = Field(default=100, ge=1, le=2**53)
+    steps: int = Field(default=100, ge=1, le=LARGEST_STEP)
     """Training steps of the run."""
 
     resume: bool = False
@@ -440,7 +444,8 @@ class RunConfig(Config):
     def _keeps_what_it_trains(self) -> RunConfig:
         """Leaves out the default filter where rollouts without an advantage are trained, too.
 
-        Refuses one in the file if they are trained as all others are. Beside a penalty it stays: a group may be trained or not.
+        Refuses one in the file if they are trained as all others are. Beside a penalty it stays: groups of equal rewards are
+        then replaced, as the file says, and only the others have the penalty.
         """
         reason, penalised = self._trains_without_advantage(), self.training.has_penalty
         if (reason or penalised) and "filters" not in self.model_fields_set:

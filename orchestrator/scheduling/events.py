@@ -48,7 +48,7 @@ class GroupFinalized:
     dropped: DropReason | None = None
     """Why the whole group was dropped: `FAILED`, `INFERENCE_FAILED`, `INCOMPLETE` or `ADVANTAGE`; None where it was not."""
     detail: str = ""
-    """Of `dropped`, or of why all were filtered, for a person."""
+    """Why the group was dropped, or why all its rollouts were filtered, for a person."""
     rewards: tuple[float, ...] = ()
     """Of the kept and filtered rollouts, for the curriculum; none where the group was dropped."""
 

@@ -30,6 +30,7 @@ from job.inspection.summary import summarize, summarize_runs
 from job.run_state import exclusion_of
 from job.stop_run import GRACE_SECONDS, stop_timeout
 from orchestrator.loop_health.slow_spots import METRIC
+from run.config import LARGEST_STEP
 from tests.support.jobs import shipped_line
 from transport.errors import UserError
 from transport.files.appended_lines import LONGEST_LINE
@@ -144,6 +145,7 @@ def test_a_line_without_an_end_is_passed_over(tmp_path: Path) -> None:
         b"steps = inf\nshutdown_timeout_seconds = inf",
         b"steps = " + b"9" * 400,
         b"steps = -1",
+        f"steps = {LARGEST_STEP + 1}".encode(),
     ],
 )
 def test_what_is_no_configuration_says_nothing(tmp_path: Path, hostile: bytes | None) -> None:

@@ -59,7 +59,7 @@ def plan_passes(
     if not trained:
         return []
     samples, dealt = tuple(trained), config.updates_per_step // config.epochs
-    in_turn = _first_of_each_rollout_first(samples, rollouts)
+    in_turn = _order_of_dealing(samples, rollouts)
     passes = [Pass(samples, sum(trained.values()), measures=True)] if measured else []
     for epoch in range(config.epochs):
         for first in range(min(dealt, len(samples))):
@@ -68,8 +68,8 @@ def plan_passes(
     return passes
 
 
-def _first_of_each_rollout_first(samples: Iterable[int], rollouts: Sequence[str]) -> list[int]:
-    """Returns the samples in the order in which they are dealt.
+def _order_of_dealing(samples: Iterable[int], rollouts: Sequence[str]) -> list[int]:
+    """Returns the samples in the order in which they are dealt: the first of each rollout, then the second of each, and so on.
 
     Dealt as in the batch, the samples of a game of two would give one player to every second update.
     """

@@ -107,8 +107,8 @@ def nearest(path: str, keys: dict[str, Key]) -> str | None:
         sections = {key.rpartition(".")[0]: key for key in elsewhere[close[0]]}
         alike = difflib.get_close_matches(section, sections, n=1, cutoff=0.85)
         return sections[alike[0]] if alike else elsewhere[close[0]][0]
-    alike = difflib.get_close_matches(name, elsewhere, n=len(elsewhere), cutoff=0.6)
-    whole = difflib.get_close_matches(path, [key for each in alike for key in elsewhere[each]], n=1, cutoff=0.6)
+    names = difflib.get_close_matches(name, elsewhere, n=len(elsewhere), cutoff=0.6)
+    whole = difflib.get_close_matches(path, [key for each in names for key in elsewhere[each]], n=1, cutoff=0.6)
     return whole[0] if whole else None
 
 

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from job.config import JobConfig
 from job.configuration.load import to_toml
-from run.config import RunConfig
+from run.config import LARGEST_STEP, RunConfig
 from run.loss import KINDS, LossConfig, defaults_of
 
 
@@ -159,3 +159,9 @@ def test_a_run_beside_one_that_distils_keeps_the_default_filters(tmp_path: Path)
     job = {"model": "m", "output_dir": tmp_path, "orchestrator": orchestrator, "runs": runs, "trainer": trainer}
     first, second = JobConfig.model_validate(job).every_run
     assert (first.filters, [each.kind for each in second.filters]) == ([], ["zero_advantage"])
+
+
+def test_no_run_has_more_steps_than_its_files_can_hold(tmp_path: Path) -> None:
+    assert make_run(tmp_path, {}, steps=LARGEST_STEP).steps == LARGEST_STEP
+    with pytest.raises(ValidationError, match="less than or equal to"):
+        make_run(tmp_path, {}, steps=LARGEST_STEP + 1)

@@ -31,10 +31,15 @@ def test_every_step_has_the_rate_that_holds_for_it(dense_directory: Path, tmp_pa
         assert {rates["other", step] for step in (1, 2, 3, 4)} == {1e-3}
 
 
-@pytest.mark.parametrize("rate", ['"much"', "[" * 1000 + "]" * 1000])
-def test_a_journal_that_cannot_be_used_evicts_its_run_alone(dense_directory: Path, tmp_path: Path, rate: str) -> None:
+def journal_with(rate: str) -> str:
     changes = f'{{"training.learning_rate": {rate}}}'
-    journal = f'{{"format": 1, "changes": [{{"request_id": "a", "step": 1, "changes": {changes}}}]}}'
+    return f'{{"format": 1, "changes": [{{"request_id": "a", "step": 1, "changes": {changes}}}]}}'
+
+
+@pytest.mark.parametrize("journal", ["[]", journal_with('"much"'), journal_with("[" * 1000 + "]" * 1000)])
+def test_a_journal_that_cannot_be_used_evicts_its_run_alone(
+    dense_directory: Path, tmp_path: Path, journal: str
+) -> None:
     for run_id in ("one", "other"):
         write_member(tmp_path, dense_directory, run_id)
     committed = {"one": 1, "other": 1}
