@@ -56,12 +56,22 @@ async def record_in_thread(
 
 
 async def _run_in(threads: ThreadPoolExecutor, call: Callable[[], Result]) -> Result:
-    work = threads.submit(contextvars.copy_context().run, call)
+    calls = [call]
+    del call
+    work = threads.submit(contextvars.copy_context().run, _call_last, calls)
     await _End(work)
     try:
         return work.result()
     finally:
         del work  # else its error refers to this frame, and this frame to it
+
+
+def _call_last(calls: list[Callable[[], Result]]) -> Result:
+    """Removes the call and makes it, so that a thread which is held up after its work keeps none of the arguments.
+
+    Otherwise such a thread would be the last to refer to a step's rollouts, and would free them all while it holds the GIL.
+    """
+    return calls.pop()()
 
 
 class _End:

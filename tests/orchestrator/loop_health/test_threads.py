@@ -90,6 +90,35 @@ def test_what_a_call_returned_or_raised_is_freed_with_its_last_reference(runner:
     runner(work())
 
 
+def test_a_thread_that_is_held_up_after_its_work_refers_to_no_argument(
+    runner: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release = threading.Event()
+    ended = threads._End._ended
+
+    def ended_and_held_up(self: threads._End, work: object) -> None:
+        ended(self, work)  # type: ignore[arg-type]
+        assert release.wait(60)
+
+    monkeypatch.setattr(threads._End, "_ended", ended_and_held_up)
+
+    class Rollout:
+        pass
+
+    async def work() -> None:
+        rollout = Rollout()
+        freed = weakref.ref(rollout)
+        call = in_thread(repr, rollout)
+        del rollout
+        try:
+            await call
+            assert freed() is None
+        finally:
+            release.set()
+
+    runner(work())
+
+
 def test_a_cancelled_call_ends_at_once_and_its_function_goes_on(runner: Callable[..., None]) -> None:
     release, ended = threading.Event(), threading.Event()
 
