@@ -14,20 +14,14 @@ import os
 from array import array
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime
-from functools import cached_property
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import orjson
-from jinja2 import Template, TemplateError
-from jinja2.ext import Extension, loopcontrols
-from jinja2.meta import find_undeclared_variables
-from jinja2.nodes import Node
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-from tokenizers import Tokenizer
+from jinja2 import TemplateError
+from tokenizers import AddedToken, Tokenizer
 
+from environments.chat_template import ChatTemplates
 from transport.records import Turn
 
 # The tokenizer would divide each batch among threads of its own. We decode some short texts at a time, for which waking these
@@ -50,10 +44,6 @@ _BEFORE: tuple[Message, Message] = (
     {"role": "user", "content": "counterpoint:prompt"},
     {"role": "assistant", "content": _COMPLETION},
 )
-
-
-_ALWAYS_GIVEN: Mapping[str, Any] = {"tools": None, "documents": None}
-"""Variables that transformers and vLLM define for every template, which may ask whether they are none."""
 
 
 class Chat:
@@ -84,8 +74,11 @@ class Chat:
         self._special_tokens = _special_tokens(
             _read_json(self._directory / "special_tokens_map.json")
         ) | _special_tokens(settings)
-        self._template, self._template_variables, self._reads_clock = _compile(self._directory, settings)
+        self._add_tokens(settings)
+        self._templates = ChatTemplates(self._directory, settings)
         self._template_kwargs: Mapping[str, Any] = {}
+        self._closings: dict[bool, tuple[int, ...]] = {}
+        """What `_closing_ids` returned with and without tools."""
         self.stop_token_ids = self._find_stop_token_ids()
         self.vocabulary = self._tokenizer.get_vocab_size(with_added_tokens=True)
         self._newest_start: tuple[bytes, array[int]] | None = None
@@ -100,17 +93,17 @@ class Chat:
         Raises `ValueError` for a variable that the template never reads.
         """
         for name in kwargs:
-            if name not in self._template_variables:
-                matches = difflib.get_close_matches(name, self._template_variables, n=1)
+            if name not in self._templates.variables:
+                matches = difflib.get_close_matches(name, self._templates.variables, n=1)
                 nearest = f"; did you mean {matches[0]!r}?" if matches else "."
                 raise ValueError(
                     f"chat_template_kwargs: the chat template of {self._directory} does not read {name!r}{nearest} "
-                    f"It reads {', '.join(sorted(self._template_variables))}"
+                    f"It reads {', '.join(sorted(self._templates.variables))}"
                 )
         chat = copy.copy(self)
         chat._template_kwargs = dict(kwargs)
         chat._newest_start = None
-        chat.__dict__.pop("_closing_ids", None)  # they depend on the variables
+        chat._closings = {}
         return chat
 
     @property
@@ -123,7 +116,7 @@ class Chat:
 
         Raises `ValueError` when the template refuses the messages, or does not read `tools` that are given.
         """
-        opening = None if self._reads_clock else _as_json(messages, tools)
+        opening = None if self._templates.of(tools).reads_clock else _as_json(messages, tools)
         newest = self._newest_start  # once: threads share the chat
         if opening is not None and newest is not None and newest[0] == opening:
             return newest[1].tolist()
@@ -142,8 +135,9 @@ class Chat:
         a conversation token for token.
         """
         following = self.encode(self._after_completion(messages, tools, add_generation_prompt=True))
-        written = len(self._closing_ids)
-        if tuple(following[:written]) != self._closing_ids:
+        closing = self._closing_ids(tools)
+        written = len(closing)
+        if tuple(following[:written]) != closing:
             raise ValueError(
                 f"{self._directory}: its chat template closes a turn differently once others follow, "
                 "so a conversation cannot be extended token for token"
@@ -182,16 +176,21 @@ class Chat:
 
         Raises `ValueError` as `start`.
         """
-        if tools and "tools" not in self._template_variables:
+        template = self._templates.of(tools)
+        if tools and "tools" not in template.variables:
             raise ValueError(
                 f"{self._directory}: its chat template does not read `tools`, so the model cannot be given any"
             )
         given: dict[str, Any] = {"tools": list(tools)} if tools else {}
         try:
-            return self._template.render(
-                messages=list(messages),
-                add_generation_prompt=add_generation_prompt,
-                **{**_ALWAYS_GIVEN, **self._special_tokens, **self._template_kwargs, **given},
+            return template.render(
+                {
+                    "messages": list(messages),
+                    "add_generation_prompt": add_generation_prompt,
+                    **self._special_tokens,
+                    **self._template_kwargs,
+                    **given,
+                }
             )
         except TemplateError as error:
             roles = ", ".join(str(message.get("role")) for message in messages)
@@ -210,6 +209,23 @@ class Chat:
             )
         return following
 
+    def _add_tokens(self, settings: Mapping[str, Any]) -> None:
+        """Adds the tokens that only `tokenizer_config.json` names, as transformers does: they would be split otherwise."""
+        config = self._directory / "tokenizer_config.json"
+        named = settings.get("added_tokens_decoder") or {}
+        try:
+            wanted = {int(number): _added_token(fields) for number, fields in named.items()}
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{config}: added_tokens_decoder is malformed: {error!r}") from error
+        known = set(map(repr, self._tokenizer.get_added_tokens_decoder().values()))
+        missing = {number: wanted[number] for number in sorted(wanted) if repr(wanted[number]) not in known}
+        self._tokenizer.add_tokens(list(missing.values()))
+        for number, token in missing.items():
+            if (found := self._tokenizer.token_to_id(token.content)) != number:
+                raise ValueError(
+                    f"{config}: added_tokens_decoder gives {token.content!r} the id {number}; with tokenizer.json it is {found}"
+                )
+
     def _find_stop_token_ids(self) -> tuple[int, ...]:
         found: set[int] = set()
         for name in ("generation_config.json", "config.json"):
@@ -226,28 +242,16 @@ class Chat:
             )
         return tuple(sorted(found))
 
-    @cached_property
-    def _closing_ids(self) -> tuple[int, ...]:
-        """The ids that the template writes after a completion, up to and including the token that ends the turn.
+    def _closing_ids(self, tools: Sequence[Tool]) -> tuple[int, ...]:
+        """Returns the ids that the template writes after a completion, up to and including the token that ends the turn.
 
         Empty if its turns end without such a token. A completion that ended with a stop token has them already.
         """
-        closing = self.encode(self._after_completion([], add_generation_prompt=False))
-        for position, token_id in enumerate(closing):
-            if token_id in self.stop_token_ids:
-                return tuple(closing[: position + 1])
-        return ()
-
-
-class _GenerationTag(Extension):
-    """Accepts `{% generation %}`, by which some templates mark the assistant's text, and renders its content."""
-
-    tags = {"generation"}
-
-    def parse(self, parser: Parser) -> list[Node]:
-        """Returns the nodes inside the tag."""
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        if (known := self._closings.get(bool(tools))) is not None:
+            return known
+        closing = self.encode(self._after_completion([], tools, add_generation_prompt=False))
+        ends = [position for position, token_id in enumerate(closing) if token_id in self.stop_token_ids]
+        return self._closings.setdefault(bool(tools), tuple(closing[: ends[0] + 1] if ends else ()))
 
 
 def _as_json(messages: Sequence[Message], tools: Sequence[Tool]) -> bytes | None:
@@ -258,44 +262,9 @@ def _as_json(messages: Sequence[Message], tools: Sequence[Tool]) -> bytes | None
         return None
 
 
-def _compile(directory: Path, settings: Mapping[str, Any]) -> tuple[Template, frozenset[str], bool]:
-    """Returns the compiled template of a model directory, the variables that it reads, and whether it reads the clock.
-
-    The template has the functions and filters that transformers gives to templates.
-    """
-    template_file = directory / "chat_template.jinja"
-    source: str | None
-    if template_file.is_file():
-        source = template_file.read_text(encoding="utf-8")
-    else:
-        template_file = directory / "tokenizer_config.json"
-        named = settings.get("chat_template")
-        # One template, or several of which one is for conversations without tools.
-        source = {each["name"]: each["template"] for each in named}.get("default") if isinstance(named, list) else named
-    if source is None:
-        raise ValueError(
-            f"{directory} has no chat template: expected chat_template.jinja, or chat_template in tokenizer_config.json"
-        )
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
-    try:
-        variables = frozenset(find_undeclared_variables(environment.parse(source)))
-        return environment.from_string(source), variables, "strftime_now" in source
-    except TemplateError as error:
-        raise ValueError(f"{template_file}: the chat template does not compile: {error}") from error
-
-
-def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, sort_keys: bool = False) -> str:
-    # Jinja's own filter escapes HTML, which no model has seen.
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, sort_keys=sort_keys)
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise TemplateError(message)
+def _added_token(fields: Mapping[str, Any]) -> AddedToken:
+    flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
+    return AddedToken(fields["content"], **{flag: fields[flag] for flag in flags if flag in fields})
 
 
 def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:

@@ -35,6 +35,7 @@ _WAIT_REPORT_SECONDS = 10.0
 
 _DETERMINING_MODULES = (
     "environments.chat",
+    "environments.chat_template",
     "environments.scripted",
     "environments.tasks.arithmetic",
     "environments.tasks.guess_number",

@@ -185,6 +185,97 @@ def test_the_template_may_stand_in_the_tokenizer_config(directory: Path) -> None
     assert Chat(directory).start(USER) == Chat(directory).encode("<|user|>hello<|end|><|assistant|>")
 
 
+ADDED = {
+    "261": {"__type": "AddedToken", "content": "<think>", "special": False, "normalized": False, "lstrip": True},
+    "262": {"content": "<|tool|>", "special": True, "normalized": False},
+}
+
+
+def with_added_tokens(directory: Path, added: object) -> Path:
+    settings = json.loads((directory / "tokenizer_config.json").read_text())
+    (directory / "tokenizer_config.json").write_text(json.dumps({**settings, "added_tokens_decoder": added}))
+    return directory
+
+
+def test_tokens_that_only_the_tokenizer_config_adds_are_not_split(directory: Path) -> None:
+    chat = Chat(with_added_tokens(directory, ADDED))
+    assert chat.encode("a <think><|tool|>") == [*chat.encode("a"), 261, 262]
+    assert chat.decode([261, 262]) == "<think>"
+    assert chat.vocabulary == 263
+
+
+def test_a_token_that_would_get_another_id_than_its_own_is_refused(directory: Path) -> None:
+    with_added_tokens(directory, {"300": {"content": "<think>"}})
+    with pytest.raises(ValueError, match=r"gives '<think>' the id 300; with tokenizer.json it is 261"):
+        Chat(directory)
+
+
+@pytest.mark.parametrize("added", [{"x": {"content": "a"}}, {"261": {"contents": "a"}}, {"261": "a"}, [1]])
+def test_malformed_added_tokens_are_named(directory: Path, added: object) -> None:
+    with_added_tokens(directory, added)
+    with pytest.raises(ValueError, match="added_tokens_decoder is malformed"):
+        Chat(directory)
+
+
+TOOL_TEMPLATE = """\
+{{- '<|system|>' + tools | tojson + '<|end|>' }}
+{%- for message in messages %}
+    {{- '<|' + message.role + '|>' + message.content + '<|end|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|assistant|>' }}
+{%- endif %}
+"""
+PLAIN_TEMPLATE = "{% for message in messages %}{{ message.content + eos_token }}{% endfor %}"
+TOOLS = [{"type": "function", "function": {"name": "add", "description": "", "parameters": {}}}]
+
+
+def test_conversations_with_tools_have_the_template_for_them(directory: Path) -> None:
+    (directory / "chat_template.jinja").write_text(PLAIN_TEMPLATE)
+    (directory / "additional_chat_templates").mkdir()
+    (directory / "additional_chat_templates" / "tool_use.jinja").write_text(TOOL_TEMPLATE)
+    chat = Chat(directory)
+    assert chat.start(USER) == chat.encode("hello<|end|>")
+    opening = chat.start(USER, TOOLS)
+    assert opening[-7:] == chat.encode("hello<|end|><|assistant|>")
+    turn = make_turn(opening, chat.encode("hi"))
+    extended = list(chat.extend(turn, REPLY, TOOLS))
+    assert extended == [*opening, *chat.encode("hi<|end|><|user|>more<|end|><|assistant|>")]
+
+
+def test_templates_of_which_none_is_the_default_are_named(directory: Path) -> None:
+    (directory / "chat_template.jinja").unlink()
+    (directory / "additional_chat_templates").mkdir()
+    (directory / "additional_chat_templates" / "tool_use.jinja").write_text(TOOL_TEMPLATE)
+    with pytest.raises(ValueError, match="there are tool_use, and none is named 'default'"):
+        Chat(directory)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["files", "list", "dictionary"])
+def test_tokens_and_templates_are_those_of_transformers(directory: Path, place: str) -> None:
+    from transformers import AutoTokenizer
+
+    with_added_tokens(directory, {**ADDED, "258": {"content": "<|user|>", "special": True, "rstrip": True}})
+    if place == "files":
+        (directory / "chat_template.jinja").write_text(LINED_TEMPLATE)
+        (directory / "additional_chat_templates").mkdir()
+        (directory / "additional_chat_templates" / "tool_use.jinja").write_text(TOOL_TEMPLATE)
+    else:
+        (directory / "chat_template.jinja").unlink()
+        settings = json.loads((directory / "tokenizer_config.json").read_text())
+        templates: Any = {"tool_use": TOOL_TEMPLATE, "default": LINED_TEMPLATE}
+        if place == "list":
+            templates = [{"name": name, "template": text} for name, text in templates.items()]
+        (directory / "tokenizer_config.json").write_text(json.dumps({**settings, "chat_template": templates}))
+    chat, theirs = Chat(directory), AutoTokenizer.from_pretrained(directory)
+    for text in ("a <think> b", "<|tool|> c", "<|user|> d <|end|> e", "<|user|>"):
+        assert chat.encode(text) == theirs.encode(text, add_special_tokens=False)
+    for tools in ((), TOOLS):
+        asked = {"tools": list(tools) or None, "tokenize": False, "add_generation_prompt": True}
+        assert chat.render(USER, tools, add_generation_prompt=True) == theirs.apply_chat_template(USER, **asked)
+
+
 def test_several_stop_tokens_come_from_the_generation_config(directory: Path) -> None:
     (directory / "generation_config.json").write_text('{"eos_token_id": [256, 260]}')
     chat = Chat(directory)
