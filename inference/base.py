@@ -123,6 +123,8 @@ class Completion:
     experts."""
     cached_tokens: int | None = None
     """Tokens of the prompt that were not prefilled, since the prefix cache had them; None if the server does not say."""
+    instance: str | None = None
+    """The id of the process that answered, as its status has it; None if the server reports none."""
 
     def check(self, request: GenerateRequest) -> None:
         """Raises `ServerFailure`, naming the field, if this cannot be an answer to `request`."""

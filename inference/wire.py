@@ -174,6 +174,8 @@ def encode_completion(completion: Completion) -> bytes:
     header: dict[str, Any] = {"finish_reason": completion.finish_reason}
     if completion.cached_tokens is not None:
         header["cached_tokens"] = completion.cached_tokens
+    if completion.instance is not None:
+        header["instance"] = completion.instance
     return b"".join(as_bytes_view(buffer) for buffer in pack_arrays(header, arrays))
 
 
@@ -196,4 +198,7 @@ def decode_completion(body: bytes | memoryview) -> Completion:
     cached = header.get("cached_tokens")
     if cached is not None and type(cached) is not int:
         raise ServerFailure("the response is malformed: cached_tokens is not an integer")
-    return Completion(token_ids, log_probabilities, str(header.get("finish_reason")), experts, cached)
+    instance = header.get("instance")
+    if instance is not None and type(instance) is not str:
+        raise ServerFailure("the response is malformed: instance is not a string")
+    return Completion(token_ids, log_probabilities, str(header.get("finish_reason")), experts, cached, instance)

@@ -154,6 +154,7 @@ class CounterpointRoutes:
             finish_reason=str(choice.finish_reason),
             routed_experts=choice.routed_experts,
             cached_tokens=outputs[0].num_cached_tokens,
+            instance=self.instance,
         )
         return Response(wire.encode_completion(completion), media_type="application/octet-stream")
 

@@ -235,6 +235,7 @@ class InferencePool:
             # The weights that a server was started with are version 0.
             version = 0 if server.version is None else server.version
             completion = await self._attempt(server, lambda client: client.generate(request))
+            self._monitors[server].check_instance(completion.instance)
             turn = _as_turn(request, completion, version, server.url)
             self._monitors[server].activity.generated(turn)
             return turn

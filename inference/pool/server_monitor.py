@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from inference.base import InferenceError, RequestRefused, WeightUpdate
+from inference.base import InferenceError, RequestRefused, ServerFailure, WeightUpdate
 from inference.clients.capacity import CapacityController
 from inference.clients.client import ServerClient
 from inference.config import PoolConfig
@@ -28,6 +28,9 @@ LOAD_DEADLINE_SECONDS = 2.0
 
 STARTING_SECONDS = 0.2
 """Longest time between two checks of a server that has not served yet: a job starts, and waits for it."""
+
+RESTARTED = "it was restarted, and holds the weights it was started with"
+"""The reason of a server whose process is not the one that was proven."""
 
 SLOW_CHECKS_IN_A_ROW = 3
 """Health checks that miss the deadline before the server is taken out. One that refuses a connection is out at once."""
@@ -133,7 +136,7 @@ class ServerMonitor:
             self._server_drains = identity.draining
             self._update_draining()
             if self.server.state is State.SERVING and identity.instance != self.server.instance:
-                self.take_out("it was restarted, and holds the weights it was started with")
+                self.take_out(RESTARTED)
             if not self._holds(wanted) and time.monotonic() >= self._not_before:
                 if not self._load_observed:
                     await self._update_cap()
@@ -200,6 +203,10 @@ class ServerMonitor:
             )
         except InferenceError as error:
             self.take_out(str(error), refused=isinstance(error, RequestRefused))
+        except asyncio.CancelledError:  # answers that wait for the proof are of unproven weights
+            self._fleet.take_out(self.server, "the pool was closed before the weights were proven")
+            self._give_up_requests()
+            raise
         else:
             if wanted is None or self.loaded is not wanted:
                 self._begin_serving(wanted, instance)
@@ -241,6 +248,17 @@ class ServerMonitor:
         self._fleet.begin_serving(self.server, None if wanted is None else wanted.version, instance)
         self.activity.serves(instance)
 
+    def check_instance(self, instance: str | None) -> None:
+        """Takes the server out and raises `ServerFailure` if its answer came from another process than the one that was proven.
+
+        A server may be restarted between two health checks, and then computes with the weights it was started with.
+        """
+        if instance is None or instance == self.server.instance:
+            return
+        self.take_out(RESTARTED)
+        self.check_now()
+        raise ServerFailure(f"{self.server.url} answered after a restart: {RESTARTED}")
+
     def take_out(self, reason: str, refused: bool = False) -> None:
         """Stops new requests; those at the server are retried elsewhere."""
         first = self.server.state is not State.OUT
@@ -254,10 +272,13 @@ class ServerMonitor:
             self._not_before = time.monotonic() + self._config.health_interval_seconds * self._fleet.intervals_out(
                 self.server
             )
+        self._give_up_requests()
+        self._on_change()
+
+    def _give_up_requests(self) -> None:
         requests, self.requests = self.requests, set()
         for request in requests:
             request.reschedule(0.0)
-        self._on_change()
 
     @property
     def _wanted_version(self) -> int | None:

@@ -162,7 +162,9 @@ async def test_the_json_path_gives_the_same_arrays(moe_server: ServerProcess) ->
     async with pool_at(moe_server), HttpSessions(PoolConfig()) as connections:
         for start in (0, 30):
             wanted = request(moe_server, DECIDED, start, DECIDED_PROMPT)
-            binary = await BinaryClient(moe_server.url, connections).generate(wanted)
+            client = BinaryClient(moe_server.url, connections)
+            binary = await client.generate(wanted)
+            assert binary.instance == (await client.identify()).instance
             stock = OpenAIClient(moe_server.url, connections)
             assert (await stock.identify()).instance == moe_server.url
             json = await stock.generate(wanted)

@@ -120,6 +120,12 @@ def test_a_response_says_how_much_of_its_prompt_was_cached(cached: int | None) -
     assert received.cached_tokens == cached
 
 
+@pytest.mark.parametrize("instance", [None, "5c0f"])
+def test_a_response_names_the_process_that_answered(instance: str | None) -> None:
+    received = wire.decode_completion(wire.encode_completion(replace(completion(), instance=instance)))
+    assert received.instance == instance
+
+
 REQUEST = GenerateRequest("m", np.array([1, 2], dtype=np.int32), SamplingParameters(1.0, 4, ()))
 
 

@@ -13,6 +13,7 @@ import ssl
 import threading
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -226,7 +227,8 @@ class FakeServer:
         if self.generate_status != 200:
             return web.json_response({"error": "so it was told"}, status=self.generate_status)
         self.completions += 1
-        return web.Response(body=wire.encode_completion(await self._complete(asked)))
+        completion = replace(await self._complete(asked), instance=self.instance)
+        return web.Response(body=wire.encode_completion(completion))
 
     async def _score(self, request: web.Request) -> web.StreamResponse:
         asked = wire.decode_score_request(await request.read())

@@ -189,6 +189,22 @@ async def test_a_restart_between_two_health_checks_is_noticed() -> None:
         await until_states(pool, "serving")
 
 
+async def test_an_answer_of_a_server_that_restarted_since_its_last_health_check_is_made_elsewhere() -> None:
+    async with (
+        FakeServer() as restarted,
+        FakeServer() as other,
+        pool_of(restarted, other, health_interval_seconds=3600) as pool,
+    ):
+        await until_states(pool, "serving", "serving")
+        await pool.update_weights(weight_update(5))
+        restarted.version, restarted.instance = 0, "second"
+        turn = await generate(pool)
+        assert restarted.completions == 1
+        assert (turn.server, turn.policy_version, turn.completion_ids.tolist()) == (other.url, 5, [5, 5, 5])
+        await until(lambda: restarted.version == 5, "version 5, long before the next health check")
+        await until_states(pool, "serving", "serving")
+
+
 async def test_an_unhealthy_server_gives_up_a_request_that_hangs() -> None:
     async with FakeServer() as first, FakeServer() as second, pool_of(first, second) as pool:
         first.gate.clear()
@@ -259,6 +275,20 @@ async def test_an_answer_between_the_load_and_its_proof_is_held_back() -> None:
         server.probe_gate.set()
         await update
         await request
+
+
+async def test_a_pool_that_closes_during_a_probe_returns_no_answer_of_unproven_weights() -> None:
+    async with FakeServer() as server, pool_of(server) as pool:
+        server.probe_gate.clear()
+        loaded = asyncio.Event()
+        update = asyncio.create_task(pool.update_weights(weight_update(1), loaded.set))
+        await asyncio.wait_for(loaded.wait(), 60)
+        request = asyncio.create_task(generate(pool))
+        await until(lambda: server.completions == 1, "an answer at the server")
+        await pool.close()
+        for task in (request, update):
+            with pytest.raises(InferenceError, match="closed"):
+                await task
 
 
 async def test_requests_begin_beside_the_probe_once_the_digest_is_right_and_their_answers_wait_for_it() -> None:
