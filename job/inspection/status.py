@@ -113,6 +113,8 @@ def read_status(directory: Path) -> JobStatus:
 
 def _read_histories(directory: Path, own: dict[str, int] | None) -> dict[str, History]:
     """The histories of the job's own runs and of runs that others started in its directory."""
+    if not directory.is_dir():
+        raise UserError(f"{directory} is not a directory" if directory.exists() else f"{directory} does not exist")
     others = [
         run_id
         for run_id in run_ids_in(directory)

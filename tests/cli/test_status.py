@@ -88,6 +88,11 @@ def test_status_of_a_directory_that_holds_nothing(tmp_path: Path) -> None:
         status([str(tmp_path)])
 
 
+def test_status_of_a_directory_that_does_not_exist(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="nowhere does not exist"):
+        status([str(tmp_path / "nowhere")])
+
+
 def test_status_shows_others_runs_evictions_and_restarts(past: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_job(past, restarts=2, last_death="was killed by SIGKILL")
     write_lines(past / "run_visitor" / "metrics.jsonl", [shipped_line(1, 200.0)])
