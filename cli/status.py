@@ -17,7 +17,7 @@ from cli.cluster import status as cluster_status
 from cli.display.console import console_for
 from cli.display.status_tables import status_parts
 from cluster.job_files import holds_job
-from job.inspection.status import read_status
+from job.inspection.status import StatusReader
 from job.inspection.why import DROPPED, describe_decision, explain
 from transport.printable import printable
 
@@ -34,39 +34,40 @@ def main(arguments: list[str]) -> int:
         return _why(given.directory, given.why, given.json)
     if given.watch:
         return _watch(given.directory, given.json)
+    reader = StatusReader(given.directory)
     if given.json:
-        print(json.dumps(_as_json(given.directory), indent=1))
+        print(json.dumps(_as_json(given.directory, reader), indent=1))
         return 0
     console = _console()
-    for part in _parts(given.directory):
+    for part in _parts(given.directory, reader):
         console.print(part, soft_wrap=isinstance(part, Text))
     return 0
 
 
 def _watch(directory: Path, as_json: bool) -> int:
     """Prints the status again and again until Ctrl-C: in place on a terminal, otherwise one after the other."""
-    console = _console()
+    console, reader = _console(), StatusReader(directory)
     live = Live(console=console, auto_refresh=False) if console.is_terminal and not as_json else None
     try:
         with live or nullcontext():
             while True:
                 if as_json:
-                    print(json.dumps(_as_json(directory)), flush=True)
+                    print(json.dumps(_as_json(directory, reader)), flush=True)
                 elif live is not None:
-                    live.update(Group(*_parts(directory)), refresh=True)
+                    live.update(Group(*_parts(directory, reader)), refresh=True)
                 else:
-                    console.print(*_parts(directory), sep="\n", soft_wrap=True)
+                    console.print(*_parts(directory, reader), sep="\n", soft_wrap=True)
                 time.sleep(WATCH_SECONDS)
     except KeyboardInterrupt:
         return 0
 
 
-def _parts(directory: Path) -> list[RenderableType]:
-    return cluster_status.read_parts(directory) if holds_job(directory) else status_parts(read_status(directory))
+def _parts(directory: Path, reader: StatusReader) -> list[RenderableType]:
+    return cluster_status.read_parts(directory) if holds_job(directory) else status_parts(reader.read())
 
 
-def _as_json(directory: Path) -> dict[str, Any]:
-    return cluster_status.read_json(directory) if holds_job(directory) else read_status(directory).as_json()
+def _as_json(directory: Path, reader: StatusReader) -> dict[str, Any]:
+    return cluster_status.read_json(directory) if holds_job(directory) else reader.read().as_json()
 
 
 def _why(directory: Path, name: str, as_json: bool) -> int:

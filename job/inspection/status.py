@@ -103,16 +103,36 @@ class JobStatus:
         }
 
 
+class StatusReader:
+    """Reads the status of one job again and again, each time only what its files gained."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._histories: dict[str, History] = {}
+        self._trained = TrainedLines(directory)
+
+    def read(self) -> JobStatus:
+        """Returns the present status. Raises `UserError` if the directory holds neither a job nor a run."""
+        directory = self._directory
+        own = own_steps(directory)
+        is_local = own is None or read_json(directory / JOB_FILE).get("backend", "local") == "local"
+        steps = _steps_of_runs(directory, own)
+        known, self._histories = self._histories, {}
+        for run_id, count in steps.items():
+            history = known.get(run_id) or History.of(directory, run_id, trained=self._trained)
+            self._histories[run_id] = history
+            history.steps = count
+            history.refresh()
+        return JobStatus(directory, own, self._histories, read_workers(directory), is_running(directory), is_local)
+
+
 def read_status(directory: Path) -> JobStatus:
-    """Reads a job's status. Raises `UserError` if the directory holds neither a job nor a run."""
-    own = own_steps(directory)
-    is_local = own is None or read_json(directory / JOB_FILE).get("backend", "local") == "local"
-    histories, workers = _read_histories(directory, own), read_workers(directory)
-    return JobStatus(directory, own, histories, workers, is_running(directory), is_local)
+    """Reads a job's status once, as `StatusReader.read`."""
+    return StatusReader(directory).read()
 
 
-def _read_histories(directory: Path, own: dict[str, int] | None) -> dict[str, History]:
-    """The histories of the job's own runs and of runs that others started in its directory."""
+def _steps_of_runs(directory: Path, own: dict[str, int] | None) -> dict[str, int | None]:
+    """Returns the configured steps of the job's own runs and of those that others started here; None where they are unknown."""
     if not directory.is_dir():
         raise UserError(f"{directory} is not a directory" if directory.exists() else f"{directory} does not exist")
     others = [
@@ -123,9 +143,4 @@ def _read_histories(directory: Path, own: dict[str, int] | None) -> dict[str, Hi
     ]
     if own is None and not others:
         raise UserError(f"{directory} holds neither a job ({JOB_FILE} is missing) nor a run (run_<id>/)")
-    steps: dict[str, int | None] = {**(own or {}), **{run_id: steps_of(directory, run_id) for run_id in others}}
-    trained = TrainedLines(directory)
-    histories = {run_id: History.of(directory, run_id, count, trained=trained) for run_id, count in steps.items()}
-    for history in histories.values():
-        history.refresh()
-    return histories
+    return {**(own or {}), **{run_id: steps_of(directory, run_id) for run_id in others}}

@@ -54,8 +54,10 @@ def sum_failures(lines: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, int]
     totals: Counter[tuple[str, str]] = Counter()
     for line in lines:
         for name, count in line.items():
+            if not name.startswith(PREFIX):
+                continue
             environment, slash, kind = name.removeprefix(PREFIX).partition("/")
-            if name.startswith(PREFIX) and slash:
+            if slash:
                 totals[environment, kind] += int(count)
     failures: dict[str, dict[str, int]] = {}
     for (environment, kind), count in totals.most_common():
