@@ -192,6 +192,11 @@ def _check_gpus(job: JobSections) -> None:
     for role, (name, needed, given) in needs.items():
         if given is not None and len(given) < needed:
             raise ValueError(f"gpus.{role} = {given} are fewer than {name} = {needed}")
+        if given is not None and len(given) > needed:
+            raise ValueError(
+                f"gpus.{role} = {given} are more than {name} = {needed}, and the others would stay idle: raise "
+                f"{name.partition(' x ')[0]}, or name fewer"
+            )
 
 
 def _check_server_of_the_page(job: JobSections) -> None:

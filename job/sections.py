@@ -27,7 +27,7 @@ class GpuConfig(Config):
     """vLLM's; `inference.tensor_parallel_size` of them for each of `inference.replicas`."""
 
     trainer: list[int] | None = None
-    """The trainer's; `trainer.processes` of them at least for each of `trainer.nodes`."""
+    """The trainer's; `trainer.processes` of them for each of `trainer.nodes`."""
 
 
 class ServersConfig(InferenceConfig):

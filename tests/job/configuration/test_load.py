@@ -258,6 +258,15 @@ def test_an_adapter_is_served_as_it_is_trained(job_file: Path) -> None:
     assert "nothing would train an adapter" in complaint(job_file, "--inference.lora.max_rank", "4")
 
 
+def test_no_gpu_is_named_that_would_stay_idle(job_file: Path) -> None:
+    message = complaint(job_file, "--gpus.trainer", "[0, 1, 2]", "--trainer.processes", "2")
+    assert "gpus.trainer = [0, 1, 2] are more than trainer.processes = 2" in message
+    assert "raise trainer.processes, or name fewer" in message
+    load(JobConfig, job_file, ["--gpus.inference", "[0, 1]", "--inference.tensor_parallel_size", "2"])
+    message = complaint(job_file, "--gpus.inference", "[0, 1, 2]", "--inference.tensor_parallel_size", "2")
+    assert "gpus.inference = [0, 1, 2] are more than inference.tensor_parallel_size = 2" in message
+
+
 def test_gpus_must_suffice(job_file: Path) -> None:
     load(JobConfig, job_file, ["--gpus.trainer", "[0, 1]", "--trainer.processes", "2"])
     message = complaint(job_file, "--gpus.trainer", "[1]", "--trainer.processes", "2")
