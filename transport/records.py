@@ -146,6 +146,8 @@ class Rollout:
     """What the environment kept; `state_columns` selects fields for the saved records. JSON-serialisable."""
     advantage: float = 0.0
     """With players, the one of theirs that is largest in size."""
+    advantage_kind: str = ""
+    """The `advantage.kind` that it was finalized with, which may have been changed since; empty before."""
     player_rewards: dict[str, float] = field(default_factory=dict)
     """The reward of each player, where the environment gave one to each; `reward` is then their mean."""
     player_advantages: dict[str, float] = field(default_factory=dict)

@@ -45,6 +45,7 @@ _ROLLOUT_TYPES = {
     "metrics": dict,
     "state": dict,
     "advantage": float | int,
+    "advantage_kind": str,
     "player_rewards": dict,
     "player_advantages": dict,
     "filtered_by": str | None,

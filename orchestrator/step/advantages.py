@@ -155,12 +155,16 @@ class Advantage:
     def over_step(self, rollouts: Sequence[Rollout]) -> None:
         """Makes the advantages of a step's rollouts relative to all that are trained, if that is what the function is about.
 
-        Players with rewards of their own are each relative to themselves. Call it once for a step.
+        Players with rewards of their own are each relative to themselves. After a change of the function, rollouts that another
+        one has finalized are relative to one another, by that. Call it once for a step.
         """
-        function = OVER_STEP.get(self.name)
-        if function is None:
-            return
         trained = [rollout for rollout in rollouts if rollout.error is None and rollout.filtered_by is None]
+        for kind, function in OVER_STEP.items():
+            self._relative(function, [each for each in trained if (each.advantage_kind or self.name) == kind])
+
+    def _relative(
+        self, function: Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]], trained: Sequence[Rollout]
+    ) -> None:
         alone = [rollout for rollout in trained if not rollout.player_advantages]
         if alone:
             for rollout, value in zip(alone, function(_array(each.advantage for each in alone)).tolist(), strict=True):

@@ -22,7 +22,7 @@ def set_advantages(advantage: Advantage, rollouts: Sequence[Rollout]) -> None:
     players = sorted({player for rollout in rollouts for player in rollout.player_rewards})
     if not players:
         for rollout, value in zip(rollouts, advantage.compute(rollouts), strict=True):
-            rollout.advantage = value
+            rollout.advantage, rollout.advantage_kind = value, advantage.name
         return
     if not all(rollout.player_rewards for rollout in rollouts):
         raise AdvantageError(
@@ -36,7 +36,7 @@ def set_advantages(advantage: Advantage, rollouts: Sequence[Rollout]) -> None:
         for index, value in zip(shown, advantage.compute(list(shown.values())) if shown else (), strict=True):
             by_rollout[index][player] = value
     for rollout, advantages in zip(rollouts, by_rollout, strict=True):
-        rollout.player_advantages = advantages
+        rollout.player_advantages, rollout.advantage_kind = advantages, advantage.name
         rollout.advantage = max(advantages.values(), key=abs, default=0.0)
 
 

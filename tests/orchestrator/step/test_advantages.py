@@ -21,6 +21,7 @@ from orchestrator.step.advantages import (
     overlong_penalties,
     try_advantage,
 )
+from orchestrator.step.players import set_advantages
 from run.config import AdvantageConfig, OverlongConfig
 from tests.support.rollouts import make_group
 from transport.records import Rollout
@@ -248,6 +249,26 @@ def test_a_step_of_equal_rewards_has_no_advantage() -> None:
         load_advantage(AdvantageConfig(kind=kind)).over_step(rollouts)
         assert [rollout.advantage for rollout in rollouts] == [0.0] * 4
         load_advantage(AdvantageConfig(kind=kind)).over_step([])
+
+
+@pytest.mark.parametrize(
+    ("former", "latter"), [("batch_standardised", "group_mean"), ("group_mean", "batch_standardised")]
+)
+def test_after_a_change_of_the_kind_rollouts_keep_the_one_that_they_were_finalized_with(
+    former: str, latter: str
+) -> None:
+    values = {}
+    step = []
+    for kind, rewards in ((former, [5.0, 7.0]), (latter, [3.0, 3.0, 6.0])):
+        group = make_group(rewards)
+        set_advantages(load_advantage(AdvantageConfig(kind=kind)), group)
+        values[kind] = statistics.fmean(rewards), statistics.pstdev(rewards), group
+        step += group
+    load_advantage(AdvantageConfig(kind=latter)).over_step(step)
+    for kind, (mean, deviation, group) in values.items():
+        scale = deviation if kind == "batch_standardised" else 1.0
+        expected = [((each.reward or 0.0) - mean) / scale for each in group]
+        assert [each.advantage for each in group] == pytest.approx(expected)
 
 
 def test_players_are_relative_to_themselves_over_a_step() -> None:
