@@ -245,6 +245,25 @@ def test_a_resume_is_exact(place: Path, tmp_path: Path, monkeypatch: pytest.Monk
     assert run(whole) == 2, "not without resume"
 
 
+def test_no_row_is_left_out_where_epochs_grow_after_a_shorter_batch(place: Path, tmp_path: Path) -> None:
+    data = {"rows": [{"messages": messages_of(index)} for index in range(5)]}
+
+    def train_for(epochs: float) -> SftBatches:
+        config = make_config(place, tmp_path, data=data, epochs=epochs, samples_per_step=3, resume=epochs > 1)
+        assert run(config) == 0
+        described = json.loads((tmp_path / "run_sft" / "sft.json").read_text())
+        return SftBatches(config, {int(step): end for step, end in described["ends"].items()})
+
+    for epochs, ends in ((1, {2: 5}), (1.6, {2: 5}), (2, {2: 5, 4: 10}), (2, {2: 5, 4: 10}), (3, {2: 5, 4: 10, 6: 15})):
+        batches = train_for(epochs)
+        assert batches.ends == ends
+    assert [len(batches.batch(step).samples) for step in range(1, 7)] == [3, 2, 3, 2, 3, 2]
+    positions = [int(each.rollout_id.split("-")[0]) for step in range(1, 7) for each in batches.batch(step).samples]
+    assert positions == list(range(15))
+    lines = [(line["step"], line["epoch"], line["samples"]) for line in lines_of(tmp_path)]
+    assert lines == [(1, 0.6, 3), (2, 1.0, 2), (3, 1.6, 3), (4, 2.0, 2), (5, 2.6, 3), (6, 3.0, 2)]
+
+
 def furthest(one: SftConfig, other: SftConfig) -> float:
     """The largest difference of two results in any weight."""
     ours, theirs = weights_in(newest_weights(one)), weights_in(newest_weights(other))

@@ -1,13 +1,15 @@
 """The batches of supervised fine-tuning: rows of data in a shuffled order, as samples with the assistant's tokens trained.
 
 Step s takes the rows at positions (s - 1) * samples_per_step up to s * samples_per_step of one endless stream of epochs
-(`environments/shuffle.py`), so that a batch depends on its step alone and a resume needs no state.
+(`environments/shuffle.py`), so that a batch depends on its step alone and a resume needs no state. Only the last batch may be
+shorter. If `epochs` grows after it was trained, the next one begins where it ended: these ends are all that a resume is told.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -26,8 +28,11 @@ logger = logging.getLogger(__name__)
 class SftBatches:
     """The batches of one run, by step."""
 
-    def __init__(self, config: SftConfig) -> None:
-        """Reads the data and the chat template of `config.model`, a directory. Raises `ValueError` for either."""
+    def __init__(self, config: SftConfig, ends: Mapping[int, int] | None = None) -> None:
+        """Reads the data and the chat template of `config.model`, a directory. Raises `ValueError` for either.
+
+        `ends`: by step that is trained and had a shorter batch, the position after its last row.
+        """
         self._config = config
         self._rows = load_rows(config.data)
         self._chat = Chat(config.model).with_template_kwargs(config.chat_template_kwargs)
@@ -35,7 +40,9 @@ class SftBatches:
         self._order = EpochOrder(len(self._rows), f"{config.seed}/sft", None if weights is None else weights.tolist())
         self._log = RateLimitedLog(logger)
         self._drawn = math.ceil(config.epochs * len(self._rows))
-        self.steps = math.ceil(self._drawn / config.samples_per_step)
+        self._ends = {step: end for step, end in sorted((ends or {}).items()) if end < self._drawn}
+        step, end = max(self._ends.items(), default=(0, 0))
+        self.steps = step + math.ceil((self._drawn - end) / config.samples_per_step)
         """Of all epochs; the last may have fewer rows."""
         self._conversation(0)  # It names a column that is missing, or a template that cannot be used, now.
 
@@ -52,16 +59,19 @@ class SftBatches:
             "chat_template_kwargs": config.chat_template_kwargs,
         }
 
+    @property
+    def ends(self) -> dict[int, int]:
+        """Of each step with a shorter batch, the last one included, the position after its last row."""
+        return self._ends | ({self.steps: self._drawn} if self._is_short(self.steps) else {})
+
     def epoch(self, step: int) -> float:
         """Returns how many epochs are trained after `step`."""
-        return min(step * self._config.samples_per_step, self._drawn) / len(self._rows)
+        return self._positions(step).stop / len(self._rows)
 
     def batch(self, step: int) -> Batch:
         """Returns the batch of a step. Raises `DataError`, naming the row, for one that cannot be trained on."""
-        first = (step - 1) * self._config.samples_per_step
-        last = min(first + self._config.samples_per_step, self._drawn)
         samples: list[tuple[str, Demonstration]] = []
-        for position in range(first, last):
+        for position in self._positions(step):
             row = self._order.at(position)
             for part, each in enumerate(self._conversation(row)):
                 if (kept := self._shortened(row, each)) is not None:
@@ -78,6 +88,15 @@ class SftBatches:
             advantages_T=zeros_T,
             sample_offsets=np.cumsum([0, *(len(each.token_ids) for _, each in samples)], dtype=np.int64),
         )
+
+    def _positions(self, step: int) -> range:
+        """Returns the positions of a step's rows in the stream."""
+        before, end = max((each for each in self._ends.items() if each[0] < step), default=(0, 0))
+        first = end + (step - 1 - before) * self._config.samples_per_step
+        return range(first, min(first + self._config.samples_per_step, self._ends.get(step, self._drawn)))
+
+    def _is_short(self, step: int) -> bool:
+        return len(self._positions(step)) < self._config.samples_per_step
 
     def _conversation(self, row: int) -> list[Demonstration]:
         fields, where = self._rows[row], self._rows.where(row)

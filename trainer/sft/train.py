@@ -42,8 +42,8 @@ def run(config: SftConfig, on_ready: Callable[[], object] = lambda: None) -> int
     `on_ready` is called once the model is loaded. Raises `ValueError` for data, a chat template or a resume that cannot be; the
     message names it.
     """
-    batches = SftBatches(config)
     run_dir = run_directory(config.output_dir, config.run_id)
+    batches = SftBatches(config, _ends_of_trained(run_dir / "sft.json", config))
     if config.resume or checkpoint.holds_any(config.output_dir) is None:  # otherwise `train` says what is wrong
         _check_identity(run_dir / "sft.json", batches, config.resume)
         described = config.run(batches.steps).model_dump(mode="json", exclude_none=True)
@@ -65,19 +65,26 @@ def newest_weights(config: SftConfig) -> Path:
     return directory / f"step_{published_steps(directory)[-1]}"
 
 
+def _ends_of_trained(path: Path, config: SftConfig) -> dict[int, int]:
+    """Returns the ends of the shorter batches that will not be trained again: with fewer epochs they were the last."""
+    if not config.resume or not path.exists():
+        return {}
+    trained = checkpoint.newest_step(config.output_dir, config.run_id)
+    ends = {int(step): end for step, end in json.loads(path.read_text()).get("ends", {}).items()}
+    return {step: end for step, end in ends.items() if step <= trained}
+
+
 def _check_identity(path: Path, batches: SftBatches, resume: bool) -> None:
-    """Refuses to resume with other batches; notes those of a new run. Raises `ValueError`."""
+    """Refuses to resume with other batches; notes those of a run that begins or goes on. Raises `ValueError`."""
     identity = json.loads(json.dumps(batches.identity))
-    if not resume or not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, json.dumps(identity, indent=2).encode() + b"\n")
-        return
-    former = json.loads(path.read_text())
+    former = json.loads(path.read_text()) if resume and path.exists() else identity
     if changed := sorted(name for name in identity if former.get(name) != identity[name]):
         raise ValueError(
             f"{path}: {', '.join(changed)} changed since the run began, so its steps would have other batches; put them back, or "
             "use another output_dir"
         )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, json.dumps(identity | {"ends": batches.ends}, indent=2).encode() + b"\n")
 
 
 class SftTrainer(Trainer):
