@@ -20,6 +20,7 @@ from run.changes import (
     ChangeRefused,
     apply,
     begun_at,
+    completed,
     edits,
     in_force,
     read_journal,
@@ -89,21 +90,20 @@ class Changes:
         await in_thread(write_answer, self._config.run_dir, answer)
 
     async def _make(self, request: ChangeRequest) -> int:
-        config = apply(self._config, request.changes)
+        changes = completed(self._config, request.changes)
+        config = apply(self._config, changes)
         put_in_place = await in_thread(self._prepare, config)
         async with self._between_steps:
             step = self._steps.newest_step + 1
             if step > config.steps:
                 raise ChangeRefused(f"all {config.steps} steps of the run are committed: none is left for the change")
-            given = values_of(self._given, request.changes)
-            change = Change(request_id=request.request_id, step=step, changes=request.changes, given=given)
+            given = values_of(self._given, changes)
+            change = Change(request_id=request.request_id, step=step, changes=changes, given=given)
             journal = [*_compact(self._journal, self._steps.durable_step), change]
             await in_thread(write_journal, config.run_dir, journal)
             self._config, self._journal = config, journal
             put_in_place()
-        logger.info(
-            "from step %d on: %s", step, ", ".join(f"{key} = {value!r}" for key, value in request.changes.items())
-        )
+        logger.info("from step %d on: %s", step, ", ".join(f"{key} = {value!r}" for key, value in changes.items()))
         return step
 
 

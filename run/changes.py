@@ -18,7 +18,7 @@ import orjson
 from pydantic import Field, ValidationError
 from pydantic_core import ErrorDetails
 
-from run.config import RunConfig
+from run.config import RunConfig, default_buffer
 from transport.config import Config, Identifier
 from transport.files.atomic import write_atomically
 from transport.files.untrusted import UntrustedFileError, read_json
@@ -84,6 +84,23 @@ def apply(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
             "; ".join(_sentence(each, changes, config) for each in error.errors(include_url=False))
         ) from error
     return changed
+
+
+def completed(config: RunConfig, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the changes with what they imply: another longest completion is another `advantage.overlong` by default.
+
+    Raises `ChangeRefused`.
+    """
+    before = config.advantage.overlong
+    if before is None or "advantage.overlong" in changes:
+        return dict(changes)
+    table = before.model_dump(mode="json")
+    defaults = {"longest": config.longest_completion, "buffer": default_buffer(table["longest"])}
+    given = {name: value for name, value in table.items() if value != defaults.get(name)}
+    after = apply(config, {**changes, "advantage.overlong": given}).advantage.overlong
+    if after is None or after == before:
+        return dict(changes)
+    return {**changes, "advantage.overlong": after.model_dump(mode="json")}
 
 
 def _sentence(error: ErrorDetails, changes: Mapping[str, Any], config: RunConfig) -> str:

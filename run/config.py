@@ -88,6 +88,11 @@ class OverlongConfig(Config):
             raise ValueError(f"advantage.overlong.buffer = {self.buffer} is more than longest = {self.longest}")
 
 
+def default_buffer(longest: int) -> int:
+    """Returns `advantage.overlong.buffer` where it is not set."""
+    return max(1, longest // 5)
+
+
 class AdvantageConfig(Config):
     """How advantages are computed from rewards, of a group or of a step."""
 
@@ -421,8 +426,7 @@ class RunConfig(Config):
     def _is_one_algorithm(self) -> RunConfig:
         """Puts what is not set to the values that belong to the loss. Not by assignment: see `LossConfig`."""
         loss, advantage, kind = self.training.loss, self.advantage.model_copy(), KINDS.get(self.training.loss.kind)
-        each = [self.sampling_of(environment).max_tokens for environment in self.environments]
-        longest = max(each, default=self.sampling.max_tokens)
+        longest = self.longest_completion
         if kind is not None and "kind" not in advantage.model_fields_set:
             advantage.__dict__["kind"] = kind.advantage
         rewarded = self.training.value_head is None  # which takes the rewards as the environment gave them
@@ -431,7 +435,7 @@ class RunConfig(Config):
         if advantage.overlong is not None:
             overlong = advantage.__dict__["overlong"] = advantage.overlong.model_copy()
             overlong.__dict__["longest"] = overlong.longest or longest
-            overlong.__dict__["buffer"] = overlong.buffer or max(1, (overlong.longest or longest) // 5)
+            overlong.__dict__["buffer"] = overlong.buffer or default_buffer(overlong.longest or longest)
             overlong.check()
         self.__dict__["advantage"] = advantage
         if loss.normalisation == "sample" and loss.normalisation_length is None:
@@ -530,6 +534,12 @@ class RunConfig(Config):
         for each in (*overrides, environment.sampling):
             update |= each.model_dump(exclude_none=True)
         return self.sampling.model_copy(update=update)
+
+    @property
+    def longest_completion(self) -> int:
+        """Most tokens that a completion of any environment may have."""
+        each = [self.sampling_of(environment).max_tokens for environment in self.environments]
+        return max(each, default=self.sampling.max_tokens)
 
     @property
     def every_environment(self) -> dict[str, tuple[EnvironmentConfig, SamplingConfig]]:

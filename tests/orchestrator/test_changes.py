@@ -26,6 +26,7 @@ from run.changes import (
     JournalError,
     LearningRates,
     apply,
+    completed,
     in_force,
     read_journal,
     write_journal,
@@ -74,6 +75,26 @@ def test_keys_that_may_change_do_and_others_are_named() -> None:
         apply(config, {"sampling.temprature": 0.8})
     with pytest.raises(ChangeRefused, match=r"^sampling\.temperature = 'hot': expected a valid number"):
         apply(config, {"sampling.temperature": "hot"})
+
+
+@pytest.mark.parametrize(
+    ("overlong", "longest", "buffer"),
+    [({}, 1000, 200), ({"buffer": 40}, 1000, 40), ({"longest": 100}, 100, 20), ({"longest": 100, "buffer": 5}, 100, 5)],
+)
+def test_what_counts_as_overlong_follows_the_longest_completion_unless_it_is_set(
+    overlong: dict[str, int], longest: int, buffer: int
+) -> None:
+    config = small_config(training={"loss": {"kind": "dapo"}}, advantage={"overlong": overlong})
+    change = {"sampling.max_tokens": 1000}
+    changed = apply(config, completed(config, change)).advantage.overlong
+    assert changed is not None
+    assert (changed.longest, changed.buffer, changed.penalty) == (longest, buffer, 1.0)
+    for other, changes in (
+        (config, {"sampling.temperature": 0.5}),
+        (config, {"sampling.max_tokens": 1000, "advantage.overlong": {"longest": 9}}),
+        (small_config(), change),
+    ):
+        assert completed(other, changes) == changes
 
 
 def nested(depth: int) -> dict[str, Any]:
