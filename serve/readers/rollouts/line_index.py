@@ -78,7 +78,7 @@ class Row:
             advantage=record.advantage,
             outcome=outcome_of(record),
             turns=len(record.turns),
-            completion_tokens=min(record.completion_tokens, _LARGEST),
+            completion_tokens=_tokens(record),
             players=players_of(record),
         )
 
@@ -145,9 +145,7 @@ class StepIndex:
     def _add(self, length: int, record: RolloutRecord | None) -> None:
         fields = record if record is not None else RolloutRecord({})
         integers = (self.read_bytes, length, *_whole(fields, "example_index", "group_id"))
-        for column, value in zip(
-            self._integers, (*integers, len(fields.turns), min(fields.completion_tokens, _LARGEST)), strict=True
-        ):
+        for column, value in zip(self._integers, (*integers, len(fields.turns), _tokens(fields)), strict=True):
             column.append(value)
         for numbers, number in zip(self._numbers, (fields.reward, fields.advantage), strict=True):
             numbers.append(math.nan if number is None else number)
@@ -233,6 +231,10 @@ def shown_name(name: str) -> str:
 def players_of(record: RolloutRecord) -> tuple[str, ...]:
     """Returns the names of a rollout's players, as they are shown."""
     return tuple(sorted(map(shown_name, record.players))[:64])
+
+
+def _tokens(record: RolloutRecord) -> int:
+    return max(-_LARGEST, min(record.completion_tokens, _LARGEST))
 
 
 def _whole(record: RolloutRecord, *names: str) -> list[int]:

@@ -85,6 +85,14 @@ def test_rows_have_what_lists_are_sorted_and_filtered_by(job: Path) -> None:
     assert [row.number for row in rows if RowFilter(player="white", environment="duel").takes(row)] == [1]
 
 
+@pytest.mark.parametrize("tokens", [2**63, -(2**63), -1e308, 1e308])
+def test_numbers_that_no_index_holds_are_cut_off(tmp_path: Path, tokens: float) -> None:
+    record = orjson.dumps(RECORD | {"turns": [{"completion_tokens": tokens}]})
+    index = whole(write_lines(tmp_path, "one", 1, b"\n".join([record, record, b""])))
+    assert [row.completion_tokens for row in index.rows()] == [2**53 if tokens > 0 else -(2**53)] * 2
+    assert index.row(0) == index.rows()[0]
+
+
 def test_a_line_that_is_too_long_is_listed_and_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(line_index, "MAX_LINE_BYTES", 1000)
     monkeypatch.setattr(line_index, "_PIECE_BYTES", 300)
