@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 from pathlib import Path
 
@@ -26,6 +27,8 @@ _EXPECTED = (
 )  # fmt: skip
 """Failures whose message is complete. Any other is a defect and is logged with its traceback."""
 
+_DISK_FAULTS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
+
 
 def report_failure(error: Exception, run_dir: Path) -> int:
     """Logs what ended the run and returns the exit code."""
@@ -39,13 +42,19 @@ def report_failure(error: Exception, run_dir: Path) -> int:
         logger.critical("the orchestrator failed", exc_info=error)
         return 1
     for leaf in expected:
-        logger.error("%s", leaf if str(leaf) else repr(leaf))
+        logger.error("%s", _described(leaf, run_dir))
     if any(isinstance(leaf, ConfigurationError) for leaf in expected):
         return 2
     if any(isinstance(leaf, EvictedError | RunEvictedError) for leaf in expected):
         # A trainer that refuses a configuration also evicts the run; either may be noticed first.
         return 2 if config_is_refused(run_dir) else 3
     return 1
+
+
+def _described(error: BaseException, run_dir: Path) -> str:
+    if isinstance(error, OSError) and error.errno in _DISK_FAULTS and error.filename is None:
+        return f"cannot write to {run_dir}: {error}. What was committed before is intact"
+    return str(error) or repr(error)
 
 
 def _leaves(error: BaseException) -> list[BaseException]:

@@ -12,7 +12,7 @@ import shutil
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -110,7 +110,10 @@ def published_steps(parent: Path) -> list[int]:
 
 
 def write_buffers(descriptor: int, buffers: Sequence[Buffer]) -> None:
-    """Writes all of `buffers` to a file descriptor by `os.writev`, by reference and without the GIL. Raises `OSError`."""
+    """Writes all of `buffers` to a file descriptor by `os.writev`, by reference and without the GIL.
+
+    Raises `OSError`, which names the file.
+    """
     pending = [view for view in map(as_bytes_view, buffers) if view.nbytes]
     start = 0
     while start < len(pending):
@@ -118,12 +121,22 @@ def write_buffers(descriptor: int, buffers: Sequence[Buffer]) -> None:
         while stop < len(pending) and stop - start < _BUFFERS_A_CALL and nbytes < _BYTES_A_CALL:
             nbytes += pending[stop].nbytes
             stop += 1
-        written = os.writev(descriptor, pending[start:stop])
+        try:
+            written = os.writev(descriptor, pending[start:stop])
+        except OSError as error:
+            error.filename = _name_of(descriptor)
+            raise
         while start < stop and written >= pending[start].nbytes:
             written -= pending[start].nbytes
             start += 1
         if written:  # the kernel may stop inside a buffer
             pending[start] = pending[start][written:]
+
+
+def _name_of(descriptor: int) -> str | None:
+    with suppress(OSError):
+        return os.readlink(f"/proc/self/fd/{descriptor}")
+    return None
 
 
 def as_bytes_view(buffer: Buffer) -> memoryview:

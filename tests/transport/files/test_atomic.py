@@ -19,6 +19,7 @@ from transport.files.atomic import (
     published_steps,
     remove_directory,
     write_atomically,
+    write_buffers,
 )
 
 
@@ -187,3 +188,12 @@ def test_a_forked_process_publishes_as_its_parent_did(tmp_path: Path) -> None:
     )
     subprocess.run([sys.executable, "-c", program, str(tmp_path)], timeout=60, check=True)
     assert published_steps(tmp_path) == [1, 2, 3]
+
+
+def test_a_full_disk_is_reported_with_the_files_name() -> None:
+    descriptor = os.open("/dev/full", os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        with pytest.raises(OSError, match="No space left on device: '/dev/full'"):
+            write_buffers(descriptor, [b"abc"])
+    finally:
+        os.close(descriptor)
