@@ -238,8 +238,10 @@ class Hosts:
             return
         name, theirs = printable(message[1][:64]), message[2]
         for what, ours in self._identity.items():
-            if theirs.get(what) != ours:
-                reason = f"its {what} is {theirs.get(what)!r:.300} at the host and {ours!r:.300} at the orchestrator"
+            said = theirs.get(what)
+            if said != ours:
+                shown = f"{said!r:.300}" if said is None or isinstance(said, str) else f"a {type(said).__name__}"
+                reason = f"its {what} is {shown} at the host and {ours!r:.300} at the orchestrator"
                 logger.warning("%s: refused the host %s: %s", self._where, name, reason)
                 self.wire.send(peer, [protocol.REFUSED, reason])
                 return

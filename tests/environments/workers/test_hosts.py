@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ import zmq.auth
 
 from environments.config import EnvironmentConfig
 from environments.registry import load_environment
-from environments.workers import hosts, pool
+from environments.workers import hosts, pool, protocol
 from environments.workers.host import HostConfig
 from tests.environments.workers.playing import KIND, playing, wait_until
 from tests.support.ports import free_port
@@ -156,6 +157,21 @@ async def test_who_has_no_key_or_another_environment_is_refused(
             assert await asyncio.to_thread(other.wait, 60) != 0
         assert "its rollout_timeout_seconds is '5.0' at the host and '60.0' at the orchestrator" in machines.log()
         assert not each.pool.ready
+
+
+def test_a_host_whose_environment_is_nested_nonsense_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    nested: list[Any] = []
+    for _ in range(2000):
+        nested = [nested]
+    sent: list[Any] = []
+    config = EnvironmentConfig.model_validate({"name": "mine", "kind": KIND})
+    table = hosts.Hosts(config, lambda *_: None, lambda *_: None, lambda: None, lambda: None)
+    table.wire = SimpleNamespace(send=lambda peer, message: sent.append((peer, message)))  # type: ignore[assignment]
+    table._identity = {"kind": '"ours"'}
+    table._received(b"peer", [protocol.JOIN, "host", {"kind": nested}])
+    assert sent == [(b"peer", [protocol.REFUSED, "its kind is a list at the host and '\"ours\"' at the orchestrator"])]
+    assert not list(table)
+    assert "refused the host host" in caplog.text
 
 
 def test_what_cannot_be_used_is_refused_at_the_start(tmp_path: Path, model: Path, machines: Machines) -> None:
