@@ -54,6 +54,17 @@ def processor_seconds(command: list[str]) -> float:
     return min(used)
 
 
+def test_the_first_process_of_a_container_ends_by_sigterm_before_its_command_handles_it() -> None:
+    program = """
+import os, signal
+os.getpid = lambda: 1
+import cli.main
+cli.main._module = lambda name: signal.raise_signal(signal.SIGTERM)
+cli.main.main(["orchestrator", "run.toml"])
+"""
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 128 + signal.SIGTERM
+
+
 @pytest.mark.slow
 def test_help_costs_little_more_than_python_itself() -> None:
     bare = processor_seconds([sys.executable, "-c", "pass"])

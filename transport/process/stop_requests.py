@@ -11,6 +11,7 @@ imports nothing of ours.
 from __future__ import annotations
 
 import math
+import os
 import signal
 import time
 from collections.abc import Callable
@@ -81,3 +82,4 @@ def end_at_second_request(request: int, number: int) -> None:
     if request > 1:
         signal.signal(number, signal.SIG_DFL)
         signal.raise_signal(number)
+        os._exit(128 + number)  # the first process of a container: the kernel has dropped the signal

@@ -45,3 +45,16 @@ with stop_requests.StopSignals(stop_requests.end_at_second_request) as signals:
 """
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
     assert (ended.returncode, ended.stdout) == (-signal.SIGTERM, b"1\n")
+
+
+def test_a_second_request_ends_a_process_whose_signals_the_kernel_drops() -> None:
+    program = """
+import signal
+from transport.process import stop_requests
+stop_requests.REPETITION_SECONDS = 0.0
+arrives, signal.raise_signal = signal.raise_signal, lambda number: None  # as in the first process of a container
+with stop_requests.StopSignals(stop_requests.end_at_second_request):
+    arrives(signal.SIGTERM)
+    arrives(signal.SIGTERM)
+"""
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 128 + signal.SIGTERM
