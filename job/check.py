@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from typing import Any
 
@@ -134,7 +135,7 @@ def check_backend(config: JobConfig) -> dict[str, Any]:
 def check_imports(runs: Sequence[RunConfig]) -> None:
     """Loads everything that is named by import path in a child process, within `CHECK_SECONDS`.
 
-    Raises `UserError`, or `SystemExit` if the child has printed the error itself.
+    Raises `UserError`.
     """
     custom = [kind for run in runs for kind in _kinds(run) if ":" in kind]
     custom += [run.training.loss.kind for run in runs if ":" in run.training.loss.kind]
@@ -142,14 +143,14 @@ def check_imports(runs: Sequence[RunConfig]) -> None:
         return
     names = ", ".join(dict.fromkeys(custom))
     print(f"checking {names}", file=sys.stderr, flush=True)
-    code = _load_in_child(runs)
+    code, said = _load_in_child(runs)
     if code is None:
         raise UserError(
             f"{names}: not loaded within {CHECK_SECONDS:.0f} s, as if a module waits while it is imported; "
             "expected imports that only define things"
         )
     if code == 2:
-        raise SystemExit(2)
+        raise UserError(said)
     if code != 0:
         raise UserError(f"{names}: the process that loaded it {describe_exit(code)}")
 
@@ -158,31 +159,41 @@ def _kinds(run: RunConfig) -> list[str]:
     return [*(environment.kind for environment, _ in run.every_environment.values()), run.advantage.kind]
 
 
-def _load_in_child(runs: Sequence[RunConfig]) -> int | None:
-    """The child's exit code; None if it did not end in time and was killed."""
+def _load_in_child(runs: Sequence[RunConfig]) -> tuple[int | None, str]:
+    """The child's exit code, None if it did not end in time and was killed; and the error that it found."""
     command = guarded([sys.executable, "-P", "-m", "job.check"])
     environment = os.environ | SAFE_PATH
     given = b"\n".join(run.model_dump_json().encode() for run in runs)
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=environment) as child:
+    with (
+        tempfile.TemporaryFile() as answer,  # not a pipe, which whatever a module starts could hold open
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=answer, env=environment) as child,
+    ):
         try:
             child.communicate(given, timeout=CHECK_SECONDS)
         except subprocess.TimeoutExpired:
             child.send_signal(signal.SIGHUP)  # the guardian then kills all its descendants
             child.wait()
-            return None
-    return child.returncode
+            return None, ""
+        answer.seek(0)
+        return child.returncode, answer.read().decode()
 
 
 def main() -> int:
-    """Runs the child: loads everything that is named by the configurations on standard input, which has one per line."""
+    """Runs the child: loads everything that is named by the configurations on standard input, which has one per line.
+
+    Its standard output is the error, if there is one.
+    """
     runs = [RunConfig.model_validate_json(line) for line in sys.stdin.buffer]
     forget_environment()
-    for run in runs:
-        try:
-            _load_all(run)
-        except ValueError as error:
-            print(f"counterpoint: error: {f'run {run.run_id!r}: ' if len(runs) > 1 else ''}{error}", file=sys.stderr)
-            return 2
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as answer:
+        with open(os.devnull, "wb") as nothing:
+            os.dup2(nothing.fileno(), 1)  # what a module prints while it is imported is no answer
+        for run in runs:
+            try:
+                _load_all(run)
+            except ValueError as error:
+                answer.write(f"{f'run {run.run_id!r}: ' if len(runs) > 1 else ''}{error}")
+                return 2
     return 0
 
 

@@ -11,7 +11,7 @@ from typing import Generic
 
 from cli.arguments.help_text import help_of, usage_of
 from job.configuration.layers import flag_path
-from job.configuration.load import load, to_toml
+from job.configuration.load import load, located, to_toml
 from job.file_kind import other_kind
 from transport.configuration.explain import Model
 from transport.configuration.schema import Key, keys_of
@@ -68,7 +68,10 @@ def parse(
             raise UserError(f"{file}: this is a {kind} file: use `counterpoint {taker} {file}`") from None
         raise
     command = Command(file, config, chosen, Path(join) if join is not None else None, tuple(words.flags))
-    check(command)
+    try:
+        check(command)
+    except UserError as error:
+        raise located(error, model, file, words.flags) if type(error) is UserError else error from None
     if "dry-run" in words.switches:
         print(show(command), end="")
         return None

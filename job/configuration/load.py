@@ -13,7 +13,7 @@ import tomli_w
 from pydantic import BaseModel
 
 from job.configuration.layers import entry_of, read_environment, read_flags, variable
-from transport.configuration.explain import Layer, Model, validate
+from transport.configuration.explain import Layer, Model, locate, validate
 from transport.configuration.schema import keys_of
 from transport.configuration.toml_file import Table, parse, read_text
 from transport.errors import UserError
@@ -25,19 +25,16 @@ def load(model: type[Model], file: Path, flags: list[str], below: Table | None =
     `flags` are `--section.key value` or `--section.key=value` words. The file and the other layers replace values of `below`.
     Raises `UserError` that lists all errors at once.
     """
-    keys = keys_of(model)
     text = read_text(file)
-    given = parse(text, file)
-    variables = read_environment(model, keys)
-    flagged = read_flags(model, keys, flags)
-    merged: Table = below or {}
-    for name, layer in ((str(file), given), ("environment", variables), ("flags", flagged)):
-        try:
-            merged = merge(merged, layer)
-        except UserError as error:
-            raise UserError(f"{name}: {error}") from None
-    above = [Layer(flagged, lambda path: f"--{path}"), Layer(variables, variable)]
+    merged, above = _layers(model, file, text, flags, below)
     return validate(model, merged, str(file), above, text)
+
+
+def located(error: UserError, model: type[Model], file: Path, flags: list[str]) -> UserError:
+    """Returns an error of a check of the configuration that `load` made, with the line of the key that it begins with."""
+    text = read_text(file)
+    merged, above = _layers(model, file, text, flags, None)
+    return UserError(locate(str(error), merged, str(file), above, text))
 
 
 def to_toml(config: BaseModel) -> str:
@@ -55,6 +52,22 @@ def merge(below: Table, above: Table) -> Table:
     for key, value in above.items():
         merged[key] = _overlaid(merged.get(key), value, str(key)) if isinstance(value, dict) else value
     return merged
+
+
+def _layers(
+    model: type[Model], file: Path, text: str, flags: list[str], below: Table | None
+) -> tuple[Table, list[Layer]]:
+    """All values, and the layers above the file, the highest first."""
+    keys = keys_of(model)
+    variables = read_environment(model, keys)
+    flagged = read_flags(model, keys, flags)
+    merged: Table = below or {}
+    for name, layer in ((str(file), parse(text, file)), ("environment", variables), ("flags", flagged)):
+        try:
+            merged = merge(merged, layer)
+        except UserError as error:
+            raise UserError(f"{name}: {error}") from None
+    return merged, [Layer(flagged, lambda path: f"--{path}"), Layer(variables, variable)]
 
 
 def _overlaid(below: Any, above: Table, name: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tomllib
@@ -134,6 +135,22 @@ def test_a_job_file_given_to_another_command_is_known(capsys: pytest.CaptureFixt
     file = str(REPOSITORY / "configs" / "demo.toml")
     assert f"{file}: this is a job file: use `counterpoint run {file}`" in said(capsys, command, file, code=2)
     assert "this is a trainer file" in said(capsys, "run", str(REPOSITORY / "configs/roles/trainer.toml"), code=2)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "flags", "expected"),
+    [
+        ('kind = "reverse-text"', 'kind = "revers-text"', [], r":17:1: environments\[0\]: .*\n    17 \| kind = "),
+        ('kind = "reverse-text"', 'kind = "reverse-text"\nargs = { wrods = 3 }', [], ":18:1: .* args: .*'wrods'"),
+        ("steps = 20", 'steps = 20\nadvantage.kind = "mean"', [], ":14:11: advantage.kind = 'mean': expected one of"),
+        ("steps", "steps", ["--orchestrator.environments.0.kind=x"], "error: --orchestrator.environments.0.kind: env"),
+    ],
+)
+def test_the_line_of_an_environment_or_advantage_that_cannot_be_used_is_told(
+    capsys: pytest.CaptureFixture[str], job_file: Path, old: str, new: str, flags: list[str], expected: str
+) -> None:
+    job_file.write_text(job_file.read_text().replace(old, new))
+    assert re.search(expected, said(capsys, "run", str(job_file), "--dry-run", *flags, code=2))
 
 
 def test_help_is_by_section(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ The error names the origin of the value, its line in the file, the key, the valu
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -19,6 +20,13 @@ from transport.configuration.toml_file import Table
 from transport.errors import UserError
 
 Model = TypeVar("Model", bound=BaseModel)
+
+_NAMED = re.compile(
+    r"(?:run '(?P<run>[^']*)': )?"
+    r"(?P<path>[a-z_]+(?:\.[a-z_]+|\[\d+\])*)"
+    r"(?:: environment '[^']*': (?P<key>kind|args)\b)?(?=: | = |$| )"
+)
+"""The key that the text of an error begins with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +60,54 @@ def validate(model: type[Model], values: Table, origin: str, above: Sequence[Lay
             )
         ]
         lines = Lines(text)
-        problems = [_explain(details, keys, origin, above, lines) for details in reported]
+        problems = [_explain(details, keys, origin, above, lines, values) for details in reported]
         count = "1 error" if len(problems) == 1 else f"{len(problems)} errors"
         raise UserError(f"{count} in the configuration\n" + "\n".join(problems)) from None
+
+
+def locate(message: str, values: Table, origin: str, above: Sequence[Layer] = (), text: str = "") -> str:
+    """Returns `message`, preceded by where the key that it begins with is set, and followed by that line of the file.
+
+    The message comes from a check of a valid configuration, whose values are `values`; the other arguments are those of
+    `validate`. A message that begins with no key that is set is returned as it is.
+    """
+    found = _NAMED.match(message)
+    if found is None:
+        return message
+    runs: list[Any] = values["runs"] if isinstance(values.get("runs"), list) else []
+    bases: list[list[str | int]] = [["orchestrator"], ["base"], []]
+    if found["run"] is not None:
+        for position, run in enumerate(runs):
+            if isinstance(run, dict) and run.get("run_id") == found["run"]:
+                bases.insert(0, ["runs", position])
+    place = _named_place(message, bases, values)
+    if place is None:
+        return message
+    where, quoted = _where(place, origin, above, Lines(text))
+    first, newline, rest = message.partition("\n")
+    return f"{where}: {first}{quoted}{newline}{rest}"
+
+
+def _named_place(message: str, bases: Sequence[list[str | int]], values: Table) -> list[str | int] | None:
+    """The place of the key that `message` begins with, or of the closest section around it that is set, below one of `bases`."""
+    found = _NAMED.match(message)
+    if found is None:
+        return None
+    parts: list[str | int] = [int(part) if part.isdigit() else part for part in re.findall(r"\w+", found["path"])]
+    parts += [found["key"]] if found["key"] else []
+    for base in bases:
+        for length in range(len(parts), 0, -1):
+            if _holds(values, [*base, *parts[:length]]):
+                return [*base, *parts[:length]]
+    return None
+
+
+def _where(location: list[str | int], origin: str, above: Sequence[Layer], lines: Lines) -> tuple[str, str]:
+    """Where the value at `location` is set, and the line of the file, to append to a message; empty if it is no line's."""
+    where = _origin(location, origin, above)
+    if where == origin and (line := lines.of(location)) is not None:
+        return f"{origin}:{line.number}:{line.column}", f"\n    {line.number} | {line.text}"
+    return where, ""
 
 
 def _repeats(details: ErrorDetails, places: set[tuple[int | str, ...]], values: Table) -> bool:
@@ -87,16 +140,15 @@ def _holds(table: Any, path: list[str | int]) -> bool:
     return True
 
 
-def _explain(details: ErrorDetails, keys: dict[str, Key], origin: str, above: Sequence[Layer], lines: Lines) -> str:
+def _explain(
+    details: ErrorDetails, keys: dict[str, Key], origin: str, above: Sequence[Layer], lines: Lines, values: Table
+) -> str:
     """Describes one validation error."""
     location = _without_tags(list(details["loc"]), keys)
     shown = _show_path(location)
     pattern = ".".join(ITEM if isinstance(part, int) else part for part in location)
     is_section = isinstance(details["input"], dict)  # whose keys may come from several layers
-    where = origin if is_section else _origin(location, origin, above)
-    quoted = ""
-    if where == origin and (line := lines.of(location)) is not None:
-        where, quoted = f"{origin}:{line.number}:{line.column}", f"\n    {line.number} | {line.text}"
+    where, quoted = _where(location, origin, [] if is_section else above, lines)
     key = keys.get(pattern)
     if (home := _home(details, keys)) is not None:
         section, _, name = home.rpartition(".")
@@ -118,6 +170,12 @@ def _explain(details: ErrorDetails, keys: dict[str, Key], origin: str, above: Se
         what = f": {key.type}. {key.description}" if key else ""
         return f"  {where}: {shown} is required and not set{what}"
     message = _message(details)
+    if is_section and details["type"] == "value_error":  # of several keys: the message begins with the one to change
+        bases = [location[:length] for length in range(len(location), -1, -1)]
+        place = _named_place(message, bases, values)
+        if place is not None and len(place) > len(location) and place[: len(location)] == location:
+            where, quoted = _where(place, origin, above, lines)
+            return f"  {where}: {message}{quoted}"
     if not location:
         return f"  {where}: {message}"
     meaning = f"\n    {key.path.rpartition('.')[2]}: {key.description}" if key and key.description else ""

@@ -116,6 +116,23 @@ def test_the_line_of_what_is_wrong_is_told(job_file: Path, old: str, new: str, p
     assert f"    {place.partition(':')[0]} | {line}\n" in message
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("max_tokens = 32", "max_tokens = 300", "orchestrator.sampling.max_tokens = 300 leaves no room"),
+        ("max_tokens = 1024", "max_tokens = 128", "trainer.max_tokens = 128 is below"),
+        ("steps = 20", "steps = 20\ntraining.loss.kind = 'grop'", "training.loss.kind = 'grop': expected one of"),
+    ],
+)
+def test_the_line_of_a_value_that_contradicts_another_is_told(job_file: Path, old: str, new: str, told: str) -> None:
+    line = new.rpartition("\n")[2]
+    number = edited(job_file, old, new).read_text().split("\n").index(line) + 1
+    message = complaint(job_file)
+    assert f"\n  {job_file}:{number}:" in message
+    assert f": {told}" in message
+    assert message.endswith(f"\n    {number} | {line}")
+
+
 def test_all_errors_come_at_once(job_file: Path) -> None:
     edited(job_file, "steps = 20", "steps = 0\nunheard_of = 1")
     assert "2 errors" in complaint(job_file)
