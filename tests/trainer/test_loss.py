@@ -86,6 +86,16 @@ def leaving(inputs: LossInputs) -> LossOutputs:
     raise SystemExit(3)
 
 
+def with_a_number_for_a_metric(inputs: LossInputs) -> Any:
+    mask_P = torch.zeros_like(inputs.advantages_P, dtype=torch.bool)
+    metrics: Any = {"kl": 0.5}
+    return LossOutputs(inputs.trainer_log_probabilities_P, mask_P, metrics)
+
+
+def that_raises(inputs: LossInputs) -> LossOutputs:
+    return inputs.nothing  # type: ignore[attr-defined]
+
+
 def reporting(inputs: LossInputs, *, metrics: dict[str, Any]) -> LossOutputs:
     ones_P = torch.ones_like(inputs.advantages_P)
     return LossOutputs(
@@ -102,6 +112,8 @@ def reporting(inputs: LossInputs, *, metrics: dict[str, Any]) -> LossOutputs:
         (with_numbers_for_a_mask, "masked_P has dtype torch.float32; expected torch.bool"),
         (with_an_endless_gradient, "the gradient of loss_P is not finite"),
         (leaving, "SystemExit: 3"),
+        (with_a_number_for_a_metric, r"metrics_P\['kl'\] is of type float; expected a tensor of shape \[8\]$"),
+        (that_raises, r"no attribute 'nothing' \(in that_raises, .*test_loss\.py:\d+\)$"),
     ],
 )
 def test_a_custom_loss_is_called_once_before_it_is_needed(

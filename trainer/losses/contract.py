@@ -94,6 +94,10 @@ class Loss:
         named = {"loss_P": outputs.loss_P, "masked_P": outputs.masked_P}
         named |= {f"metrics_P[{name!r}]": value_P for name, value_P in outputs.metrics_P.items()}
         for name, value_P in named.items():
+            if not isinstance(value_P, Tensor):
+                raise TypeError(
+                    f"{name} is of type {type(value_P).__name__}; expected a tensor of shape {list(expected)}"
+                )
             if value_P.shape != expected:
                 raise ValueError(f"{name} has shape {list(value_P.shape)}; expected {list(expected)}")
         if outputs.masked_P.dtype != torch.bool:

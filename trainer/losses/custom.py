@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+import traceback
 from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
@@ -57,8 +58,20 @@ def _tried(function: Callable[[LossInputs], LossOutputs], kind: str, given: Coll
     except (Exception, SystemExit) as error:  # as above
         raise ValueError(
             f"training.loss.kind = {kind!r}, called with a made-up batch: {type(error).__name__}: {error}"
+            f"{_place(error, function)}"
         ) from error
     return Loss(function, tuple(sorted(outputs.metrics_P)), uses_entropy=gradients.entropies_P is not None)
+
+
+def _place(error: BaseException, function: Callable[..., Any]) -> str:
+    """Where in the file of an operator's function the error was raised, to append to a message; empty if it was elsewhere."""
+    code = getattr(inspect.unwrap(getattr(function, "func", function)), "__code__", None)
+    inside = [
+        (frame.f_code, line)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if code is not None and frame.f_code.co_filename == code.co_filename
+    ]
+    return f" (in {inside[-1][0].co_name}, {inside[-1][0].co_filename}:{inside[-1][1]})" if inside else ""
 
 
 def _made_up(given: Collection[str]) -> LossInputs:
