@@ -20,6 +20,7 @@ from pydantic_core import ErrorDetails
 
 from run.config import RunConfig, default_buffer
 from transport.config import Config, Identifier
+from transport.configuration.schema import ITEM, is_known, keys_of, nearest
 from transport.files.atomic import write_atomically
 from transport.files.untrusted import UntrustedFileError, read_json
 
@@ -238,7 +239,13 @@ def _place(table: dict[str, Any], key: str) -> tuple[dict[str, Any], str]:
             return _named(table, "environments", parts, key), "ratio"
         case ["evaluations", *parts, "share"] if parts:
             return _named(table, "evaluations", parts, key), "share"
-    raise ChangeRefused(f"{key} cannot change while the run is trained; those that can are {', '.join(CHANGEABLE)}")
+    allowed = f"those that can change while the run is trained are {', '.join(CHANGEABLE)}"
+    keys = keys_of(RunConfig)
+    if is_known(key, keys):
+        raise ChangeRefused(f"{key} cannot change; {allowed}")
+    near = nearest(key, keys)
+    meant = f"; did you mean {near.replace(ITEM, '<name>')}?" if near else "."
+    raise ChangeRefused(f"a run has no key {key}{meant} Of its keys, {allowed}")
 
 
 def _named(table: dict[str, Any], section: str, parts: Sequence[str], key: str) -> dict[str, Any]:

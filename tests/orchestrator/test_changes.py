@@ -73,6 +73,16 @@ def test_keys_that_may_change_do_and_others_are_named() -> None:
         ChangeRefused, match=r"^there is no key sampling\.temprature; did you mean sampling\.temperature\?$"
     ):
         apply(config, {"sampling.temprature": 0.8})
+    with pytest.raises(
+        ChangeRefused, match=r"^a run has no key training\.learning_rat; did you mean training\.learning_rate\?"
+    ):
+        apply(config, {"training.learning_rat": 1e-4})
+    with pytest.raises(
+        ChangeRefused, match=r"^a run has no key environments\.a\.rtio; did you mean environments\.<name>\.ratio"
+    ):
+        apply(config, {"environments.a.rtio": 2})
+    with pytest.raises(ChangeRefused, match=r"^a run has no key xyz\. Of its keys, those that can change .* filters, "):
+        apply(config, {"xyz": 1})
     with pytest.raises(ChangeRefused, match=r"^sampling\.temperature = 'hot': expected a valid number"):
         apply(config, {"sampling.temperature": "hot"})
 
