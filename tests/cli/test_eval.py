@@ -172,6 +172,10 @@ def test_the_server_of_each_kind_of_checkpoint(file: Path, tmp_path: Path) -> No
     assert (server.model, server.lora) == (str(full), None)
     with pytest.raises(UserError, match="full weights would replace"):
         subject_of(run, whole, None, ["http://127.0.0.1:1"])
+    with pytest.raises(UserError, match=r"step_7: there is no such directory; .*full has steps 5$"):
+        find_checkpoint(tmp_path / "full" / "step_7")
+    with pytest.raises(UserError, match=r"step_1: there is no such directory$"):
+        find_checkpoint(tmp_path / "nowhere" / "step_1")
     (full / "STABLE").unlink()
     with pytest.raises(UserError, match="being written or removed"):
         find_checkpoint(full)
