@@ -18,5 +18,5 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("file", type=Path, metavar="FILE", help="the run's file, as of `counterpoint orchestrator`")
     parser.add_argument("--resume", action="store_true", help="go on with a run that has ended")
     given = parser.parse_args(arguments)
-    joined = join_run(given.job, read_text(given.file), resume=given.resume)
+    joined = join_run(given.job, read_text(given.file), name=str(given.file), resume=given.resume)
     return show(given, joined, f"run {joined.run_id} has joined (process {joined.pid}); its log: {joined.log}")

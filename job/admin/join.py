@@ -21,6 +21,7 @@ from job.check import SAFE_PATH, check_run
 from job.configuration.layers import ENVIRONMENT_PREFIX, NOT_CONFIGURATION
 from job.configuration.load import load
 from job.directory import orchestrator_of
+from job.file_kind import other_kind
 from job.join import check_joins, values_of_job
 from run.config import RunConfig
 from trainer.runs.control_files import MAX_CONFIG_BYTES
@@ -52,12 +53,15 @@ class Joined:
     log: Path
 
 
-def join_run(job: Path, text: str, *, resume: bool = False, timeout: float = START_SECONDS) -> Joined:
+def join_run(
+    job: Path, text: str, *, name: str = "the run's file", resume: bool = False, timeout: float = START_SECONDS
+) -> Joined:
     """Starts a run from the text of its file, and returns once its orchestrator has taken its directory over.
 
-    What the file names by import path is run by that process, with the rights of this one. Raises `UserError` for a file that is
-    wrong or does not fit the job, `Refused` if there is such a run already, and `NotAnswered`, with the end of its output, if it
-    does not begin.
+    Errors call the file `name`. What it names by import path is run by that process, with the rights of this one.
+
+    Raises `UserError` for a file that is wrong or does not fit the job, `Refused` if there is such a run already, and
+    `NotAnswered`, with the end of its output, if it does not begin.
     """
     require_job(job)
     if len(text.encode(errors="replace")) > MAX_CONFIG_BYTES:
@@ -67,7 +71,7 @@ def join_run(job: Path, text: str, *, resume: bool = False, timeout: float = STA
     given = guests / f".{secrets.token_hex(8)}.toml"
     write_atomically(given, text.encode())
     try:
-        config = _load(job, given, resume)
+        config = _load(job, given, name, resume)
         check_run(config)
         check_joins(config, job)
         _check_free(job, config)
@@ -78,12 +82,15 @@ def join_run(job: Path, text: str, *, resume: bool = False, timeout: float = STA
     return _start(job, config, file, timeout)
 
 
-def _load(job: Path, given: Path, resume: bool) -> RunConfig:
+def _load(job: Path, given: Path, name: str, resume: bool) -> RunConfig:
     """Loads the run's file, which nobody but us knows by this name. Raises `UserError`."""
     try:
         return load(RunConfig, given, ["--resume=true"] if resume else [], values_of_job(str(job)))
     except UserError as error:
-        raise UserError(str(error).replace(str(given), "the run's file")) from None
+        if (other := other_kind(given, RunConfig)) is not None:
+            kind, taker = other
+            raise UserError(f"{name}: this is a {kind} file, of `counterpoint {taker}`; expected a run's") from None
+        raise UserError(str(error).replace(str(given), name)) from None
 
 
 def _check_free(job: Path, config: RunConfig) -> None:
