@@ -180,7 +180,7 @@ def open_dump(directory: Path) -> Dump:
 def _absence(directory: Path) -> str:
     if not directory.exists():
         return f"{directory} does not exist; expected the directory of a dump"
-    for parent in (directory, directory / "raw_rollouts"):
+    for parent in (directory, directory / "raw_rollouts", *sorted(directory.glob("run_*/raw_rollouts"))):
         if steps := published_steps(parent):
             among = f"steps {steps[0]} to {steps[-1]}" if len(steps) > 1 else f"step {steps[0]}"
             return f"{parent} holds the dumps of {among}; name one of them, such as {parent / f'step_{steps[-1]}'}"

@@ -219,3 +219,6 @@ def test_the_directory_of_all_steps_names_them(tmp_path: Path) -> None:
             open_dump(parent)
     with pytest.raises(DumpError, match="does not exist"):
         open_dump(tmp_path / "raw_rollouts/step_3")
+    write_dump(tmp_path / "job/run_one/raw_rollouts/step_4", HEADER, make_rollouts())
+    with pytest.raises(DumpError, match=r"run_one/raw_rollouts holds the dumps of step 4; name one of them, such as "):
+        open_dump(tmp_path / "job")
