@@ -64,6 +64,9 @@ def check_keys(config: TuneConfig, file: Path) -> None:
     for section, table in tables.items():
         for path, value in leaves(table):
             if (problem := problem_of(path)) is not None:
+                above, _, name = path.rpartition(".")
+                if above and section != "run":
+                    _check_spelling({name: value}, f"{file}: {section}.{above}")
                 raise UserError(f"{file}: {section}.{path} = {value!r}\n    {problem}")
 
 

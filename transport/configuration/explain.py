@@ -23,7 +23,8 @@ Model = TypeVar("Model", bound=BaseModel)
 
 _NAMED = re.compile(
     r"(?:run '(?P<run>[^']*)': )?"
-    r"(?P<path>[a-z_]+(?:\.[a-z_]+|\[\d+\])*)"
+    r"(?P<path>[a-z_]+(?:\.\w+|\[\d+\])*)"
+    r"(?:: (?P<inner>\w+(?:\.\w+)*)(?= = ))?"
     r"(?:: environment '[^']*': (?P<key>kind|args)\b)?(?=: | = |$| )"
 )
 """The key that the text of an error begins with."""
@@ -71,18 +72,19 @@ def locate(message: str, values: Table, origin: str, above: Sequence[Layer] = ()
     The message comes from a check of a valid configuration, whose values are `values`; the other arguments are those of
     `validate`. A message that begins with no key that is set is returned as it is.
     """
+    unplaced, message = message, message.removeprefix(f"{origin}: ")
     found = _NAMED.match(message)
     if found is None:
-        return message
+        return unplaced
     runs: list[Any] = values["runs"] if isinstance(values.get("runs"), list) else []
-    bases: list[list[str | int]] = [["orchestrator"], ["base"], []]
+    bases: list[list[str | int]] = [["orchestrator"], ["base"], ["run"], []]
     if found["run"] is not None:
         for position, run in enumerate(runs):
             if isinstance(run, dict) and run.get("run_id") == found["run"]:
                 bases.insert(0, ["runs", position])
     place = _named_place(message, bases, values)
     if place is None:
-        return message
+        return unplaced
     where, quoted = _where(place, origin, above, Lines(text))
     first, newline, rest = message.partition("\n")
     return f"{where}: {first}{quoted}{newline}{rest}"
@@ -93,8 +95,8 @@ def _named_place(message: str, bases: Sequence[list[str | int]], values: Table) 
     found = _NAMED.match(message)
     if found is None:
         return None
-    parts: list[str | int] = [int(part) if part.isdigit() else part for part in re.findall(r"\w+", found["path"])]
-    parts += [found["key"]] if found["key"] else []
+    names = re.findall(r"\w+", " ".join(part for part in found.group("path", "inner", "key") if part))
+    parts: list[str | int] = [int(name) if name.isdigit() else name for name in names]
     for base in bases:
         for length in range(len(parts), 0, -1):
             if _holds(values, [*base, *parts[:length]]):

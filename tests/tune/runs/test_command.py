@@ -132,6 +132,7 @@ def test_a_signal_ends_it_in_order(command: Command) -> None:
         ({"trainable": "a:b"}, "a trial is a run"),
         ({"space": {"training": {"learning_rat": 0.1}}}, "the nearest is training.learning_rate"),
         ({"space": {"training": {"learning_rate": {"uniform": 1}}}}, "expected a list"),
+        ({"space": {"training": {"learning_rate": {"loguniforn": [0.1, 1]}}}}, "the nearest is loguniform."),
         ({"space": {"training": {"learning_rate": {"loguniform": [-1.0, 1.0]}}}}, "space: training.learning_rate"),
         ({"space": {"training": {"learning_rate": {"uniform": [-2.0, -1.0]}}}}, "run with the first values of space"),
         ({"run": BASE | {"output_dir": "x"}}, "output_dir is set by the tuner"),
@@ -150,6 +151,25 @@ def test_an_error_names_file_key_and_what_is_allowed(
     error = capsys.readouterr().err
     assert said in error
     assert str(command.file) in error or "/nowhere" in error
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"space": {"training": {"learning_rat": 0.1}}}, "learning_rat = 0.1"),
+        ({"space": {"training": {"learning_rate": {"uniform": [2.0, 1.0]}}}}, "uniform = ["),
+        ({"run": BASE | {"advantage": {"kind": "mean"}}}, 'kind = "mean"'),
+    ],
+)
+def test_an_error_quotes_the_line(
+    command: Command, capsys: pytest.CaptureFixture[str], change: dict[str, Any], line: str
+) -> None:
+    command.settings |= change
+    number = Path(command.write()).read_text().split("\n").index(line) + 1
+    assert main(["tune", str(command.file), "--dry-run"]) == 2
+    error = capsys.readouterr().err
+    assert f"{command.file}:{number}:1: " in error
+    assert f"\n    {number} | {line}\n" in error
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "random"])
