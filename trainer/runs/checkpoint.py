@@ -172,10 +172,11 @@ def load(run: Run, output_dir: Path, step: int, *, random_state: bool) -> None:
     Raises:
         CheckpointError: the checkpoint cannot be read, or is of another model, adapter, optimizer or format.
     """
-    progress, shards = _read_progress(output_dir, run.run_id, step)
+    progress, description = _read_progress(output_dir, run.run_id, step)
     directory = checkpoints_directory(output_dir, run.run_id) / f"step_{step}"
     try:
-        tensors = shard_files.read(directory, shards, None if run.shards is None else run.shards.own)
+        _check_alpha(run, description)
+        tensors = shard_files.read(directory, description.get("shards"), None if run.shards is None else run.shards.own)
         run.optimizer.load_state(tensors)
         if random_state:
             _restore_random_state(tensors)
@@ -185,8 +186,19 @@ def load(run: Run, output_dir: Path, step: int, *, random_state: bool) -> None:
     logger.info("run %s continues after step %d, from %s", run.run_id, step, directory)
 
 
-def _read_progress(output_dir: Path, run_id: str, step: int) -> tuple[Progress, dict[str, Any] | None]:
-    """Returns the progress, and how the state is divided over files, if it is."""
+def _check_alpha(run: Run, description: dict[str, Any]) -> None:
+    """Raises `ValueError` if the tensors would fit, but mean another adapter: servers have the one with the former alpha."""
+    lora = run.config.training.lora
+    former = (description.get("training") or {}).get("lora")
+    if lora is not None and former is not None and former["alpha"] != lora.alpha:
+        raise ValueError(
+            f"its adapter was trained with training.lora.alpha = {former['alpha']:g}, and run {run.run_id} has {lora.alpha:g}; "
+            "put it back, or train another run"
+        )
+
+
+def _read_progress(output_dir: Path, run_id: str, step: int) -> tuple[Progress, dict[str, Any]]:
+    """Returns the progress, and all that `state.json` says."""
     directory = checkpoints_directory(output_dir, run_id) / f"step_{step}"
     try:
         description = json.loads((directory / "state.json").read_text())
@@ -199,7 +211,7 @@ def _read_progress(output_dir: Path, run_id: str, step: int) -> tuple[Progress, 
             raise ValueError(f"its progress is of step {progress.step}; expected {step}")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise _unusable(directory, error) from error
-    return progress, description.get("shards")
+    return progress, description
 
 
 def _unusable(directory: Path, error: Exception) -> CheckpointError:

@@ -105,6 +105,16 @@ def test_a_checkpoint_of_another_model_is_refused(dense_directory: Path, moe_dir
         checkpoint.load(lone.run, tmp_path, 1, random_state=False)
 
 
+def test_a_checkpoint_of_an_adapter_of_another_alpha_is_refused(dense_directory: Path, tmp_path: Path) -> None:
+    lone = make_lone_run(tmp_path, dense_directory, lora={"rank": 2, "alpha": 16})
+    lone.train(make_batch(1))
+    checkpoint.write(checkpoint.take(lone.run), tmp_path, keep=1)
+    other = make_lone_run(tmp_path, dense_directory, lora={"rank": 2, "alpha": 8})
+    with pytest.raises(CheckpointError, match=r"alpha = 16, and run default has 8; put it back"):
+        checkpoint.load(other.run, tmp_path, 1, random_state=False)
+    checkpoint.load(lone.run, tmp_path, 1, random_state=False)
+
+
 def test_broken_weights_are_not_published(dense_directory: Path, tmp_path: Path) -> None:
     lone = make_lone_run(tmp_path, dense_directory)
     with torch.no_grad():
