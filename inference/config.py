@@ -92,6 +92,12 @@ class InferenceConfig(Config):
         flags = [argument.partition("=")[0].replace("_", "-") for argument in self.extra_args]  # vLLM takes either
         return "https" if "--ssl-certfile" in flags else "http"
 
+    @property
+    def parses_calls(self) -> bool:
+        """Whether calls of tools are parsed, by `tool_parser` or by `extra_args`."""
+        flags = {argument.partition("=")[0].replace("_", "-") for argument in self.extra_args}
+        return self.tool_parser is not None or "--tool-call-parser" in flags
+
     @model_validator(mode="after")
     def _guarded_beyond_loopback(self) -> InferenceConfig:
         if self.api_key_file is None and not is_loopback(self.host):

@@ -18,6 +18,7 @@ from typing import Any
 from cluster.backends.ray_cluster import RayCluster
 from cluster.errors import BackendError
 from cluster.exit_codes import describe_exit
+from environments.config import EnvironmentConfig
 from job.config import JobConfig
 from job.configuration.layers import forget_environment
 from job.sections import ServersConfig
@@ -34,19 +35,21 @@ CHECK_SECONDS = 60.0
 """Time limit for loading everything that is named by import path. The slowest import is torch from a cold disk; a module that
 takes longer most likely waits for something."""
 
+_UNPARSED = "--calls-not-parsed"
 
-def check_run(config: RunConfig) -> None:
-    """Checks the built-in kinds of a run.
 
-    Raises `UserError` for an environment or advantage that does not exist or whose arguments are invalid.
+def check_run(config: RunConfig, *, calls_parsed: bool = True) -> None:
+    """Checks the built-in kinds of a run. `calls_parsed`: whether its servers parse calls of tools, as far as is known.
+
+    Raises `UserError` for an environment or advantage that does not exist or whose arguments are invalid, and for an environment
+    with tools that the servers do not parse.
     """
-    from environments.registry import load_here
     from orchestrator.step.advantages import load_advantage
 
     for place, (environment, _) in config.every_environment.items():
         if ":" not in environment.kind:
             try:
-                load_here(environment)
+                _load_environment(environment, calls_parsed)
             except ValueError as error:
                 raise UserError(f"{place}: {error}") from None
     if ":" not in config.advantage.kind:
@@ -61,14 +64,15 @@ def check_runs(config: JobConfig) -> None:
 
     On one machine also what a new run's training begins with.
     """
+    calls_parsed = config.inference.replicas == 0 or config.inference.parses_calls
     for run in config.every_run:
         try:
-            check_run(run)
+            check_run(run, calls_parsed=calls_parsed)
             if config.backend == "local" and not config.resume:
                 check_beginning(run.training)
         except UserError as error:
             raise UserError(f"run {run.run_id!r}: {error}" if config.runs else str(error)) from None
-    check_imports(config.every_run)
+    check_imports(config.every_run, calls_parsed=calls_parsed)
 
 
 def check_beginning(training: TrainingConfig) -> None:
@@ -132,8 +136,8 @@ def check_backend(config: JobConfig) -> dict[str, Any]:
     return {"address": cluster.address}
 
 
-def check_imports(runs: Sequence[RunConfig]) -> None:
-    """Loads everything that is named by import path in a child process, within `CHECK_SECONDS`.
+def check_imports(runs: Sequence[RunConfig], *, calls_parsed: bool = True) -> None:
+    """Loads everything that is named by import path in a child process, within `CHECK_SECONDS`. `calls_parsed` as in `check_run`.
 
     Raises `UserError`.
     """
@@ -143,7 +147,7 @@ def check_imports(runs: Sequence[RunConfig]) -> None:
         return
     names = ", ".join(dict.fromkeys(custom))
     print(f"checking {names}", file=sys.stderr, flush=True)
-    code, said = _load_in_child(runs)
+    code, said = _load_in_child(runs, calls_parsed)
     if code is None:
         raise UserError(
             f"{names}: not loaded within {CHECK_SECONDS:.0f} s, as if a module waits while it is imported; "
@@ -159,9 +163,9 @@ def _kinds(run: RunConfig) -> list[str]:
     return [*(environment.kind for environment, _ in run.every_environment.values()), run.advantage.kind]
 
 
-def _load_in_child(runs: Sequence[RunConfig]) -> tuple[int | None, str]:
+def _load_in_child(runs: Sequence[RunConfig], calls_parsed: bool) -> tuple[int | None, str]:
     """The child's exit code, None if it did not end in time and was killed; and the error that it found."""
-    command = guarded([sys.executable, "-P", "-m", "job.check"])
+    command = guarded([sys.executable, "-P", "-m", "job.check", *([] if calls_parsed else [_UNPARSED])])
     environment = os.environ | SAFE_PATH
     given = b"\n".join(run.model_dump_json().encode() for run in runs)
     with (
@@ -190,20 +194,19 @@ def main() -> int:
             os.dup2(nothing.fileno(), 1)  # what a module prints while it is imported is no answer
         for run in runs:
             try:
-                _load_all(run)
+                _load_all(run, calls_parsed=_UNPARSED not in sys.argv)
             except ValueError as error:
                 answer.write(f"{f'run {run.run_id!r}: ' if len(runs) > 1 else ''}{error}")
                 return 2
     return 0
 
 
-def _load_all(run: RunConfig) -> None:
-    from environments.registry import load_here
+def _load_all(run: RunConfig, calls_parsed: bool) -> None:
     from orchestrator.step.advantages import load_advantage, try_advantage
 
     for place, (environment, _) in run.every_environment.items():
         try:
-            load_here(environment)
+            _load_environment(environment, calls_parsed)
         except ValueError as error:
             raise ValueError(f"{place}: {error}") from None
     try_advantage(load_advantage(run.advantage), run.schedule.group_size)
@@ -212,6 +215,19 @@ def _load_all(run: RunConfig) -> None:
         from trainer.updates.passes import optional_inputs
 
         load_loss(run.training.loss, optional_inputs(run))
+
+
+def _load_environment(config: EnvironmentConfig, calls_parsed: bool) -> None:
+    from environments.registry import load_here
+    from environments.tools.environment import ToolEnvironment
+    from environments.tools.rows import RowsWithTools
+
+    if isinstance(load_here(config), ToolEnvironment | RowsWithTools) and not calls_parsed:
+        raise ValueError(
+            f"environment {config.name!r}: kind = {config.kind!r} has tools, and no server of this job parses calls of them; "
+            "expected inference.tool_parser, the way in which the model writes calls, such as 'hermes' (Qwen2.5, Qwen3, the "
+            "built-in models)"
+        )
 
 
 if __name__ == "__main__":

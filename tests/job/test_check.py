@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
 import job.check
@@ -41,6 +42,42 @@ def test_a_template_variable_that_the_model_does_not_know_is_refused_before_anyt
     check_templates([run(opening="Hm")])
     with pytest.raises(UserError, match=r"environment words: .* does not read 'openning'; did you mean 'opening'\?"):
         check_templates([run(opening="Hm"), run(openning="Hm")])
+
+
+def test_tools_that_no_server_parses_are_refused_before_anything_starts(job_file: Path, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"question": "2 + 2", "answer": "4"}\n')
+    arguments = {"tools": ["calculator"], "data": {"path": str(rows)}, "rubric": [{"kind": "math"}]}
+    tools = [
+        *("--orchestrator.environments.0.kind", "tools"),
+        *("--orchestrator.environments.0.args", orjson.dumps(arguments).decode()),
+    ]
+    with pytest.raises(
+        UserError, match=r"^environments\[0\]: environment '.*': kind = 'tools' has tools, and no server"
+    ):
+        check_runs(load(JobConfig, job_file, tools))
+    for parsed in (["--inference.tool_parser", "hermes"], ["--inference.extra_args", '["--tool-call-parser=hermes"]']):
+        check_runs(load(JobConfig, job_file, [*tools, *parsed]))
+
+
+@pytest.mark.slow
+def test_an_operators_environment_with_tools_that_no_server_parses_is_refused(
+    job_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sums_with_tools.py").write_text(
+        "from environments import Example\n"
+        "from environments.tools.environment import ToolEnvironment\n\n\n"
+        "class Sums(ToolEnvironment):\n"
+        "    def __init__(self):\n        super().__init__(tools=['calculator'])\n\n"
+        "    def __len__(self):\n        return 1\n\n"
+        "    def example(self, index):\n        return Example(prompt='2 + 2', answer='4')\n\n"
+        "    async def reward(self, example, rollout, answer):\n        return 1.0\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.getcwd()}")
+    kind = ["--orchestrator.environments.0.kind", "sums_with_tools:Sums"]
+    with pytest.raises(UserError, match=r"kind = 'sums_with_tools:Sums' has tools, and no server of this job parses"):
+        check_runs(load(JobConfig, job_file, kind))
+    check_runs(load(JobConfig, job_file, [*kind, "--inference.tool_parser", "hermes"]))
 
 
 def test_what_a_run_begins_with_is_missed_before_anything_starts(job_file: Path, tmp_path: Path) -> None:
