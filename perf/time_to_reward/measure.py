@@ -118,7 +118,7 @@ def run_side(side: str, settings: Settings, directory: Path, timeout_seconds: fl
     before, began = CpuTimes.now(), time.time()
     with output.open("wb") as log:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=_environment(side)
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environment_of(side)
         )
         with _CpuClock(before.ours) as clock:
             try:
@@ -158,8 +158,11 @@ def _command(side: str, settings: Settings, directory: Path, records: Path) -> l
     return [sys.executable, "-m", "perf.time_to_reward.trl_side", str(file), str(records), generation]
 
 
-def _environment(side: str) -> dict[str, str]:
-    """One thread for TRL: the model is too small for two, and idle threads of OpenMP spin. Ours chooses itself."""
+def environment_of(side: str) -> dict[str, str]:
+    """Returns the environment of a side.
+
+    One thread for TRL: the model is too small for two, and idle threads of OpenMP spin. Ours chooses itself.
+    """
     if side in OURS:
         return dict(os.environ)
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
