@@ -39,10 +39,9 @@ class Interruptions:
         if threading.current_thread() is threading.main_thread():
             for number in PASSED_ON:
                 before = signal.getsignal(number)
-                if before is DEFAULTS.get(number, signal.SIG_DFL):
-                    ours: Any = self._handle if self._takes_over and number in DEFAULTS else None
-                else:
-                    ours = self._passing_on_to(before) if callable(before) else None
+                ours: Any = self._passing_on_to(before) if callable(before) else None
+                if self._takes_over and before is DEFAULTS.get(number):
+                    ours = self._handle
                 if ours is not None:
                     signal.signal(number, ours)
                     self._replaced[number] = (before, ours)
@@ -56,11 +55,21 @@ class Interruptions:
     def caused(self, error: BaseException) -> bool:
         """Whether a body that ended with this exception was interrupted by a stop request to its worker.
 
-        Otherwise the body has failed, as after a `sys.exit` of its own.
+        Otherwise the body has failed, as after a `sys.exit` of its own, or where it awaits a task that it has cancelled itself.
         """
-        if isinstance(error, KeyboardInterrupt | asyncio.CancelledError | GeneratorExit):
+        if isinstance(error, Exception):
+            return False
+        if self._passed_on or self._received is not None or isinstance(error, GeneratorExit):
             return True
-        return not isinstance(error, Exception) and (self._passed_on or self._received is not None)
+        if isinstance(error, asyncio.CancelledError):
+            return _is_cancelled()
+        return isinstance(error, KeyboardInterrupt) and self._may_be_unnoted(signal.SIGINT)
+
+    def _may_be_unnoted(self, number: signal.Signals) -> bool:
+        """Whether the program gets the signal past us: it has set a handler since. Threads but the main one get none."""
+        if threading.current_thread() is not threading.main_thread():
+            return False
+        return number not in self._replaced or signal.getsignal(number) != self._replaced[number][1]
 
     def check(self) -> None:
         """Raises if a signal arrived that could not be raised then."""
@@ -93,6 +102,15 @@ class Interruptions:
         self._received = number
         if self._interruptible:
             _raise(number)
+
+
+def _is_cancelled() -> bool:
+    """Whether somebody has asked for the cancellation of the running task, if one runs."""
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:
+        return False
+    return task is not None and task.cancelling() > 0
 
 
 def _raise(number: int) -> NoReturn:

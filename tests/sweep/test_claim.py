@@ -168,10 +168,26 @@ def test_a_result_that_does_not_count_is_told(
 
 def test_ctrl_c_in_a_body_gives_its_claim_back(root: str) -> None:
     def body(target: SweepTarget[int], claim: Claim) -> None:
-        raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
         claim_and_run(root, targets("a", "b"), body)
+    assert states(root) == {"a": ("INTERRUPTED", 0)}
+
+
+def test_ctrl_c_that_reaches_a_handler_of_the_body_gives_its_claim_back(root: str) -> None:
+    """The worker does not see the signal, so it believes the exception."""
+    before = signal.getsignal(signal.SIGINT)
+
+    def body(target: SweepTarget[int], claim: Claim) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.raise_signal(signal.SIGINT)
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            claim_and_run(root, targets("a", "b"), body)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert states(root) == {"a": ("INTERRUPTED", 0)}
 
 
@@ -181,7 +197,11 @@ class Outcome(BaseException):
 
 @both_forms
 @pytest.mark.parametrize("kind", ["function", "coroutine"])
-@pytest.mark.parametrize("end", [SystemExit(1), SystemExit(0), Outcome("of its own")], ids=repr)
+@pytest.mark.parametrize(
+    "end",
+    [SystemExit(1), SystemExit(0), Outcome("of its own"), KeyboardInterrupt("mine"), asyncio.CancelledError("mine")],
+    ids=repr,
+)
 def test_a_body_that_exits_unasked_has_failed_and_its_worker_goes_on(
     root: str, run: Callable[..., None], kind: str, end: BaseException
 ) -> None:

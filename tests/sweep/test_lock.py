@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -120,10 +122,20 @@ def test_an_exception_that_cannot_be_put_into_words_ends_its_claim_all_the_same(
     assert "Mute" in str(status(root).error)
 
 
-@pytest.mark.parametrize("interruption", [KeyboardInterrupt, GeneratorExit])
-def test_a_step_that_is_interrupted_is_free_at_once(root: str, interruption: type[BaseException]) -> None:
+def given_up() -> None:
+    raise GeneratorExit
+
+
+def interrupted() -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize(("end", "interruption"), [(interrupted, KeyboardInterrupt), (given_up, GeneratorExit)])
+def test_a_step_that_is_interrupted_is_free_at_once(
+    root: str, end: Callable[[], None], interruption: type[BaseException]
+) -> None:
     with pytest.raises(interruption), step_lock(f"{root}/step"):
-        raise interruption
+        end()
     assert (status(root).state, status(root).attempts) == ("INTERRUPTED", 0)
     with step_lock(f"{root}/step", timeout=0.0) as held:
         assert (held.token, held.attempt) == (2, 1)
