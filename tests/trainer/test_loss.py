@@ -86,6 +86,14 @@ def leaving(inputs: LossInputs) -> LossOutputs:
     raise SystemExit(3)
 
 
+class Odd(BaseException):
+    """As test frameworks and schedulers have them: no `Exception`."""
+
+
+def unusual(inputs: LossInputs) -> LossOutputs:
+    raise Odd("of its own")
+
+
 def with_a_number_for_a_metric(inputs: LossInputs) -> Any:
     mask_P = torch.zeros_like(inputs.advantages_P, dtype=torch.bool)
     metrics: Any = {"kl": 0.5}
@@ -112,6 +120,7 @@ def reporting(inputs: LossInputs, *, metrics: dict[str, Any]) -> LossOutputs:
         (with_numbers_for_a_mask, "masked_P has dtype torch.float32; expected torch.bool"),
         (with_an_endless_gradient, "the gradient of loss_P is not finite"),
         (leaving, "SystemExit: 3"),
+        (unusual, "Odd: of its own"),
         (with_a_number_for_a_metric, r"metrics_P\['kl'\] is of type float; expected a tensor of shape \[8\]$"),
         (that_raises, r"no attribute 'nothing' \(in that_raises, .*test_loss\.py:\d+\)$"),
     ],

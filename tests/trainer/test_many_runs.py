@@ -89,6 +89,14 @@ def raises(inputs: LossInputs) -> LossOutputs:
     raise ZeroDivisionError("no advantages")
 
 
+class Odd(BaseException):
+    """As test frameworks and schedulers have them: no `Exception`."""
+
+
+def raises_no_exception(inputs: LossInputs) -> LossOutputs:
+    raise Odd("of its own")
+
+
 def raises_in_its_gradient(inputs: LossInputs) -> LossOutputs:
     class Stubborn(torch.autograd.Function):
         @staticmethod
@@ -131,6 +139,7 @@ def overwrites_its_inputs(inputs: LossInputs) -> LossOutputs:
 
 LOSSES: dict[Callable[[LossInputs], LossOutputs], str] = {
     raises: "the loss of step 1 raised ZeroDivisionError: no advantages",
+    raises_no_exception: "the loss of step 1 raised Odd: of its own",
     raises_in_its_gradient: "the loss of step 1 raised ZeroDivisionError: no gradient",
     one_number: r"the loss of step 1 raised ValueError: loss_P has shape \[\]; expected \[\d+\]",
     constant: "the loss of step 1 raised ValueError: loss_P does not depend on trainer_log_probabilities_P",

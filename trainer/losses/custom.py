@@ -31,7 +31,7 @@ def load_custom(kind: str, args: dict[str, Any], given: Collection[str]) -> Loss
     try:
         function: Callable[..., Any] = getattr(importlib.import_module(module_name), function_name)
         signature = inspect.signature(function)
-    except (Exception, SystemExit) as error:  # an operator's module may fail in any way while it is imported
+    except BaseException as error:  # an operator's module may fail in any way while it is imported
         raise ValueError(
             f"training.loss.kind = {kind!r} cannot be used: {type(error).__name__}: {error}"
             f"{import_advice(module_name, error)}"
@@ -55,7 +55,7 @@ def _tried(function: Callable[[LossInputs], LossOutputs], kind: str, given: Coll
                 raise ValueError(
                     f"{name!r} is not a metric name; expected letters, digits, '_', '.' and '-', at most 64"
                 )
-    except (Exception, SystemExit) as error:  # as above
+    except BaseException as error:  # as above
         raise ValueError(
             f"training.loss.kind = {kind!r}, called with a made-up batch: {type(error).__name__}: {error}"
             f"{_place(error, function)}"
