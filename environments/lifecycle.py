@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 
 from environments.base import Environment, EnvironmentContext
+from transport.rate_limited_log import RateLimitedLog
 
 logger = logging.getLogger(__name__)
+_log = RateLimitedLog(logger)
 
 START_SECONDS = 300.0
 CLOSE_SECONDS = 30.0
@@ -28,7 +31,9 @@ async def started(environment: Environment, context: EnvironmentContext) -> Asyn
             try:
                 async with asyncio.timeout(START_SECONDS):
                     await start(context)
-            except (Exception, SystemExit) as error:  # an operator's class may fail in any way
+            except asyncio.CancelledError:
+                raise
+            except BaseException as error:  # an operator's class may fail in any way
                 what = f"took more than {START_SECONDS:g} s" if isinstance(error, TimeoutError) else repr(error)
                 raise ValueError(f"environment {context.name!r}: its start failed: {what}") from error
         yield
@@ -37,15 +42,29 @@ async def started(environment: Environment, context: EnvironmentContext) -> Asyn
             try:
                 async with asyncio.timeout(CLOSE_SECONDS):
                     await close()
-            except (Exception, SystemExit) as error:  # noqa: BLE001 - likewise
+            except asyncio.CancelledError:
+                raise
+            except BaseException as error:  # noqa: BLE001 - likewise
                 logger.warning("environment %r was not closed in order: %r", context.name, error)
 
 
 def metrics_of(environments: Iterable[Environment]) -> dict[str, float]:
-    """Returns what the environments that have processes of their own say of these since the last call, by metric."""
+    """Returns what the environments that have processes of their own say of these since the last call, by metric.
+
+    An operator's class may have a method of that name, too. One that raises has no metrics, and only finite numbers are taken.
+    """
     metrics: dict[str, float] = {}
     for environment in environments:
         take = getattr(environment, "take_metrics", None)
-        if isinstance(taken := take() if take is not None else None, Mapping):
-            metrics |= taken
+        try:
+            taken = take() if callable(take) else None
+        except BaseException as error:  # noqa: BLE001 - likewise
+            _log.note(logging.WARNING, f"{type(environment).__name__}.take_metrics failed: {error!r}")
+            continue
+        if isinstance(taken, Mapping):
+            metrics |= {name: value for name, value in taken.items() if isinstance(name, str) and _is_number(value)}
     return metrics
+
+
+def _is_number(value: object) -> bool:
+    return (isinstance(value, float) and math.isfinite(value)) or (type(value) is int and abs(value) < 2**63)
