@@ -25,7 +25,7 @@ from job.sections import ServersConfig
 from run.config import RunConfig, TrainingConfig
 from transport.errors import Obstructed, UserError
 from transport.process.launch import guarded
-from transport.process.permanent_errors import is_permanent
+from transport.process.permanent_errors import is_passing, is_permanent
 
 SAFE_PATH = {"PYTHONSAFEPATH": "1"}
 """A variable of every role's environment. With it, Python does not import a `cli/` or `trainer/` of the current directory in
@@ -51,7 +51,7 @@ def check_run(config: RunConfig, *, calls_parsed: bool = True) -> None:
             try:
                 _load_environment(environment, calls_parsed)
             except ValueError as error:
-                raise UserError(f"{place}: {error}") from None
+                raise (Obstructed if is_passing(error) else UserError)(f"{place}: {error}") from None
     if ":" not in config.advantage.kind:
         try:
             load_advantage(config.advantage)
@@ -71,7 +71,7 @@ def check_runs(config: JobConfig) -> None:
             if config.backend == "local" and not config.resume:
                 check_beginning(run.training)
         except UserError as error:
-            raise UserError(f"run {run.run_id!r}: {error}" if config.runs else str(error)) from None
+            raise type(error)(f"run {run.run_id!r}: {error}" if config.runs else str(error)) from None
     check_imports(config.every_run, calls_parsed=calls_parsed)
 
 
@@ -153,8 +153,10 @@ def check_imports(runs: Sequence[RunConfig], *, calls_parsed: bool = True) -> No
             f"{names}: not loaded within {CHECK_SECONDS:.0f} s, as if a module waits while it is imported; "
             "expected imports that only define things"
         )
-    if code == 2:
+    if code == UserError.code:
         raise UserError(said)
+    if code == Obstructed.code and said:
+        raise Obstructed(said)
     if code != 0:
         raise UserError(f"{names}: the process that loaded it {describe_exit(code)}")
 
@@ -197,7 +199,7 @@ def main() -> int:
                 _load_all(run, calls_parsed=_UNPARSED not in sys.argv)
             except ValueError as error:
                 answer.write(f"{f'run {run.run_id!r}: ' if len(runs) > 1 else ''}{error}")
-                return 2
+                return Obstructed.code if is_passing(error) else UserError.code
     return 0
 
 
@@ -208,7 +210,7 @@ def _load_all(run: RunConfig, calls_parsed: bool) -> None:
         try:
             _load_environment(environment, calls_parsed)
         except ValueError as error:
-            raise ValueError(f"{place}: {error}") from None
+            raise ValueError(f"{place}: {error}") from error
     try_advantage(load_advantage(run.advantage), run.schedule.group_size)
     if ":" in run.training.loss.kind:
         from trainer.losses.registry import load_loss  # torch comes with it, which takes seconds

@@ -45,7 +45,7 @@ from orchestrator.opponents import opponents_of
 from orchestrator.policy import PolicyWatcher
 from orchestrator.rollouts.tracing import RolloutTracing
 from orchestrator.rollouts.transcripts import Transcriber
-from orchestrator.run_directory import ConfigurationError, check_control, rewind, taken_over, write_config
+from orchestrator.run_directory import ConfigurationError, check_control, refusal, rewind, taken_over, write_config
 from orchestrator.scheduling.events import (
     CapacityChanged,
     LimitChanged,
@@ -314,7 +314,7 @@ class Daemon:
             self._decisions.of_run(Decision.RESUMED, newest_step)
 
     async def _start_environments(self, loaded: Loaded, resources: AsyncExitStack) -> None:
-        """Starts the environments that hold resources; `resources` closes them. Raises `ConfigurationError`."""
+        """Starts the environments that hold resources; `resources` closes them. Raises what `refusal` returns."""
         config = self._config
         directory, model = config.run_dir / "environments", Path(config.model)
         try:
@@ -324,7 +324,7 @@ class Daemon:
             evaluating = environments_started(loaded.evaluations, directory / "evaluations", model, config.seed)
             await resources.enter_async_context(evaluating)
         except ValueError as error:
-            raise ConfigurationError(str(error)) from error
+            raise refusal(error) from error
 
     def _make_steering(self, chat: Chat) -> Steering:
         """Returns what takes up requests to the run from now on. Blocks."""

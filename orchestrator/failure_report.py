@@ -12,6 +12,7 @@ from orchestrator.policy import ForeignBroadcastError
 from orchestrator.run_directory import (
     ConfigurationError,
     RunEvictedError,
+    StartError,
     config_is_refused,
     finish_deletion,
     is_deleted,
@@ -23,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 _EXPECTED = (
     CheckpointError, EvictedError, RunEvictedError, RejectedError, MissingBatchError, ForeignBroadcastError, StallError,
-    InferenceError, ConfigurationError, OSError,
+    InferenceError, ConfigurationError, StartError, OSError,
 )  # fmt: skip
 """Failures whose message is complete. Any other is a defect and is logged with its traceback."""
 

@@ -8,7 +8,7 @@ from environments.chat import Chat
 from environments.registry import load_environment
 from orchestrator.evaluation.loading import LoadedEvaluation, load_evaluation
 from orchestrator.rollouts.play import LoadedEnvironment
-from orchestrator.run_directory import ConfigurationError
+from orchestrator.run_directory import refusal
 from orchestrator.step.advantages import Advantage, load_advantage, try_advantage
 from run.config import RunConfig
 
@@ -26,7 +26,7 @@ class Loaded:
 
 
 def load(config: RunConfig) -> Loaded:
-    """Loads environments, advantage function and chat template. Raises `ConfigurationError`."""
+    """Loads environments, advantage function and chat template. Raises what `refusal` returns."""
     try:
         environments = {e.name: LoadedEnvironment(e, load_environment(e)) for e in config.environments}
         advantage = load_chosen_advantage(config)
@@ -34,7 +34,7 @@ def load(config: RunConfig) -> Loaded:
         evaluations = [load_evaluation(config, evaluation, chat) for evaluation in config.evaluations]
         return Loaded(chat, chats_of(config, chat), advantage, environments, evaluations)
     except ValueError as error:
-        raise ConfigurationError(str(error)) from error
+        raise refusal(error) from error
 
 
 def load_chosen_advantage(config: RunConfig) -> Advantage:

@@ -17,7 +17,7 @@ import tomli_w
 from run.config import RunConfig
 from transport.files.atomic import remove_directory, write_atomically
 from transport.files.lock import take_lock
-from transport.process.permanent_errors import is_permanent
+from transport.process.permanent_errors import is_passing, is_permanent
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +27,15 @@ _LOCK = "orchestrator.lock"
 
 class ConfigurationError(ValueError):
     """A configuration that cannot be run; the message says which value, where and what to do."""
+
+
+class StartError(RuntimeError):
+    """A start that failed, as the next one may not: what it needs did not answer; the message says what, where and why."""
+
+
+def refusal(error: Exception) -> ConfigurationError | StartError:
+    """Returns what a start that this error prevents raises, with its message: a bad configuration, or `StartError`."""
+    return (StartError if is_passing(error) else ConfigurationError)(str(error))
 
 
 class RunEvictedError(RuntimeError):

@@ -60,6 +60,8 @@ class Teacher:
     async def compare_tokenizers(self, chat: Chat) -> None:
         """Raises `ConfigurationError` unless every token id of the run's tokenizer stands for the same text at the teacher.
 
+        Raises `InferenceError` if it does not answer.
+
         Spaces are not compared: some tokenizers' settings remove those before punctuation when they decode.
         """
         for first in range(0, chat.vocabulary, COMPARED_AT_ONCE):
@@ -68,9 +70,8 @@ class Teacher:
             try:
                 theirs = (await self._pool.detokenize(ids, "the teacher's tokenizer")).replace(" ", "")
             except InferenceError as error:
-                raise ConfigurationError(
-                    f"teacher: its tokenizer cannot be compared with the run's, token ids {ids[0]} to {ids[-1]}: {error}"
-                ) from error
+                what = f"teacher: its tokenizer cannot be compared with the run's, token ids {ids[0]} to {ids[-1]}: {error}"
+                raise (ConfigurationError if isinstance(error, RequestRefused) else InferenceError)(what) from error
             if own != theirs:
                 at = next(
                     (i for i, (a, b) in enumerate(zip(own, theirs, strict=False)) if a != b), min(len(own), len(theirs))

@@ -80,6 +80,25 @@ def test_an_operators_environment_with_tools_that_no_server_parses_is_refused(
     check_runs(load(JobConfig, job_file, [*kind, "--inference.tool_parser", "hermes"]))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("error", "code"), [("refused", 1), ("absent", 2)])
+def test_a_service_that_does_not_answer_yet_is_no_bad_configuration(
+    job_file: Path, monkeypatch: pytest.MonkeyPatch, error: str, code: int
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.getcwd())
+    environment = {"kind": "tests.orchestrator.toy_environment:Unready", "args": {"when": "made", "error": error}}
+    flags = [
+        word for key, value in environment.items() for word in (f"--orchestrator.environments.0.{key}", _text(value))
+    ]
+    with pytest.raises(UserError, match=r"^environments\[0\]: environment '.*': args = ") as raised:
+        check_imports([load(JobConfig, job_file, flags).orchestrator])
+    assert raised.value.code == code
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else orjson.dumps(value).decode()
+
+
 def test_what_a_run_begins_with_is_missed_before_anything_starts(job_file: Path, tmp_path: Path) -> None:
     given = ["--orchestrator.training.lora.start_from", str(tmp_path / "gone"), "--inference.lora.max_rank", "8"]
     with pytest.raises(

@@ -315,6 +315,21 @@ def test_what_may_be_free_at_the_next_attempt_is_no_bad_configuration(
     assert "another orchestrator runs in it" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("when", ["made", "started"])
+@pytest.mark.parametrize(("error", "code"), [("refused", 1), ("absent", 2)])
+def test_a_service_that_does_not_answer_at_the_start_is_no_bad_configuration(
+    make_config: Callable[..., RunConfig], when: str, error: str, code: int
+) -> None:
+    """Its supervisor then starts the run again; what a person has to correct is final."""
+    unready = {"kind": "tests.orchestrator.toy_environment:Unready", "args": {"when": when, "error": error}}
+    config = make_config(environments=[EnvironmentConfig(name="toy", **unready)])
+    with ScriptedTrainer(config.output_dir, "one", STEPS):
+        assert run(config, lambda: None) == code
+    said = (config.run_dir / "orchestrator.log").read_text()
+    assert "environment 'toy': " in said
+    assert "Traceback" not in said
+
+
 # --- signals and kills, in a process of its own ---
 
 

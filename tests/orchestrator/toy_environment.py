@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from environments.base import Example, Model
+from environments.base import EnvironmentContext, Example, Model
 from environments.data.load import load_rows
 from orchestrator.step.advantages import AdvantageInputs, AdvantageOutputs, group_mean
 from transport.records import Rollout
@@ -155,3 +155,20 @@ class Mortal(Toy):
         if not self._marker.exists():
             self._marker.touch()
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Unready(Toy):
+    """A toy that needs a service: without it, it cannot be made (`when = "made"`) or cannot start."""
+
+    def __init__(self, when: str, error: str) -> None:
+        super().__init__(turns=1)
+        self._error: OSError = {
+            "refused": ConnectionRefusedError("the sandbox does not answer"),
+            "absent": FileNotFoundError(2, "No such file", "rows.jsonl"),
+        }[error]
+        if when == "made":
+            raise self._error
+
+    async def start(self, context: EnvironmentContext) -> None:
+        """See `Environment`."""
+        raise self._error

@@ -17,3 +17,18 @@ another process holds, a file system that is unreachable for a moment."""
 def is_permanent(error: OSError) -> bool:
     """Whether the error would come again until a person corrects its cause."""
     return error.errno in LASTING
+
+
+def is_passing(error: BaseException | None) -> bool:
+    """Whether an error, or one that it came from, is an obstacle that the next attempt may not meet.
+
+    These are no answer in time, a lost connection, or a file system that is unreachable for a moment. A file that does not
+    exist is none.
+    """
+    while error is not None:
+        if isinstance(error, TimeoutError | ConnectionError):
+            return True
+        if isinstance(error, OSError) and error.errno not in LASTING | {errno.ENOENT, None}:
+            return True
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return False
