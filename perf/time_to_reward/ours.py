@@ -1,7 +1,7 @@
 """Our side: the settings as a job for `counterpoint run`, and the records in what the job leaves.
 
-The job states what is being learned and nothing about how: what it leaves out are our defaults, which the comparison measures,
-too.
+The job states what is being learned, and that its run ships what it draws, as TRL does, with two updates' rollouts in flight.
+What it leaves out are our defaults, which the comparison measures, too.
 """
 
 from __future__ import annotations

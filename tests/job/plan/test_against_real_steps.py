@@ -87,6 +87,8 @@ def two_rows(step: int) -> Batch:
         ("dense", {"lora": {"rank": 8}}, False),
         ("dense", {"lora": {"rank": 8}}, True),
         ("mixture", {}, False),
+        ("mixture", {}, True),
+        ("mixture", {"lora": {"rank": 8}}, False),
         ("mixture", {"lora": {"rank": 8}}, True),
         ("dense", {"value_head": {}}, True),
         ("dense", {"updates_per_step": 2}, True),
