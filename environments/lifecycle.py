@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 
 from environments.base import Environment, EnvironmentContext
+from environments.describe_error import describe_error
 from transport.rate_limited_log import RateLimitedLog
 
 logger = logging.getLogger(__name__)
@@ -57,12 +58,10 @@ def metrics_of(environments: Iterable[Environment]) -> dict[str, float]:
     for environment in environments:
         take = getattr(environment, "take_metrics", None)
         try:
-            taken = take() if callable(take) else None
+            if callable(take) and isinstance(taken := take(), Mapping):
+                metrics |= {name: value for name, value in taken.items() if isinstance(name, str) and _is_number(value)}
         except BaseException as error:  # noqa: BLE001 - likewise
-            _log.note(logging.WARNING, f"{type(environment).__name__}.take_metrics failed: {error!r}")
-            continue
-        if isinstance(taken, Mapping):
-            metrics |= {name: value for name, value in taken.items() if isinstance(name, str) and _is_number(value)}
+            _log.note(logging.WARNING, f"{type(environment).__name__}.take_metrics failed: {describe_error(error)}")
     return metrics
 
 

@@ -89,14 +89,16 @@ class InferenceConfig(Config):
     @property
     def scheme(self) -> str:
         """Of its URL: `https` where `extra_args` give vLLM a certificate."""
-        flags = [argument.partition("=")[0].replace("_", "-") for argument in self.extra_args]  # vLLM takes either
-        return "https" if "--ssl-certfile" in flags else "http"
+        return "https" if "--ssl-certfile" in self._extra_flags else "http"
 
     @property
     def parses_calls(self) -> bool:
         """Whether calls of tools are parsed, by `tool_parser` or by `extra_args`."""
-        flags = {argument.partition("=")[0].replace("_", "-") for argument in self.extra_args}
-        return self.tool_parser is not None or "--tool-call-parser" in flags
+        return self.tool_parser is not None or "--tool-call-parser" in self._extra_flags
+
+    @property
+    def _extra_flags(self) -> set[str]:
+        return {argument.partition("=")[0].replace("_", "-") for argument in self.extra_args}  # vLLM takes either
 
     @model_validator(mode="after")
     def _guarded_beyond_loopback(self) -> InferenceConfig:

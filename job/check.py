@@ -36,13 +36,14 @@ CHECK_SECONDS = 60.0
 takes longer most likely waits for something."""
 
 _UNPARSED = "--calls-not-parsed"
+"""The child's only argument: its runs' servers do not parse calls of tools."""
 
 
 def check_run(config: RunConfig, *, calls_parsed: bool = True) -> None:
     """Checks the built-in kinds of a run. `calls_parsed`: whether its servers parse calls of tools, as far as is known.
 
     Raises `UserError` for an environment or advantage that does not exist or whose arguments are invalid, and for an environment
-    with tools that the servers do not parse.
+    with tools that the servers do not parse; its subclass `Obstructed` where something that an environment needs does not answer.
     """
     from orchestrator.step.advantages import load_advantage
 
@@ -139,7 +140,7 @@ def check_backend(config: JobConfig) -> dict[str, Any]:
 def check_imports(runs: Sequence[RunConfig], *, calls_parsed: bool = True) -> None:
     """Loads everything that is named by import path in a child process, within `CHECK_SECONDS`. `calls_parsed` as in `check_run`.
 
-    Raises `UserError`.
+    Raises as that does.
     """
     custom = [kind for run in runs for kind in _kinds(run) if ":" in kind]
     custom += [run.training.loss.kind for run in runs if ":" in run.training.loss.kind]
@@ -221,10 +222,8 @@ def _load_all(run: RunConfig, calls_parsed: bool) -> None:
 
 def _load_environment(config: EnvironmentConfig, calls_parsed: bool) -> None:
     from environments.registry import load_here
-    from environments.tools.environment import ToolEnvironment
-    from environments.tools.rows import RowsWithTools
 
-    if isinstance(load_here(config), ToolEnvironment | RowsWithTools) and not calls_parsed:
+    if getattr(load_here(config), "needs_tool_parser", False) and not calls_parsed:
         raise ValueError(
             f"environment {config.name!r}: kind = {config.kind!r} has tools, and no server of this job parses calls of them; "
             "expected inference.tool_parser, the way in which the model writes calls, such as 'hermes' (Qwen2.5, Qwen3, the "

@@ -30,11 +30,11 @@ class ConfigurationError(ValueError):
 
 
 class StartError(RuntimeError):
-    """A start that failed, as the next one may not: what it needs did not answer; the message says what, where and why."""
+    """Something that the start needs did not answer, so the next start may succeed; the message says what, where and why."""
 
 
 def refusal(error: Exception) -> ConfigurationError | StartError:
-    """Returns what a start that this error prevents raises, with its message: a bad configuration, or `StartError`."""
+    """Returns the error of a start that failed with `error`: `StartError` if that is passing, else `ConfigurationError`."""
     return (StartError if is_passing(error) else ConfigurationError)(str(error))
 
 

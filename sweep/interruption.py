@@ -55,7 +55,7 @@ class Interruptions:
     def caused(self, error: BaseException) -> bool:
         """Whether a body that ended with this exception was interrupted by a stop request to its worker.
 
-        Otherwise the body has failed, as after a `sys.exit` of its own, or where it awaits a task that it has cancelled itself.
+        Otherwise the body has failed, for example by a `sys.exit` of its own, or as it awaited a task that it had cancelled.
         """
         if isinstance(error, Exception):
             return False
@@ -63,13 +63,15 @@ class Interruptions:
             return True
         if isinstance(error, asyncio.CancelledError):
             return _is_cancelled()
-        return isinstance(error, KeyboardInterrupt) and self._may_be_unnoted(signal.SIGINT)
+        return isinstance(error, KeyboardInterrupt) and self._may_be_ctrl_c()
 
-    def _may_be_unnoted(self, number: signal.Signals) -> bool:
-        """Whether the program gets the signal past us: it has set a handler since. Threads but the main one get none."""
-        if threading.current_thread() is not threading.main_thread():
+    def _may_be_ctrl_c(self) -> bool:
+        """Whether a `KeyboardInterrupt` may come from a SIGINT that was not noted, since another handler than ours is set."""
+        if threading.current_thread() is not threading.main_thread():  # no other thread gets signals
             return False
-        return number not in self._replaced or signal.getsignal(number) != self._replaced[number][1]
+        return (
+            signal.SIGINT not in self._replaced or signal.getsignal(signal.SIGINT) != self._replaced[signal.SIGINT][1]
+        )
 
     def check(self) -> None:
         """Raises if a signal arrived that could not be raised then."""

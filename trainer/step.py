@@ -204,7 +204,7 @@ def _loss_and_gradients(
             raise ValueError(
                 f"metrics_P has {', '.join(names)}; expected {', '.join(step.run.loss.metrics)}, as when it was loaded"
             )
-    except BaseException as error:  # an operator's loss may raise anything, and signals raise nothing here
+    except BaseException as error:  # an operator's loss may raise anything; a signal does not raise in a trainer
         if is_out_of_memory(error):
             raise  # fewer tokens may fit
         logger.warning("run %s: the loss of step %d failed", step.run.run_id, step.batch.step, exc_info=True)

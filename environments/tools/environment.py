@@ -30,6 +30,7 @@ class ToolEnvironment:
     """See `Environment`. A subclass has `__len__`, `example` and `reward`."""
 
     group_scoring = False
+    needs_tool_parser = True
 
     def __init__(
         self,

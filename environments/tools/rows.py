@@ -19,6 +19,8 @@ from transport.records import Rollout
 class RowsWithTools(SingleTurn):
     """Asks for the answer to one row of `rows`; the model may call tools."""
 
+    needs_tool_parser = True
+
     def __init__(
         self,
         tools: Sequence[str | dict[str, Any]],

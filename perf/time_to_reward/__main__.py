@@ -21,10 +21,7 @@ from rich.console import Console
 from models.make_model import resolve_model
 from perf.time_to_reward.measure import SIDES, run_side
 from perf.time_to_reward.report import summary, tables
-from perf.time_to_reward.settings import Settings
-
-MODEL = "tiny-dense"
-GROUP_SIZE = 8
+from perf.time_to_reward.settings import GROUP_SIZE, MODEL, Settings
 
 
 def main() -> None:

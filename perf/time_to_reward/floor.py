@@ -25,10 +25,9 @@ import numpy as np
 import tomli_w
 
 from models.make_model import resolve_model
-from perf.time_to_reward.__main__ import GROUP_SIZE, MODEL
 from perf.time_to_reward.measure import environment_of
 from perf.time_to_reward.ours import job_of
-from perf.time_to_reward.settings import ENVIRONMENT, Settings
+from perf.time_to_reward.settings import ENVIRONMENT, GROUP_SIZE, MODEL, Settings
 from perf.time_to_reward.trl_side import drawn_words
 from transport.records import Batch, SampleInfo
 
@@ -144,7 +143,7 @@ def _trainer(settings: Settings, directory: Path) -> Callable[[int, Rollouts], N
 
 
 def _batch(run_id: str, step: int, rollouts: Rollouts, seed: int) -> Batch:
-    """Returns the rollouts with advantages that are drawn: what a reward would make of them costs the same."""
+    """Returns the rollouts as a batch with random advantages: their values do not change what training costs."""
     random = np.random.default_rng((seed, step))
     advantages = random.standard_normal(len(rollouts))
     lengths = [len(prompt) + len(answer) for prompt, answer, _ in rollouts]

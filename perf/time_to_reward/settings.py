@@ -12,6 +12,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+MODEL = "tiny-dense"
+"""Name of the built-in model."""
+
+GROUP_SIZE = 8
+"""Rollouts of a group, on all sides."""
+
 ENVIRONMENT = "reverse-text"
 """Kind and name of the environment. The order of its words depends on the name."""
 

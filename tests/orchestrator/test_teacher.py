@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from pydantic import ValidationError
 
 from environments.chat import Chat
-from inference.base import RequestRefused, ServerFailure
+from inference.base import InferenceError, RequestRefused, ServerFailure
 from orchestrator.daemon import run
 from orchestrator.rollouts.trajectories import OpenBranches
 from orchestrator.run_directory import ConfigurationError
@@ -19,6 +20,7 @@ from orchestrator.teacher import Teacher, teacher_of
 from run.config import RunConfig
 from tests.orchestrator.daemons import STEPS, assert_whole, records_of
 from tests.orchestrator.scripted_trainer import ScriptedTrainer
+from tests.orchestrator.toy_model import make_toy_model
 from tests.support.fake_inference import FakeInference
 from tests.support.rollouts import make_rollout, make_turn
 from transport.records import TEACHER_LOG_PROBABILITIES, Float32Array, Int32Array, Rollout
@@ -40,7 +42,8 @@ class Pool:
         return token_ids[start:].astype(np.float32) / np.float32(-100)
 
     async def detokenize(self, token_ids: list[int], affinity: str) -> str:
-        raise AssertionError("nobody compares")
+        assert self._error is not None, "nobody compares"
+        raise self._error
 
 
 def make_played() -> Rollout:
@@ -70,6 +73,18 @@ async def test_a_teacher_that_fails_fails_the_rollout(error: Exception, excused:
     await Teacher(Pool(error)).ask(rollout)
     assert rollout.error == f"the teacher gave no log-probabilities: {error}"
     assert rollout.inference_failed is excused
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"), [(ServerFailure("it is down"), InferenceError), (RequestRefused("no"), ConfigurationError)]
+)
+async def test_a_teacher_that_is_down_at_the_start_is_no_bad_configuration(
+    tmp_path: Path, error: Exception, expected: type[Exception]
+) -> None:
+    chat = Chat(make_toy_model(tmp_path))
+    with pytest.raises(expected, match=f"teacher: its tokenizer cannot be compared .*: {error}") as raised:
+        await Teacher(Pool(error)).compare_tokenizers(chat)
+    assert type(raised.value) is expected
 
 
 @pytest.mark.slow

@@ -22,8 +22,8 @@ def is_permanent(error: OSError) -> bool:
 def is_passing(error: BaseException | None) -> bool:
     """Whether an error, or one that it came from, is an obstacle that the next attempt may not meet.
 
-    These are no answer in time, a lost connection, or a file system that is unreachable for a moment. A file that does not
-    exist is none.
+    It is one if there was no answer in time, a connection was lost, or a file system could not be reached. A file that does not
+    exist is not.
     """
     while error is not None:
         if isinstance(error, TimeoutError | ConnectionError):

@@ -1,0 +1,56 @@
+"""Which errors of a start may not come again, whatever has been raised from them."""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+import pytest
+
+from transport.process.permanent_errors import is_passing
+
+
+def failed(cause: BaseException, explicitly: bool) -> BaseException:
+    try:
+        try:
+            raise cause
+        except BaseException as error:
+            if explicitly:
+                raise ValueError("it did not start") from error
+            raise ValueError("it did not start")  # noqa: B904 - its context is what is tested
+    except ValueError as error:
+        return error
+
+
+@pytest.mark.parametrize("explicitly", [True, False])
+@pytest.mark.parametrize(
+    ("cause", "passing"),
+    [
+        (ConnectionRefusedError(errno.ECONNREFUSED, "refused"), True),
+        (ConnectionError("in words only"), True),
+        (TimeoutError(), True),
+        (OSError(errno.ESTALE, "stale"), True),
+        (OSError(errno.EADDRINUSE, "in use"), True),
+        (socket.gaierror(socket.EAI_AGAIN, "try again"), True),
+        (FileNotFoundError(errno.ENOENT, "no such file"), False),
+        (PermissionError(errno.EACCES, "denied"), False),
+        (OSError("in words only"), False),
+        (KeyError("column"), False),
+    ],
+    ids=repr,
+)
+def test_an_error_is_passing_if_what_it_came_from_is(cause: BaseException, passing: bool, explicitly: bool) -> None:
+    assert is_passing(cause) is passing
+    assert is_passing(failed(cause, explicitly)) is passing
+
+
+def test_a_cause_that_was_taken_off_does_not_count() -> None:
+    def hidden() -> None:
+        try:
+            raise ConnectionError("lost")
+        except ConnectionError:
+            raise ValueError("of its own") from None
+
+    with pytest.raises(ValueError, match="of its own") as raised:
+        hidden()
+    assert not is_passing(raised.value)
