@@ -270,8 +270,7 @@ class Caller:
 
     def _send_again(self, peer: Peer) -> None:
         """Decides anew about what was not sent."""
-        waiting, peer.waiting = peer.waiting, []
-        for request in waiting:
+        for request in peer.take_waiting():
             self._route(request)
 
     def _read(self, peer: Peer) -> None:
@@ -288,7 +287,8 @@ class Caller:
         elif isinstance(event, Connected):
             peer.connected()
             self._send_frames(peer, [messages.HELLO])
-            self._send_again(peer)
+            for request in peer.take_waiting():
+                self._give(request, peer)
             self._take_held(peer.role)
         else:
             try:
@@ -307,11 +307,15 @@ class Caller:
         self._route(request)
 
     def _route(self, request: Request) -> None:
-        """Sends a call, lets it wait, or fails it."""
+        """Gives a call to the worker whose turn it is."""
+        self._give(request, self._choose(request))
+
+    def _give(self, request: Request, peer: Peer | None) -> None:
+        """Sends a call to a worker, lets it wait for the connection, or fails it."""
         if request.call.done():  # it was cancelled, or its deadline has passed
             self._open.drop(request)
             return
-        request.peer = peer = self._choose(request)
+        request.peer = peer
         condition = Condition.RESTARTING if peer is None else peer.condition
         if peer is not None and condition == Condition.CONNECTED:
             self._send_frames(peer, request.message(self._name, peer.member))

@@ -115,6 +115,11 @@ class Peer:
         lost, self.in_flight = [*self.in_flight.values()], {}
         return lost
 
+    def take_waiting(self) -> list[Request]:
+        """Returns the calls that waited for the connection, which wait no more."""
+        waiting, self.waiting = self.waiting, []
+        return waiting
+
     def forget(self, request: Request) -> None:
         """Drops a call that has ended."""
         self.in_flight.pop(request.number, None)

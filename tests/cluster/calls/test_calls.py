@@ -78,6 +78,17 @@ def test_calls_without_a_rank_go_round(fleet: Fleet) -> None:
     assert len(fleet.group) == 3
 
 
+def test_calls_made_before_the_connections_stand_go_round(tmp_path: Path) -> None:
+    for _ in range(5):  # which connection stands first is up to the machine
+        fleet = Fleet(tmp_path)
+        try:
+            calls = [fleet.group.call("identity") for _ in range(9)]
+            names = [call.result(DEADLINE)[0] for call in calls]
+            assert sorted(names) == sorted(callee.name for callee in fleet.callees * 3)
+        finally:
+            fleet.close()
+
+
 def test_calls_to_one_worker_run_in_order(fleet: Fleet) -> None:
     calls = [fleet.group.call_rank0("echo", index) for index in range(500)]
     assert [call.result(DEADLINE) for call in calls] == [[index] for index in range(500)]
