@@ -10,6 +10,7 @@ from rich import box
 from rich.table import Table
 
 from perf.noise import TOO_NOISY
+from perf.stalls import Stalls
 
 RATIOS = ("x", "")
 """Units of ratios, which mean the same on any machine."""
@@ -35,6 +36,8 @@ class Figure:
     """The share of a lag that an idle loop of the same run has: the machine's own."""
     rounds: tuple[float, ...] = ()
     """The same of each round, where the figure is that of the median round or of the best one."""
+    unstalled: float | None = None
+    """The same less the times in which the machine stood still (`perf/stalls.py`); None if it is not known."""
 
     @property
     def held(self) -> bool | None:
@@ -48,6 +51,11 @@ class Figure:
             return False
         kept = sum(self._keeps(value, self.bound) for value in self.rounds)
         return kept > len(self.rounds) / 4
+
+    @property
+    def stalled(self) -> bool:
+        """Whether it keeps its bound without the times in which the machine stood still."""
+        return self.bound is not None and self.unstalled is not None and self._keeps(self.unstalled, self.bound)
 
     def _keeps(self, value: float, bound: float) -> bool:
         return value <= bound if self.side == "at most" else value >= bound
@@ -67,6 +75,8 @@ class Case:
     figures: Sequence[Figure]
     noise: float = 0.0
     """Share of the machine's CPU that other processes took meanwhile, from 0 to 1."""
+    stall_seconds: float | None = None
+    """The time in which the machine stood still meanwhile; None if it was not recorded."""
 
     @property
     def held(self) -> bool:
@@ -76,15 +86,23 @@ class Case:
     def verdict(self, figure: Figure) -> Verdict | None:
         """Returns the verdict on one of its figures; None without a bound. Noise can only break a bound, never make one hold.
 
-        It is too noisy to judge if other processes took too much of the machine, if too much of a lag is the machine's own, or if
-        too many of the figure's rounds keep it.
+        It is too noisy to judge if other processes took too much of the machine, if too much of a lag is the machine's own, if
+        too many of the figure's rounds keep it, or if it is kept without the times in which the machine stood still.
         """
         if figure.held is None:
             return None
         if figure.held:
             return "held"
-        noisy = max(self.noise, figure.idle_share) > TOO_NOISY or figure.varies
+        noisy = max(self.noise, figure.idle_share) > TOO_NOISY or figure.varies or figure.stalled
         return "too noisy" if figure.timed and noisy else "broken"
+
+    def beside(self, unstalled: Case, stalls: Stalls) -> Case:
+        """Returns the case with the figures of `unstalled`, which is the same case less the stalls of the machine, as theirs."""
+        if not stalls.recorded:
+            return self
+        pairs = zip(self.figures, unstalled.figures, strict=True)
+        figures = [replace(figure, unstalled=other.value) for figure, other in pairs]
+        return replace(self, figures=figures, stall_seconds=stalls.seconds)
 
     def gross(self) -> Case:
         """Returns the case with bounds for a short measurement: on ratios only, and wider by `slack`."""
@@ -96,7 +114,7 @@ class Case:
         found = ("held", "verdict")
         figures = [{name: value for name, value in figure.items() if name not in found} for figure in fields["figures"]]
         read = [Figure(**figure | {"rounds": tuple(figure["rounds"])}) for figure in figures]
-        return cls(fields["case"], read, fields["noise"])
+        return cls(fields["case"], read, fields["noise"], fields["stall_seconds"])
 
     def as_json(self) -> dict[str, Any]:
         """Returns the case as JSON, with `held` and the verdict of each figure."""
@@ -104,6 +122,7 @@ class Case:
             "case": self.name,
             "held": self.held,
             "noise": self.noise,
+            "stall_seconds": self.stall_seconds,
             "figures": [
                 asdict(figure) | {"held": figure.held, "verdict": self.verdict(figure)} for figure in self.figures
             ],
@@ -112,6 +131,8 @@ class Case:
     def as_table(self) -> Table:
         """Returns the case as a table."""
         caption = f"other processes took {self.noise:.0%} of the machine's CPU meanwhile"
+        if self.stall_seconds is not None:
+            caption += f"; it stood still for {1e3 * self.stall_seconds:,.3g} ms"
         table = Table(
             box=box.SIMPLE_HEAD, title=self.name, title_justify="left", caption=caption, caption_justify="left"
         )

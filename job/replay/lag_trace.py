@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
@@ -43,6 +43,7 @@ class LagTrace:
         self.lags = array("d")
         """The lag of each sample in seconds; `lags[i]` belongs to `times[i]`."""
         self.spans: list[Span] = []
+        self._began = 0.0
         self._over = False
 
     async def __aenter__(self) -> LagTrace:
@@ -91,6 +92,18 @@ class LagTrace:
         if not lags:
             raise ValueError("no sample was taken; the trace needs at least a millisecond")
         return LagDistribution.of_samples(lags)
+
+    def less(self, pauses: Callable[[float, float], float]) -> LagTrace:
+        """Returns a copy with each lag less `pauses(begin, end)` of its wait: the seconds in which the machine stood still.
+
+        `begin` and `end` are in seconds of `time.perf_counter`.
+        """
+        trace = LagTrace()
+        trace.spans, trace.times, trace._began = self.spans, self.times, self._began
+        for moment, lag in zip(self.times, self.lags, strict=True):
+            woken = self._began + moment
+            trace.lags.append(max(0.0, lag - pauses(woken - lag - INTERVAL_SECONDS, woken)))
+        return trace
 
     async def _sample(self) -> None:
         while True:

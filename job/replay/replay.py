@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -128,11 +128,15 @@ async def stage(recording: Recording, settings: Settings) -> AsyncIterator[tuple
             yield trace, parts
 
 
-async def replay(recording: Recording, settings: Settings) -> Replay:
-    """Replays on the running loop."""
+async def replay(
+    recording: Recording, settings: Settings, before_round: Callable[[], Awaitable[None]] | None = None
+) -> Replay:
+    """Replays on the running loop. `before_round` is awaited before the idle baseline of each round, beside the traffic."""
     slow_spots = SlowSpots()
     async with stage(recording, settings) as (trace, parts):
         for step in range(recording.header.step, recording.header.step + settings.rounds):
+            if before_round is not None:
+                await before_round()
             with trace.span(BASELINE):
                 await asyncio.sleep(settings.baseline_seconds)
             late = max(LATE_SECONDS, LATE_OVER_IDLE * trace.distribution().p99)

@@ -20,7 +20,8 @@ import selectors
 import socket
 import statistics
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -36,6 +37,7 @@ from orchestrator.loop_health.lag import LagDistribution
 from perf.bench.command import Size, show
 from perf.bench.servers import RAW_PATH, load_server
 from perf.figures import Case, Figure
+from perf.stalls import Stalls, recorded_stalls
 
 RESPONSES = 64
 LAYERS, TOP_K = 48, 8
@@ -48,11 +50,48 @@ PAUSE_SECONDS = 0.02
 
 def measure(size: Size) -> list[Case]:
     """Measures the case `receive`, in some 15 s; 20 s in full; 5 s when quick."""
-    with load_server(layers=LAYERS, top_k=TOP_K) as url, infrequent_gc():
-        return [uvloop.run(_receive(url, rounds=size.pick(5, 15, 25)))]
+    with load_server(layers=LAYERS, top_k=TOP_K) as url, infrequent_gc(), recorded_stalls() as stalls:
+        measured = uvloop.run(_receive(url, rounds=size.pick(5, 15, 25)))
+    return [_case(measured).beside(_case(measured.less(stalls)), stalls)]
 
 
-async def _receive(url: str, rounds: int) -> Case:
+@dataclass(frozen=True, slots=True)
+class Waking:
+    """The time between two wakings of a coroutine that sleeps a millisecond at a time, in seconds of `time.perf_counter`."""
+
+    begin: float
+    end: float
+    busy: float
+    """CPU seconds of the loop's thread."""
+
+    def less(self, stalls: Stalls) -> Waking:
+        """Returns it with what it was busy less the time in which the machine stood still."""
+        return replace(self, busy=max(0.0, self.busy - stalls.within(self.begin, self.end)))
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Rounds of the client and of bare reads."""
+
+    response_bytes: int
+    trace: LagTrace
+    """Its first span is idle, the others are rounds of the client."""
+    wakings: Sequence[Sequence[Waking]]
+    """Those of each round of the client."""
+    bare_seconds: Sequence[float]
+    """Of each round into arrays that exist."""
+    new_seconds: Sequence[float]
+    """Of each round into new arrays."""
+    longest_calls: Sequence[float]
+    """CPU seconds of the longest call of each bare round into arrays that exist."""
+
+    def less(self, stalls: Stalls) -> Measured:
+        """Returns the same with lag and wakings less the times in which the machine stood still."""
+        wakings = [[waking.less(stalls) for waking in each] for each in self.wakings]
+        return replace(self, trace=self.trace.less(stalls.within), wakings=wakings)
+
+
+async def _receive(url: str, rounds: int) -> Measured:
     """Measures rounds of one and the other in turn, so that other processes slow both."""
     pool = InferencePool(PoolConfig(urls=[url]), "model")
     await pool.start()
@@ -63,14 +102,14 @@ async def _receive(url: str, rounds: int) -> Case:
     bare_seconds: list[float] = []
     new_seconds: list[float] = []
     longest_calls: list[float] = []
-    busy: list[list[float]] = []
+    wakings: list[list[Waking]] = []
     freeze_gc()
     async with LagTrace() as trace:
         with trace.span("idle"):
             await asyncio.sleep(IDLE_SECONDS)
         for _ in range(rounds):
             with trace.span("receive"):
-                busy.append(await _busy_seconds(_one_round(pool)))
+                wakings.append(await _wakings(_one_round(pool)))
             await asyncio.sleep(PAUSE_SECONDS)  # The sample that a span held up is taken after it.
             bare_seconds.append(bare.one_round())
             longest_calls.append(bare.longest_call)
@@ -78,18 +117,7 @@ async def _receive(url: str, rounds: int) -> Case:
             await asyncio.sleep(PAUSE_SECONDS)
     bare.close()
     await pool.close()
-    idle, *spans = trace.spans
-    seconds = [span.seconds for span in spans]
-    return _case(
-        response_bytes,
-        seconds,
-        bare_seconds,
-        new_seconds,
-        trace.distribution(idle),
-        trace.distribution(*spans),
-        [LagDistribution.of(each, INTERVAL_SECONDS) for each in busy],
-        longest_calls,
-    )
+    return Measured(response_bytes, trace, wakings, bare_seconds, new_seconds, longest_calls)
 
 
 async def _one_round(pool: InferencePool) -> None:
@@ -104,18 +132,18 @@ async def _call(pool: InferencePool, index: int) -> int:
     return sum(array.nbytes for array in arrays if array is not None)
 
 
-async def _busy_seconds(work: Coroutine[Any, Any, None]) -> list[float]:
-    """Runs `work`; returns the CPU seconds of this thread between any two wakings, a millisecond or more apart."""
+async def _wakings(work: Coroutine[Any, Any, None]) -> list[Waking]:
+    """Runs `work` beside a coroutine that wakes every millisecond or later; returns its wakings."""
     task = asyncio.ensure_future(work)
-    busy = []
-    last = time.thread_time()
+    wakings = []
+    begin, before = time.perf_counter(), time.thread_time()
     while not task.done():
         await asyncio.sleep(INTERVAL_SECONDS)
-        now = time.thread_time()
-        busy.append(now - last)
-        last = now
+        end, after = time.perf_counter(), time.thread_time()
+        wakings.append(Waking(begin, end, after - before))
+        begin, before = end, after
     await task
-    return busy
+    return wakings
 
 
 class _BareReader:
@@ -163,29 +191,25 @@ class _BareReader:
             connection.close()
 
 
-def _case(
-    response_bytes: int,
-    seconds: list[float],
-    bare_seconds: list[float],
-    new_seconds: list[float],
-    idle: LagDistribution,
-    lag: LagDistribution,
-    busy: list[LagDistribution],
-    longest_calls: list[float],
-) -> Case:
+def _case(measured: Measured) -> Case:
+    idle_span, *spans = measured.trace.spans
+    idle, lag = measured.trace.distribution(idle_span), measured.trace.distribution(*spans)
+    seconds = [span.seconds for span in spans]
     rate, bare_rate, new_rate = (
-        RESPONSES * response_bytes / 1e6 / statistics.median(each) for each in (seconds, bare_seconds, new_seconds)
+        RESPONSES * measured.response_bytes / 1e6 / statistics.median(each)
+        for each in (seconds, measured.bare_seconds, measured.new_seconds)
     )
     shares, shares_of_new = (
         tuple(other / through for other, through in zip(others, seconds, strict=True))
-        for others in (bare_seconds, new_seconds)
+        for others in (measured.bare_seconds, measured.new_seconds)
     )
+    busy = [LagDistribution.of((waking.busy for waking in each), INTERVAL_SECONDS) for each in measured.wakings]
     longest = tuple(1e3 * each.max for each in busy)
     return Case(
         "receive",
         [
             Figure("responses at once", RESPONSES, ""),
-            Figure("one response", response_bytes / 1e6, "MB"),
+            Figure("one response", measured.response_bytes / 1e6, "MB"),
             Figure("rate through the client", rate, "MB/s"),
             Figure("bare socket read, into arrays that exist", bare_rate, "MB/s"),
             Figure("bare socket read, into new arrays", new_rate, "MB/s"),
@@ -203,7 +227,7 @@ def _case(
                 1e3 * statistics.median(each.p99 for each in busy),
                 "ms",
             ),
-            Figure("bare socket read: longest call", 1e3 * max(longest_calls), "ms"),
+            Figure("bare socket read: longest call", 1e3 * max(measured.longest_calls), "ms"),
             Figure("computed between two wakings: max", max(longest), "ms", 5.0),
             Figure("the same, median round", statistics.median(longest), "ms", 3.0, rounds=longest),
         ],

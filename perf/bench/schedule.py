@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import openai
@@ -37,6 +37,7 @@ from perf.bench.dispatching import run_to_the_end
 from perf.bench.servers import load_server
 from perf.bench.short_turns import REPLY, TURNS, first_prompt
 from perf.figures import Case, Figure
+from perf.stalls import Stalls, recorded_stalls
 from run.config import RunConfig, ScheduleConfig
 
 DELAY_SECONDS = 0.05
@@ -56,23 +57,34 @@ class Measured:
     seconds: float
     cpu_seconds: float
     """CPU seconds of the process, all its threads."""
-    lag: LagDistribution
+    trace: LagTrace
+
+    @property
+    def lag(self) -> LagDistribution:
+        """The distribution of its lag."""
+        return self.trace.distribution()
+
+    def less(self, stalls: Stalls) -> Measured:
+        """Returns the same with the lag less the times in which the machine stood still."""
+        return replace(self, trace=self.trace.less(stalls.within))
 
 
 def measure(size: Size) -> list[Case]:
     """Measures the case `schedule`."""
     in_flight = size.pick(512, 1024, 4096)
-    with load_server(DELAY_SECONDS) as url, prompt_switching():
+    with load_server(DELAY_SECONDS) as url, prompt_switching(), recorded_stalls() as stalls:
         idle = uvloop.run(_idle())
         ours = uvloop.run(_ours(url, in_flight))
         theirs = uvloop.run(_with_openai(url, in_flight))
-    return [_case(in_flight, idle, ours, theirs)]
+    case = _case(in_flight, idle.distribution(), ours, theirs)
+    unstalled = _case(in_flight, idle.less(stalls.within).distribution(), ours.less(stalls), theirs.less(stalls))
+    return [case.beside(unstalled, stalls)]
 
 
-async def _idle() -> LagDistribution:
+async def _idle() -> LagTrace:
     async with LagTrace() as trace:
         await asyncio.sleep(IDLE_SECONDS)
-    return trace.distribution()
+    return trace
 
 
 # --- ours ---
@@ -132,9 +144,7 @@ async def _measured(config: RunConfig, pool: InferencePool, environment: Environ
             await run_to_the_end(config, pool, environment, counts)
         seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu_started
         collecting.cancel()
-    return Measured(
-        config.steps * config.schedule.rollouts_per_step * TURNS, seconds, cpu_seconds, trace.distribution()
-    )
+    return Measured(config.steps * config.schedule.rollouts_per_step * TURNS, seconds, cpu_seconds, trace)
 
 
 # --- with the openai client ---
@@ -189,11 +199,12 @@ async def _with_openai(url: str, in_flight: int) -> Measured:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-    return Measured(turns, seconds, cpu_seconds, trace.distribution())
+    return Measured(turns, seconds, cpu_seconds, trace)
 
 
 def _case(in_flight: int, idle: LagDistribution, ours: Measured, theirs: Measured) -> Case:
     cost, their_cost = (1e6 * each.cpu_seconds / each.turns for each in (ours, theirs))
+    lag, their_lag = ours.lag, theirs.lag
     return Case(
         "schedule",
         [
@@ -206,27 +217,27 @@ def _case(in_flight: int, idle: LagDistribution, ours: Measured, theirs: Measure
             Figure("CPU a turn, times less than the openai client", their_cost / cost, "", 3.0, "at least"),
             Figure("lag, idle: p99", 1e3 * idle.p99, "ms"),
             Figure("lag, idle: max", 1e3 * idle.max, "ms"),
-            Figure("lag: mean", 1e3 * ours.lag.mean, "ms"),
-            Figure("lag: p99", 1e3 * ours.lag.p99, "ms", 10.0, idle_share=idle.p99 / ours.lag.p99),
-            Figure("lag: max", 1e3 * ours.lag.max, "ms"),
-            Figure("lag, openai client: mean", 1e3 * theirs.lag.mean, "ms"),
-            Figure("lag, openai client: p99", 1e3 * theirs.lag.p99, "ms"),
-            Figure("lag, openai client: max", 1e3 * theirs.lag.max, "ms"),
+            Figure("lag: mean", 1e3 * lag.mean, "ms"),
+            Figure("lag: p99", 1e3 * lag.p99, "ms", 10.0, idle_share=idle.p99 / lag.p99),
+            Figure("lag: max", 1e3 * lag.max, "ms"),
+            Figure("lag, openai client: mean", 1e3 * their_lag.mean, "ms"),
+            Figure("lag, openai client: p99", 1e3 * their_lag.p99, "ms"),
+            Figure("lag, openai client: max", 1e3 * their_lag.max, "ms"),
             Figure(
                 "mean lag, times less than the openai client's",
-                theirs.lag.mean / ours.lag.mean,
+                their_lag.mean / lag.mean,
                 "x",
                 15.0,
                 "at least",
-                idle_share=idle.mean / ours.lag.mean,
+                idle_share=idle.mean / lag.mean,
             ),
             Figure(
                 "lag p99, times less than the openai client's",
-                theirs.lag.p99 / ours.lag.p99,
+                their_lag.p99 / lag.p99,
                 "x",
                 30.0,
                 "at least",
-                idle_share=idle.p99 / ours.lag.p99,
+                idle_share=idle.p99 / lag.p99,
             ),
         ],
     )

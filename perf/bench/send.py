@@ -12,6 +12,7 @@ import asyncio
 import statistics
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ from orchestrator.loop_health.threads import in_thread
 from orchestrator.step.sender import Sender
 from perf.bench.command import Size, show
 from perf.figures import Case, Figure
+from perf.stalls import recorded_stalls
 from transport import codec
 from transport.config import TransportConfig
 from transport.files.atomic import as_bytes_view
@@ -42,12 +44,15 @@ after a batch, and receiving the next one takes 170,000 page faults (0.7 s on tw
 
 def measure(size: Size) -> list[Case]:
     """Measures the case `send`."""
-    with tempfile.TemporaryDirectory(prefix="counterpoint-bench-") as directory:
-        return [on_daemons_loop(lambda: _send(Path(directory), SAMPLES // size.pick(8, 1, 1), size.pick(3, 5, 5)))]
+    batch = make_batch(SAMPLES // size.pick(8, 1, 1))
+    with tempfile.TemporaryDirectory(prefix="counterpoint-bench-") as directory, recorded_stalls() as stalls:
+        trace, bare = on_daemons_loop(lambda: _send(Path(directory), batch, size.pick(3, 5, 5)))
+    case, unstalled = (_case(batch, each, bare) for each in (trace, trace.less(stalls.within)))
+    return [case.beside(unstalled, stalls)]
 
 
-async def _send(directory: Path, samples: int, rounds: int) -> Case:
-    batch = make_batch(samples)
+async def _send(directory: Path, batch: Batch, rounds: int) -> tuple[LagTrace, list[float]]:
+    """Returns the trace of our sender, and the seconds of each round of the bare loop."""
     transport = TransportConfig()
     bare = []
     address = f"ipc://{directory}/bare.sock"
@@ -67,11 +72,15 @@ async def _send(directory: Path, samples: int, rounds: int) -> Case:
         serving.cancel()
         await asyncio.wait([serving])
         await sender.close()
+    return trace, bare[WARM_UP_ROUNDS:]
+
+
+def _case(batch: Batch, trace: LagTrace, bare: Sequence[float]) -> Case:
     rows = {row.phase: row for row in rows_of(trace)}
     idle, sending = rows["idle"], rows["send"]
-    bare_seconds = statistics.median(bare[WARM_UP_ROUNDS:])
+    bare_seconds = statistics.median(bare)
     return Case(
-        f"sender, {samples} samples",
+        f"sender, {len(batch.samples)} samples",
         [
             Figure("bytes", batch.nbytes / 1e6, "MB"),
             Figure("idle: lag max", 1e3 * idle.lag.max, "ms"),

@@ -10,9 +10,10 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -38,10 +39,10 @@ from orchestrator.rollouts.dump import open_dump, write_dump
 from perf import plain
 from perf.bench.command import Size, show
 from perf.figures import Case, Figure
+from perf.stalls import Stalls, recorded_stalls
 from transport.arrays import AnyArray
 
 SYNTHETIC_TASKS = 200
-COPIES = WRITES = 5
 COPY_THREADS = 2
 
 
@@ -55,70 +56,90 @@ def measure(size: Size) -> list[Case]:
         dump.populate()
         recording = Recording(dump.header, dump.rollouts())
         settings = Settings(
-            synthetic_tasks=SYNTHETIC_TASKS, rounds=size.pick(2, 5, 5), baseline_seconds=size.pick(1.0, 2.0, 3.0)
+            synthetic_tasks=SYNTHETIC_TASKS, rounds=size.pick(2, 8, 8), baseline_seconds=size.pick(1.0, 2.0, 3.0)
         )
-
-        async def work() -> Case:
-            bare = [await _bare_seconds(recording, tasks, Path(directory)) for tasks in (0, SYNTHETIC_TASKS)]
-            quiet = await replay(recording, replace(settings, synthetic_tasks=0, baseline_seconds=PAUSE_SECONDS))
-            ours = await replay(recording, settings)
-            new_rows, whole = size.pick((1, 1), (5, 1), (5, 5))  # whole prompts take 7 s a round in the least size
-            plains = [
-                await _plain(recording, replace(settings, rounds=rounds), Path(directory), resent)
-                for rounds, resent in ((new_rows, False), (whole, True))
-            ]
-            return _case(recording, bare, quiet, ours, plains)
-
-        return [on_daemons_loop(work)]
+        with recorded_stalls() as stalls:
+            measured = on_daemons_loop(lambda: _measure(recording, settings, Path(directory), size))
+    return [_case(recording, measured).beside(_case(recording, measured.less(stalls)), stalls)]
 
 
 @dataclass(frozen=True, slots=True)
 class Bare:
-    """What a boundary cannot do without: the seconds of several rounds."""
+    """What a boundary cannot do without: the seconds of each round."""
 
     copies: Sequence[float]
     """numpy copies the routing, by `COPY_THREADS` threads."""
     writes: Sequence[float]
     """A thread writes as many bytes to a new file, and waits until they are on the disk."""
 
-    @property
-    def least(self) -> float:
-        """The least copy and the least write together."""
-        return min(self.copies) + min(self.writes)
-
     def times(self, name: str, walls: Sequence[float]) -> Figure:
-        """Returns how many times longer the best of our rounds takes, which is bound."""
-        return Figure(name, min(walls) / self.least, "x", 1.5)
+        """Returns how many times longer the best of our rounds takes than the least copy and the least write, which is bound."""
+        return Figure(name, min(walls) / (min(self.copies) + min(self.writes)), "x", 1.5)
 
 
-async def _bare_seconds(recording: Recording, tasks: int, directory: Path) -> Bare:
-    """Measures beside so many synthetic tasks."""
-    return Bare(
-        await _copy_seconds(recording, tasks), await _write_seconds(recording.nbytes, tasks, directory / "bare")
-    )
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Rounds of the boundary, ours and the plain one."""
+
+    quiet: Replay
+    ours: Replay
+    alone: Bare
+    """Of the rounds of `quiet`."""
+    beside: Bare
+    """Of the rounds of `ours`, beside the tasks."""
+    plains: Sequence[LagTrace]
+    """The traces of the plain path with new rows only and with whole prompts."""
+
+    def less(self, stalls: Stalls) -> Measured:
+        """Returns the same with the lag less the times in which the machine stood still."""
+        trace = self.ours.trace.less(stalls.within)
+        ours = replace(self.ours, trace=trace, rows=rows_of(trace))
+        return replace(self, ours=ours, plains=[each.less(stalls.within) for each in self.plains])
 
 
-async def _write_seconds(nbytes: int, tasks: int, path: Path) -> list[float]:
-    data = bytes(nbytes)
+async def _measure(recording: Recording, settings: Settings, directory: Path, size: Size) -> Measured:
+    alone = replace(settings, synthetic_tasks=0, baseline_seconds=PAUSE_SECONDS)
+    quiet, bare_alone = await _ours(recording, alone, directory)
+    ours, bare_beside = await _ours(recording, settings, directory)
+    new_rows, whole = size.pick((1, 1), (8, 1), (8, 5))  # whole prompts take 7 s a round in the least size
+    plains = [
+        await _plain(recording, replace(settings, rounds=rounds), directory, resent)
+        for rounds, resent in ((new_rows, False), (whole, True))
+    ]
+    return Measured(quiet, ours, bare_alone, bare_beside, plains)
 
+
+async def _ours(recording: Recording, settings: Settings, directory: Path) -> tuple[Replay, Bare]:
+    """Replays the rounds, each after a bare copy and write: a disk is at one time twice as fast as a minute later."""
+    copies, writes = [], []
+    copy = _copier(recording)
+    await copy()  # which maps the memory
+    data = bytes(recording.nbytes)
+
+    async def bare() -> None:
+        copies.append(await copy())
+        writes.append(await _write_seconds(data, directory / "bare"))
+
+    found = await replay(recording, settings, bare)
+    return found, Bare(copies, writes)
+
+
+async def _write_seconds(data: bytes, path: Path) -> float:
     def write() -> None:
         with path.open("xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
 
-    seconds = []
-    async with synthetic_traffic(tasks):
-        for _ in range(WRITES):
-            began = time.perf_counter()
-            await in_thread(write)
-            seconds.append(time.perf_counter() - began)
-            await in_thread(path.unlink)
+    began = time.perf_counter()
+    await in_thread(write)
+    seconds = time.perf_counter() - began
+    await in_thread(path.unlink)
     return seconds
 
 
-async def _copy_seconds(recording: Recording, tasks: int) -> list[float]:
-    """Returns the seconds in which numpy copies the routing, by `COPY_THREADS` threads beside `tasks` synthetic tasks."""
+def _copier(recording: Recording) -> Callable[[], Coroutine[Any, Any, float]]:
+    """Returns a function that copies the routing with numpy, by `COPY_THREADS` threads, and returns the seconds."""
     arrays = [
         turn.routed_experts
         for rollout in recording.rollouts
@@ -131,13 +152,12 @@ async def _copy_seconds(recording: Recording, tasks: int) -> list[float]:
         for target, source in zip(copies[first::COPY_THREADS], arrays[first::COPY_THREADS], strict=True):
             np.copyto(target, source)
 
-    seconds = []
-    async with synthetic_traffic(tasks):
-        for _ in range(COPIES + 1):  # the first allocates
-            began = time.perf_counter()
-            await asyncio.gather(*(in_thread(copy, first) for first in range(COPY_THREADS)))
-            seconds.append(time.perf_counter() - began)
-    return seconds[1:]
+    async def seconds() -> float:
+        began = time.perf_counter()
+        await asyncio.gather(*(in_thread(copy, first) for first in range(COPY_THREADS)))
+        return time.perf_counter() - began
+
+    return seconds
 
 
 async def _plain(recording: Recording, settings: Settings, directory: Path, resent: bool) -> LagTrace:
@@ -153,9 +173,9 @@ async def _plain(recording: Recording, settings: Settings, directory: Path, rese
     return trace
 
 
-def _case(recording: Recording, bare: Sequence[Bare], quiet: Replay, ours: Replay, plains: Sequence[LagTrace]) -> Case:
-    alone, beside = bare
-    own_rows, resent = ({row.phase: row for row in rows_of(trace)}[BOUNDARY] for trace in plains)
+def _case(recording: Recording, measured: Measured) -> Case:
+    quiet, ours, alone, beside = measured.quiet, measured.ours, measured.alone, measured.beside
+    own_rows, resent = ({row.phase: row for row in rows_of(trace)}[BOUNDARY] for trace in measured.plains)
     delivered = min(_walls(ours)) + ours.row(DELIVERY).seconds
     worst = max(ours.row(name).lag.max for name in (FINALIZE, BOUNDARY, DELIVERY))
     return Case(

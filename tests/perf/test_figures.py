@@ -7,6 +7,7 @@ import json
 import pytest
 
 from perf.figures import Case, Figure
+from perf.stalls import Stalls
 
 
 @pytest.mark.parametrize(
@@ -34,7 +35,7 @@ def test_gross_bounds_are_wider_ratios() -> None:
 
 
 def test_a_case_survives_json() -> None:
-    case = Case("c", [Figure("a", 5.0, "x", 2.0), Figure("b", 0.3, "MB/s", timed=False, rounds=(0.3, 0.4))], noise=0.25)
+    case = Case("c", [Figure("a", 5.0, "x", 2.0), Figure("b", 0.3, "MB/s", timed=False, rounds=(0.3, 0.4))], 0.25, 0.03)
     assert Case.of_json(json.loads(json.dumps(case.as_json()))) == case
 
 
@@ -50,8 +51,20 @@ def test_a_case_survives_json() -> None:
         (Figure("lag", 12.0, "ms", 10.0, idle_share=0.09), "broken"),
         (Figure("lag", 12.0, "ms", 10.0, idle_share=0.11), "too noisy"),
         (Figure("lag", 9.0, "ms", 10.0, idle_share=0.5), "held"),
+        (Figure("lag", 12.0, "ms", 10.0, unstalled=9.9), "too noisy"),
+        (Figure("lag", 12.0, "ms", 10.0, unstalled=10.1), "broken"),
+        (Figure("rate", 8.0, "x", 10.0, "at least", unstalled=11.0), "too noisy"),
+        (Figure("rate", 8.0, "x", 10.0, "at least", unstalled=9.0), "broken"),
+        (Figure("lag", 9.0, "ms", 10.0, unstalled=12.0), "held"),
     ],
 )
 def test_what_the_same_run_shows_to_be_noise_breaks_no_bound(figure: Figure, verdict: str) -> None:
     assert Case("case", [figure]).verdict(figure) == verdict
     assert Case("case", [figure]).held is (verdict != "broken")
+
+
+def test_a_case_takes_its_figures_without_the_stalls_only_where_these_were_recorded() -> None:
+    case, calm = Case("case", [Figure("lag", 12.0, "ms", 10.0)]), Case("case", [Figure("lag", 3.0, "ms", 10.0)])
+    assert case.beside(calm, Stalls()) == case
+    beside = case.beside(calm, Stalls(recorded=True, intervals=[(1.0, 1.25)]))
+    assert (beside.figures[0].value, beside.figures[0].unstalled, beside.stall_seconds) == (12.0, 3.0, 0.25)

@@ -60,3 +60,21 @@ async def test_no_sample_is_an_error_and_not_a_zero() -> None:
         await asyncio.sleep(0.01)
     with pytest.raises(ValueError, match="no sample was taken"):
         trace.distribution(Span("later", 100.0, 101.0))
+
+
+def test_a_pause_of_the_machine_can_be_taken_from_the_lag_of_its_time() -> None:
+    trace = LagTrace()
+    trace.times.extend([1.0, 2.0, 3.0])
+    trace.lags.extend([0.1, 0.2, 0.0])
+    trace.spans = [Span("all", 0.0, 4.0)]
+    waits = []
+
+    def pauses(begin: float, end: float) -> float:
+        waits.append((begin, end))
+        return 0.15
+
+    calm = trace.less(pauses)
+    assert waits == [pytest.approx((0.899, 1.0)), pytest.approx((1.799, 2.0)), pytest.approx((2.999, 3.0))]
+    assert list(calm.lags) == pytest.approx([0.0, 0.05, 0.0])
+    assert (calm.times, calm.spans) == (trace.times, trace.spans)
+    assert list(trace.lags) == [0.1, 0.2, 0.0]
