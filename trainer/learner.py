@@ -91,7 +91,7 @@ class Learner:
         """By slot and rank, the samples of the open step that the rank has got; on rank 0."""
         self._trained_in_full = False
         self._slices = SliceWriter(config.output_dir, ranks.index)
-        self._references = References(config.model, config.dtype, ranks.device)
+        self._references = References(config.model, config.dtype, ranks, sharded=config.sharded)
         self._load_model()
         manager.register_config_validation_hook(self._fits_the_slots)
         manager.register_config_validation_hook(self._fits_the_model)
@@ -392,6 +392,8 @@ class Learner:
         """Makes a run at the step that rank 0 has found. An error concerns this run alone; all ranks note it in the record."""
         occupancy = self.manager.registry.in_slot(slot)
         try:
+            # First: all ranks load it together, and an error of one of them is that of all.
+            reference = self._references.open(slot, config.training, self.limits.vocabulary)
             parameters = self._full_weights() if config.training.lora is None else self._adapter(slot)
             head = self._value_head() if config.training.value_head is not None else None
             optimizer = Optimizer(
@@ -401,7 +403,6 @@ class Learner:
                 offload=self.config.optimizer_offload,
             )
             loss = load_loss(config.training.loss, optional_inputs(config))
-            reference = self._references.open(slot, config.training, self.limits.vocabulary)
             run = Run(slot, run_id, config, optimizer, loss, occupancy.progress, value_head=head, reference=reference)
             if self.config.divided and config.training.lora is None:
                 run.shards = self._shards(slot)
@@ -437,7 +438,7 @@ class Learner:
         self._watch_references()
 
     def _watch_references(self) -> None:
-        if self._passes is not None and self.ranks.context is not None:
+        if self._passes is not None and (self.ranks.context is not None or self.config.sharded):
             self._passes.watch(self._references.models)
 
     def _adapter(self, slot: int) -> dict[str, nn.Parameter]:

@@ -44,7 +44,7 @@ def rank_parts(directory: Path, trainer: TrainerConfig, runs: list[TrainingConfi
         "activations": whole.activations,
         "exchanged tokens": exchange_bytes(sizes, trainer, tokens, BYTES[dtype]),
         "row": row_bytes(sizes, trainer, tokens * trainer.context_parallel),
-        "reference": whole.weights if _other_reference(runs) else 0,
+        "reference": ceil(whole.weights / (trainer.ranks if trainer.sharded else 1)) if _other_reference(runs) else 0,
     }
     allocated = sum(parts.values())
     return {name: count for name, count in parts.items() if count} | {

@@ -35,6 +35,7 @@ from trainer.runs import checkpoint, shard_files
 from trainer.runs.checkpoints import Checkpoints
 from trainer.runs.manager import MultiRunManager
 from trainer.runs.record import Progress
+from trainer.updates import reference
 from transport.files.atomic import published_steps
 from transport.telemetry.spans import SpanLog
 
@@ -52,7 +53,15 @@ LORA = {"rank": 4, "alpha": 8, "target_modules": ["q_proj", "v_proj", "down_proj
 class Bench:
     """Rank 0's end of a learner and its runs."""
 
-    def __init__(self, directory: Path, model: Path, group: Ranks, runs: dict[str, dict[str, Any]], **trainer: Any):
+    def __init__(
+        self,
+        directory: Path,
+        model: Path,
+        group: Ranks,
+        runs: dict[str, dict[str, Any]],
+        refused: tuple[str, ...] = (),
+        **trainer: Any,
+    ) -> None:
         self.directory, self.model = directory, model
         count = group.count
         given = {"threads": 1, "max_tokens": 24, "max_runs": len(runs), "processes": count, "sharding": count > 1}
@@ -73,8 +82,8 @@ class Bench:
             newest = checkpoint.newest_step(directory, self.names[0])
             self.manager.registry.in_slot(0).progress = Progress(step=newest)
         self.learner.synchronize()
-        failures = [self.manager.registry.in_slot(slot).failure for slot in range(len(runs))]
-        assert failures == [None] * len(runs), failures
+        self.failures = {name: self.manager.registry.in_slot(slot).failure for slot, name in enumerate(runs)}
+        assert [name for name, failure in self.failures.items() if failure] == list(refused), self.failures
 
     def train(
         self, step: int, routed: bool, marked: str = "", lengths: dict[str, tuple[int, ...]] | None = None
@@ -140,6 +149,18 @@ SCENARIOS: dict[str, tuple[str, dict[str, dict[str, Any]], bool]] = {
         },
         False,
     ),
+    "dense-lora-other-reference": (
+        "dense",
+        {
+            "one": {
+                "lora": LORA,
+                "reference": {"reward_coefficient": 0.1, "model": "moe"},
+                "loss": {"kind": "grpo", "kl_coefficient": 0.1},
+            },
+            "two": {"lora": LORA, "reference": {"model": "dense"}},
+        },
+        False,
+    ),
     "moe-lora-measured": (
         "moe",
         {
@@ -160,6 +181,12 @@ SCENARIOS: dict[str, tuple[str, dict[str, dict[str, Any]], bool]] = {
     ),
     "moe-lora-updates": ("moe", {"one": {"lora": LORA, "updates_per_step": 4, "epochs": 2}}, True),
 }
+
+
+def on_models(training: dict[str, Any], models: dict[str, Path]) -> dict[str, Any]:
+    """Returns the settings of a run with the directory of the model that its reference names."""
+    policy = training.get("reference", {})
+    return training | ({"reference": policy | {"model": models[policy["model"]]}} if "model" in policy else {})
 
 
 RESUMED = "moe-full"
@@ -311,7 +338,8 @@ def train_all(
         place = directory / f"{name}-{group.count}"
         if group.index == 0:
             place.mkdir()
-        bench = Bench(place, models[model], group, runs, **trainer)
+        given = {run_id: on_models(training, models) for run_id, training in runs.items()}
+        bench = Bench(place, models[model], group, given, **trainer)
         if group.index > 0:
             bench.learner.follow()
             continue
@@ -319,10 +347,42 @@ def train_all(
         results[name] = {
             "lines": lines,
             "weights": {run_id: bench.weights(slot) for slot, run_id in enumerate(runs)},
-            "elements": sum(each.numel() for each in map(_local, bench.learner.model.parameters())),
+            "elements": elements_of(bench.learner.model),
+            "reference_elements": [elements_of(each) for each in bench.learner._references.models],
         }
         bench.learner.stop()
     return results
+
+
+def refuse_reference(directory: Path, models: dict[str, Path], group: Ranks) -> dict[str, Any]:
+    """Steps of two runs, for the reference of one of which the last rank lacks memory; the result is rank 0's."""
+    place = directory / f"refused-reference-{group.count}"
+    if group.index == 0:
+        place.mkdir()
+
+    def lack_memory(*_: Any) -> None:
+        raise MemoryError("no room")
+
+    runs: dict[str, dict[str, Any]] = {
+        "one": {"lora": LORA, "reference": {"model": models["moe"]}},
+        "two": {"lora": LORA},
+    }
+    with pytest.MonkeyPatch.context() as patched:
+        if group.index == group.count - 1:
+            patched.setattr(reference, "load_model", lack_memory)
+        bench = Bench(place, models["dense"], group, runs, refused=("one",))
+        if group.index > 0:
+            bench.learner.follow()
+            return {}
+    lines = [bench.train(step, False, lengths={"two": (7, 9, 5)}) for step in (1, 2)]
+    result = {"failure": bench.failures["one"], "lines": lines}
+    bench.learner.stop()
+    return result
+
+
+def elements_of(model: nn.Module) -> int:
+    """Returns how many elements of the weights this rank stores."""
+    return sum(_local(each).numel() for each in model.parameters())
 
 
 def _local(parameter: Any) -> torch.Tensor:
@@ -339,6 +399,8 @@ def main(directory: Path, dense: Path, mixture: Path, *only: str) -> None:
         found = {"sharded": train_all(directory, models, group, list(only))}
         if not only or "failing" in only:
             found["failing"] = {"sharded": train_failing(directory, models, group)}
+        if not only:
+            found["refused"] = refuse_reference(directory, models, group)
         if not only or "resumed" in only:
             found[f"resumed-{count}"] = train_on(directory, mixture, group, 6)
         index = group.index

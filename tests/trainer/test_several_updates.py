@@ -263,7 +263,7 @@ def test_at_the_first_step_an_adapter_is_no_distance_from_its_base(dense_directo
 
 
 def test_a_reference_is_loaded_once_and_has_the_same_vocabulary(dense_directory: Path, tmp_path: Path) -> None:
-    references = References(str(dense_directory), "float32", CPU)
+    references = References(str(dense_directory), "float32", ALONE, sharded=False)
     named = make_run_config(tmp_path, tmp_path, reference={"model": str(dense_directory)}, lora={}).training
     base = make_run_config(tmp_path, tmp_path, reference={}, lora={}).training
     given = make_run_config(tmp_path, tmp_path, reference={}).training

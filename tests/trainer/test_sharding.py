@@ -80,6 +80,7 @@ def test_two_ranks_with_half_the_model_each_train_as_one_with_all_of_it(found: d
     sharded, plain = found["sharded"][name], found["plain"][name]
     assert_close(sharded, plain, list(SCENARIOS[name][1]))
     assert sharded["elements"] == plain["elements"] / 2, "a rank holds half the weights"
+    assert sharded["reference_elements"] == [each / 2 for each in plain["reference_elements"]]
     assert all(line["one"]["grad_norm"] > 0 for line in plain["lines"])
 
 
@@ -94,6 +95,11 @@ def test_a_run_whose_row_raises_on_one_rank_is_refused_and_the_other_is_not_affe
     own, plain = (found["failing"][kind]["moe-lora-two"] for kind in ("sharded", "plain"))
     assert_close(own, plain, ["one"])
     assert own["lines"][3]["two"] == "training step 4: a row raised ValueError: cannot be computed"
+
+
+def test_a_reference_that_one_rank_cannot_load_refuses_its_run_and_no_other(found: dict[str, Any]) -> None:
+    assert found["refused"]["failure"].endswith("cannot be loaded: MemoryError: no room")
+    assert [line["two"]["grad_norm"] > 0 for line in found["refused"]["lines"]] == [True, True]
 
 
 def test_a_run_continues_on_another_number_of_ranks_with_the_same_bits(found: dict[str, Any]) -> None:

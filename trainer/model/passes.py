@@ -29,6 +29,7 @@ from trainer.model.context import ContextGroup, Stretch, StretchCall, shared_row
 from trainer.model.exchange import Call, exchanges
 from trainer.model.load import log_probabilities
 from trainer.model.router_replay import RouterReplay
+from trainer.model.sharding import rest
 
 logger = logging.getLogger(__name__)
 
@@ -130,9 +131,6 @@ class Passes:
         """Whether a rank lacked memory in the round that was discarded last."""
         self._idle_failures = 0
         """Since the last idle pass that succeeded, without those for which others may be to blame."""
-        # Not `set_custom_all_gather`, which refuses a layer whose experts are divided over other ranks than the rest.
-        for group in self._groups():
-            group._all_gather_comm, group._reduce_scatter_comm = _Gather(self._made), _Scatter(self._made)
         for exchange in exchanges(model):
             exchange.made = self._made
         if context is not None:
@@ -142,7 +140,7 @@ class Passes:
         self._watched = {model: self._watch(model)}
 
     def watch(self, others: Sequence[nn.Module]) -> None:
-        """Keeps passes without gradient over these models together, too: whole ones, over rows that ranks share.
+        """Keeps passes without gradient over these models together, too; each has computed once.
 
         They are the same on all ranks, in the same order. Those of an earlier call are watched no more.
         """
@@ -154,6 +152,9 @@ class Passes:
         self._kinds = [*((model, False) for model in models), (self._model, True)]
 
     def _watch(self, model: nn.Module) -> RemovableHandle:
+        # Not `set_custom_all_gather`, which refuses a layer whose experts are divided over other ranks than the rest.
+        for group in _groups_of(model):
+            group._all_gather_comm, group._reduce_scatter_comm = _Gather(self._made), _Scatter(self._made)
         return model.register_forward_pre_hook(self._before, prepend=True, with_kwargs=True)
 
     def holders(self, own: bool) -> list[int]:
@@ -244,8 +245,7 @@ class Passes:
         self._start(kind, keywords.get("stretch"))
 
     def _start(self, kind: tuple[nn.Module, bool], stretch: Stretch | None) -> None:
-        if isinstance(self._model, FSDPModule):
-            self._model.reset_iter_state()  # alike on all ranks, whatever was computed before
+        self._rest()  # alike on all ranks, whatever was computed before
         self._made.clear()
         self._script = self._scripts.get(kind)
         if self._context is not None:
@@ -285,18 +285,20 @@ class Passes:
             for call in self._script[len(self._made) :]:
                 call.play()
             self._script = None
-        if isinstance(self._model, FSDPModule):
-            self._model.reset_iter_state()
-        for group in self._groups():
+        self._rest()
+        for group in _groups_of(self._model):
             for parameter in group.fsdp_params:
                 parameter.unsharded_accumulated_grad = None
                 if hasattr(parameter, "_unsharded_param"):
                     parameter._unsharded_param.grad = None
 
-    def _groups(self) -> list[Any]:
-        """Returns FSDP's groups of weights that are gathered together; none of a model that is not sharded."""
-        if not isinstance(self._model, FSDPModule):
-            return []
-        return [
-            group for state in self._model._get_fsdp_state()._state_ctx.all_states for group in state._fsdp_param_groups
-        ]
+    def _rest(self) -> None:
+        for model in self._watched:
+            rest(model)
+
+
+def _groups_of(model: nn.Module) -> list[Any]:
+    """Returns FSDP's groups of weights that are gathered together; none of a model that is not sharded."""
+    if not isinstance(model, FSDPModule):
+        return []
+    return [group for state in model._get_fsdp_state()._state_ctx.all_states for group in state._fsdp_param_groups]

@@ -8,22 +8,28 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
 from torch import nn
 
 from run.config import TrainingConfig
+from trainer.faults import is_fatal
 from trainer.model.load import load_model
 from trainer.model.packing_proof import prove_packing
+from trainer.model.sharding import rest
+from trainer.ranks import Ranks
 
 
 class References:
     """The reference models of one rank, each loaded once however many runs use it."""
 
-    def __init__(self, given: str, dtype: str, device: torch.device) -> None:
-        """Loads models in `dtype` onto `device`; `given` is the directory of the model that is trained."""
+    def __init__(self, given: str, dtype: str, ranks: Ranks, *, sharded: bool) -> None:
+        """Loads models in `dtype`; `given` is the directory of the model that is trained.
+
+        `sharded`: each rank stores a slice of every weight, as of the model that is trained.
+        """
         self._given = given
         self._dtype = dtype
-        self._device = device
+        self._ranks = ranks
+        self._sharded = sharded
         self._models: dict[Path, nn.Module] = {}
         self._used: dict[int, Path] = {}
         """By slot."""
@@ -31,24 +37,42 @@ class References:
     def open(self, slot: int, config: TrainingConfig, vocabulary: int) -> nn.Module | None:
         """Returns the model of a run's reference, in evaluation mode; None if it has none, or it is the base under its adapter.
 
+        Every rank calls it, for the same run.
+
         Raises:
-            ValueError: there is no such model, it cannot be used, or it has another vocabulary.
+            ValueError: on every rank; there is no such model, it cannot be used, or it has another vocabulary.
         """
         self.close(slot)
         if config.reference is None or (config.reference.model is None and config.lora is not None):
             return None
         path = config.reference.model or Path(self._given)
         if path not in self._models:
-            model = load_model(path, self._dtype, self._device).requires_grad_(False)
+            self._models[path] = self._load(path, vocabulary)
+        self._used[slot] = path
+        return self._models[path]
+
+    def _load(self, path: Path, vocabulary: int) -> nn.Module:
+        model, fault = None, None
+        try:
+            model = load_model(path, self._dtype, self._ranks.device, self._ranks.count if self._sharded else 1)
             if (found := int(model.config.vocab_size)) != vocabulary:
-                raise ValueError(
+                fault = (
                     f"training.reference.model = {str(path)!r} has a vocabulary of {found} tokens; expected {vocabulary}, as "
                     "that of the trained model"
                 )
-            prove_packing(model)
-            self._models[path] = model
-        self._used[slot] = path
-        return self._models[path]
+        except ValueError as error:
+            fault = str(error)
+        except Exception as error:  # a lack of memory
+            if is_fatal(error):
+                raise
+            fault = f"the reference {str(path)!r} cannot be loaded: {type(error).__name__}: {error}"
+        # Before the first forward pass: a rank would wait in it for one that has no model.
+        if faults := self._ranks.faults(fault):
+            raise ValueError("; ".join(dict.fromkeys(faults)))
+        assert model is not None
+        prove_packing(model.requires_grad_(False))
+        rest(model)
+        return model
 
     @property
     def models(self) -> list[nn.Module]:

@@ -15,6 +15,10 @@ from job.plan.devices import GIB, parse_gpus
 from job.plan.dry_run import model_sizes
 from job.plan.inference_memory import kv_bytes, weights_of_rank
 from job.plan.plan import largest_tokens
+from job.plan.trainer_memory import rank_parts
+from run.config import TrainingConfig
+from run.updates import ReferenceConfig
+from trainer.config import TrainerConfig
 from transport.errors import UserError
 
 pytestmark = pytest.mark.slow
@@ -203,3 +207,16 @@ def test_divided_experts_leave_room_on_each_gpu(
     Path(file).write_text(dense)
     with pytest.raises(UserError, match="has no experts"):
         main([file, "--gpus", "3xH100-80", "--trainer.expert_parallel", "2"])
+
+
+@pytest.mark.slow
+def test_a_reference_is_divided_with_a_sharded_model(directories: dict[str, Path], tmp_path: Path) -> None:
+    model, runs = directories["dense"], [TrainingConfig(reference=ReferenceConfig())]
+    parts = {
+        sharding: rank_parts(
+            model, TrainerConfig(output_dir=tmp_path, model=str(model), processes=2, sharding=sharding), runs, 1024
+        )
+        for sharding in (False, True)
+    }
+    assert parts[False]["reference"] == parts[False]["weights"]
+    assert parts[True]["reference"] == parts[True]["weights"] == (parts[False]["weights"] + 1) // 2
