@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from tests.trainer.conftest import TOP_K
 from tests.trainer.lone_run import ALONE
-from tests.trainer.sharded_learner import MARK, SCENARIOS, STEPS, Bench, train_all, train_on
+from tests.trainer.sharded_learner import MARK, SCENARIOS, Bench, train_all, train_on
 from trainer import ranks
 from trainer.config import TrainerConfig
 from trainer.faults import LacksMemory
@@ -38,15 +38,13 @@ WAYS: dict[int, dict[str, tuple[dict[str, Any], list[str]]]] = {
         "context": ({"context_parallel": 2}, [LORA]),
     },
     4: {
-        "alone": ({}, [FULL]),
+        "alone": ({}, [FULL, LORA]),
         "sharded": ({"sharding": True}, [FULL, LORA]),
+        "context": ({"context_parallel": 2}, [FULL, LORA]),
         "sharded and context": ({"sharding": True, "context_parallel": 2}, [FULL, LORA]),
     },
 }
 """By number of ranks: what the division is combined with, and what is trained."""
-
-FEW = 4
-"""Steps with everything at once."""
 
 FITS = 36
 """Pairs of a token and an expert for which the last rank has memory, whichever rank they come from."""
@@ -148,7 +146,7 @@ def on_several_ranks(directory: Path, mixture: Path, group: Ranks) -> dict[str, 
             place.mkdir(exist_ok=True)
         given = {"sharding": False, "expert_parallel": 2, "dtype": "float32"} | trainer
         own = replace(group, context=group.context if "context_parallel" in given else None)
-        found[way] = train_all(place, {"moe": mixture}, own, names, FEW if len(trainer) > 1 else STEPS, **given)
+        found[way] = train_all(place, {"moe": mixture}, own, names, **given)
     group = replace(group, context=None)
     if group.device.type == "cuda":
         return found

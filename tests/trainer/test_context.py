@@ -16,7 +16,7 @@ from tests.trainer.test_sharding import assert_close
 pytestmark = pytest.mark.slow
 
 
-SEVERAL = {2: list(SCENARIOS), 4: ["dense-full", "moe-lora-two"]}
+SEVERAL = {2: list(SCENARIOS), 4: ["dense-full", "dense-lora", "moe-full", "moe-lora-two"]}
 
 
 @pytest.fixture(scope="module")

@@ -39,16 +39,19 @@ pytestmark = pytest.mark.slow
 
 TIMES = {"tokens_per_second", "phase/train"}
 
+SEVERAL = {2: list(SCENARIOS), 4: ["dense-full", "dense-lora", "dense-lora-other-reference", "moe-full", "moe-lora-two"]}
+"""What is trained, by number of ranks: four of them hold a quarter of the weights each."""
+
 
 @pytest.fixture(scope="module")
 def found(dense_directory: Path, moe_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What two ranks and one plain rank have computed, in one launch, and four that continue in another."""
+    """What two ranks and one plain rank have computed, in one launch, and four ranks in another, which also continue."""
     directory = tmp_path_factory.mktemp("sharded")
     launch(2, directory, dense_directory, moe_directory, module="sharded_learner")
-    launch(4, directory, dense_directory, moe_directory, "resumed", module="sharded_learner")
+    launch(4, directory, dense_directory, moe_directory, *SEVERAL[4], "resumed", module="sharded_learner")
     result: dict[str, Any] = json.loads((directory / "found_2.json").read_text())
-    resumed = json.loads((directory / "found_4.json").read_text())
-    return result | {"resumed-4": resumed["resumed-4"]}
+    four = json.loads((directory / "found_4.json").read_text())
+    return result | {"sharded-4": four["sharded"], "resumed-4": four["resumed-4"]}
 
 
 def assert_published_whole(meanwhile: dict[str, Any], former: list[int], step: int) -> None:
@@ -75,12 +78,14 @@ def assert_close(own: dict[str, Any], plain: dict[str, Any], runs: list[str]) ->
             assert own["weights"][run_id][name] == pytest.approx(values, rel=0, abs=1e-5), name
 
 
-@pytest.mark.parametrize("name", SCENARIOS)
-def test_two_ranks_with_half_the_model_each_train_as_one_with_all_of_it(found: dict[str, Any], name: str) -> None:
-    sharded, plain = found["sharded"][name], found["plain"][name]
+@pytest.mark.parametrize(("ranks", "name"), [(ranks, name) for ranks, names in SEVERAL.items() for name in names])
+def test_ranks_with_a_part_of_the_model_each_train_as_one_with_all_of_it(
+    found: dict[str, Any], ranks: int, name: str
+) -> None:
+    sharded, plain = found["sharded" if ranks == 2 else f"sharded-{ranks}"][name], found["plain"][name]
     assert_close(sharded, plain, list(SCENARIOS[name][1]))
-    assert sharded["elements"] == plain["elements"] / 2, "a rank holds half the weights"
-    assert sharded["reference_elements"] == [each / 2 for each in plain["reference_elements"]]
+    assert sharded["elements"] == plain["elements"] / ranks, "a rank holds its part of the weights"
+    assert sharded["reference_elements"] == [each / ranks for each in plain["reference_elements"]]
     assert all(line["one"]["grad_norm"] > 0 for line in plain["lines"])
 
 
