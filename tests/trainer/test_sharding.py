@@ -39,7 +39,10 @@ pytestmark = pytest.mark.slow
 
 TIMES = {"tokens_per_second", "phase/train"}
 
-SEVERAL = {2: list(SCENARIOS), 4: ["dense-full", "dense-lora", "dense-lora-other-reference", "moe-full", "moe-lora-two"]}
+SEVERAL = {
+    2: list(SCENARIOS),
+    4: ["dense-full", "dense-lora", "dense-lora-other-reference", "moe-full", "moe-lora-two"],
+}
 """What is trained, by number of ranks: four of them hold a quarter of the weights each."""
 
 
