@@ -59,6 +59,8 @@ class Sender:
         self._rollouts_dir = run_dir / "rollouts"
         self._run_id = run_id
         self._largest_batch = largest_batch
+        self._trainers_largest = NO_LIMIT
+        """As of its last READY, so that it holds while the trainer is away, too: a larger batch would meet it when it is back."""
         self._delivery = Delivery(run_id, newest_step)
         self._in_memory: dict[int, Batch] = {}
         """The batches that the trainer does not have."""
@@ -138,8 +140,7 @@ class Sender:
         self._due.set()
 
     def _check_size(self, step: int, nbytes: int) -> None:
-        session = self._delivery.session
-        limits = {"this end": self._largest_batch, "the trainer": session.max_batch_bytes if session else NO_LIMIT}
+        limits = {"this end": self._largest_batch, "the trainer": self._trainers_largest}
         where = min(limits, key=limits.__getitem__)
         if nbytes > limits[where]:
             raise ConfigurationError(
@@ -187,7 +188,7 @@ class Sender:
             "the trainer is ready for step %d with credit %d%s",
             ready.next_step, ready.credit, f"; sending {again} batches again" if again else "",
         )  # fmt: skip
-        self._waiting, self.had_trainer = "", True
+        self._waiting, self.had_trainer, self._trainers_largest = "", True, ready.max_batch_bytes
 
     def _on_waiting_message(self, reason: str) -> None:
         if reason != self._waiting:

@@ -239,6 +239,10 @@ async def test_a_batch_that_either_end_refuses_is_not_taken(tmp_path: Path) -> N
         await link.say(Ready(1, 4, 1, max_batch_bytes=1000))
         with pytest.raises(ConfigurationError, match=r"the trainer takes at most 1000 \(transport\.max_batch_bytes"):
             sender.offer(make_batch(1), 1001)
+        await link.say(Bye("it restarts"))
+        with pytest.raises(ConfigurationError, match="the trainer takes at most 1000"):
+            sender.offer(make_batch(1), 1001)
+        await link.say(Ready(1, 4, 2, max_batch_bytes=1000))
         await submit(sender, make_batch(1))
         assert link.steps == [1]
 
