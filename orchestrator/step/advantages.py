@@ -86,22 +86,23 @@ def _rewards(inputs: AdvantageInputs) -> AdvantageOutputs:
     return AdvantageOutputs(inputs.rewards.tolist())
 
 
-def _over_deviation(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Returns values over their (population) standard deviation; zeros if all are equal."""
-    return values / values.std() if _differ(values) else np.zeros_like(values)
+def _over_deviation(centred: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Returns what `_centred` gave over its (population) standard deviation; zeros if all are zero."""
+    return centred / centred.std() if centred.any() else centred
 
 
 def _standardised(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Returns values minus their mean, over their (population) standard deviation; zeros if all are equal."""
-    return _over_deviation(_centred(values)) if _differ(values) else np.zeros_like(values)
+    return _over_deviation(_centred(values))
 
 
 def _centred(rewards: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Returns rewards minus their mean, `[rollouts]`.
+    """Returns rewards minus their mean, `[rollouts]`; exactly zero if all are equal, up to `ROUNDING`.
 
-    Subtracts the first reward before, so that equal rewards give exactly zero: a rounding error would pass the zero-advantage
-    filter, and divided by its own deviation it would become 1.
+    A rounding error would pass the zero-advantage filter, and divided by its own deviation, or a step's, it would become 1.
     """
+    if not _differ(rewards):
+        return np.zeros_like(rewards)
     shifted = rewards - rewards[0]
     centred: npt.NDArray[np.float64] = shifted - shifted.mean()
     return centred
@@ -189,7 +190,7 @@ class Advantage:
             rewards = rewards - overlong_penalties(self.overlong, longest)
         counted = rewards - length_penalties(self.length_penalty, rewards, lengths)
         return [
-            replace(rollout, turns=list(rollout.turns), reward=reward)
+            replace(rollout, turns=[turn.detached() for turn in rollout.turns], reward=reward)
             for rollout, reward in zip(rollouts, counted.tolist(), strict=True)
         ]
 

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.step.advantages import (
+    BUILT_IN,
     Advantage,
     AdvantageError,
     AdvantageInputs,
@@ -66,8 +67,12 @@ def test_equal_rewards_give_exactly_zero(kind: str, reward: float, count: int) -
 @pytest.mark.parametrize(
     "rewards", [[0.1 + 0.2, 0.3], [float(np.float32(0.1) + np.float32(0.2)), 0.3], [1e9, 1e9 + 1e-6]]
 )
-def test_rounding_of_a_reward_is_no_difference(rewards: list[float]) -> None:
-    assert compute("standardised", rewards) == [0.0, 0.0]
+@pytest.mark.parametrize("kind", BUILT_IN)
+def test_rounding_of_a_reward_is_no_difference(kind: str, rewards: list[float]) -> None:
+    """Nor does it become one over a step of such groups."""
+    rollouts = step_of(kind, [rewards, rewards])
+    load_advantage(AdvantageConfig(kind=kind)).over_step(rollouts)
+    assert [rollout.advantage for rollout in rollouts] == [0.0] * 4
 
 
 def test_small_rewards_differ_as_large_ones_do() -> None:
@@ -208,6 +213,18 @@ def test_what_a_function_raises_is_passed_on_with_its_name() -> None:
 
     with pytest.raises(AdvantageError, match="'mine:function' raised KeyError: 'score'"):
         Advantage("mine:function", failing).compute(make_group([0.0]))
+
+
+def test_a_function_cannot_change_the_turns_that_are_trained() -> None:
+    def change(inputs: AdvantageInputs) -> AdvantageOutputs:
+        inputs.rollouts[0].turns[0].columns["mine"] = np.zeros(1, np.float32)
+        return AdvantageOutputs([0.0, 1.0])
+
+    group = make_group([0.0, 1.0])
+    Advantage("mine:function", change).compute(group)
+    assert [turn.columns for rollout in group for turn in rollout.turns] == [
+        {} for rollout in group for _ in rollout.turns
+    ]
 
 
 def test_numpy_numbers_are_numbers() -> None:
