@@ -25,7 +25,7 @@ from orchestrator.step.filters import FilterCounts, apply_filters
 from orchestrator.step.players import fault_of_players, set_advantages
 from run.config import FilterConfig
 from transport.process.yield_gil import yielding_gil
-from transport.records import Branch, Rollout, SavedState, Turn
+from transport.records import TOKEN_COLUMNS, Branch, Rollout, SavedState, Turn
 from transport.validation import LOG_PROBABILITY_ROUNDING
 
 
@@ -263,8 +263,14 @@ def _fault_of_log_probabilities(turns: Sequence[Turn]) -> str | None:
 
 def _fault_of_columns(turn: Turn, first: Turn) -> str | None:
     if turn.columns.keys() != first.columns.keys():
-        return f"it has the columns {sorted(turn.columns)}, turn 0 has {sorted(first.columns)}; expected the same"
+        own, others = (sorted(map(str, each.columns)) for each in (turn, first))
+        return f"it has the columns {own}, turn 0 has {others}; expected the same"
     for name, column in turn.columns.items():
+        if name not in TOKEN_COLUMNS or not isinstance(column, np.ndarray):
+            return (
+                f"columns holds {type(column).__name__} as {name!r:.80}; expected arrays by the names {', '.join(TOKEN_COLUMNS)}. "
+                "What an environment notes of its own goes into the rollout's state"
+            )
         if column.dtype != np.float32 or column.shape != turn.completion_ids.shape:
             return (
                 f"{name} has shape {column.shape} and dtype {column.dtype} for {turn.completion_ids.size} completion_ids; "

@@ -139,6 +139,16 @@ def routing(rows: int, layers: int = 2) -> np.ndarray[Any, Any]:
         (rewarded(1e39), "the reward is 1e+39; expected at most 3.4e+38 in size"),
         (emptied, "it ended without any turn"),
         (
+            changed(columns={"entropy": [0.1] * 3}),
+            "columns holds list as 'entropy'; expected arrays by the names teacher",
+        ),
+        (
+            changed(columns={"entropy": np.zeros(3, np.float32)}),
+            "columns holds ndarray as 'entropy'; expected arrays by",
+        ),
+        (changed(columns={"teacher_log_probabilities": [-0.1]}), "columns holds list as 'teacher_log_probabilities'"),
+        (changed(columns={3: 4}), "columns holds int as 3"),
+        (
             changed(log_probabilities=np.array([-1.0, -1.0], dtype=np.float32)),
             "turn 0: 2 log_probabilities for 3 completion_ids; expected one each",
         ),
