@@ -52,7 +52,7 @@ from trainer.runs.copies import Copy
 from trainer.runs.manager import MultiRunManager
 from trainer.runs.run import Run, Shards
 from trainer.runs.slices import OtherSlices, SliceWriter
-from trainer.step import finish, next_pass, train_row
+from trainer.step import described, finish, next_pass, refuse_if_any, train_row
 from trainer.telemetry.step_times import StepTimes
 from trainer.updates.measure import measure_row
 from trainer.updates.passes import optional_inputs
@@ -227,7 +227,10 @@ class Learner:
                     self.manager.synchronize_state()
                 case "open":
                     batch = batch_parts.unfilled(command["batch"], self.ranks.share(None))
-                    self._begin(command["slot"], batch, command["rate"])
+                    try:
+                        self._begin(command["slot"], batch, command["rate"])
+                    except InvalidBatch as error:
+                        logger.debug("rank %d: %s", self.ranks.index, error)
                 case "rows":
                     for slot, samples, sizes in command["parts"][self.ranks.index]:
                         frames = _split(self.ranks.receive(sum(sizes)), sizes)
@@ -269,9 +272,14 @@ class Learner:
     # --- on every rank ---
 
     def _begin(self, slot: int, batch: Batch, rate: float) -> OpenStep:
-        run = self.runs[slot]
+        """Raises `InvalidBatch` on every rank, with nothing opened, if any lacks memory for what the step measures."""
+        run, fault = self.runs[slot], None
+        try:
+            step = OpenStep(run, batch, self.ranks.device, self._export_directory(run))
+        except Exception as error:  # noqa: BLE001 - any error is sent to the other ranks
+            fault = described(error, f"opening step {batch.step}")
+        refuse_if_any(self.ranks, fault)
         run.optimizer.peak_rate = rate
-        step = OpenStep(run, batch, self.ranks.device, self._export_directory(run))
         self._open[slot] = step
         return step
 

@@ -152,8 +152,13 @@ def _end_pass(step: OpenStep, ranks: Ranks) -> None:
 
 
 def _conclude_measurement(step: OpenStep, ranks: Ranks) -> None:
-    _refuse_if_any(ranks, step.fault)
-    step.columns.conclude(step.run.config.training, step.samples, ranks)
+    refuse_if_any(ranks, step.fault)
+    ranks.add_rows(list(step.columns.measured.values()))
+    try:
+        step.columns.conclude(step.run.config.training, step.samples)
+    except Exception as error:  # noqa: BLE001 - any error is sent to the other ranks
+        step.fault = described(error, f"what step {step.batch.step} computes from its measurement")
+    refuse_if_any(ranks, step.fault)
     if broken := [name for name, column_T in step.columns.measured.items() if not bool(column_T.isfinite().all())]:
         raise InvalidBatch(
             f"what step {step.batch.step} has measured before its update is not finite: {', '.join(broken)}"
@@ -315,8 +320,8 @@ def _update(step: OpenStep, ranks: Ranks) -> None:
         if run.shards is not None and run.shards.experts is None:
             own_norm = run.optimizer.gradient_norm()
     except Exception as error:  # noqa: BLE001 - any error is sent to the other ranks
-        step.fault = step.fault or _described(error, f"the gradients of step {number}")
-    _refuse_if_any(ranks, step.fault)
+        step.fault = step.fault or described(error, f"the gradients of step {number}")
+    refuse_if_any(ranks, step.fault)
     norm = _add_gradients(run, gradients, ranks, own_norm)
     ranks.add_rows([step.sums_EM])
     ranks.maximum(step.highest_E)
@@ -328,8 +333,8 @@ def _update(step: OpenStep, ranks: Ranks) -> None:
         fault = str(error)
     except Exception as error:  # noqa: BLE001 - as above
         run.intact = False
-        fault = _described(error, f"the update of step {number}")
-    _refuse_if_any(ranks, fault, run if updated else None)
+        fault = described(error, f"the update of step {number}")
+    refuse_if_any(ranks, fault, run if updated else None)
 
 
 def _add_gradients(run: Run, gradients: Sequence[Tensor], ranks: Ranks, own_norm: Tensor | None) -> Tensor | None:
@@ -373,7 +378,7 @@ def _apply(step: OpenStep, norm: Tensor | None) -> None:
     step.ended.norms.append(float(norm))
 
 
-def _refuse_if_any(ranks: Ranks, fault: str | None, updated: Run | None = None) -> None:
+def refuse_if_any(ranks: Ranks, fault: str | None, updated: Run | None = None) -> None:
     """Raises `InvalidBatch` on every rank if any has a fault; `updated` is the run, where it was updated on this rank."""
     if faults := ranks.faults(fault):
         if updated is not None:
@@ -381,7 +386,7 @@ def _refuse_if_any(ranks: Ranks, fault: str | None, updated: Run | None = None) 
         raise InvalidBatch("; ".join(dict.fromkeys(faults)))
 
 
-def _described(error: Exception, what: str) -> str:
+def described(error: Exception, what: str) -> str:
     """Returns the message of a fault; raises `error` if nothing works after it."""
     if is_fatal(error):
         raise error

@@ -268,8 +268,8 @@ def _fault_of_columns(turn: Turn, first: Turn) -> str | None:
     for name, column in turn.columns.items():
         if name not in TOKEN_COLUMNS or not isinstance(column, np.ndarray):
             return (
-                f"columns holds {type(column).__name__} as {name!r:.80}; expected arrays by the names {', '.join(TOKEN_COLUMNS)}. "
-                "What an environment notes of its own goes into the rollout's state"
+                f"columns holds {type(column).__name__} as {name!r:.80}; expected arrays by the names "
+                f"{', '.join(TOKEN_COLUMNS)}. What an environment notes of its own goes into the rollout's state"
             )
         if column.dtype != np.float32 or column.shape != turn.completion_ids.shape:
             return (

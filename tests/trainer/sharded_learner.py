@@ -24,17 +24,19 @@ from tests.support.polling import wait_until
 from tests.trainer.conftest import EXPERTS, TOP_K, make_batch, make_run_config
 from tests.trainer.lone_run import ALONE
 from tests.trainer.orchestrator_end import write_run
-from trainer import ranks
+from trainer import learner, ranks
 from trainer.config import TrainerConfig
 from trainer.fair_share import FairShare
 from trainer.learner import Learner
 from trainer.metrics import MetricValue
+from trainer.open_step import OpenStep
 from trainer.packer import InvalidBatch
 from trainer.ranks import Ranks
 from trainer.runs import checkpoint, shard_files
 from trainer.runs.checkpoints import Checkpoints
 from trainer.runs.manager import MultiRunManager
 from trainer.runs.record import Progress
+from trainer.runs.run import Run
 from trainer.updates import reference
 from transport.files.atomic import published_steps
 from transport.telemetry.spans import SpanLog
@@ -380,6 +382,31 @@ def refuse_reference(directory: Path, models: dict[str, Path], group: Ranks) -> 
     return result
 
 
+def refuse_opening(directory: Path, models: dict[str, Path], group: Ranks) -> dict[str, Any]:
+    """Steps of two runs, for one of which the last rank lacks memory before any row is trained; the result is rank 0's."""
+    place = directory / f"refused-opening-{group.count}"
+    if group.index == 0:
+        place.mkdir()
+    runs: dict[str, dict[str, Any]] = {"one": {"lora": LORA, "value_head": {}}, "two": {"lora": LORA}}
+
+    def open_step(run: Run, *arguments: Any) -> OpenStep:
+        if run.run_id == "one" and group.index == group.count - 1:
+            raise MemoryError("no room")
+        return OpenStep(run, *arguments)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(learner, "OpenStep", open_step)
+        bench = Bench(place, models["dense"], group, runs)
+        if group.index > 0:
+            bench.learner.follow()
+            return {}
+        with pytest.raises(InvalidBatch) as caught:
+            bench.learner.open_step(0, make_batch(1, run_id="one"))
+        lines = [bench.train(step, False, lengths={"two": (7, 9, 5)}) for step in (1, 2)]
+    bench.learner.stop()
+    return {"fault": str(caught.value), "lines": lines}
+
+
 def elements_of(model: nn.Module) -> int:
     """Returns how many elements of the weights this rank stores."""
     return sum(_local(each).numel() for each in model.parameters())
@@ -401,6 +428,7 @@ def main(directory: Path, dense: Path, mixture: Path, *only: str) -> None:
             found["failing"] = {"sharded": train_failing(directory, models, group)}
         if not only:
             found["refused"] = refuse_reference(directory, models, group)
+            found["not opened"] = refuse_opening(directory, models, group)
         if not only or "resumed" in only:
             found[f"resumed-{count}"] = train_on(directory, mixture, group, 6)
         index = group.index

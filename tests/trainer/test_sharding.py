@@ -110,6 +110,11 @@ def test_a_reference_that_one_rank_cannot_load_refuses_its_run_and_no_other(foun
     assert [line["two"]["grad_norm"] > 0 for line in found["refused"]["lines"]] == [True, True]
 
 
+def test_a_step_that_one_rank_has_no_memory_to_open_costs_its_run_alone(found: dict[str, Any]) -> None:
+    assert found["not opened"]["fault"] == "opening step 1 failed: MemoryError: no room"
+    assert [line["two"]["grad_norm"] > 0 for line in found["not opened"]["lines"]] == [True, True]
+
+
 def test_a_run_continues_on_another_number_of_ranks_with_the_same_bits(found: dict[str, Any]) -> None:
     """Two ranks, then one that is not sharded, then four."""
     plain = found["plain"][RESUMED]["lines"]

@@ -13,7 +13,9 @@ import torch
 from tests.trainer.conftest import make_batch
 from tests.trainer.lone_run import make_lone_run
 from trainer.losses.contract import Loss, LossInputs, LossOutputs
+from trainer.open_step import OpenStep
 from trainer.packer import InvalidBatch
+from trainer.updates.columns import Columns
 
 
 def test_metrics_are_those_of_a_plain_computation(dense_directory: Path, tmp_path: Path) -> None:
@@ -137,6 +139,29 @@ def test_what_is_not_finite_is_refused_and_changes_nothing(dense_directory: Path
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert lone.run.progress.step == 0
     assert all(parameter.grad is None for parameter in lone.model.parameters())
+
+
+@pytest.mark.parametrize("owner", [Columns, OpenStep])
+def test_a_lack_of_memory_outside_of_a_row_refuses_the_step(
+    dense_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: type
+) -> None:
+    """While the step is opened, or while advantages are computed from what it has measured."""
+
+    def lack_memory(*_: object, **__: object) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    lone, plain = (
+        make_lone_run(tmp_path / name, dense_directory, value_head={}, updates_per_step=2) for name in ("lone", "plain")
+    )
+    before = lone.weights()
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, "conclude" if owner is Columns else "__init__", lack_memory)
+        with pytest.raises(InvalidBatch, match=r"step 1 .*failed: RuntimeError: .*can't allocate memory"):
+            lone.train(make_batch(1))
+    after = lone.weights()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    lone.learner.drop_step(0)
+    assert lone.train(make_batch(1))["loss"] == plain.train(make_batch(1))["loss"]
 
 
 def test_token_export_lists_every_trained_token(dense_directory: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from job.plan.live_bytes import LiveBytes
 from run.updates import ValueHeadConfig
 from trainer.updates.advantages import estimate
 from trainer.updates.value_head import differentiate
@@ -55,6 +56,15 @@ def test_whitened_advantages_have_mean_0_and_variance_1_over_all_trained_tokens(
     assert float(white_T[trained].var()) == pytest.approx(1.0, abs=1e-6)
     order = plain_T[trained].argsort()
     assert torch.equal(white_T[trained].argsort(), order)
+
+
+def test_one_long_sample_does_not_pad_the_others() -> None:
+    lengths = [4096, *[8] * 1023]
+    ends = torch.tensor(lengths).cumsum(0)
+    positions = [torch.arange(end - length, end) for end, length in zip(ends.tolist(), lengths, strict=True)]
+    with LiveBytes("cpu") as live:
+        estimate(ValueHeadConfig(), positions, [1.0] * len(lengths), torch.zeros(sum(lengths)), None)
+    assert live.peak < 20 * 8 * sum(lengths), "not those of 1,024 samples of 4,096 tokens"
 
 
 def loss_of(value: float, old: float, wanted: float, clip: float) -> float:

@@ -53,6 +53,41 @@ def estimate(
     """
     device = values_T.device
     advantages_T, returns_T = (torch.zeros(len(values_T), dtype=torch.float64, device=device) for _ in range(2))
+    for samples in _of_similar_length([len(each) for each in positions]):
+        own_S = torch.tensor([rewards[sample] for sample in samples], dtype=torch.float64, device=device)
+        _estimate(
+            config, [positions[sample] for sample in samples], own_S, values_T, penalty_T, advantages_T, returns_T
+        )
+    trained = torch.cat(list(positions)).to(device)
+    if config.whiten and len(trained) > 1:
+        own = advantages_T[trained]
+        advantages_T[trained] = (own - own.mean()) / (own.var() + _WHITENED_LEAST).sqrt()
+    return advantages_T, returns_T
+
+
+def _of_similar_length(lengths: Sequence[int]) -> list[list[int]]:
+    """Returns the samples in portions in which the longest has less than twice the tokens of the shortest.
+
+    So padding takes no more memory than the tokens, and the tokens that are computed one after the other are at most twice those
+    of the longest sample.
+    """
+    portions: dict[int, list[int]] = {}
+    for sample, length in enumerate(lengths):
+        portions.setdefault(length.bit_length(), []).append(sample)
+    return list(portions.values())
+
+
+def _estimate(
+    config: ValueHeadConfig,
+    positions: Sequence[Tensor],
+    rewards_S: Tensor,
+    values_T: Tensor,
+    penalty_T: Tensor | None,
+    advantages_T: Tensor,
+    returns_T: Tensor,
+) -> None:
+    """Fills in the advantages, before whitening, and the returns of some samples."""
+    device = values_T.device
     lengths_S = torch.tensor([len(each) for each in positions], device=device)
     longest = int(lengths_S.max())
     # Aligned at their ends, so that one backward recurrence serves all samples; what stands before a sample is never read.
@@ -62,7 +97,7 @@ def estimate(
     inside_SN = torch.arange(longest, device=device)[None] >= longest - lengths_S[:, None]
     values_SN = values_T.double()[index_SN]
     rewards_SN = torch.zeros_like(values_SN) if penalty_T is None else -penalty_T[index_SN]
-    rewards_SN[:, -1] += torch.tensor(rewards, dtype=torch.float64, device=device)
+    rewards_SN[:, -1] += rewards_S
     advantages_SN = torch.zeros_like(values_SN)
     following_S = next_value_S = torch.zeros_like(rewards_SN[:, 0])
     for token in range(longest - 1, -1, -1):
@@ -72,7 +107,3 @@ def estimate(
     trained = index_SN[inside_SN]
     advantages_T[trained] = advantages_SN[inside_SN]
     returns_T[trained] = (advantages_SN + values_SN)[inside_SN]
-    if config.whiten and len(trained) > 1:
-        own = advantages_T[trained]
-        advantages_T[trained] = (own - own.mean()) / (own.var() + _WHITENED_LEAST).sqrt()
-    return advantages_T, returns_T

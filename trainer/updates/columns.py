@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from run.config import TrainingConfig
-from trainer.ranks import Ranks
 from trainer.updates.advantages import estimate, penalty
 from trainer.updates.passes import OLD, REFERENCE, VALUES
 from transport.records import Batch
@@ -66,9 +65,8 @@ class Columns:
     def _chosen(self, column_T: Tensor | None, samples: Sequence[int]) -> Tensor | None:
         return None if column_T is None else column_T[trained_positions(self.batch, samples).to(self._device)]
 
-    def conclude(self, config: TrainingConfig, samples: Sequence[int], ranks: Ranks) -> None:
-        """Adds the columns over the ranks, and computes from them the advantages that the trainer gives the samples."""
-        ranks.add_rows(list(self.measured.values()))
+    def conclude(self, config: TrainingConfig, samples: Sequence[int]) -> None:
+        """Computes the advantages that the trainer gives the samples, once the columns are added over the ranks."""
         measured = {name: column_T.cpu() for name, column_T in self.measured.items()}
         coefficient = config.reference.reward_coefficient if config.reference is not None else 0.0
         penalty_T = penalty(coefficient, measured[OLD], measured[REFERENCE]) if coefficient else None
