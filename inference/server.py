@@ -29,7 +29,7 @@ from inference.config import InferenceConfig
 from inference.delta import is_delta
 from inference.token import read_token
 from transport.process.cores import own_cores
-from transport.process.permanent_errors import is_permanent
+from transport.process.permanent_errors import is_final
 from transport.process.stop_requests import StopSignals
 
 logger = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ def serve(
         _check_port(config.host, config.port)
     except (ValueError, OSError) as error:
         logger.error("inference: %s", error)
-        return EXIT_BAD_CONFIG if isinstance(error, ValueError) or is_permanent(error) else EXIT_FAILED
+        return EXIT_BAD_CONFIG if is_final(error) else EXIT_FAILED
     try:
         with _output(config.log_file) as output, StopSignals() as signals:
             child = _start(config, environment, output)

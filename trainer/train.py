@@ -24,7 +24,7 @@ from trainer import ranks
 from trainer.broadcast import Broadcaster
 from trainer.config import TrainerConfig
 from trainer.fair_share import FairShare
-from trainer.faults import LacksMemory, is_fatal
+from trainer.faults import LacksMemory, is_fatal, is_out_of_memory
 from trainer.learner import Learner
 from trainer.metrics import MetricsFile, MetricValue
 from trainer.model.load import choose_device
@@ -43,7 +43,7 @@ from trainer.shared_memory import SharedMemory, remove_left_weights
 from trainer.telemetry.endpoint import TrainerEndpoint
 from trainer.telemetry.published import TrainerTelemetry
 from trainer.telemetry.step_times import StepTimes
-from transport.process.permanent_errors import is_permanent
+from transport.process.permanent_errors import is_final
 from transport.process.stop_requests import StopSignals, end_at_second_request
 from transport.wires.base import BatchReceiver
 from transport.wires.open import open_receiver
@@ -100,7 +100,12 @@ def train(
             endpoint = stack.enter_context(TrainerEndpoint(config))
         except (ValueError, OSError) as error:
             logger.error("%s", error)
-            return 2 if isinstance(error, ValueError) or is_permanent(error) else 1
+            return 2 if is_final(error) else 1
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            logger.error("there is not enough memory to load %s: %s", config.model, error)
+            return 1
         on_ready()
         stack.enter_context(beating())
         try:

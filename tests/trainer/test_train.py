@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 import signal
 from contextlib import closing
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
 from inference.plugin.digest import digests_of
 from orchestrator.run_directory import check_control
@@ -31,7 +33,8 @@ from tests.trainer.orchestrator_end import (
 )
 from trainer.config import TrainerConfig
 from trainer.model.load import load_model, log_probabilities
-from trainer.train import EVICTED
+from trainer.runs import manager
+from trainer.train import EVICTED, train
 from transport.files.atomic import published_steps
 from transport.messages import Acknowledged, Evicted, Hello, Ready, Rejected, Waiting
 from transport.wires.open import open_link, open_receiver
@@ -149,6 +152,31 @@ def test_a_batch_that_is_there_is_trained_without_waiting_for_a_message(
         one.until_step(one=3)
     assert waits
     assert not any(waits)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (OSError(errno.ESTALE, "Stale file handle"), 1),
+        (OSError(errno.EMFILE, "Too many open files"), 1),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), 1),
+        (OSError("no file named model.safetensors"), 2),
+        (RuntimeError("a tensor of another shape"), 2),
+    ],
+    ids=str,
+)
+def test_only_what_would_happen_again_ends_a_trainer_for_good(
+    dense_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, code: int
+) -> None:
+    """A supervisor starts it again after code 1, and not after 2."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", fail)
+    monkeypatch.setattr(manager, "_manager", None)
+    config = TrainerConfig(output_dir=tmp_path, model=str(dense_directory))
+    assert train(config, lambda: pytest.fail("it is not ready")) == code
 
 
 async def test_a_stop_request_leaves_a_checkpoint(dense_directory: Path, tmp_path: Path) -> None:

@@ -19,6 +19,14 @@ def is_permanent(error: OSError) -> bool:
     return error.errno in LASTING
 
 
+def is_final(error: OSError | ValueError) -> bool:
+    """Whether a start that this error stopped would fail again until a person corrects its cause.
+
+    So it is for a permanent error and for a wrong value, but not for a value that could not be checked because of a passing one.
+    """
+    return is_permanent(error) if isinstance(error, OSError) else not is_passing(error)
+
+
 def is_passing(error: BaseException | None) -> bool:
     """Whether an error, or one that it came from, is an obstacle that the next attempt may not meet.
 

@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from transport.process.permanent_errors import is_passing
+from transport.process.permanent_errors import is_final, is_passing
 
 
 def failed(cause: BaseException, explicitly: bool) -> BaseException:
@@ -54,3 +54,12 @@ def test_a_cause_that_was_taken_off_does_not_count() -> None:
     with pytest.raises(ValueError, match="of its own") as raised:
         hidden()
     assert not is_passing(raised.value)
+
+
+def test_a_start_is_not_tried_again_for_what_a_person_must_correct() -> None:
+    assert is_final(ValueError("a wrong value"))
+    assert is_final(PermissionError(errno.EACCES, "denied"))
+    assert not is_final(OSError(errno.EADDRINUSE, "in use"))
+    unread = failed(OSError(errno.ESTALE, "stale"), explicitly=True)
+    assert isinstance(unread, ValueError)
+    assert not is_final(unread), "the value was never seen"
