@@ -7,6 +7,7 @@ another function than inference.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,11 +19,15 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
+from trainer.faults import is_out_of_memory
 from trainer.model import attention
 from trainer.model.exchange import ExpertGroup
 from trainer.model.head import token_outputs
 from trainer.model.sharding import load_divided
 from trainer.model.shared_prompts import Families
+
+_MAX_INDEX_BYTES = 2**26
+"""Of a file that says which weights are in which file; of a model with 100,000 of them it has some 10 MB."""
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -58,12 +63,14 @@ def load_model(
 
     Raises:
         ValueError: there is no such model, or it cannot be read.
+        MemoryError, RuntimeError: it does not fit into memory.
     """
     transformers_logging.disable_progress_bar()  # otherwise the log has a bar for every broadcast
     path = Path(directory)
     if not (path / "config.json").is_file():
         raise ValueError(f"model = {str(directory)!r}: there is no config.json in that directory")
     try:
+        _check_files(path)
         if shards > 1 or experts is not None:
             if device.type == "cpu" and torch.cuda.is_available():
                 raise ValueError('it is divided over GPUs where there are any; expected device = "auto" or "cuda"')
@@ -72,9 +79,24 @@ def load_model(
         model: nn.Module = AutoModelForCausalLM.from_pretrained(
             path, dtype=choose_dtype(dtype, device), attn_implementation=attention.NAME, local_files_only=True
         )
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
+        if is_out_of_memory(error):
+            raise
         raise ValueError(f"model = {str(directory)!r} cannot be loaded: {error}") from error
     return model.to(device).eval()
+
+
+def _check_files(directory: Path) -> None:
+    """Raises `ValueError` if a file of the model is none that can be read: a FIFO, which a run may name, would block for ever."""
+    for path in directory.iterdir():
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise ValueError(f"{path.name} is neither a file nor a directory")
+        if path.name.endswith(".index.json"):
+            if path.stat().st_size > _MAX_INDEX_BYTES:
+                raise ValueError(f"{path.name} has more than {_MAX_INDEX_BYTES} bytes")
+            for shard in json.loads(path.read_bytes())["weight_map"].values():
+                if Path(shard).name != shard:
+                    raise ValueError(f"{path.name} names {shard!r}; expected files of the same directory")
 
 
 def log_probabilities(

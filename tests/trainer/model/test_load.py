@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 from pathlib import Path
 
@@ -148,6 +150,32 @@ def test_damaged_weights_are_named(dense_directory: Path, tmp_path: Path) -> Non
     weights = copy / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
     with pytest.raises(ValueError, match="model' cannot be loaded"):
+        load_model(copy, "float32", CPU)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "shard.safetensors"])
+def test_a_fifo_in_place_of_a_file_is_refused_at_once(dense_directory: Path, tmp_path: Path, name: str) -> None:
+    """A run may name the model of its reference, for which the trainer of all runs would wait for ever."""
+    copy = shutil.copytree(dense_directory, tmp_path / "model")
+    (copy / "model.safetensors").unlink()
+    os.mkfifo(copy / name)
+    (copy / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"lm_head.weight": name}}))
+    with pytest.raises(ValueError, match=f"model' cannot be loaded: {name} is neither a file nor a directory"):
+        load_model(copy, "float32", CPU)
+
+
+@pytest.mark.parametrize(
+    ("index", "reason"),
+    [
+        ({"weight_map": {"a": "../other"}}, "names '../other'; expected files of the same directory"),
+        ({}, "'weight_map'"),
+        ([], "list indices"),
+    ],
+)
+def test_a_wrong_index_is_named(dense_directory: Path, tmp_path: Path, index: object, reason: str) -> None:
+    copy = shutil.copytree(dense_directory, tmp_path / "model")
+    (copy / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ValueError, match=f"model' cannot be loaded: .*{reason}"):
         load_model(copy, "float32", CPU)
 
 
