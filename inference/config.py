@@ -89,16 +89,18 @@ class InferenceConfig(Config):
     @property
     def scheme(self) -> str:
         """Of its URL: `https` where `extra_args` give vLLM a certificate."""
-        return "https" if "--ssl-certfile" in self._extra_flags else "http"
+        return "https" if self.sets("--ssl-certfile") else "http"
 
     @property
     def parses_calls(self) -> bool:
         """Whether calls of tools are parsed, by `tool_parser` or by `extra_args`."""
-        return self.tool_parser is not None or "--tool-call-parser" in self._extra_flags
+        return self.tool_parser is not None or self.sets("--tool-call-parser")
 
-    @property
-    def _extra_flags(self) -> set[str]:
-        return {argument.partition("=")[0].replace("_", "-") for argument in self.extra_args}  # vLLM takes either
+    def sets(self, flag: str) -> bool:
+        """Returns whether `extra_args` have a flag of vLLM's."""
+        return flag in {
+            argument.partition("=")[0].replace("_", "-") for argument in self.extra_args
+        }  # vLLM takes either
 
     @model_validator(mode="after")
     def _guarded_beyond_loopback(self) -> InferenceConfig:

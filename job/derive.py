@@ -140,10 +140,12 @@ def _urls(servers: ServersConfig) -> list[str]:
 def _server_dtypes(job: JobSections) -> dict[str, object]:
     """Returns `trainer.server_dtypes` where the file leaves it out and the servers' precision is known.
 
+    Arguments of vLLM's own may set another one than `inference.dtype`.
+
     Raises `ValueError` if it is set and lacks that precision.
     """
     servers, trainer = job.inference, job.trainer
-    if not servers.replicas or servers.dtype == "auto":
+    if not servers.replicas or servers.dtype == "auto" or servers.sets("--dtype"):
         return {}
     if "server_dtypes" not in trainer.model_fields_set:
         return {"server_dtypes": [servers.dtype]}

@@ -84,6 +84,7 @@ class ServerMonitor:
         self._slow_checks = 0
         self._not_before = 0.0
         self._has_served = False
+        self._warned_of_precision = False
 
     def set_wanted(self, update: WeightUpdate) -> None:
         """Sets new weights, which are loaded at once, however often the server has failed before."""
@@ -222,6 +223,8 @@ class ServerMonitor:
             raise ProbeFailed(
                 f"{self.server.url} accepted version {wanted.version} but computes with other weights: {others}"
             )
+        if held is not None and wanted.probe.digests and held.dtype not in wanted.probe.digests:
+            self._warn_of_precision(held.dtype, wanted)
         loaded = time.monotonic()
         if held is not None and wanted.probe.compares(held) and self.server.counted:
             # It served until now, and holds what was published. New requests begin beside the probe, and wait for it.
@@ -239,6 +242,18 @@ class ServerMonitor:
             wanted.version,
             loaded - began,
             time.monotonic() - loaded,
+        )
+
+    def _warn_of_precision(self, dtype: str, wanted: WeightUpdate) -> None:
+        if self._warned_of_precision:
+            return
+        self._warned_of_precision = True
+        logger.warning(
+            "Inference server %s computes in %s, and the trainer publishes digests for %s: only the probe proves this server's "
+            "weights, which misses small steps. Set inference.dtype to what the servers use, or trainer.server_dtypes",
+            self.server.url,
+            dtype,
+            ", ".join(sorted(wanted.probe.digests)),
         )
 
     def _begin_serving(self, wanted: WeightUpdate | None, instance: str) -> None:

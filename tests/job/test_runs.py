@@ -157,6 +157,7 @@ def test_the_trainer_proves_weights_for_the_precision_of_the_jobs_own_servers(fi
     for flags, expected in (
         (own, ["bfloat16"]),
         (["--inference.dtype", "auto"], every),
+        ([*own, "--inference.extra_args", '["--dtype=float16"]'], every),
         ([*own, *elsewhere], every),
         ([*own, "--trainer.server_dtypes", '["bfloat16", "float16"]'], ["bfloat16", "float16"]),
     ):

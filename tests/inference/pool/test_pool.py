@@ -14,7 +14,7 @@ import pytest
 from inference.base import Completion, GenerateRequest, InferenceError, RequestRefused, SamplingParameters
 from inference.config import PoolConfig
 from inference.pool.pool import InferencePool
-from tests.support.fake_inference import FakeServer, weight_update
+from tests.support.fake_inference import FakeServer, digest_of, weight_update
 from tests.support.polling import until
 from tests.support.ports import free_port
 from transport.records import Turn
@@ -393,6 +393,18 @@ async def test_a_server_that_keeps_the_weights_of_a_version_that_answers_alike_t
         assert states(pool) == ["out", "serving"]
         reason = pool.status()[0].reason
         assert reason.endswith("1 of 2 digests differ from those that the trainer published: layer 0")
+
+
+async def test_a_server_whose_precision_has_no_digest_serves_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    """Said once: the probe alone misses a step that is small."""
+    async with FakeServer() as server, pool_of(server) as pool:
+        for version in (1, 2):
+            update = weight_update(version)
+            probe = replace(update.probe, digests={"bfloat16": digest_of(version)})
+            await pool.update_weights(replace(update, probe=probe))
+        assert states(pool) == ["serving"]
+    warning = f"{server.url} computes in float32, and the trainer publishes digests for bfloat16: only the probe proves"
+    assert caplog.text.count(warning) == 1
 
 
 async def test_a_server_that_failed_the_probe_returns_once_it_passes() -> None:
