@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 import uvloop
 
-from orchestrator.loop_health.lag import quantile
+from orchestrator.loop_health.lag import quantile, samples_of
 from orchestrator.loop_health.threads import prompt_switching
 from transport.telemetry.catalogue.orchestrator import ENVIRONMENT_METRIC, LAG, ORCHESTRATOR, PHASE
 from transport.telemetry.endpoint import Endpoint
@@ -28,6 +28,7 @@ SCRAPES_A_SECOND = 2
 """Twenty times as many as a Prometheus every ten seconds."""
 
 ROUNDS, ROUND_SECONDS = 6, 3.0
+SAMPLE_SECONDS = 0.001
 TASKS = 200
 
 CLIENT = """
@@ -84,12 +85,12 @@ def scrape_seconds(endpoint: Endpoint) -> float:
 
 
 async def lags() -> list[float]:
-    """The lags of a loop with many tasks that each compute a little, sampled each millisecond."""
+    """The lags of a loop with many tasks that each compute a little, one for each millisecond, also within a stall."""
     tasks = [asyncio.create_task(_work()) for _ in range(TASKS)]
-    found, end = [], time.perf_counter() + ROUND_SECONDS
+    found, end = list[float](), time.perf_counter() + ROUND_SECONDS
     while (now := time.perf_counter()) < end:
-        await asyncio.sleep(0.001)
-        found.append(max(0.0, time.perf_counter() - now - 0.001))
+        await asyncio.sleep(SAMPLE_SECONDS)
+        found += samples_of(max(0.0, time.perf_counter() - now - SAMPLE_SECONDS), SAMPLE_SECONDS)
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

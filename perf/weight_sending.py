@@ -4,7 +4,7 @@
 
 A file in shared memory goes by the orchestrator's own sender over loopback to processes that receive it as a server does
 (`inference/plugin/receiving.py`), under uvicorn, and load nothing. The lag is that of a coroutine that sleeps a millisecond, over
-and over: while nothing is sent and while weights are, in turns.
+and over, with a stall counted for as long as it lasts: while nothing is sent and while weights are, in turns.
 """
 
 from __future__ import annotations
@@ -35,12 +35,14 @@ from inference.clients.weight_sender import WeightSender
 from inference.config import PoolConfig
 from inference.plugin.receiving import Receiver
 from inference.sent_weights import MAX_OFFER_BYTES, OFFER_PATH, SEND_PATH, Offer
+from orchestrator.loop_health.lag import LagDistribution
 from transport.files.atomic import STABLE
 from transport.files.shared_memory import SHARED_MEMORY
 
 TURNS = 3
 IDLE_SECONDS = 3.0
 START_SECONDS = 60.0
+SAMPLE_SECONDS = 0.001
 
 
 def main() -> None:
@@ -117,11 +119,11 @@ async def sample_lags() -> tuple[str, str, str]:
     try:
         while True:
             began = time.perf_counter()
-            await asyncio.sleep(0.001)
-            lags.append(time.perf_counter() - began - 0.001)
+            await asyncio.sleep(SAMPLE_SECONDS)
+            lags.append(max(0.0, time.perf_counter() - began - SAMPLE_SECONDS))
     except asyncio.CancelledError:
-        p50, p99, most = np.percentile(lags, (50, 99, 100)) * 1e3
-        return f"{p50:.2f}", f"{p99:.1f}", f"{most:.1f}"
+        found = LagDistribution.of(lags, SAMPLE_SECONDS)
+        return f"{1e3 * found.median:.2f}", f"{1e3 * found.p99:.1f}", f"{1e3 * found.max:.1f}"
 
 
 @contextmanager
