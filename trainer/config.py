@@ -163,10 +163,10 @@ class TrainerConfig(Config):
 
     @model_validator(mode="after")
     def _compiles(self) -> TrainerConfig:
-        if self.compile and (self.sharding or self.context_parallel > 1 or self.expert_parallel > 1):
+        if self.compile and (self.context_parallel > 1 or self.expert_parallel > 1):
             raise ValueError(
-                "compile = true is for ranks that compute whole rows with the whole model; set sharding = false, "
-                "context_parallel = 1 and expert_parallel = 1, or compile = false"
+                "compile = true is for ranks that compute whole rows with all experts; set context_parallel = 1 and "
+                "expert_parallel = 1, or compile = false"
             )
         return self
 

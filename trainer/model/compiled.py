@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import weakref
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -23,6 +24,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from trainer.faults import is_fatal
 from trainer.model.attention import SampleLengths
 from trainer.model.load import log_probabilities
+from trainer.model.passes import Passes
 
 logger = logging.getLogger(__name__)
 
@@ -32,26 +34,29 @@ BOUND = {torch.float32: 1e-4, torch.bfloat16: 3e-1}
 _TOKENS = 24
 
 
-def compile_layers(model: nn.Module) -> None:
+def compile_layers(model: nn.Module, passes: Passes | None = None) -> None:
     """Compiles the layers of a model that is trained in full, and tests it by a row, with its gradient.
 
     If that fails, such as without a C++ compiler, or computes something else, the reason is logged and the layers stay as before.
+    With the `passes` of a model that is sharded, every rank calls it, and where it fails on one, the layers of all stay so.
     """
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
-    reason = "it has no decoder layers" if not layers else ""
-    try:
-        expected_P = _row(model).detach()
-        for layer in layers:
-            _compile(layer)
-        found_P = _row(model)
-        found_P.sum().backward()
-        difference = float((found_P.detach() - expected_P).abs().max())
-        if not difference <= BOUND[next(model.parameters()).dtype]:
-            reason = f"log-probabilities differ by {difference:.2g} nats from those without"
-    except Exception as error:  # of torch's compiler, or the C++ compiler that it calls
-        if is_fatal(error):
-            raise
-        reason = f"{type(error).__name__}: {error}".split("\n", 1)[0]
+    if not layers:
+        logger.warning("compile = true: %s has no decoder layers", type(model).__name__)
+        return
+    with torch.no_grad():
+        expected_P = _row(model)
+    if passes is not None:
+        passes.begin()
+    reason, difference = _compile_and_compare(model, layers, expected_P)
+    differs = not difference <= BOUND[next(model.parameters()).dtype]
+    discarded = passes is not None and passes.end(bool(reason) or differs)
+    if not reason and discarded:  # the values are wrong where another rank has failed
+        reason = (
+            f"another rank has failed, as its log says, or log-probabilities differ (here by {difference:.2g} nats)"
+        )
+    elif not reason and differs:
+        reason = f"log-probabilities differ by {difference:.2g} nats from those without"
     model.zero_grad(set_to_none=True)
     if not reason:
         logger.info("%d layers of %s are compiled", len(layers), type(model).__name__)
@@ -59,6 +64,20 @@ def compile_layers(model: nn.Module) -> None:
     for layer in layers:
         layer.computes = None
     logger.warning("compile = true: the layers of %s are not compiled: %s", type(model).__name__, reason)
+
+
+def _compile_and_compare(model: nn.Module, layers: Sequence[nn.Module], expected_P: Tensor) -> tuple[str, float]:
+    """Compiles `layers`; returns what has been raised, if anything, and by how many nats their row differs."""
+    try:
+        for layer in layers:
+            _compile(layer)
+        found_P = _row(model)
+        found_P.sum().backward()
+    except Exception as error:  # of torch's compiler, or the C++ compiler that it calls
+        if is_fatal(error):
+            raise
+        return f"{type(error).__name__}: {error}".split("\n", 1)[0], 0.0
+    return "", float((found_P.detach() - expected_P).abs().max())
 
 
 def computes(layer: nn.Module) -> Any:
