@@ -212,7 +212,7 @@ def _execute(command: list[str], nice: int, guardian: int) -> None:
         _announce()  # here, so that the supervisor knows the pid before anything that the command says
         os.execvp(command[0], command)
     except OSError as error:
-        os.write(2, f"cannot start {command[0]!r}: {error.strerror}\n".encode())
+        _log(f"cannot start {command[0]!r}: {error.strerror}")
     finally:
         os._exit(COMMAND_NOT_STARTED)
 
@@ -243,10 +243,10 @@ def guard(command: list[str], nice: int, parent: int, fence_seconds: float = 0.0
     heard = alive_clock()
     while True:
         number = _wait(watched, heard + fence_seconds if fence_seconds > 0 else None)
-        if number is None:
-            os.write(2, f"killed: nothing was heard of the supervisor for {fence_seconds:g} s\n".encode())
         if number is None or number == signal.SIGHUP:
             _kill_leftovers()
+            if number is None:
+                _log(f"killed: nothing was heard of the supervisor for {fence_seconds:g} s")
             return 128 + signal.SIGKILL
         if number == SIGNAL_OF_LIFE:
             heard = alive_clock()
@@ -273,7 +273,13 @@ def _wait(watched: set[signal.Signals], until: float | None) -> int | None:
 def _kill_leftovers() -> None:
     """Kills the remaining processes, and names in the worker's log those that cannot be killed."""
     if left := kill_descendants():
-        os.write(2, f"cannot kill what the worker left behind: process {', '.join(map(str, left))}\n".encode())
+        _log(f"cannot kill what the worker left behind: process {', '.join(map(str, left))}")
+
+
+def _log(line: str) -> None:
+    """Writes a line to the worker's log, if that can be written: a full disk must not change how the guardian ends."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"{line}\n".encode())
 
 
 if __name__ == "__main__":

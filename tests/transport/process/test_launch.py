@@ -104,6 +104,55 @@ def test_the_exit_code_of_a_worker_whose_descendant_cannot_be_killed_is_kept(tmp
     assert completed.stderr == f"cannot kill what the worker left behind: process {left}\n"
 
 
+@pytest.mark.slow
+def test_a_full_log_does_not_change_the_exit_code() -> None:
+    guardian = """
+    import os, sys
+    from transport.process import launch
+    launch.kill_descendants = lambda: [1]  # injected: a process that may not be killed
+    sys.exit(launch.guard(["sh", "-c", "exit 7"], nice=0, parent=os.getppid()))
+    """
+    with open("/dev/full", "w") as full:
+        completed = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(guardian)], stdout=full, stderr=full, timeout=60, check=False
+        )
+    assert completed.returncode == 7
+
+
+@pytest.mark.slow
+def test_a_full_log_leaves_no_process_alive_when_the_fence_expires(tmp_path: Path) -> None:
+    """The clock is injected: it jumps once the worker has started a child in a session of its own."""
+    guardian = """
+    import os, sys
+    from transport.process import launch
+    begun = False
+    def clock():
+        global begun
+        begun, before = True, begun
+        return 1000.0 if before and os.path.exists(sys.argv[1]) else 0.0
+    launch.alive_clock, launch.WAKE_SECONDS = clock, 0.01
+    sys.exit(launch.guard(sys.argv[2:], nice=0, parent=os.getppid(), fence_seconds=1.0))
+    """
+    worker = """
+    import os, subprocess, sys, time
+    child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    open(sys.argv[1] + ".new", "w").write(str(child.pid))
+    os.rename(sys.argv[1] + ".new", sys.argv[1])
+    time.sleep(600)
+    """
+    pid_file = str(tmp_path / "pid")
+    command = [sys.executable, "-c", textwrap.dedent(guardian), pid_file]
+    command += [sys.executable, "-c", textwrap.dedent(worker), pid_file]
+    with open("/dev/full", "w") as full:
+        completed = subprocess.run(command, stdout=full, stderr=full, timeout=60, check=False)
+    child = int(Path(pid_file).read_text())
+    left = child in {pid for pid, *_ in launch.live_processes()}
+    if left:
+        os.kill(child, signal.SIGKILL)
+    assert not left
+    assert completed.returncode == 128 + signal.SIGKILL
+
+
 def test_exit_codes_are_known_where_the_caller_ignores_the_death_of_children() -> None:
     """As a shell after `trap '' CHLD` does: what it starts inherits that, and then the kernel reaps by itself."""
     program = textwrap.dedent("""
