@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Generic, ParamSpec, TypeVar
 
-from sweep.interruption import Interruptions
+from sweep.interruption import Interruptions, running_task
 from sweep.lease import Done, Held, StaysFailed, Terms, monotonic
 from sweep.lock import REAL_CLOCKS, Claim, LeaseHolder, PreviousTaskFailed, describe_holder, holding
 from sweep.open_store import open_proven
@@ -265,15 +265,15 @@ def _call(
 
 
 @contextlib.contextmanager
-def _contained(interruptions: Interruptions) -> Iterator[None]:
+def _contained(interruptions: Interruptions, is_closed: Callable[[], bool] = lambda: False) -> Iterator[None]:
     """Raises `BodyExited` instead of an exception that would end the worker without a stop request.
 
-    Otherwise one bad body would end one worker after another.
+    Otherwise one bad body would end one worker after another. `is_closed` says whether a `GeneratorExit` closes the body.
     """
     try:
         yield
     except BaseException as error:
-        if isinstance(error, Exception) or interruptions.caused(error):
+        if isinstance(error, Exception) or interruptions.caused(error, may_be_closed=is_closed()):
             raise
         raise BodyExited(
             f"it raised {type(error).__name__}: {error}; a body must return or raise an Exception"
@@ -336,8 +336,12 @@ async def _run(
 
 
 async def _awaited(body: Callable[[], Awaitable[Any]], interruptions: Interruptions) -> None:
-    """Calls and awaits a body. It is called here since a task that is cancelled before it begins awaits nothing."""
-    with _contained(interruptions):
+    """Calls and awaits a body. It is called here since a task that is cancelled before it begins awaits nothing.
+
+    A coroutine is closed from outside, while its task does not run; what is raised while it runs is the body's own.
+    """
+    task = running_task()
+    with _contained(interruptions, is_closed=lambda: running_task() is not task):
         await body()
 
 

@@ -52,15 +52,19 @@ class Interruptions:
             if signal.getsignal(number) == ours:  # else the program has set another meanwhile
                 signal.signal(number, before)
 
-    def caused(self, error: BaseException) -> bool:
+    def caused(self, error: BaseException, may_be_closed: bool = True) -> bool:
         """Whether a body that ended with this exception was interrupted by a stop request to its worker.
 
         Otherwise the body has failed, for example by a `sys.exit` of its own, or as it awaited a task that it had cancelled.
+        `may_be_closed`: whether the body may be in a generator or coroutine that is being closed, which `GeneratorExit` then
+        shows.
         """
         if isinstance(error, Exception):
             return False
-        if self._passed_on or self._received is not None or isinstance(error, GeneratorExit):
+        if self._passed_on or self._received is not None:
             return True
+        if isinstance(error, GeneratorExit):
+            return may_be_closed
         if isinstance(error, asyncio.CancelledError):
             return _is_cancelled()
         return isinstance(error, KeyboardInterrupt) and self._may_be_ctrl_c()
@@ -106,12 +110,17 @@ class Interruptions:
             _raise(number)
 
 
+def running_task() -> asyncio.Task[Any] | None:
+    """Returns the task that runs in this thread; None without one, or without a loop."""
+    try:
+        return asyncio.current_task()
+    except RuntimeError:
+        return None
+
+
 def _is_cancelled() -> bool:
     """Whether somebody has asked for the cancellation of the running task, if one runs."""
-    try:
-        task = asyncio.current_task()
-    except RuntimeError:
-        return False
+    task = running_task()
     return task is not None and task.cancelling() > 0
 
 

@@ -199,7 +199,14 @@ class Outcome(BaseException):
 @pytest.mark.parametrize("kind", ["function", "coroutine"])
 @pytest.mark.parametrize(
     "end",
-    [SystemExit(1), SystemExit(0), Outcome("of its own"), KeyboardInterrupt("mine"), asyncio.CancelledError("mine")],
+    [
+        SystemExit(1),
+        SystemExit(0),
+        Outcome("of its own"),
+        KeyboardInterrupt("mine"),
+        asyncio.CancelledError("mine"),
+        GeneratorExit("mine"),
+    ],
     ids=repr,
 )
 def test_a_body_that_exits_unasked_has_failed_and_its_worker_goes_on(
@@ -221,6 +228,29 @@ def test_a_body_that_exits_unasked_has_failed_and_its_worker_goes_on(
     recorded = next(found.error for found in sweep_status(root) if found.target_id == "bad")
     assert recorded is not None
     assert f"{type(end).__name__}: {end}" in recorded
+
+
+def test_a_coroutine_that_is_closed_has_not_raised(root: str) -> None:
+    """As when a loop that nobody runs any more is collected: `close` raises what the coroutine makes of its end."""
+    bodies: list[asyncio.Task[Any]] = []
+
+    async def body(target: SweepTarget[int]) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        bodies.append(task)
+        loop.stop()
+        await asyncio.Event().wait()
+
+    loop = asyncio.new_event_loop()
+    work = loop.create_task(claim_and_run_async(root, targets("a"), body))
+    loop.run_forever()
+    coroutine: Any = bodies[0].get_coro()
+    coroutine.close()
+    work.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        loop.run_until_complete(work)
+    loop.run_until_complete(loop.shutdown_default_executor())
+    loop.close()
 
 
 @both_forms
