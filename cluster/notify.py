@@ -25,8 +25,8 @@ LONGEST_PERIOD_SECONDS = 5.0
 _failure = ""
 """Why the last message could not be sent; empty if it was."""
 
-_ready_unsent = False
-"""Whether this process is ready but could not send `READY=1`."""
+READY_AGAIN_SECONDS = 1.0
+"""Time between two attempts to send `READY=1`."""
 
 MAX_DATAGRAM = 4096
 CREDENTIALS = struct.Struct("3i")
@@ -56,9 +56,17 @@ def notify(state: str) -> bool:
 
 
 def notify_ready() -> None:
-    """Sends `READY=1`. If that fails, as when the receiver does not keep up, the next `Heartbeat` sends it again."""
-    global _ready_unsent
-    _ready_unsent = not notify("READY=1") and "NOTIFY_SOCKET" in os.environ
+    """Sends `READY=1`. If that fails, as when the receiver does not keep up, a thread sends it again until it arrives.
+
+    The heartbeats cannot do it: a supervisor that waits for a role to be ready need not expect any.
+    """
+
+    def send_again() -> None:
+        while "NOTIFY_SOCKET" in os.environ and not notify("READY=1"):
+            time.sleep(READY_AGAIN_SECONDS)
+
+    if not notify("READY=1") and "NOTIFY_SOCKET" in os.environ:
+        threading.Thread(target=send_again, name="sending READY again", daemon=True).start()
 
 
 def watchdog_seconds() -> float | None:
@@ -98,8 +106,6 @@ class Heartbeat:
         now = time.monotonic()
         if self.period is not None and now - self._beaten >= self.period:
             self._beaten = now
-            if _ready_unsent:
-                notify_ready()
             notify("WATCHDOG=1")
 
 
