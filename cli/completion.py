@@ -21,7 +21,11 @@ Prints a completion script for that shell. To install it:
   zsh    counterpoint completion zsh > DIRECTORY/_counterpoint, with DIRECTORY in $fpath before compinit
   fish   counterpoint completion fish > ~/.config/fish/completions/counterpoint.fish"""
 
-FLAG = re.compile(r"(?<![\w-])--[a-z][\w.-]*\w")
+FLAG = re.compile(r"(?<![\w`-])--[a-z][\w.-]*\w")
+"""A flag in a help text. One in backticks is mentioned in a description, and may be another command's."""
+
+PLACEHOLDER = "--section.key"
+"""What stands for every key in a usage (`cli/arguments/help_text.py`:`usage_of`)."""
 
 
 def main(arguments: list[str]) -> int:
@@ -42,11 +46,16 @@ def words_of_commands() -> dict[str, list[str]]:
 
 
 def _flags(command: str) -> list[str]:
-    """The flags in a command's help, except those for entries of a list, whose number is unknown."""
+    """The flags in a command's help, except those for entries of a list, whose number is unknown.
+
+    A key at the top is there with dashes, too, as the commands' own flags are written.
+    """
     module, shown = importlib.import_module(COMMANDS[command][0]), io.StringIO()
     with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
         module.main(["--help", "all"])
-    return sorted({flag for flag in FLAG.findall(shown.getvalue()) if ".N" not in flag} | {"--help"})
+    flags = {flag for flag in FLAG.findall(shown.getvalue()) if ".N" not in flag} - {PLACEHOLDER}
+    dashed = {flag.replace("_", "-") for flag in flags if "." not in flag}
+    return sorted(flags | dashed | {"--help"})
 
 
 def _bash(words: dict[str, list[str]]) -> str:

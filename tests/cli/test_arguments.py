@@ -201,6 +201,13 @@ def test_bash_completes_commands_flags_and_files(scripts: dict[str, str]) -> Non
     assert completed(bash, "run", "--orchestrator.ste") == ["--orchestrator.steps"]
     assert completed(bash, "run", "--dry") == ["--dry-run"]
     assert "--job" in completed(bash, "stop", "--")
+    assert completed(bash, "run", "--output-") == ["--output-dir"]
+    assert completed(bash, "run", "--output_") == ["--output_dir"]
+    for command in ("run", "plan"):
+        assert "--section.key" not in completed(bash, command, "--"), "it stands for a key in the usage"
+    assert "--reasoning-parser" not in completed(bash, "run", "--"), (
+        "a key's description mentions it, as a flag of vLLM's"
+    )
     assert "demo.toml" in completed(bash, "run", "demo")
     assert completed(bash, "completion", "z") == ["zsh"]
 
