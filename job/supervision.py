@@ -129,8 +129,8 @@ class SupervisedJob:
         self._show = show
         with JobTelemetry(self._config.prometheus_port, self._config.output_dir) as self._telemetry:
             outcome = asyncio.run(self._supervise())
-        self._find_guests()  # one that came since the last look is in the summary, too
-        self._report()
+        self._job.observe(self._find_guests, None)  # one that came since the last look is in the summary, too
+        self._job.observe(self._report, None)
         return outcome
 
     @property
