@@ -246,7 +246,8 @@ class TrainingConfig(Config):
     """Steps between the trainer's checkpoints. The orchestrator keeps batches until a checkpoint covers them."""
 
     token_export: bool = False
-    """Write every trained token with its probabilities to `trainer/tokens/` as JSON Lines, for debugging."""
+    """Write every trained token with its probabilities to `trainer/tokens/` as JSON Lines, for debugging. It grows with each
+    step, and nothing removes a file: delete them by hand."""
 
     @model_validator(mode="after")
     def _starts_once(self) -> TrainingConfig:
@@ -370,7 +371,8 @@ class RunConfig(Config):
     none."""
 
     dump_raw_rollouts: bool = False
-    """Write every step's rollouts in full to `raw_rollouts/`, for replay."""
+    """Write every step's rollouts in full to `raw_rollouts/`, for replay. It grows with each step, whatever `keep_rollouts` is,
+    and nothing removes an old step: delete them by hand."""
 
     keep_checkpoints: int = Field(default=2, ge=1)
     """Checkpoints of the orchestrator's state kept (one is written a step). What the trainer may ask for is in `rollouts/`."""
