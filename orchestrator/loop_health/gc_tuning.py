@@ -3,8 +3,8 @@
 A full collection visits every object: 290 ms with 4,096 rollouts in flight (`docs/performance.md`). The daemon's own objects are
 freed by reference counts alone, so it would free next to nothing. Objects of environments may form cycles, which only the
 collector frees. Python collects when a quarter of the objects is new, however long they live. Here memory must have grown by half
-since the last collection, and rollouts must have ended, since those in flight hold their objects. Between two collections only
-the youngest objects are visited, each once.
+of what the last collection left, since rollouts have ended: before that, those in flight hold what they made. Between two
+collections only the youngest objects are visited, each once.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from orchestrator.loop_health.resident import resident_bytes
 
 _LOOK_SECONDS = 0.1
 _YOUNG_SECONDS = 0.01
-_GROWTH = 1.5
+_GROWTH = 0.5
+"""Of the memory after the last collection: what may be garbage until there is another one."""
 _ENDED_SHARE = 0.1
-_LARGEST_GROWTH = 4.0
+_LARGEST_GROWTH = 3.0
 """Growth since the last collection that always causes one: an environment may leave garbage at every turn of a long rollout."""
 _NEVER = 2**31 - 1
 
@@ -64,9 +65,12 @@ class Memory:
         """Measures this process."""
         return cls(sys.getallocatedblocks(), resident_bytes())
 
-    def has_grown_since(self, before: Memory, times: float) -> bool:
-        """Whether blocks or resident bytes are more than `times` those of `before`."""
-        return self.blocks > times * before.blocks or self.resident > times * before.resident
+    def has_grown_since(self, before: Memory, share: float, whole: Memory) -> bool:
+        """Whether blocks or resident bytes are more than those of `before` by more than a share of those of `whole`."""
+        return (
+            self.blocks > before.blocks + share * whole.blocks
+            or self.resident > before.resident + share * whole.resident
+        )
 
 
 @dataclass(slots=True)
@@ -78,25 +82,24 @@ class RolloutCounts:
 
 
 async def collect_as_memory_grows(rollouts: RolloutCounts) -> None:
-    """Collects whenever memory has grown by half and may hold garbage. Runs until it is cancelled.
+    """Collects whenever memory may hold garbage of half of what the last collection left. Runs until it is cancelled.
 
-    While fewer rollouts have ended since the last collection than a tenth of those in flight, the growth is theirs, so later
-    growth is compared with it, up to four times the memory after the last collection.
+    While fewer rollouts have ended since that collection than a tenth of those in flight, the growth is theirs and is no garbage,
+    up to four times the memory after it.
     """
     collected = before = Memory.now()
     ended = rollouts.ended
     while True:
         await _collecting_the_young(_LOOK_SECONDS)
         now = Memory.now()
-        if not now.has_grown_since(before, _GROWTH):
-            continue
         few_ended = rollouts.ended - ended < _ENDED_SHARE * (rollouts.begun - rollouts.ended)
-        if few_ended and not now.has_grown_since(collected, _LARGEST_GROWTH):
-            before = now
-        else:
+        has_garbage = not few_ended and now.has_grown_since(before, _GROWTH, collected)
+        if has_garbage or now.has_grown_since(collected, _LARGEST_GROWTH, collected):
             gc.collect()
             collected = before = Memory.now()
             ended = rollouts.ended
+        elif few_ended:
+            before = now
 
 
 async def _collecting_the_young(seconds: float) -> None:

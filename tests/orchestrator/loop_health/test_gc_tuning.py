@@ -40,20 +40,53 @@ def long_collections() -> Iterator[list[int]]:
 @pytest.mark.parametrize(
     ("now", "grown"),
     [
-        (Memory(1500, 1000), False),
-        (Memory(1501, 1000), True),
-        (Memory(100, 1501), True),
+        (Memory(2500, 2000), False),
+        (Memory(2501, 2000), True),
+        (Memory(100, 2501), True),
         (Memory(100, 100), False),
     ],
 )
 def test_growth_counts_be_it_of_small_objects_or_of_buffers(now: Memory, grown: bool) -> None:
-    assert now.has_grown_since(Memory(1000, 1000), 1.5) == grown
+    assert now.has_grown_since(Memory(2000, 2000), 0.5, Memory(1000, 1000)) == grown
+
+
+@pytest.mark.parametrize(
+    ("looks", "collections"),
+    [
+        ([(100, 0), (149, 100), (150, 100), (151, 100)], 1),
+        ([(190, 9), (239, 100), (240, 200), (241, 300)], 1),
+        ([(190, 9), (239, 10), (240, 10)], 0),
+        ([(390, 0), (400, 0)], 0),
+        ([(390, 0), (401, 0)], 1),
+    ],
+    ids=["all may be garbage", "since some ended", "what those in flight hold", "few ended", "most"],
+)
+async def test_only_growth_since_rollouts_have_ended_may_be_garbage(
+    monkeypatch: pytest.MonkeyPatch, looks: list[tuple[int, int]], collections: int
+) -> None:
+    """Of 100 rollouts in flight, the memory and the number of those that have ended at each look; 100 before the first."""
+    counts, found = RolloutCounts(begun=100), list[int]()
+    memory = iter([100, *(blocks for blocks, _ in looks), 100])
+    ends = iter([ended for _, ended in looks])
+
+    async def wait(_: float) -> None:
+        counts.ended = next(ends, -1)
+        counts.begun = 100 + counts.ended
+        if counts.ended < 0:
+            raise TimeoutError
+
+    monkeypatch.setattr(gc_tuning, "_collecting_the_young", wait)
+    monkeypatch.setattr(Memory, "now", lambda: Memory(next(memory), 1))
+    monkeypatch.setattr(gc, "collect", lambda: found.append(2))
+    with pytest.raises(TimeoutError):
+        await collect_as_memory_grows(counts)
+    assert len(found) == collections
 
 
 @pytest.fixture
 def prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     """Little growth is enough, and is seen at once."""
-    monkeypatch.setattr(gc_tuning, "_GROWTH", 1.02)
+    monkeypatch.setattr(gc_tuning, "_GROWTH", 0.02)
     monkeypatch.setattr(gc_tuning, "_LOOK_SECONDS", 0.001)
     monkeypatch.setattr(gc_tuning, "_YOUNG_SECONDS", 0.001)
 
@@ -98,7 +131,7 @@ async def test_what_rollouts_in_flight_hold_is_not_walked_until_some_have_ended(
     rollouts = RolloutCounts(begun=100)
     async with collecting(rollouts) as seen:
         held, before = [Knot()], Memory.now()
-        while not Memory.now().has_grown_since(before, 1.5):
+        while not Memory.now().has_grown_since(before, 0.5, before):
             held += [Knot() for _ in range(1000)]
             await asyncio.sleep(0.002)
         rollouts.ended = 9
@@ -117,7 +150,7 @@ async def test_what_rollouts_in_flight_hold_is_not_walked_until_some_have_ended(
 async def test_what_rollouts_leave_at_each_turn_is_collected_in_the_end_though_none_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(gc_tuning, "_LARGEST_GROWTH", 1.1)
+    monkeypatch.setattr(gc_tuning, "_LARGEST_GROWTH", 0.1)
     async with collecting(RolloutCounts(begun=100)) as seen:
         knots = [Knot()]
         lost = weakref.ref(knots[0])
