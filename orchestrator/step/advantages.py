@@ -86,9 +86,9 @@ def _rewards(inputs: AdvantageInputs) -> AdvantageOutputs:
     return AdvantageOutputs(inputs.rewards.tolist())
 
 
-def _over_deviation(centred: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Returns what `_centred` gave over its (population) standard deviation; zeros if all are zero."""
-    return centred / centred.std() if centred.any() else centred
+def _over_deviation(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Returns values over their (population) standard deviation; zeros if all are equal, as what is left of a step may be."""
+    return values / values.std() if _differ(values) else np.zeros_like(values)
 
 
 def _standardised(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

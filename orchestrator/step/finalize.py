@@ -262,6 +262,8 @@ def _fault_of_log_probabilities(turns: Sequence[Turn]) -> str | None:
 
 
 def _fault_of_columns(turn: Turn, first: Turn) -> str | None:
+    if not isinstance(turn.columns, dict):
+        return f"columns is of type {type(turn.columns).__name__}; expected a dict"
     if turn.columns.keys() != first.columns.keys():
         own, others = (sorted(map(str, each.columns)) for each in (turn, first))
         return f"it has the columns {own}, turn 0 has {others}; expected the same"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +96,8 @@ def test_a_loss_is_that_on_a_cpu(name: str, device: torch.device) -> None:
     for place in (device, CPU):
         tokens = on(make_tokens(CASES[name].spread), place)
         inputs = tokens.inputs()
+        tensors = [each for field in fields(inputs) if isinstance(each := getattr(inputs, field.name), torch.Tensor)]
+        assert {each.device.type for each in tensors} == {place.type}
         loss = load_loss(config, OPTIONAL_INPUTS)
         found.append(loss(inputs, divisor(config, tokens.lengths), token_weights(config, inputs)))
     (outputs, gradients), (expected, wanted) = found

@@ -38,25 +38,19 @@ def compile_layers(model: nn.Module, passes: Passes | None = None) -> None:
     """Compiles the layers of a model that is trained in full, and tests it by a row, with its gradient.
 
     If that fails, such as without a C++ compiler, or computes something else, the reason is logged and the layers stay as before.
-    With the `passes` of a model that is sharded, every rank calls it, and where it fails on one, the layers of all stay so.
+    With the `passes` of a model that is sharded, every rank calls it. Where it fails on one, no rank's layers are compiled.
     """
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not layers:
         logger.warning("compile = true: %s has no decoder layers", type(model).__name__)
         return
-    with torch.no_grad():
-        expected_P = _row(model)
     if passes is not None:
         passes.begin()
-    reason, difference = _compile_and_compare(model, layers, expected_P)
-    differs = not difference <= BOUND[next(model.parameters()).dtype]
-    discarded = passes is not None and passes.end(bool(reason) or differs)
-    if not reason and discarded:  # the values are wrong where another rank has failed
-        reason = (
-            f"another rank has failed, as its log says, or log-probabilities differ (here by {difference:.2g} nats)"
-        )
-    elif not reason and differs:
-        reason = f"log-probabilities differ by {difference:.2g} nats from those without"
+    reason = _compile_and_compare(model, layers)
+    if passes is not None and passes.end(bool(reason)):
+        # Then this rank's values are wrong, too, so it cannot tell whose fault a difference is.
+        others = "another rank has failed, as its log says"
+        reason = f"{reason}, or {others}" if reason else others
     model.zero_grad(set_to_none=True)
     if not reason:
         logger.info("%d layers of %s are compiled", len(layers), type(model).__name__)
@@ -66,9 +60,11 @@ def compile_layers(model: nn.Module, passes: Passes | None = None) -> None:
     logger.warning("compile = true: the layers of %s are not compiled: %s", type(model).__name__, reason)
 
 
-def _compile_and_compare(model: nn.Module, layers: Sequence[nn.Module], expected_P: Tensor) -> tuple[str, float]:
-    """Compiles `layers`; returns what has been raised, if anything, and by how many nats their row differs."""
+def _compile_and_compare(model: nn.Module, layers: Sequence[nn.Module]) -> str:
+    """Compiles `layers`; returns why they must not stay so, or nothing."""
     try:
+        with torch.no_grad():
+            expected_P = _row(model)
         for layer in layers:
             _compile(layer)
         found_P = _row(model)
@@ -76,8 +72,11 @@ def _compile_and_compare(model: nn.Module, layers: Sequence[nn.Module], expected
     except Exception as error:  # of torch's compiler, or the C++ compiler that it calls
         if is_fatal(error):
             raise
-        return f"{type(error).__name__}: {error}".split("\n", 1)[0], 0.0
-    return "", float((found_P.detach() - expected_P).abs().max())
+        return f"{type(error).__name__}: {error}".split("\n", 1)[0]
+    difference = float((found_P.detach() - expected_P).abs().max())
+    if difference <= BOUND[next(model.parameters()).dtype]:
+        return ""
+    return f"log-probabilities differ by {difference:.2g} nats from those without"
 
 
 def computes(layer: nn.Module) -> Any:

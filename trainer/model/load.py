@@ -26,8 +26,11 @@ from trainer.model.head import token_outputs
 from trainer.model.sharding import load_divided
 from trainer.model.shared_prompts import Families
 
+_INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+"""The files that say which weights are in which file."""
+
 _MAX_INDEX_BYTES = 2**26
-"""Of a file that says which weights are in which file; of a model with 100,000 of them it has some 10 MB."""
+"""Of such a file; that of a model with 100,000 weights has some 10 MB."""
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -79,7 +82,7 @@ def load_model(
         model: nn.Module = AutoModelForCausalLM.from_pretrained(
             path, dtype=choose_dtype(dtype, device), attn_implementation=attention.NAME, local_files_only=True
         )
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         if is_out_of_memory(error):
             raise
         raise ValueError(f"model = {str(directory)!r} cannot be loaded: {error}") from error
@@ -87,16 +90,19 @@ def load_model(
 
 
 def _check_files(directory: Path) -> None:
-    """Raises `ValueError` if a file of the model is none that can be read: a FIFO, which a run may name, would block for ever."""
+    """Raises `ValueError` if the model has something in place of a file: reading a FIFO, which a run may name, would not end."""
     for path in directory.iterdir():
         if path.exists() and not (path.is_file() or path.is_dir()):
             raise ValueError(f"{path.name} is neither a file nor a directory")
-        if path.name.endswith(".index.json"):
-            if path.stat().st_size > _MAX_INDEX_BYTES:
-                raise ValueError(f"{path.name} has more than {_MAX_INDEX_BYTES} bytes")
-            for shard in json.loads(path.read_bytes())["weight_map"].values():
-                if Path(shard).name != shard:
-                    raise ValueError(f"{path.name} names {shard!r}; expected files of the same directory")
+    for index in (directory / name for name in _INDICES if (directory / name).is_file()):
+        if index.stat().st_size > _MAX_INDEX_BYTES:
+            raise ValueError(f"{index.name} has more than {_MAX_INDEX_BYTES} bytes")
+        content = json.loads(index.read_bytes())
+        if not isinstance(content, dict) or not isinstance(content.get("weight_map"), dict):
+            raise ValueError(f"{index.name} has no weight_map; expected an object with the file of each weight")
+        for shard in content["weight_map"].values():
+            if not isinstance(shard, str) or Path(shard).name != shard or shard in ("", ".."):
+                raise ValueError(f"{index.name} names {shard!r}; expected files of the same directory")
 
 
 def log_probabilities(

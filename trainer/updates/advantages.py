@@ -68,8 +68,8 @@ def estimate(
 def _of_similar_length(lengths: Sequence[int]) -> list[list[int]]:
     """Returns the samples in portions in which the longest has less than twice the tokens of the shortest.
 
-    So padding takes no more memory than the tokens, and the tokens that are computed one after the other are at most twice those
-    of the longest sample.
+    So padding takes no more memory than the tokens, and fewer tokens are computed one after the other than three times those of
+    the longest sample.
     """
     portions: dict[int, list[int]] = {}
     for sample, length in enumerate(lengths):

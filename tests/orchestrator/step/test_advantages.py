@@ -268,6 +268,20 @@ def test_a_step_of_equal_rewards_has_no_advantage() -> None:
         load_advantage(AdvantageConfig(kind=kind)).over_step([])
 
 
+@pytest.mark.parametrize("left", [[0.75], [0.75, 0.75], [2 / 3, 1 - 1 / 3], [0.1] * 3])
+@pytest.mark.parametrize("kind", ["batch_standardised", "group_mean_batch_scaled"])
+def test_what_filters_leave_of_a_step_may_all_be_equal(kind: str, left: list[float]) -> None:
+    """Then it has no deviation, or one of rounding, to divide by."""
+    rollouts = make_group([0.0] * len(left))
+    players = make_group([0.0])
+    for rollout, value in zip(rollouts, left, strict=True):
+        rollout.advantage = value
+    players[0].player_advantages = {"a": 0.5, "b": -0.5}
+    load_advantage(AdvantageConfig(kind=kind)).over_step(rollouts + players)
+    assert [rollout.advantage for rollout in rollouts] == [0.0] * len(left)
+    assert players[0].player_advantages == {"a": 0.0, "b": 0.0}
+
+
 @pytest.mark.parametrize(
     ("former", "latter"), [("batch_standardised", "group_mean"), ("group_mean", "batch_standardised")]
 )

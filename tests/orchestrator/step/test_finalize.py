@@ -147,6 +147,7 @@ def routing(rows: int, layers: int = 2) -> np.ndarray[Any, Any]:
             "columns holds ndarray as 'entropy'; expected arrays by",
         ),
         (changed(columns={"teacher_log_probabilities": [-0.1]}), "columns holds list as 'teacher_log_probabilities'"),
+        (changed(columns=None), "columns is of type NoneType; expected a dict"),
         (changed(columns={3: 4}), "columns holds int as 3"),
         (
             changed(log_probabilities=np.array([-1.0, -1.0], dtype=np.float32)),

@@ -28,7 +28,8 @@ class Tokens:
 
     @property
     def sample_P(self) -> Tensor:
-        return torch.repeat_interleave(torch.arange(len(self.lengths)), torch.tensor(self.lengths))
+        lengths_S = torch.tensor(self.lengths, device=self.trainer_P.device)
+        return torch.repeat_interleave(torch.arange(len(self.lengths), device=lengths_S.device), lengths_S)
 
     def inputs(self) -> LossInputs:
         """As a loss gets them, with all that is optional but values; new leaves for every call."""

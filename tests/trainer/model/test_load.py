@@ -168,8 +168,10 @@ def test_a_fifo_in_place_of_a_file_is_refused_at_once(dense_directory: Path, tmp
     ("index", "reason"),
     [
         ({"weight_map": {"a": "../other"}}, "names '../other'; expected files of the same directory"),
-        ({}, "'weight_map'"),
-        ([], "list indices"),
+        ({"weight_map": {"a": ".."}}, r"names '\.\.'; expected files of the same directory"),
+        ({"weight_map": {"a": 3}}, "names 3; expected files of the same directory"),
+        ({}, "has no weight_map"),
+        ([], "has no weight_map"),
     ],
 )
 def test_a_wrong_index_is_named(dense_directory: Path, tmp_path: Path, index: object, reason: str) -> None:
