@@ -10,15 +10,18 @@ import logging
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
 
 from cluster.builder import require_json
 from cluster.errors import ClusterError, JobFailed
 from cluster.job_files import (
     JOB_FILE,
     MASTER_LOG,
+    OUTCOME_FILE,
     JobFile,
     OutcomeFile,
     control_path,
@@ -37,6 +40,7 @@ from cluster.master.standby import reaped, start_master
 from cluster.spec import MASTER, JobSpec, sub_master_name
 from cluster.worker_classes import require_classes, search_path
 from transport.errors import UserError
+from transport.files.wrong_types import first_wrong
 
 logger = logging.getLogger(__name__)
 
@@ -88,15 +92,18 @@ class JobStatus:
     stage: str
     epoch: int
     """Counts its masters."""
-    trouble: str
+    trouble: str = ""
     """Why the master does not act; empty while it does."""
-    workers: tuple[WorkerStatus, ...]
+    workers: tuple[WorkerStatus, ...] = ()
     outcome: Outcome | None = None
     """None while the job has not ended."""
 
     def as_json(self) -> dict[str, Any]:
         """Returns the status as JSON values."""
         return asdict(self)
+
+
+_STATUS = TypeAdapter(JobStatus)
 
 
 def submit(
@@ -178,17 +185,18 @@ class JobHandle:
             time.sleep(POLL_SECONDS)
 
     def status(self) -> JobStatus:
-        """Returns the state of the job and its workers. Raises `NoMaster` if none answers and the job has not ended."""
+        """Returns the state of the job and its workers.
+
+        Raises `NoMaster` if none answers and the job has not ended, `ClusterError` if its last status is damaged.
+        """
         answer = self._ask_unless_ended({"ask": "status"})
-        if isinstance(answer, OutcomeFile):
-            return _status(answer.status, _outcome(answer))
-        return _status(answer, None)
+        return self._last_status(answer) if isinstance(answer, OutcomeFile) else _STATUS.validate_python(answer)
 
     def get_nodes_by_role(self, role: str) -> tuple[WorkerStatus, ...]:
         """Returns the workers of a role, its SubMaster included. Raises as `status`, `ControlError` for an unknown role."""
         answer = self._ask_unless_ended({"ask": "nodes", "role": role})
         if isinstance(answer, OutcomeFile):
-            return tuple(one for one in _status(answer.status, None).workers if one.role == role)
+            return tuple(one for one in self._last_status(answer).workers if one.role == role)
         return tuple(WorkerStatus(**one) for one in answer["workers"])
 
     def outcome(self) -> Outcome | None:
@@ -282,6 +290,16 @@ class JobHandle:
                 f"{worker!r} is no worker of {self.spec.name!r}; names are ROLE-RANK, its roles are {roles}"
             ) from None
 
+    def _last_status(self, file: OutcomeFile) -> JobStatus:
+        """The status with which the job ended. Raises `ClusterError` if it is damaged."""
+        try:
+            return replace(_STATUS.validate_python(file.status), outcome=_outcome(file))
+        except ValidationError as error:
+            raise ClusterError(
+                f"status in {self.directory / OUTCOME_FILE} is damaged: {first_wrong(error)}; "
+                f"`counterpoint wait {self.directory}` still says how the job ended"
+            ) from None
+
     # --- the master ---
 
     def _ask_unless_ended(self, request: dict[str, Any]) -> dict[str, Any] | OutcomeFile:
@@ -320,8 +338,3 @@ class JobHandle:
 
 def _outcome(file: OutcomeFile) -> Outcome:
     return Outcome(file.code, file.reason, file.failed_worker)
-
-
-def _status(fields: Mapping[str, Any], outcome: Outcome | None) -> JobStatus:
-    workers = tuple(WorkerStatus(**one) for one in fields.get("workers", ()))
-    return JobStatus(fields["job"], fields["stage"], fields["epoch"], fields.get("trouble", ""), workers, outcome)

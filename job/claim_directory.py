@@ -17,7 +17,7 @@ from cluster.attended.attended_job import end_earlier
 from cluster.attended.left_running import has_agents
 from cluster.errors import ClusterError
 from job.config import JobConfig
-from job.directory import JOB_FILE, JOB_LOCK, control_directory, living_runs, own_runs, read_json
+from job.directory import JOB_FILE, JOB_LOCK, control_directory, living_runs, own_steps, read_json
 from orchestrator.run_directory import ConfigurationError
 from orchestrator.step.checkpoint import CheckpointError, check_resumable
 from sweep.store import StoreError
@@ -81,11 +81,9 @@ def _check_same_job(config: JobConfig) -> None:
     left out.
     """
     path = config.output_dir / JOB_FILE
-    before = read_json(path)
-    try:
-        model, known = before["model"], [run["run_id"] for run in own_runs(before)]
-    except (KeyError, TypeError) as error:
-        raise UserError(f"{path} lacks {error}, so the job cannot be resumed; --fresh starts anew") from None
+    known, model = [*(own_steps(config.output_dir) or {})], read_json(path).get("model")
+    if model is None:
+        raise UserError(f"{path} lacks model, so the job cannot be resumed; --fresh starts anew")
     now = [run.run_id for run in config.every_run]
     for key, begun, wanted, same in (
         ("model", repr(model), repr(config.model), model == config.model),

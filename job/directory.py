@@ -8,22 +8,58 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from run.config import LARGEST_STEP
 from trainer.runs.control_files import MAX_CONFIG_BYTES
-from transport.config import IDENTIFIER_PATTERN
+from transport.config import IDENTIFIER_PATTERN, Identifier
 from transport.errors import UserError
 from transport.files.lock import Holder, holder_of
 from transport.files.untrusted import UntrustedFileError, read_toml
+from transport.files.wrong_types import first_wrong
 
 JOB_FILE = "job.json"
 """The job as resolved. It marks a directory as a job's."""
 
 JOB_LOCK = "job.lock"
 """The lock that `counterpoint run` holds."""
+
+RESTORE = "restore it from a copy; --fresh starts anew"
+"""What to do about a damaged `job.json`."""
+
+Content = TypeVar("Content", bound=BaseModel)
+
+
+class _Run(BaseModel):
+    """What is read of a run."""
+
+    run_id: Identifier
+    steps: int = Field(ge=1, le=LARGEST_STEP)
+    environments: list[Any] = Field(default_factory=list)
+
+
+class _Job(BaseModel):
+    """What is read of `job.json`."""
+
+    orchestrator: _Run | None = None
+    runs: list[_Run] = Field(default_factory=list)
+    stay: bool = False
+
+    @model_validator(mode="after")
+    def _has_runs(self) -> _Job:
+        if self.orchestrator is None and not self.runs:
+            raise ValueError("expected the job's run as orchestrator, or several as runs")
+        return self
+
+    @property
+    def own(self) -> list[_Run]:
+        """The job's own runs, without guests. As `JobConfig.every_run`."""
+        if self.orchestrator is None or self.runs or (self.stay and not self.orchestrator.environments):
+            return self.runs
+        return [self.orchestrator]
 
 
 def control_directory(directory: Path) -> Path:
@@ -47,7 +83,10 @@ def lock_file_of(directory: Path, run_id: str) -> Path:
 
 
 def own_runs(job: dict[str, Any]) -> list[dict[str, Any]]:
-    """Returns the job's own runs, without guests, from the content of `job.json`. As `JobConfig.every_run`."""
+    """Returns the tables of the job's own runs, without guests, from the content of `job.json`. As `JobConfig.every_run`.
+
+    Raises `KeyError`, `TypeError` or `AttributeError` for damaged content.
+    """
     if job.get("runs") or (job.get("stay") and not job["orchestrator"]["environments"]):
         return list(job["runs"])
     return [job["orchestrator"]]
@@ -60,7 +99,7 @@ def own_steps(directory: Path) -> dict[str, int] | None:
     """
     if not (directory / JOB_FILE).exists():
         return None
-    return {run["run_id"]: run["steps"] for run in own_runs(read_json(directory / JOB_FILE))}
+    return {run.run_id: run.steps for run in read_as(_Job, directory / JOB_FILE).own}
 
 
 def run_ids_in(directory: Path) -> list[str]:
@@ -95,14 +134,22 @@ def written_config(directory: Path, run_id: str) -> dict[str, Any]:
         return {}
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Returns the object in the file. Raises `UserError` for a file that is missing or damaged."""
+def read_as(model: type[Content], path: Path, advice: str = RESTORE) -> Content:
+    """Returns what the file holds. Raises as `read_json`, also for a key that is missing or has a value of a wrong type."""
+    try:
+        return model.model_validate(read_json(path, advice))
+    except ValidationError as error:
+        raise UserError(f"{path} is damaged: {first_wrong(error)}; {advice}") from None
+
+
+def read_json(path: Path, advice: str = RESTORE) -> dict[str, Any]:
+    """Returns the object in the file. Raises `UserError`, with `advice`, for a file that is missing or damaged."""
     try:
         content = orjson.loads(path.read_bytes())
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     except orjson.JSONDecodeError as error:
-        raise UserError(f"{path} is damaged: {error}; --fresh starts anew") from None
+        raise UserError(f"{path} is damaged: {error}; {advice}") from None
     if not isinstance(content, dict):
-        raise UserError(f"{path} is damaged: expected an object, found {type(content).__name__}")
+        raise UserError(f"{path} is damaged: expected an object, found {type(content).__name__}; {advice}")
     return content

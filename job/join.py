@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from job.derive import check_fits
-from job.directory import JOB_FILE, is_running, own_runs, read_json
+from job.directory import JOB_FILE, is_running, own_steps, read_json
 from job.sections import ServersConfig
 from run.config import RunConfig
 from trainer.config import TrainerConfig
@@ -38,7 +38,7 @@ def check_joins(run: RunConfig, directory: Path) -> None:
         )
     if not is_running(directory):
         raise UserError(f"no job runs in {directory}: start it with `counterpoint run`, and then join")
-    own = [run["run_id"] for run in own_runs(job)]
+    own = own_steps(directory) or {}
     if run.run_id in own and not run.resume:
         raise UserError(
             f"run_id = {run.run_id!r} is one of the job's own runs ({', '.join(own)}): choose another, or, once that run has "

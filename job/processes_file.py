@@ -4,15 +4,32 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field
 
 from cluster.worker_view import State, WorkerView
-from job.directory import read_json
+from job.directory import read_as
 from transport.files.atomic import write_atomically
 
 PROCESSES_FILE = "processes.json"
+
+
+@dataclass(frozen=True, slots=True)
+class _Recorded(WorkerView):
+    """A worker as it was recorded."""
+
+    log_from: Annotated[int, Field(ge=0, lt=2**63)] | None = 0
+    """A file of an earlier version does not have it: all of the log is the worker's then."""
+
+
+class _Content(BaseModel):
+    """What the file holds."""
+
+    job: State
+    workers: list[_Recorded]
 
 
 class ProcessesFile:
@@ -33,12 +50,16 @@ class ProcessesFile:
 
 def read_workers(directory: Path) -> list[dict[str, Any]]:
     """Returns the workers' fields (those of `WorkerView`); empty without the file. Raises `UserError` for a damaged file."""
-    path = directory / PROCESSES_FILE
-    workers: list[dict[str, Any]] = read_json(path)["workers"] if path.exists() else []
-    return workers
+    content = _read(directory)
+    return [] if content is None else [asdict(worker) for worker in content.workers]
 
 
 def was_stopping(directory: Path) -> bool:
     """Whether the job was being stopped when its state was last written. Raises `UserError` for a damaged file."""
+    content = _read(directory)
+    return content is not None and content.job not in (State.WAITING, State.STARTING, State.RUNNING)
+
+
+def _read(directory: Path) -> _Content | None:
     path = directory / PROCESSES_FILE
-    return path.exists() and read_json(path)["job"] not in (State.WAITING, State.STARTING, State.RUNNING)
+    return read_as(_Content, path, "remove it: a job that runs writes it anew") if path.exists() else None

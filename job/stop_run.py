@@ -10,15 +10,7 @@ import time
 from pathlib import Path
 
 from cluster.manager.restarts import LONGEST_BACKOFF_SECONDS
-from job.directory import (
-    JOB_FILE,
-    is_running,
-    lock_file_of,
-    orchestrator_of,
-    own_runs,
-    read_json,
-    written_config,
-)
+from job.directory import is_running, lock_file_of, orchestrator_of, own_steps, written_config
 from job.number_format import duration
 from job.processes_file import read_workers
 from job.run_state import is_to_start
@@ -113,9 +105,7 @@ def _will_start(directory: Path, run_id: str) -> bool:
     if not is_running(directory):
         return False
     workers = read_workers(directory)
-    if not workers or run_id not in (run["run_id"] for run in own_runs(read_json(directory / JOB_FILE))):
-        return False
-    return is_to_start(run_id, workers)
+    return bool(workers) and run_id in (own_steps(directory) or {}) and is_to_start(run_id, workers)
 
 
 def _has_open(pid: int, path: Path) -> bool:

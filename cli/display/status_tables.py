@@ -90,8 +90,8 @@ def _processes(status: JobStatus) -> Table:
         pid = worker["pid"]
         alive = {True: "yes", False: "no", None: "-"}[status.is_alive(worker)]
         state = worker["state"] if status.running or pid is None else f"was {worker['state']}"
-        notes = "; ".join(note for note in (worker.get("trouble"), worker["status"]) if note)
-        restarts = f"{worker['restarts']}, it {worker['last_death']}" if worker.get("restarts") else "-"
+        notes = "; ".join(note for note in (worker["trouble"], worker["status"]) if note)
+        restarts = f"{worker['restarts']}, it {worker['last_death']}" if worker["restarts"] else "-"
         table.add_row(worker["name"], state, str(pid or "-"), alive, printable(restarts), printable(notes))
     return table
 

@@ -79,7 +79,7 @@ def table_of(rows: Sequence[Row], title: str, metric: str, mode: str, note: str 
             Text(row.status, STYLES.get(row.status, "dim")),
             *(_value(row.params.get(name)) for name in names),
             str(row.result.get(TRAINING_ITERATION, "-")),
-            duration(row.result[TIME_TOTAL_S]) if TIME_TOTAL_S in row.result else "-",
+            duration(seconds) if (seconds := _number(row.result, TIME_TOTAL_S)) is not None else "-",
             number(_number(row.result, metric)),
             row.copies or "-",
             str(row.failures or "-"),

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, Field, ValidationError
 from rich.console import Console, Group
 from rich.live import Live
 
@@ -19,10 +20,11 @@ from job.configuration.load import load
 from job.number_format import duration
 from transport.errors import UserError
 from transport.files.untrusted import UntrustedFileError, read_json
+from transport.files.wrong_types import first_wrong
 from tune.config import TuneConfig
 from tune.file_experiment import FILE
-from tune.result import DEFAULT_METRIC, TRAINING_ITERATION, lookup
-from tune.runner.trial_files import STATE_FILE, read_runner_state
+from tune.result import DEFAULT_METRIC, TRAINING_ITERATION, Result, lookup
+from tune.runner.trial_files import STATE_FILE
 from tune.runs.exploit import read_note
 from tune.trial import Trial
 
@@ -63,28 +65,59 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
+class _Trial(BaseModel):
+    """What is read of a trial."""
+
+    trial_id: str
+    status: str
+    logdir: str
+    config: dict[str, Any]
+    evaluated_params: dict[str, Any]
+    last_result: Result | None = None
+    num_failures: int = 0
+    error_msg: str | None = None
+
+
+class _Runner(BaseModel):
+    """What is read of the runner's state."""
+
+    metric: str | None = None
+    mode: str | None = None
+
+
+class _State(BaseModel):
+    """What is read of an experiment's state."""
+
+    runner: _Runner = Field(default_factory=_Runner)
+    trials: list[_Trial]
+
+
 def rows(directory: Path) -> list[Row]:
     """Reads the trials of an experiment. Raises `UserError` for a damaged file."""
+    return [_row(trial) for trial in _read(directory).trials]
+
+
+def _read(directory: Path) -> _State:
+    """The state of an experiment, without trials before its file is written. Raises `UserError` for a damaged file."""
     path = directory / STATE_FILE
     try:
-        trials = read_json(path, MAX_BYTES)["trials"]
+        return _State.model_validate(read_json(path, MAX_BYTES))
     except FileNotFoundError:
-        return []
-    except (UntrustedFileError, KeyError) as error:
-        raise UserError(f"{path} is damaged: {error}") from None
-    return [_row(trial) for trial in trials]
+        return _State(trials=[])
+    except (UntrustedFileError, ValidationError) as error:
+        wrong = first_wrong(error) if isinstance(error, ValidationError) else error
+        raise UserError(f"{path} is damaged: {wrong}; a tuner that runs or is resumed writes it anew") from None
 
 
-def _row(trial: dict[str, Any]) -> Row:
-    copied = read_note(Path(trial["logdir"]))
-    params = {name: lookup(trial["config"], name) for name in trial["evaluated_params"]}
+def _row(trial: _Trial) -> Row:
+    copied = read_note(Path(trial.logdir))
     return Row(
-        trial["trial_id"],
-        trial["status"],
-        params,
-        trial.get("last_result") or {},
-        trial.get("num_failures", 0),
-        trial.get("error_msg"),
+        trial.trial_id,
+        trial.status,
+        {name: lookup(trial.config, name) for name in trial.evaluated_params},
+        trial.last_result or {},
+        trial.num_failures,
+        trial.error_msg,
         copied.source if copied is not None else "",
     )
 
@@ -105,8 +138,8 @@ def _shown(directory: Path) -> Shown:
         return Shown(config.name, config.metric, config.mode)
     if not (directory / STATE_FILE).exists():
         raise UserError(f"{directory}: there is no experiment ({FILE} is missing, and {STATE_FILE}, too)")
-    runner = read_runner_state(directory)
-    return Shown(directory.absolute().name, runner.get("metric") or DEFAULT_METRIC, runner.get("mode") or "max")
+    runner = _read(directory).runner
+    return Shown(directory.absolute().name, runner.metric or DEFAULT_METRIC, runner.mode or "max")
 
 
 def _as_json(row: Row, config: Shown) -> dict[str, Any]:

@@ -23,10 +23,10 @@ def last_errors_of_workers(directory: Path, workers: Sequence[Mapping[str, Any]]
     """
     errors: dict[str, str] = {}
     for worker in workers:
-        name, start = worker["name"], worker.get("log_from", 0)
+        name, start = worker["name"], worker["log_from"]
         if start is None:
             continue
-        end = worker.get("log_until") if worker["state"] in ("stopping", "stopped") else None
+        end = worker["log_until"] if worker["state"] in ("stopping", "stopped") else None
         log_file = trainer_logs(directory).get(name, directory / f"{name}.log")
         if error := _last_error(log_file, start, end):
             errors[name] = error

@@ -9,7 +9,7 @@ from pathlib import Path
 from cluster.errors import ClusterError
 from cluster.job_files import holds_job
 from cluster.job_handle import worker_logs
-from job.directory import JOB_FILE, read_json, run_ids_in
+from job.directory import own_steps, run_ids_in
 from transport.errors import UserError
 from transport.files.untrusted import UntrustedFileError, open_regular
 
@@ -30,10 +30,10 @@ def log_files_in(directory: Path) -> dict[str, Path]:
         except ClusterError as error:
             raise UserError(str(error)) from None
     files |= trainer_logs(directory)
-    job = read_json(directory / JOB_FILE) if (directory / JOB_FILE).exists() else {}
-    only_run = job["orchestrator"]["run_id"] if job and not job.get("runs") else None
+    own_ids = [*(own_steps(directory) or {})]
     for run_id in run_ids_in(directory):
-        output = files.get("orchestrator" if run_id == only_run else f"orchestrator_{run_id}")
+        of_only = files.get("orchestrator") if own_ids == [run_id] else None
+        output = of_only or files.get(f"orchestrator_{run_id}")
         own = directory / f"run_{run_id}" / "orchestrator.log"
         if log_file := output or (own if own.exists() else None):
             files[run_id] = log_file

@@ -61,6 +61,16 @@ def test_each_of_several_runs_has_its_own_log(job: Path) -> None:
     assert found["test"] == "orchestrator.log"
 
 
+@pytest.mark.parametrize(
+    "content", ["{}", '{"orchestrator": null}', '{"orchestrator": {"run_id": ["test"], "steps": 20}}']
+)
+def test_a_damaged_job_is_named(job: Path, content: str) -> None:
+    (job / "job.json").write_text(content)
+    for words in ([], ["test"]):
+        with pytest.raises(UserError, match=r"/out/job.json is damaged: .*orchestrator"):
+            logs([*words, "--job", str(job)])
+
+
 def test_a_log_is_followed_as_it_grows_and_is_rotated(tmp_path: Path) -> None:
     log_file = tmp_path / "a.log"
     log_file.write_bytes(b"before\n")

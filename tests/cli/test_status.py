@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from cli.main import main
 from cli.status import main as status
 from job.directory import JOB_LOCK
 from orchestrator.loop_health.slow_spots import METRIC
@@ -159,6 +160,35 @@ def test_no_life_is_claimed_of_a_process_that_may_be_on_another_machine(
     assert status([str(past), "--json"]) == 0
     assert [worker["alive"] for worker in json.loads(capsys.readouterr().out)["processes"]] == [None]
     os.close(held)
+
+
+@pytest.mark.parametrize("held", [False, True])
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("processes.json", '{"processes": 3}', "job is missing"),
+        ("processes.json", '{"job": "running", "workers": null}', "workers: expected a list, found None"),
+        ("processes.json", '{"job": "running", "workers": [{}]}', "workers[0].name is missing"),
+        ("job.json", '{"orchestrator": null}', "expected the job's run as orchestrator"),
+        (
+            "job.json",
+            '{"orchestrator": {"run_id": "test", "steps": []}}',
+            "orchestrator.steps: expected a valid integer",
+        ),
+        ("job.json", '{"runs": 3}', "runs: expected a list, found 3"),
+    ],
+)
+def test_status_names_a_damaged_file(
+    past: Path, capsys: pytest.CaptureFixture[str], name: str, content: str, said: str, held: bool
+) -> None:
+    make_job(past)
+    (past / name).write_text(content)
+    lock = take_lock(past / JOB_LOCK, "taken") if held else None
+    for flags in ([], ["--json"]):
+        assert main(["status", str(past), *flags]) == 2
+        assert f"counterpoint: error: {past / name} is damaged: {said}" in capsys.readouterr().err
+    if lock is not None:
+        os.close(lock)
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ import pytest
 
 from cli.main import main
 from run.requests import Answer, ChangeRequest, DamagedRequest, waiting_requests, write_answer
+from tests.support.past_jobs import make_job
 from tests.support.polling import wait_until
 from transport.files.lock import take_lock
 
@@ -81,6 +82,29 @@ def test_a_run_that_has_not_started_is_said_not_to_have_started(job: Path, capsy
         assert f"run 'two' of {job} has not started yet; `counterpoint status {job}` shows" in capsys.readouterr().err
     assert main(["pause", "three", "--job", str(job)]) == 2
     assert "there is no run 'three'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("processes.json", "{}"),
+        ("processes.json", '{"job": "running", "workers": [3]}'),
+        ("processes.json", '{"job": "running", "workers": 3}'),
+        ("job.json", "{}"),
+        ("job.json", '{"orchestrator": {"run_id": 3, "steps": 20}}'),
+        ("job.json", '{"runs": 3}'),
+        ("job.json", '{"orchestrator": 3}'),
+    ],
+)
+def test_stop_names_a_damaged_file_of_a_job_that_runs(
+    past: Path, capsys: pytest.CaptureFixture[str], name: str, content: str
+) -> None:
+    make_job(past)
+    (past / name).write_text(content)
+    lock = take_lock(past / "job.lock", "taken")
+    assert main(["stop", "test", "--job", str(past)]) == 2
+    assert f"counterpoint: error: {past / name} is damaged: " in capsys.readouterr().err
+    os.close(lock)
 
 
 def test_what_cannot_be_is_told(job: Path, capsys: pytest.CaptureFixture[str]) -> None:

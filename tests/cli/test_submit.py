@@ -9,13 +9,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tomli_w
 
 from cli.main import main
-from cluster import JobFailed, JobHandle, load_spec, submit
-from cluster.job_files import read_master, read_outcome
+from cluster import JobFailed, JobHandle, JobSpec, RoleSpec, load_spec, submit
+from cluster.job_files import JOB_FILE, OUTCOME_FILE, JobFile, read_master, read_outcome, write_privately
 from tests.support.job_processes import kill_processes_of, processes_of
 from tests.support.polling import wait_until
 
@@ -148,3 +149,54 @@ def test_a_file_of_the_other_kind_of_job_is_named(
 def test_where_there_is_no_job_that_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["wait", str(tmp_path)]) == 2
     assert "has no job" in capsys.readouterr().err
+
+
+ENDED: dict[str, Any] = {"job": "tiny", "stage": "STOPPED", "epoch": 1}
+"""The keys that a job's last status has at least."""
+
+WORKER: dict[str, Any] = {
+    **dict.fromkeys(
+        ("worker", "role", "stage", "phase", "node", "address", "last_death", "status", "trouble", "log"), "x"
+    ),
+    **dict.fromkeys(("rank", "incarnation", "pid", "restarts"), 1),
+}
+
+
+def end(directory: Path, status: object) -> None:
+    """Writes the files of a job that has ended with such a last status."""
+    directory.mkdir()
+    spec = JobSpec(name="tiny", roles=(RoleSpec(name="a", command=("true",)),))
+    write_privately(directory / JOB_FILE, JobFile(spec=spec))
+    (directory / OUTCOME_FILE).write_text(json.dumps({"code": 0, "reason": "done", "status": status}))
+
+
+def test_the_last_status_of_a_job_is_shown(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    end(directory, ENDED | {"workers": [WORKER], "of a later version": 3})
+    assert main(["status", str(directory), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["stage"], told["trouble"], told["workers"]) == ("STOPPED", "", [WORKER])
+    assert told["outcome"]["reason"] == "done"
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        ({}, "job is missing"),
+        (ENDED | {"epoch": "x"}, "epoch: expected a valid integer"),
+        (ENDED | {"trouble": None}, "trouble: expected a valid string, found None"),
+        (ENDED | {"workers": 3}, "workers: expected a list, found 3"),
+        (ENDED | {"workers": [3]}, "workers[0]: expected an object, found 3"),
+        (ENDED | {"workers": [{}]}, "workers[0].worker is missing"),
+        *((ENDED | {"workers": [WORKER | {key: []}]}, f"workers[0].{key}: expected a valid ") for key in WORKER),
+    ],
+)
+def test_a_damaged_last_status_is_named(
+    directory: Path, capsys: pytest.CaptureFixture[str], status: object, said: str
+) -> None:
+    end(directory, status)
+    for flags in ([], ["--json"]):
+        assert main(["status", str(directory), *flags]) == 2
+        error = capsys.readouterr().err
+        assert f"counterpoint: error: status in {directory / OUTCOME_FILE} is damaged: {said}" in error
+        assert f"`counterpoint wait {directory}` still says how the job ended" in error
+    assert main(["wait", str(directory)]) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import job.write_job
 from job.claim_directory import check_directory, claim_directory
 from job.config import JobConfig
 from job.configuration.load import load
+from job.directory import JOB_FILE
 from job.write_job import write_job
 from orchestrator.step.checkpoint import Checkpoint, identity_of, write_checkpoint
 from transport.errors import UserError
@@ -66,3 +68,21 @@ def test_a_run_goes_on_with_its_seed_and_environments_only(job_file: Path) -> No
         with pytest.raises(UserError, match=said):
             check_directory(changed, fresh=False)
     check_directory(load(JobConfig, job_file, ["--resume", "true", "--orchestrator.steps", "99"]), fresh=False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"runs": 3}, "runs: expected a list, found 3"),
+        ({"runs": [{"run_id": [3], "steps": 20}]}, r"runs\[0\].run_id: expected a valid string, found \[3\]"),
+        ({"orchestrator": None}, "expected the job's run as orchestrator"),
+    ],
+)
+def test_a_damaged_job_is_not_resumed(job_file: Path, changes: dict[str, object], said: str) -> None:
+    config = load(JobConfig, job_file, ["--resume", "true"])
+    with claim_directory(config.output_dir, fresh=False):
+        write_job(config, job_file.read_bytes())
+    path = config.output_dir / JOB_FILE
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    with pytest.raises(UserError, match=f"job.json is damaged: {said}.*--fresh starts anew"):
+        check_directory(config, fresh=False)

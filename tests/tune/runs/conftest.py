@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import sys
 import time
@@ -13,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from cluster.worker_view import State, WorkerView
 from job.config import JobConfig
-from job.processes_file import PROCESSES_FILE
+from job.processes_file import ProcessesFile
 from transport.files.lock import take_lock
 from tune.checkpoint import Checkpoint
 from tune.executors.executor import Event
@@ -58,8 +58,8 @@ class PretendedJob:
         return RunTrialExecutor(HostJob(self.output), VariedRun("exp", self.output, BASE))
 
     def show(self, state: str) -> None:
-        workers = {"job": "running", "workers": [{"name": "trainer", "state": state}]}
-        (self.output / PROCESSES_FILE).write_text(json.dumps(workers))
+        worker = WorkerView("trainer", State(state), since=0.0, pid=None, status="")
+        ProcessesFile(self.output).write(State.RUNNING, [worker])
 
     def end(self) -> None:
         if self.lock is not None:

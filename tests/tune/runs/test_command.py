@@ -23,6 +23,7 @@ from tune.config import TuneConfig
 from tune.file_experiment import FileExperiment
 from tune.runner.journal import LOCK_NAME
 from tune.runner.trial_files import STATE_FILE, write_state
+from tune.runs.exploit import NOTE
 from tune.trial import Trial
 
 DEADLINE_SECONDS = 120.0
@@ -225,6 +226,66 @@ def test_the_status_of_an_experiment_that_a_script_began(tmp_path: Path, capsys:
     assert "nothing was written for" in capsys.readouterr().out
     assert main(["tune", "resume", str(tmp_path)]) == 2
     assert "resume='AUTO'" in capsys.readouterr().err
+
+
+TRIAL: dict[str, Any] = {
+    "trial_id": "t1",
+    "status": "RUNNING",
+    "logdir": "exp/t1",
+    "config": {"x": 1.0},
+    "evaluated_params": {"x": 1.0},
+}
+"""The keys that a trial has at least."""
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        ([], "expected a JSON object, found list"),
+        ({"processes": 3}, "trials is missing"),
+        ({"trials": None}, "trials: expected a list, found None"),
+        ({"trials": 3}, "trials: expected a list, found 3"),
+        ({"trials": [3]}, "trials[0]: expected an object, found 3"),
+        ({"trials": [TRIAL, {}]}, "trials[1].trial_id is missing"),
+        ({"trials": [], "runner": {"metric": 3}}, "runner.metric: expected a valid string, found 3"),
+        *(
+            ({"trials": [TRIAL | {key: value}]}, f"trials[0].{key}: expected ")
+            for key, value in (
+                ("trial_id", 3),
+                ("status", ["RUNNING"]),
+                ("logdir", 3),
+                ("config", 3),
+                ("evaluated_params", [3]),
+                ("last_result", "x"),
+                ("num_failures", "x"),
+                ("error_msg", 3),
+            )
+        ),
+    ],
+)
+def test_the_status_of_an_experiment_names_a_damaged_state(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], state: object, said: str
+) -> None:
+    (tmp_path / STATE_FILE).write_text(json.dumps(state))
+    for flags in ([], ["--json"]):
+        assert main(["tune", "status", str(tmp_path), *flags]) == 2
+        error = capsys.readouterr().err
+        assert f"{tmp_path / STATE_FILE} is damaged: " in error
+        assert said in error
+        assert "a tuner that runs or is resumed writes it anew" in error
+
+
+def test_the_status_of_an_experiment_shows_what_its_trials_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever they report as their seconds, and whatever is in the note of their copy."""
+    (tmp_path / "t1").mkdir()
+    for seconds in (None, "x", [3], True):
+        trial = TRIAL | {"logdir": str(tmp_path / "t1"), "last_result": {"time_total_s": seconds, "loss": 0.5}}
+        (tmp_path / STATE_FILE).write_text(json.dumps({"runner": {"metric": "loss"}, "trials": [trial]}))
+        (tmp_path / "t1" / NOTE).write_text(json.dumps({"source": seconds, "iteration": 3, "request_id": "r"}))
+        assert main(["tune", "status", str(tmp_path)]) == 0
+        assert "best: t1: loss 0.500" in capsys.readouterr().out
 
 
 def test_a_directory_without_an_experiment_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
