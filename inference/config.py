@@ -97,10 +97,8 @@ class InferenceConfig(Config):
         return self.tool_parser is not None or self.sets("--tool-call-parser")
 
     def sets(self, flag: str) -> bool:
-        """Returns whether `extra_args` have a flag of vLLM's."""
-        return flag in {
-            argument.partition("=")[0].replace("_", "-") for argument in self.extra_args
-        }  # vLLM takes either
+        """Returns whether `extra_args` have a flag of vLLM's, written with dashes or, as vLLM takes it too, with underscores."""
+        return flag in {argument.partition("=")[0].replace("_", "-") for argument in self.extra_args}
 
     @model_validator(mode="after")
     def _guarded_beyond_loopback(self) -> InferenceConfig:

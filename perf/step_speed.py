@@ -29,11 +29,10 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config
 
 from models.tiny_tokenizer import write_tokenizer
+from perf.whole_step import train_whole_step
 from run.config import RunConfig
 from trainer.config import TrainerConfig
-from trainer.fair_share import FairShare
 from trainer.learner import Learner
-from trainer.open_step import OpenStep
 from trainer.ranks import Ranks
 from trainer.runs.control_files import run_directory
 from trainer.runs.manager import MultiRunManager
@@ -203,14 +202,7 @@ def _ours(model: Path, directory: Path, settings: Settings) -> Train:
     learner.synchronize()
 
     def train(batch: Batch) -> float:
-        step: OpenStep | None = learner.open_step(0, batch)
-        while step is not None:
-            shares = FairShare(config.max_tokens, ranks=1)
-            shares.add(0, 1.0, {sample: step.length(sample) for sample in step.samples})
-            while shares.left(0):
-                learner.train_rows(shares.rows())
-            step = learner.next_pass(0)
-        loss = learner.finish_step(0)["loss"]
+        loss = train_whole_step(learner, batch)["loss"]
         assert isinstance(loss, float)
         return loss
 

@@ -106,11 +106,10 @@ def _generator(settings: Settings) -> Callable[[int], Rollouts]:
 def _trainer(settings: Settings, directory: Path) -> Callable[[int, Rollouts], None]:
     import torch
 
+    from perf.whole_step import train_whole_step
     from run.config import RunConfig
     from trainer.config import TrainerConfig
-    from trainer.fair_share import FairShare
     from trainer.learner import Learner
-    from trainer.open_step import OpenStep
     from trainer.ranks import Ranks
     from trainer.runs.control_files import run_directory
     from trainer.runs.manager import MultiRunManager
@@ -128,16 +127,7 @@ def _trainer(settings: Settings, directory: Path) -> Callable[[int, Rollouts], N
     learner.synchronize()
 
     def train(update: int, rollouts: Rollouts) -> None:
-        step: OpenStep | None = learner.open_step(
-            0, _batch(learner.runs[0].run_id, update + 1, rollouts, settings.seed)
-        )
-        while step is not None:
-            shares = FairShare(config.max_tokens, ranks=1)
-            shares.add(0, 1.0, {sample: step.length(sample) for sample in step.samples})
-            while shares.left(0):
-                learner.train_rows(shares.rows())
-            step = learner.next_pass(0)
-        learner.finish_step(0)
+        train_whole_step(learner, _batch(learner.runs[0].run_id, update + 1, rollouts, settings.seed))
 
     return train
 
