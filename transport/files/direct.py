@@ -19,7 +19,10 @@ from pathlib import Path
 
 from transport.files.atomic import Buffer, as_bytes_view, write_buffers
 
-_AREA_BYTES = 16 * 2**20
+_DIRECT_FROM_BYTES = 32 * 2**20
+"""Smaller files are written through the page cache, which takes half the time for 10 MB and as long for 60 MB."""
+_AREA_BYTES = 4 * 2**20
+"""So small that the disk soon has its first bytes, and that an area is still in the processor's cache when it is written."""
 _BLOCK_BYTES = 4096
 """The block size of the writes: a multiple of that of any disk."""
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -28,13 +31,13 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 def write_new_file(path: Path, buffers: Sequence[Buffer]) -> None:
     """Writes `buffers`, one after the other, as a new file. Does not flush.
 
-    The page cache is bypassed if the bytes fill a staging area, and file system and kernel allow it. Raises `OSError`.
+    The page cache is bypassed for a large file, if file system and kernel allow it. Raises `OSError`.
     Blocks on the disk.
     """
     views = [view for view in map(as_bytes_view, buffers) if view.nbytes]
     descriptor = os.open(path, _NEW, 0o666)
     try:
-        if sum(view.nbytes for view in views) < _AREA_BYTES or not _write_directly(path, descriptor, views):
+        if sum(view.nbytes for view in views) < _DIRECT_FROM_BYTES or not _write_directly(path, descriptor, views):
             write_buffers(descriptor, views)
     finally:
         os.close(descriptor)

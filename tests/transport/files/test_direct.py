@@ -21,7 +21,8 @@ BLOCK = 4096
 
 @pytest.fixture(autouse=True)
 def small_areas(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A few blocks fill one."""
+    """A few blocks fill one, and are a large file."""
+    monkeypatch.setattr(direct, "_DIRECT_FROM_BYTES", 4 * BLOCK)
     monkeypatch.setattr(direct, "_AREA_BYTES", 4 * BLOCK)
 
 
@@ -106,7 +107,7 @@ from pathlib import Path
 from transport.files import direct
 resource.setrlimit(resource.RLIMIT_FSIZE, (20 * 2**20 + 100,) * 2)
 try:
-    direct.write_new_file(Path(sys.argv[1]), [bytes(2 * direct._AREA_BYTES)])
+    direct.write_new_file(Path(sys.argv[1]), [bytes(2 * direct._DIRECT_FROM_BYTES)])
 except OSError as error:
     sys.exit(error.errno)
 """
