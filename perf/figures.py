@@ -38,6 +38,8 @@ class Figure:
     """The same of each round, where the figure is that of the median round or of the best one."""
     unstalled: float | None = None
     """The same less the times in which the machine stood still (`perf/stalls.py`); None if it is not known."""
+    again: float | None = None
+    """The same of a second measurement, which follows one that broke a bound; None without one."""
 
     @property
     def held(self) -> bool | None:
@@ -56,6 +58,11 @@ class Figure:
     def stalled(self) -> bool:
         """Whether it keeps its bound without the times in which the machine stood still."""
         return self.bound is not None and self.unstalled is not None and self._keeps(self.unstalled, self.bound)
+
+    @property
+    def kept_again(self) -> bool:
+        """Whether the second measurement keeps the bound, so that the two together are no evidence that it is broken."""
+        return self.bound is not None and self.again is not None and self._keeps(self.again, self.bound)
 
     def _keeps(self, value: float, bound: float) -> bool:
         return value <= bound if self.side == "at most" else value >= bound
@@ -87,13 +94,14 @@ class Case:
         """Returns the verdict on one of its figures; None without a bound. Noise can only break a bound, never make one hold.
 
         It is too noisy to judge if other processes took too much of the machine, if too much of a lag is the machine's own, if
-        too many of the figure's rounds keep it, or if it is kept without the times in which the machine stood still.
+        too many of the figure's rounds keep it, if it is kept without the times in which the machine stood still, or if a
+        second measurement keeps it.
         """
         if figure.held is None:
             return None
         if figure.held:
             return "held"
-        noisy = max(self.noise, figure.idle_share) > TOO_NOISY or figure.varies or figure.stalled
+        noisy = max(self.noise, figure.idle_share) > TOO_NOISY or figure.varies or figure.stalled or figure.kept_again
         return "too noisy" if figure.timed and noisy else "broken"
 
     def beside(self, unstalled: Case, stalls: Stalls) -> Case:
@@ -103,6 +111,11 @@ class Case:
         pairs = zip(self.figures, unstalled.figures, strict=True)
         figures = [replace(figure, unstalled=other.value) for figure, other in pairs]
         return replace(self, figures=figures, stall_seconds=stalls.seconds)
+
+    def measured_again(self, second: Case) -> Case:
+        """Returns the case with the figures of `second`, a second measurement of it, beside its own."""
+        pairs = zip(self.figures, second.figures, strict=True)
+        return replace(self, figures=[replace(figure, again=other.value) for figure, other in pairs])
 
     def gross(self) -> Case:
         """Returns the case with bounds for a short measurement: on ratios only, and wider by `slack`."""
@@ -142,7 +155,10 @@ class Case:
             bound = "" if figure.bound is None else f"{figure.side} {_shown(figure.bound, figure.unit)}"
             verdict = self.verdict(figure) or ""
             shown = {"broken": "[red]broken[/red]", "too noisy": "[yellow]too noisy[/yellow]"}
-            table.add_row(figure.name, _shown(figure.value, figure.unit), bound, shown.get(verdict, verdict))
+            measured = _shown(figure.value, figure.unit)
+            if verdict in shown and figure.again is not None:
+                measured += f", again {_shown(figure.again, figure.unit)}"
+            table.add_row(figure.name, measured, bound, shown.get(verdict, verdict))
         return table
 
 

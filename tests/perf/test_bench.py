@@ -64,6 +64,36 @@ def test_rounds_of_which_too_many_keep_a_bound_decide_nothing(
     assert "send: lag: its bound is broken, but not in three quarters of its rounds" in printed.err
 
 
+@pytest.mark.parametrize(
+    ("values", "flags", "code"),
+    [
+        ([2.5, 1.5], [], 0),
+        ([2.5, 2.6], [], 1),
+        ([1.5], [], 0),
+        ([2.5], ["--quick"], 1),
+    ],
+)
+def test_a_case_that_breaks_a_bound_is_measured_once_more(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    values: list[float],
+    flags: list[str],
+    code: int,
+) -> None:
+    left = iter(values)
+
+    def measure(name: str, size: Size) -> list[Case]:
+        return [Case(name, [Figure("lag", next(left), "x", 2.0)])]
+
+    monkeypatch.setattr(bench, "measure_case", measure)
+    assert bench.main(["send", *flags]) == code
+    printed = capsys.readouterr()
+    assert not [*left], "it was measured as often as there are values"
+    if len(values) == 2:
+        assert f"2.5 x, again {values[1]} x" in printed.out
+    assert ("not in a second measurement" in printed.err) == (values == [2.5, 1.5])
+
+
 @pytest.mark.parametrize(("flags", "size"), [([], Size.DEFAULT), (["--quick"], Size.QUICK), (["--full"], Size.FULL)])
 def test_the_size_is_passed_on(monkeypatch: pytest.MonkeyPatch, flags: list[str], size: Size) -> None:
     asked: list[Size] = []

@@ -56,6 +56,10 @@ def test_a_case_survives_json() -> None:
         (Figure("rate", 8.0, "x", 10.0, "at least", unstalled=11.0), "too noisy"),
         (Figure("rate", 8.0, "x", 10.0, "at least", unstalled=9.0), "broken"),
         (Figure("lag", 9.0, "ms", 10.0, unstalled=12.0), "held"),
+        (Figure("lag", 12.0, "ms", 10.0, again=9.9), "too noisy"),
+        (Figure("lag", 12.0, "ms", 10.0, again=10.1), "broken"),
+        (Figure("bytes", 12.0, "MB", 10.0, again=9.0, timed=False), "broken"),
+        (Figure("lag", 9.0, "ms", 10.0, again=12.0), "held"),
     ],
 )
 def test_what_the_same_run_shows_to_be_noise_breaks_no_bound(figure: Figure, verdict: str) -> None:
