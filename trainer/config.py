@@ -161,15 +161,6 @@ class TrainerConfig(Config):
                 f"times nodes) do not divide the {experts} experts of the model in {directory}"
             )
 
-    @model_validator(mode="after")
-    def _compiles(self) -> TrainerConfig:
-        if self.compile and (self.context_parallel > 1 or self.expert_parallel > 1):
-            raise ValueError(
-                "compile = true is for ranks that compute whole rows with all experts; set context_parallel = 1 and "
-                "expert_parallel = 1, or compile = false"
-            )
-        return self
-
     def refuses_value_head(self, training: TrainingConfig) -> str | None:
         """Returns why this trainer cannot train a run's value head; None if it can, or the run has none."""
         if training.value_head is None:

@@ -481,7 +481,7 @@ class Learner:
         if self._trained_in_full or not trainable_parameters(self.model):
             self._load_model()  # an earlier run has changed it, or put adapters into it
         if self.config.compile:
-            compile_layers(self.model, self._passes)
+            compile_layers(self.model, self._passes, self.ranks.context)
         self._trained_in_full = True
         return local_parameters(self.model) if self.config.divided else trainable_parameters(self.model)
 

@@ -1,7 +1,7 @@
-"""Learners with compiled layers of a sharded model on two real ranks, for `test_compiled.py`: what they compute, as JSON.
+"""Learners with compiled layers on real ranks that divide a model or share rows, for `test_compiled.py`: their results as JSON.
 
-Run it as `torchrun --nproc-per-node=2 -m tests.trainer.compiled_learner DIRECTORY DENSE MIXTURE`, with a last argument
-`refused` to let the second rank fail to compile, and the first one seem to.
+Run it as `torchrun --nproc-per-node=N -m tests.trainer.compiled_learner DIRECTORY DENSE MIXTURE`, with a last argument
+`refused` to let the last rank fail to compile, and the others seem to.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 
 from tests.trainer.lone_run import ALONE
 from tests.trainer.sharded_learner import train_all
@@ -22,26 +24,61 @@ from trainer import ranks
 from trainer.config import TrainerConfig
 from trainer.model import compiled
 
-SCENARIOS = ["dense-full", "moe-full"]
+DENSE, MIXTURE = "dense-full", "moe-full"
 """The layers of the mixture are computed again in the backward pass."""
+
+WAYS: dict[int, dict[str, tuple[dict[str, Any], list[str]]]] = {
+    2: {
+        "sharded": ({"sharding": True}, [DENSE, MIXTURE]),
+        "context": ({"sharding": False, "context_parallel": 2}, [DENSE, MIXTURE]),
+        "experts": ({"sharding": False, "expert_parallel": 2}, [MIXTURE]),
+    },
+    4: {"all": ({"sharding": True, "context_parallel": 2, "expert_parallel": 2}, [MIXTURE])},
+}
+"""By number of ranks: how they work together, and what is trained."""
 
 
 def train(directory: Path, models: dict[str, Path], refused: bool) -> dict[str, Any] | None:
     """Returns the results of rank 0."""
-    config = TrainerConfig(output_dir=directory, model=str(models["dense"]), processes=2, threads=1)
-    config = config.model_copy(update={"rank_silence_seconds": 300})
+    count = int(os.environ["WORLD_SIZE"])
+    config = TrainerConfig(
+        output_dir=directory,
+        model=str(models["moe"]),
+        processes=count,
+        threads=1,
+        context_parallel=2,
+        expert_parallel=2,
+        rank_silence_seconds=300,
+    )
     with ranks.join(config, torch.device("cpu")) as group, pytest.MonkeyPatch.context() as patched:
         reports: list[str] = []
         for level in ("info", "warning"):
             patched.setattr(compiled.logger, level, lambda text, *values: reports.append(text % values))
         if refused:
-            patched.setattr(torch, "compile", _without_a_compiler if group.index else _as_it_is)
-        found = {"sharded": train_all(directory, models, group, SCENARIOS, compile=True)}
+            patched.setattr(torch, "compile", _as_it_is if group.index < count - 1 else _without_a_compiler)
+        found: dict[str, Any] = {}
+        graphs: dict[str, int] = {}
+        for way, (trainer, names) in WAYS[count].items():
+            place = directory / way
+            place.mkdir(exist_ok=True)
+            torch._dynamo.reset()  # which stops compiling a layer after so many learners in one process
+            counters.clear()
+            own = replace(
+                group,
+                context=group.context if "context_parallel" in trainer else None,
+                experts=group.experts if "expert_parallel" in trainer else None,
+            )
+            found[way] = train_all(place, models, own, names, compile=True, **trainer)
+            graphs[way] = counters["stats"]["unique_graphs"]
         index = group.index
     print("\n".join(reports))
     if index:
         return None
-    return found | {"reports": reports, "plain": train_all(directory, models, ALONE, SCENARIOS)}
+    return found | {
+        "reports": reports,
+        "graphs": graphs,
+        "plain": train_all(directory, models, ALONE, [DENSE, MIXTURE]),
+    }
 
 
 def _as_it_is(function: Callable[..., Any], **_: object) -> Callable[..., Any]:

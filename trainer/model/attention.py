@@ -32,9 +32,13 @@ NAME = "per_sample"
 
 @dataclass(slots=True)
 class SampleLengths:
-    """The lengths of a row's samples, inside a compiled layer: that would be compiled anew for each list of other length."""
+    """The lengths of a row's samples, and this rank's stretch of it, inside a compiled layer.
+
+    Bare, they would let it be compiled anew for each list of other length, and each stretch.
+    """
 
     lengths: list[int]
+    stretch: Stretch | None
 
 
 @torch.compiler.disable
@@ -42,6 +46,7 @@ def _uncompiled_attention(
     module: torch.nn.Module, *args: Any, sample_lengths: Any, **kwargs: Any
 ) -> tuple[Tensor, None]:
     if isinstance(sample_lengths, SampleLengths):
+        kwargs["stretch"] = sample_lengths.stretch
         sample_lengths = sample_lengths.lengths
     return _per_sample_attention(module, *args, sample_lengths=sample_lengths, **kwargs)
 

@@ -1,7 +1,8 @@
 """Compiles the decoder layers of a model (torch.compile), each by itself: equal layers share their graphs, whatever their number.
 
 A graph is made for rows of any length. What differs from row to row stays outside of it, between the compiled parts of a layer:
-attention over samples of other lengths, and the experts of a mixture with their recorded routing. Hooks on a layer, such as
+attention over samples of other lengths, where ranks that share a row gather its keys and values, and the experts of a mixture
+with their recorded routing, where tokens go to the ranks that own their experts. Hooks on a layer, such as
 FSDP's, and its checkpointing surround the compiled function. Layers with adapters are not compiled, since a layer would be cut at
 each of them, and anew for each number of runs in a row.
 
@@ -23,6 +24,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from trainer.faults import is_fatal
 from trainer.model.attention import SampleLengths
+from trainer.model.context import ContextGroup, Stretch, shared_rows
 from trainer.model.load import log_probabilities
 from trainer.model.passes import Passes
 
@@ -34,11 +36,12 @@ BOUND = {torch.float32: 1e-4, torch.bfloat16: 3e-1}
 _TOKENS = 24
 
 
-def compile_layers(model: nn.Module, passes: Passes | None = None) -> None:
+def compile_layers(model: nn.Module, passes: Passes | None = None, context: ContextGroup | None = None) -> None:
     """Compiles the layers of a model that is trained in full, and tests it by a row, with its gradient.
 
     If that fails, such as without a C++ compiler, or computes something else, the reason is logged and the layers stay as before.
-    With the `passes` of a model that is sharded, every rank calls it. Where it fails on one, no rank's layers are compiled.
+    With the `passes` of a model that is divided, or of which the ranks of `context` share rows, every rank calls it. Where it
+    fails on one, no rank's layers are compiled.
     """
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not layers:
@@ -46,7 +49,8 @@ def compile_layers(model: nn.Module, passes: Passes | None = None) -> None:
         return
     if passes is not None:
         passes.begin()
-    reason = _compile_and_compare(model, layers)
+    with shared_rows(model, context):
+        reason = _compile_and_compare(model, layers)
     if passes is not None and passes.end(bool(reason)):
         # Then this rank's values are wrong, too, so it cannot tell whose fault a difference is.
         others = "another rank has failed, as its log says"
@@ -98,8 +102,15 @@ def _compile(layer: nn.Module) -> None:
         layer.forward = partial(_call, weakref.ref(layer))
 
 
-def _compute(owner: weakref.ref[nn.Module], compiled: Any, *args: Any, sample_lengths: Any, **kwargs: Any) -> Any:
-    return compiled(owner(), *args, sample_lengths=SampleLengths(sample_lengths), **kwargs)
+def _compute(
+    owner: weakref.ref[nn.Module],
+    compiled: Any,
+    *args: Any,
+    sample_lengths: list[int],
+    stretch: Stretch | None = None,
+    **kwargs: Any,
+) -> Any:
+    return compiled(owner(), *args, sample_lengths=SampleLengths(sample_lengths, stretch), **kwargs)
 
 
 def _call(owner: weakref.ref[nn.Module], *args: Any, **kwargs: Any) -> Any:

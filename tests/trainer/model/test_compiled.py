@@ -14,12 +14,11 @@ import torch
 from torch._dynamo.utils import counters
 from torch._inductor import config as inductor
 
-from tests.trainer.compiled_learner import SCENARIOS
+from tests.trainer.compiled_learner import WAYS
 from tests.trainer.conftest import make_batch
 from tests.trainer.forked_ranks import launch
 from tests.trainer.lone_run import LoneRun, make_lone_run
 from tests.trainer.test_sharding import assert_close
-from trainer.config import TrainerConfig
 
 STEPS = 20
 
@@ -84,23 +83,26 @@ def test_layers_that_cannot_be_compiled_stay_as_they_are(
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles by a C++ compiler")
-@pytest.mark.parametrize("refused", [False, True])
-def test_two_ranks_with_half_the_model_each_train_as_one_with_layers_as_they_are(
-    dense_directory: Path, moe_directory: Path, tmp_path: Path, refused: bool
+@pytest.mark.parametrize(("ranks", "refused"), [(2, False), (2, True), (4, False)])
+def test_ranks_that_work_together_train_as_one_with_layers_as_they_are(
+    dense_directory: Path, moe_directory: Path, tmp_path: Path, ranks: int, refused: bool
 ) -> None:
-    """Compiled on both; and where one cannot compile, on none."""
+    """Compiled on all: of divided weights, divided experts, shared rows; and where one cannot compile, on none."""
     launch(
-        2, tmp_path, dense_directory, moe_directory, *["refused"] * refused, module="compiled_learner", seconds=600.0
+        ranks,
+        tmp_path,
+        dense_directory,
+        moe_directory,
+        *["refused"] * refused,
+        module="compiled_learner",
+        seconds=900.0,
     )
-    found = json.loads((tmp_path / "found_2.json").read_text())
+    found = json.loads((tmp_path / f"found_{ranks}.json").read_text())
     expected = "another rank has failed, as its log says" if refused else "are compiled"
-    assert [expected in report for report in found["reports"]] == [True] * len(SCENARIOS), found["reports"]
-    assert ("are not compiled: RuntimeError: no C++ compiler" in (tmp_path / "log_2").read_text()) == refused
-    for name in SCENARIOS:
-        assert_close(found["sharded"][name], found["plain"][name], ["one"])
-
-
-def test_it_is_refused_where_it_has_not_been_proven(tmp_path: Path) -> None:
-    for other in ({"expert_parallel": 2, "processes": 2}, {"context_parallel": 2, "processes": 2}):
-        with pytest.raises(ValueError, match="compile = true is for ranks that compute whole rows with all experts"):
-            TrainerConfig.model_validate({"output_dir": tmp_path, "model": "m", "compile": True, **other})
+    trained = [(way, name) for way, (_, names) in WAYS[ranks].items() for name in names]
+    assert [expected in report for report in found["reports"]] == [True] * len(trained), found["reports"]
+    assert ("are not compiled: RuntimeError: no C++ compiler" in (tmp_path / f"log_{ranks}").read_text()) == refused
+    for way, (_, names) in WAYS[ranks].items():
+        assert refused or 0 < found["graphs"][way] <= GRAPHS * len(names), "far below one for each of the rows"
+    for way, name in trained:
+        assert_close(found[way][name], found["plain"][name], ["one"])
