@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import accumulate, pairwise
@@ -114,11 +114,14 @@ class Learner:
         check(batch, self.limits)
         rate = self.runs[slot].config.training.learning_rate if learning_rate is None else learning_rate
         if self.ranks.count > 1:
-            header, arrays = batch_parts.outline(batch)
+            try:
+                header, arrays = batch_parts.outline(batch)
+            except MemoryError as error:  # before any other rank knows of the step
+                raise InvalidBatch(described(error, f"opening step {batch.step}")) from error
             self._command({"kind": "open", "slot": slot, "rate": rate, "batch": header})
             self.ranks.share(arrays)
             self._sent[slot] = [set() for _ in range(self.ranks.count)]
-        return self._begin(slot, batch, rate)
+        return self._begin(slot, batch.step, lambda: batch, rate)
 
     def train_rows(self, rows: Sequence[Row]) -> None:
         """Trains one micro-batch on each rank; `rows`: of each rank, samples of open steps by slot."""
@@ -226,9 +229,10 @@ class Learner:
                 case "synchronize":
                     self.manager.synchronize_state()
                 case "open":
-                    batch = batch_parts.unfilled(command["batch"], self.ranks.share(None))
+                    header = command["batch"]
+                    outline = partial(batch_parts.unfilled, header, self.ranks.share(None))
                     try:
-                        self._begin(command["slot"], batch, command["rate"])
+                        self._begin(command["slot"], header["step"], outline, command["rate"])
                     except InvalidBatch as error:
                         logger.debug("rank %d: %s", self.ranks.index, error)
                 case "rows":
@@ -271,13 +275,16 @@ class Learner:
 
     # --- on every rank ---
 
-    def _begin(self, slot: int, batch: Batch, rate: float) -> OpenStep:
-        """Raises `InvalidBatch` on every rank, with nothing opened, if any lacks memory for what the step measures."""
+    def _begin(self, slot: int, number: int, batch: Callable[[], Batch], rate: float) -> OpenStep:
+        """Opens the step of that number, of what `batch` returns.
+
+        Raises `InvalidBatch` on every rank, with nothing opened, if any lacks memory for it or for what the step measures.
+        """
         run, fault = self.runs[slot], None
         try:
-            step = OpenStep(run, batch, self.ranks.device, self._export_directory(run))
+            step = OpenStep(run, batch(), self.ranks.device, self._export_directory(run))
         except Exception as error:  # noqa: BLE001 - any error is sent to the other ranks
-            fault = described(error, f"opening step {batch.step}")
+            fault = described(error, f"opening step {number}")
         refuse_if_any(self.ranks, fault)
         run.optimizer.peak_rate = rate
         self._open[slot] = step

@@ -9,7 +9,7 @@ import errno
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from itertools import chain
 from pathlib import Path
@@ -24,19 +24,17 @@ from tests.support.polling import wait_until
 from tests.trainer.conftest import EXPERTS, TOP_K, make_batch, make_run_config
 from tests.trainer.lone_run import ALONE
 from tests.trainer.orchestrator_end import write_run
-from trainer import learner, ranks
+from trainer import batch_parts, learner, ranks
 from trainer.config import TrainerConfig
 from trainer.fair_share import FairShare
 from trainer.learner import Learner
 from trainer.metrics import MetricValue
-from trainer.open_step import OpenStep
 from trainer.packer import InvalidBatch
 from trainer.ranks import Ranks
 from trainer.runs import checkpoint, shard_files
 from trainer.runs.checkpoints import Checkpoints
 from trainer.runs.manager import MultiRunManager
 from trainer.runs.record import Progress
-from trainer.runs.run import Run
 from trainer.updates import reference
 from transport.files.atomic import published_steps
 from transport.telemetry.spans import SpanLog
@@ -383,28 +381,42 @@ def refuse_reference(directory: Path, models: dict[str, Path], group: Ranks) -> 
 
 
 def refuse_opening(directory: Path, models: dict[str, Path], group: Ranks) -> dict[str, Any]:
-    """Steps of two runs, for one of which the last rank lacks memory before any row is trained; the result is rank 0's."""
+    """Steps of two runs, for one of which a rank lacks memory before any row is trained; the result is rank 0's.
+
+    First rank 0 for what it sends of the batch, then the last one for what it keeps of it, and for what it measures.
+    """
     place = directory / f"refused-opening-{group.count}"
     if group.index == 0:
         place.mkdir()
     runs: dict[str, dict[str, Any]] = {"one": {"lora": LORA, "value_head": {}}, "two": {"lora": LORA}}
-
-    def open_step(run: Run, *arguments: Any) -> OpenStep:
-        if run.run_id == "one" and group.index == group.count - 1:
-            raise MemoryError("no room")
-        return OpenStep(run, *arguments)
-
+    lacking = {group.count - 1: [(learner, "OpenStep"), (batch_parts, "unfilled")], 0: [(batch_parts, "outline")]}
+    faults: list[str] = []
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(learner, "OpenStep", open_step)
+        for module, name in lacking[group.index]:
+            patched.setattr(module, name, _lacking_memory_once(getattr(module, name)))
         bench = Bench(place, models["dense"], group, runs)
         if group.index > 0:
             bench.learner.follow()
             return {}
-        with pytest.raises(InvalidBatch) as caught:
-            bench.learner.open_step(0, make_batch(1, run_id="one"))
+        for _ in range(3):
+            with pytest.raises(InvalidBatch) as caught:
+                bench.learner.open_step(0, make_batch(1, run_id="one"))
+            faults.append(str(caught.value))
         lines = [bench.train(step, False, lengths={"two": (7, 9, 5)}) for step in (1, 2)]
     bench.learner.stop()
-    return {"fault": str(caught.value), "lines": lines}
+    return {"faults": faults, "lines": lines}
+
+
+def _lacking_memory_once(function: Callable[..., Any]) -> Callable[..., Any]:
+    calls: list[int] = []
+
+    def call(*arguments: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 1:
+            raise MemoryError("no room")
+        return function(*arguments)
+
+    return call
 
 
 def elements_of(model: nn.Module) -> int:
