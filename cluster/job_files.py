@@ -14,6 +14,7 @@ from cluster.errors import ClusterError
 from cluster.spec import JobSpec
 from transport.config import Config
 from transport.files.untrusted import UntrustedFileError, read_json
+from transport.files.wrong_types import first_wrong
 from transport.wires.endpoint import socket_path
 
 JOB_FILE = "cluster_job.json"
@@ -81,7 +82,9 @@ def read_job(directory: Path) -> JobFile:
         return JobFile.model_validate(read_json(path, MAX_BYTES))
     except FileNotFoundError:
         raise ClusterError(f"{directory} has no job: there is no {JOB_FILE}; `submit` writes it") from None
-    except (OSError, UntrustedFileError, ValidationError) as error:
+    except ValidationError as error:
+        raise ClusterError(f"{path} cannot be read: {first_wrong(error)}") from error
+    except (OSError, UntrustedFileError) as error:
         raise ClusterError(f"{path} cannot be read: {error}") from error
 
 
@@ -100,7 +103,9 @@ def read_outcome(directory: Path) -> OutcomeFile | None:
         return OutcomeFile.model_validate(read_json(path, MAX_BYTES))
     except FileNotFoundError:
         return None
-    except (OSError, UntrustedFileError, ValidationError) as error:
+    except ValidationError as error:
+        raise ClusterError(f"{path} cannot be read: {first_wrong(error)}") from error
+    except (OSError, UntrustedFileError) as error:
         raise ClusterError(f"{path} cannot be read: {error}") from error
 
 

@@ -33,6 +33,18 @@ RESTORE = "restore it from a copy; --fresh starts anew"
 Content = TypeVar("Content", bound=BaseModel)
 
 
+class _Trainer(BaseModel):
+    """What is read of the trainer."""
+
+    max_runs: int = Field(ge=1)
+
+
+class _WithTrainer(BaseModel):
+    """What is read of `job.json` for those who would join."""
+
+    trainer: _Trainer
+
+
 class _Run(BaseModel):
     """What is read of a run."""
 
@@ -100,6 +112,11 @@ def own_steps(directory: Path) -> dict[str, int] | None:
     if not (directory / JOB_FILE).exists():
         return None
     return {run.run_id: run.steps for run in read_as(_Job, directory / JOB_FILE).own}
+
+
+def runs_at_once(directory: Path) -> int:
+    """Returns how many runs the job's trainer takes at once. Raises `UserError` for a missing or damaged `job.json`."""
+    return read_as(_WithTrainer, directory / JOB_FILE).trainer.max_runs
 
 
 def run_ids_in(directory: Path) -> list[str]:

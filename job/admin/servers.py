@@ -13,19 +13,41 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
+
+from pydantic import BaseModel, Field
 
 from inference.config import check_url
 from inference.pool.sources import OPERATOR_FILE, Listing, parse_listing
 from inference.pool.sources import read_text as read_listing
 from job.admin.ask import NotThere, Refused, require_job
-from job.directory import JOB_FILE, read_json
+from job.directory import JOB_FILE, read_as
 from transport.errors import Obstructed, UserError
 from transport.files.atomic import write_atomically
 from transport.files.lock import take_lock
 
 LOCK_SECONDS = 10.0
 """How long to wait while another process changes the servers."""
+
+
+class _Pool(BaseModel):
+    """What is read of the servers that the configuration names."""
+
+    urls: list[str] = Field(default_factory=list)
+    urls_file: Path | None = None
+    dns: str | None = None
+
+
+class _Orchestrator(BaseModel):
+    """What is read of the orchestrator."""
+
+    inference: _Pool = Field(default_factory=_Pool)
+
+
+class _Job(BaseModel):
+    """What is read of `job.json`."""
+
+    orchestrator: _Orchestrator = Field(default_factory=_Orchestrator)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +140,10 @@ def _known(job: Path, wishes: Listing, url: str) -> str:
 def _own(job: Path) -> Listing:
     """The servers that the configuration names, at a fixed address or in a file."""
     pool = _pool(job)
-    own: Listing = {str(url).rstrip("/"): "" for url in pool.get("urls") or ()}
-    if pool.get("urls_file"):
+    own: Listing = {url.rstrip("/"): "" for url in pool.urls}
+    if pool.urls_file is not None:
         try:
-            listed, _ = parse_listing(read_listing(Path(pool["urls_file"])).decode())
+            listed, _ = parse_listing(read_listing(pool.urls_file).decode())
         except (OSError, ValueError):
             listed = {}
         own |= listed
@@ -129,13 +151,11 @@ def _own(job: Path) -> Listing:
 
 
 def _resolves_names(job: Path) -> bool:
-    return bool(_pool(job).get("dns"))
+    return _pool(job).dns is not None
 
 
-def _pool(job: Path) -> dict[str, Any]:
-    orchestrator = read_json(job / JOB_FILE).get("orchestrator")
-    pool = orchestrator.get("inference") if isinstance(orchestrator, dict) else None
-    return pool if isinstance(pool, dict) else {}
+def _pool(job: Path) -> _Pool:
+    return read_as(_Job, job / JOB_FILE).orchestrator.inference
 
 
 def _wishes(job: Path) -> Listing:

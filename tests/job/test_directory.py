@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from job.directory import JOB_FILE, own_steps
+from job.directory import JOB_FILE, own_steps, runs_at_once
 from transport.errors import UserError
 
 RUN: dict[str, Any] = {"run_id": "a", "steps": 20}
@@ -34,6 +34,24 @@ def test_the_own_runs_of_a_job(tmp_path: Path, content: object, steps: dict[str,
     assert own_steps(tmp_path) is None
     write(tmp_path, content)
     assert own_steps(tmp_path) == steps
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({}, "trainer is missing"),
+        ({"trainer": 3}, "trainer: expected an object, found 3"),
+        ({"trainer": {}}, "trainer.max_runs is missing"),
+        ({"trainer": {"max_runs": "x"}}, "trainer.max_runs: expected a valid integer.*, found 'x'"),
+        ({"trainer": {"max_runs": 0}}, "trainer.max_runs: expected .*, found 0"),
+    ],
+)
+def test_a_damaged_trainer_of_a_job_is_named(tmp_path: Path, content: object, said: str) -> None:
+    write(tmp_path, {"trainer": {"max_runs": 4}})
+    assert runs_at_once(tmp_path) == 4
+    write(tmp_path, content)
+    with pytest.raises(UserError, match=rf"/job.json is damaged: {said}"):
+        runs_at_once(tmp_path)
 
 
 @pytest.mark.parametrize(

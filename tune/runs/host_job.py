@@ -18,7 +18,7 @@ from pathlib import Path
 from cluster.exit_codes import describe_exit
 from cluster.process import last_lines
 from job.check import SAFE_PATH
-from job.directory import JOB_FILE, is_running, living_runs, read_json
+from job.directory import JOB_FILE, is_running, living_runs, runs_at_once
 from job.processes_file import read_workers
 from transport.errors import UserError
 
@@ -94,7 +94,7 @@ class HostJob:
     def slots(self) -> int:
         """Returns how many runs the trainer takes at once. Raises `UserError` without a job."""
         if self._slots is None:
-            self._slots = int(read_json(self.directory / JOB_FILE)["trainer"]["max_runs"])
+            self._slots = runs_at_once(self.directory)
         return self._slots
 
     def runs_of_others(self, ours: set[str]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 import cluster
 from cluster import ClusterError, JobBuilder, JobHandle, JobSpec, Resources, RestartScope, load_spec, submit
+from cluster.job_files import JOB_FILE
 from cluster.worker import Worker
 from tests.cluster.master import tiny_workers
 from transport.errors import UserError
@@ -82,6 +84,20 @@ def test_an_unknown_backend_is_named(tmp_path: Path) -> None:
 
 def test_a_directory_without_a_job_is_named(tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match=r"has no job: there is no cluster_job.json"):
+        JobHandle(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({}, "spec is missing"),
+        ({"spec": 3}, r"spec: .*, found 3"),
+        ({"spec": {"name": "demo", "roles": 3}}, r"spec\.roles: .*, found 3"),
+    ],
+)
+def test_a_damaged_job_is_named_with_its_key_in_one_line(tmp_path: Path, content: object, said: str) -> None:
+    (tmp_path / JOB_FILE).write_text(json.dumps(content))
+    with pytest.raises(ClusterError, match=rf"/cluster_job.json cannot be read: {said}$"):
         JobHandle(tmp_path)
 
 

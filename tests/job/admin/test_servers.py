@@ -64,6 +64,22 @@ def test_what_is_no_server_of_the_job_is_told(job: Path, tmp_path_factory: pytes
         add_server(job, NEW)
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ([], "expected an object, found list"),
+        ({"orchestrator": 3}, "orchestrator: expected an object, found 3"),
+        ({"orchestrator": {"inference": {"urls": 3}}}, "orchestrator.inference.urls: expected a list, found 3"),
+        ({"orchestrator": {"inference": {"urls_file": 3}}}, "orchestrator.inference.urls_file: .*, found 3"),
+    ],
+)
+def test_a_damaged_file_of_the_job_is_named_with_its_key(job: Path, content: object, said: str) -> None:
+    (job / "job.json").write_bytes(orjson.dumps(content))
+    for ask in (list_servers, lambda directory: add_server(directory, NEW)):
+        with pytest.raises(UserError, match=rf"job.json is damaged: {said}.*; restore it"):
+            ask(job)
+
+
 def test_changes_at_once_lose_none(job: Path) -> None:
     urls = [f"http://new-{number}:8000" for number in range(12)]
     with ThreadPoolExecutor(4) as threads:
