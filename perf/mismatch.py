@@ -92,7 +92,7 @@ def _learner(config: TrainerConfig, ranks: Ranks) -> Learner:
 
 def _mismatch(learner: Learner, batch: Batch) -> float:
     learner.open_step(0, replace(batch, step=1))
-    for samples in _rows(batch, learner.limits.max_tokens):
+    for samples in _rows(batch, learner.loaded.limits.max_tokens):
         learner.train_rows([[(0, samples)]])
     return float(learner.finish_step(0)["mismatch_kl"])
 
@@ -109,7 +109,7 @@ def _rows(batch: Batch, max_tokens: int) -> Iterator[list[int]]:
 
 def _differing_routing(learner: Learner, batch: Batch) -> float:
     """Returns the share of token and layer pairs whose recorded set of experts is not the one the trainer's own gate chooses."""
-    replay, limits = learner.replay, learner.limits
+    replay, limits = learner.loaded.replay, learner.loaded.limits
     assert replay is not None
     differing = pairs = 0
     for samples in _rows(batch, limits.max_tokens):
@@ -118,7 +118,7 @@ def _differing_routing(learner: Learner, batch: Batch) -> float:
             raise ValueError("the server returned no routed experts: is this a mixture of experts?")
         with torch.no_grad(), replay.observing() as probabilities_by_layer:
             log_probabilities(
-                learner.model,
+                learner.loaded.model,
                 micro.token_ids_T,
                 micro.position_ids_T,
                 micro.sample_lengths,

@@ -28,25 +28,21 @@ from trainer.broadcast import Assembled
 from trainer.config import TrainerConfig
 from trainer.fair_share import Row
 from trainer.faults import is_fatal
+from trainer.loaded_model import LoadedModel
 from trainer.lora.adapter_file import load_adapter
-from trainer.lora.multi_lora import check_targets, wrap_linears
+from trainer.lora.multi_lora import check_targets
 from trainer.losses.registry import load_loss
 from trainer.metrics import MetricValue
-from trainer.model.compiled import compile_layers
 from trainer.model.context import shared_rows
 from trainer.model.experts import expert_weights
-from trainer.model.load import load_model, trainable_parameters
-from trainer.model.packing_proof import can_pack, can_share_prompts, prove_packing, prove_stretches
-from trainer.model.passes import PassDiscarded, Passes
-from trainer.model.recompute import checkpoint_layers
-from trainer.model.router_replay import RouterReplay
-from trainer.model.sharding import differentiate_inputs, local_parameters, rest, rows_of, whole_weights
+from trainer.model.passes import PassDiscarded
+from trainer.model.sharding import rest, rows_of, whole_weights
 from trainer.open_step import OpenStep
 from trainer.optimizer import Optimizer
-from trainer.packer import InvalidBatch, ModelLimits, check
+from trainer.packer import InvalidBatch, check
 from trainer.probe import BrokenWeights, ask
 from trainer.ranks import HEARTBEAT_SECONDS, Ranks
-from trainer.rows import Rows, StepRow
+from trainer.rows import StepRow
 from trainer.runs import checkpoint, copies
 from trainer.runs.copies import Copy
 from trainer.runs.manager import MultiRunManager
@@ -89,10 +85,9 @@ class Learner:
         self._open: dict[int, OpenStep] = {}
         self._sent: dict[int, list[set[int]]] = {}
         """By slot and rank, the samples of the open step that the rank has got; on rank 0."""
-        self._trained_in_full = False
         self._slices = SliceWriter(config.output_dir, ranks.index)
         self._references = References(config.model, config.dtype, ranks, sharded=config.sharded)
-        self._load_model()
+        self.loaded = LoadedModel.load(config, ranks)
         manager.register_config_validation_hook(self._fits_the_slots)
         manager.register_config_validation_hook(self._fits_the_model)
         manager.register_config_validation_hook(_has_a_loss)
@@ -111,7 +106,7 @@ class Learner:
 
         Raises `InvalidBatch`, with nothing opened, when it cannot be trained.
         """
-        check(batch, self.limits)
+        check(batch, self.loaded.limits)
         rate = self.runs[slot].config.training.learning_rate if learning_rate is None else learning_rate
         if self.ranks.count > 1:
             try:
@@ -296,20 +291,23 @@ class Learner:
         # Of divided experts, owners have gradients from the rows of other ranks, also of adapters.
         everyones = self.ranks.experts is not None
         summed = [step for step in self._open.values() if everyones or step.run.shards is not None]
-        self._rows.train(own, self._train_row, summed)
+        self.loaded.rows.train(own, self._train_row, summed)
 
     def _train_row(self, row: StepRow) -> None:
         measured = [part for part in row if part[0].current.measures]
         trained = [part for part in row if not part[0].current.measures]
         with ExitStack() as stack:
-            for model in {self.model, *(step.run.reference for step, _ in measured if step.run.reference is not None)}:
+            for model in {
+                self.loaded.model,
+                *(step.run.reference for step, _ in measured if step.run.reference is not None),
+            }:
                 stack.enter_context(shared_rows(model, self.ranks.context))
             if measured:
                 began = time.perf_counter()
-                measure_row(self.model, self.replay, self.limits, measured)
+                measure_row(self.loaded.model, self.loaded.replay, self.loaded.limits, measured)
                 for step, _ in measured:
                     step.times.add("measure", began, time.perf_counter())
-            train_row(self.model, self.replay, self.limits, trained)
+            train_row(self.loaded.model, self.loaded.replay, self.loaded.limits, trained)
 
     def _copy(self, slot: int, step: int) -> Copy:
         run, copy, fault = self.runs[slot], None, None
@@ -324,13 +322,13 @@ class Learner:
         return copy
 
     def _assemble(self, slot: int) -> Assembled:
-        rest(self.model)
-        weights = whole_weights(self.model, self.ranks.index == 0) if self.runs[slot].shards is not None else {}
-        assert self._passes is not None
-        self._passes.begin()
+        rest(self.loaded.model)
+        weights = whole_weights(self.loaded.model, self.ranks.index == 0) if self.runs[slot].shards is not None else {}
+        assert self.loaded.passes is not None
+        self.loaded.passes.begin()
         answers = fault = None
         try:
-            answers = ask(self.model, self.replay, slot)
+            answers = ask(self.loaded.model, self.loaded.replay, slot)
         except PassDiscarded as error:
             logger.debug("rank %d: %s", self.ranks.index, error)
         except Exception as error:  # any error of a model
@@ -338,8 +336,8 @@ class Learner:
                 raise
             logger.warning("the probe failed", exc_info=True)
             fault = f"the probe failed: {type(error).__name__}: {error}"
-        self._passes.end(failed=fault is not None)
-        rest(self.model)
+        self.loaded.passes.end(failed=fault is not None)
+        rest(self.loaded.model)
         if faults := self.ranks.faults(fault):
             raise BrokenWeights("; ".join(dict.fromkeys(faults)))
         assert answers is not None
@@ -398,7 +396,7 @@ class Learner:
     def _fits_the_model(self, config: RunConfig) -> tuple[bool, str]:
         try:
             if config.training.lora is not None:
-                check_targets(self.model, config.training.lora, self.config.max_lora_rank)
+                check_targets(self.loaded.model, config.training.lora, self.config.max_lora_rank)
         except ValueError as error:
             return False, str(error)
         return True, ""
@@ -408,7 +406,7 @@ class Learner:
         occupancy = self.manager.registry.in_slot(slot)
         try:
             # First: all ranks load it together, and an error of one of them is that of all.
-            reference = self._references.open(slot, config.training, self.limits.vocabulary)
+            reference = self._references.open(slot, config.training, self.loaded.limits.vocabulary)
             parameters = self._full_weights() if config.training.lora is None else self._adapter(slot)
             head = self._value_head() if config.training.value_head is not None else None
             optimizer = Optimizer(
@@ -453,18 +451,13 @@ class Learner:
         self._watch_references()
 
     def _watch_references(self) -> None:
-        if self._passes is not None and (self.ranks.context is not None or self.config.sharded):
-            self._passes.watch(self._references.models)
+        if self.loaded.passes is not None and (self.ranks.context is not None or self.config.sharded):
+            self.loaded.passes.watch(self._references.models)
 
     def _adapter(self, slot: int) -> dict[str, nn.Parameter]:
-        if self._trained_in_full:
-            self._load_model()
-        if self.config.compile:
-            logger.warning("compile = true: layers with adapters are not compiled")
-        if (self.config.divided or self.ranks.context is not None) and trainable_parameters(self.model):
-            differentiate_inputs(self.model)
-        for prefix, layer in wrap_linears(self.model, self.config.max_runs).items():
-            self.manager.register_module(prefix, layer)
+        if self.loaded.trained_in_full:
+            self.loaded = LoadedModel.load(self.config, self.ranks)
+        self.loaded.add_adapters(self.manager)
         self.manager.reset_run_parameters(slot)
         occupancy = self.manager.registry.in_slot(slot)
         lora = occupancy.config.training.lora
@@ -474,53 +467,20 @@ class Learner:
 
     def _shards(self, slot: int) -> Shards:
         ranks, group = self.ranks, self.ranks.experts
-        rows, write_others = rows_of(self.model), partial(self._write_others, slot)
+        rows, write_others = rows_of(self.loaded.model), partial(self._write_others, slot)
         if not self.config.sharded:
             assert group is not None
             return Shards(group.index, group.size, rows, {}, write_others, group)
-        parallel = {} if group is None else dict.fromkeys(expert_weights(self.model), group.size)
+        parallel = {} if group is None else dict.fromkeys(expert_weights(self.loaded.model), group.size)
         return Shards(ranks.index, ranks.count, rows, parallel, write_others)
 
     def _value_head(self) -> ValueHead:
-        return ValueHead(self.model.get_output_embeddings().weight.shape[-1], self.ranks.device)
+        return ValueHead(self.loaded.model.get_output_embeddings().weight.shape[-1], self.ranks.device)
 
     def _full_weights(self) -> dict[str, nn.Parameter]:
-        if self._trained_in_full or not trainable_parameters(self.model):
-            self._load_model()  # an earlier run has changed it, or put adapters into it
-        if self.config.compile:
-            compile_layers(self.model, self._passes, self.ranks.context)
-        self._trained_in_full = True
-        return local_parameters(self.model) if self.config.divided else trainable_parameters(self.model)
-
-    def _load_model(self) -> None:
-        config = self.config
-        shards = self.ranks.count if config.sharded else 1
-        self.model = load_model(config.model, config.dtype, self.ranks.device, shards, self.ranks.experts)
-        prove_packing(self.model)
-        if self.ranks.context is not None:
-            prove_stretches(self.model, self.ranks.context)
-        rest(self.model)
-        self.replay = RouterReplay(self.model) if config.router_replay else None
-        context = self.ranks.context
-        if config.divided or context is not None:
-            agree = self.ranks.agree if config.divided else self.ranks.agree_on_row
-            place = self.ranks.row, self.ranks.rows
-            self._passes: Passes | None = Passes(self.model, agree, self.ranks.device, self.replay, context, place)
-        else:
-            self._passes = None
-        self._rows = Rows(config.row_tokens if can_pack(self.model) else 1, self._passes, self.ranks)
-        self._trained_in_full = False
-        if config.activation_checkpointing:
-            checkpoint_layers(self.model, self.replay)
-        self.limits = ModelLimits(
-            vocabulary=self.model.config.vocab_size,
-            max_tokens=config.row_tokens,
-            layers=self.replay.layers if self.replay else 0,
-            experts=self.replay.experts if self.replay else 0,
-            top_k=self.replay.top_k if self.replay else 0,
-            # A compiled layer would be compiled anew for each other row of families.
-            shares_prompts=can_share_prompts(self.model) and self.ranks.context is None and not self.config.compile,
-        )
+        if not self.loaded.is_as_loaded:
+            self.loaded = LoadedModel.load(self.config, self.ranks)
+        return self.loaded.train_in_full()
 
 
 def _has_a_loss(config: RunConfig) -> tuple[bool, str]:

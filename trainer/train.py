@@ -385,7 +385,7 @@ class Trainer:
                     self._requests.note_published(run)
                     broadcaster.remove_beyond(run.progress.step or -1)
                 learner = self._learner
-                broadcaster.publish(learner.model, learner.replay, learner.runs[run.slot], assembled)
+                broadcaster.publish(learner.loaded.model, learner.loaded.replay, learner.runs[run.slot], assembled)
         except BrokenWeights as error:
             self._evict(run, str(error))
             return False

@@ -96,7 +96,7 @@ def train_failing(directory: Path, model: Path, group: Ranks, **trainer: Any) ->
             place.mkdir()
         bench, failures = Bench(place, model, group, runs, **trainer), list[int]()
         if group.count > 1:
-            fail_at_the_owner(bench.learner.model, group.index, name == FULL, failures)
+            fail_at_the_owner(bench.learner.loaded.model, group.index, name == FULL, failures)
         if group.index > 0:
             bench.learner.follow()
             assert failures, "no pass of the last rank has failed"
@@ -118,14 +118,14 @@ def train_without_memory(directory: Path, model: Path, group: Ranks) -> str:
     if group.index == 0:
         place.mkdir()
     bench = Bench(place, model, group, runs, sharding=False, expert_parallel=2)
-    passes: Any = bench.learner._passes
+    passes: Any = bench.learner.loaded.passes
 
     def lack_memory(*_: Any) -> None:
-        if (bench.learner.model, True) in passes._scripts:  # the ranks have agreed on what a pass calls
+        if (bench.learner.loaded.model, True) in passes._scripts:  # the ranks have agreed on what a pass calls
             torch.empty(2**58)
 
     if group.index > 0:
-        bench.learner.model.get_submodule("model.layers.1.mlp.experts").register_forward_pre_hook(lack_memory)
+        bench.learner.loaded.model.get_submodule("model.layers.1.mlp.experts").register_forward_pre_hook(lack_memory)
     try:
         if group.index == 0:
             refused = str(bench.train(1, routed)["one"])

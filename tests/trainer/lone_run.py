@@ -38,7 +38,7 @@ class LoneRun:
 
     @property
     def model(self) -> nn.Module:
-        return self.learner.model
+        return self.learner.loaded.model
 
     def train(self, batch: Batch) -> dict[str, MetricValue]:
         """A whole step."""

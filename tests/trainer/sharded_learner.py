@@ -311,7 +311,7 @@ def train_failing(
         bench, failures = Bench(place, models[model], group, runs, **trainer), list[int]()
         if group.count > 1:
             forward = name == "dense-full"
-            fail_half_way(bench.learner.model, group.index, forward, failures, marked_fits or forward)
+            fail_half_way(bench.learner.loaded.model, group.index, forward, failures, marked_fits or forward)
         if group.index > 0:
             bench.learner.follow()
             assert failures, "no row of the last rank has failed"
@@ -347,7 +347,7 @@ def train_all(
         results[name] = {
             "lines": lines,
             "weights": {run_id: bench.weights(slot) for slot, run_id in enumerate(runs)},
-            "elements": elements_of(bench.learner.model),
+            "elements": elements_of(bench.learner.loaded.model),
             "reference_elements": [elements_of(each) for each in bench.learner._references.models],
         }
         bench.learner.stop()

@@ -38,7 +38,7 @@ def test_the_umask_says_who_may_read_a_broadcast(
     """Inference may run as another user of the same group."""
     lone = make_lone_run(tmp_path, dense_directory, lora=lora)
     Broadcaster(lone.learner.manager, tmp_path, "default", str(dense_directory), 2).publish(
-        lone.model, lone.learner.replay, lone.run
+        lone.model, lone.learner.loaded.replay, lone.run
     )
     files = list((tmp_path / "run_default" / "broadcast" / "step_0").iterdir())
     assert ("adapter_model.safetensors" if lora else "model.safetensors") in {file.name for file in files}

@@ -262,7 +262,7 @@ def test_a_loss_depends_neither_on_rows_nor_on_ranks(
     batch = make_batch()
     # Near enough for every loss to weigh some tokens, and not all alike.
     batch.log_probabilities_T[:] = np.where(batch.loss_mask_T == 1, -3.5 + 0.4 * batch.log_probabilities_T, 0.0)
-    lone.learner.limits = replace(lone.learner.limits, max_tokens=1000)
+    lone.learner.loaded.limits = replace(lone.learner.loaded.limits, max_tokens=1000)
 
     def gradient(rows: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
         step = lone.learner.open_step(0, batch)

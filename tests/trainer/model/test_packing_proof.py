@@ -148,7 +148,7 @@ def test_the_probe_of_a_model_whose_layers_look_back_is_of_one_sample(
     directory = save(LOOKING_BACK["lfm2"](), tmp_path / "model")
     lone = make_lone_run(tmp_path, directory, lora={"rank": 2, "target_modules": ["q_proj"]})
     Broadcaster(lone.learner.manager, tmp_path, "default", str(directory), 2).publish(
-        lone.model, lone.learner.replay, lone.run
+        lone.model, lone.learner.loaded.replay, lone.run
     )
     probe = json.loads((tmp_path / "run_default" / "broadcast" / "step_0" / "probe.json").read_text())
     expected = stock_log_probabilities(directory, torch.tensor(probe["token_ids"]))
@@ -214,7 +214,7 @@ def test_one_sample_a_row_changes_nothing_where_samples_are_kept_apart(moe_direc
     """With the routing of each sample where it belongs."""
     lone, packed = (make_lone_run(tmp_path / name, moe_directory) for name in ("lone", "packed"))
     lone.model.one_sample_a_row = True
-    lone.learner._rows.max_tokens = 1
+    lone.learner.loaded.rows.max_tokens = 1
     batch = make_batch(1, routed=True)
     one, many = lone.train(batch), packed.train(batch)
     assert one["replayed_share"] == 1.0

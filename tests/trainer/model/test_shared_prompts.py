@@ -45,7 +45,7 @@ def batch_of_groups(step: int = 1, run_id: str = "default") -> Batch:
 
 
 def without_sharing(lone: LoneRun) -> LoneRun:
-    lone.learner.limits = replace(lone.learner.limits, shares_prompts=False)
+    lone.learner.loaded.limits = replace(lone.learner.loaded.limits, shares_prompts=False)
     return lone
 
 
@@ -100,7 +100,7 @@ def test_attention_is_that_of_whole_samples(block: int, monkeypatch: pytest.Monk
 def test_a_step_is_that_of_whole_samples(dense_directory: Path, tmp_path: Path, training: dict[str, Any]) -> None:
     shared = make_lone_run(tmp_path / "shared", dense_directory, **training)
     whole = without_sharing(make_lone_run(tmp_path / "whole", dense_directory, **training))
-    assert shared.learner.limits.shares_prompts
+    assert shared.learner.loaded.limits.shares_prompts
     for step in (1, 2, 3):
         assert_same(shared.train(batch_of_groups(step)), whole.train(batch_of_groups(step)))
     for name, weight in whole.weights().items():
@@ -112,7 +112,7 @@ def test_recomputed_layers_and_an_export_are_those_of_whole_samples(dense_direct
     trainer = {"activation_checkpointing": True}
     shared = make_lone_run(tmp_path / "shared", dense_directory, trainer, token_export=True)
     whole = without_sharing(make_lone_run(tmp_path / "whole", dense_directory, token_export=True))
-    assert shared.learner.limits.shares_prompts
+    assert shared.learner.loaded.limits.shares_prompts
     assert_same(shared.train(batch_of_groups()), whole.train(batch_of_groups()))
     found, expected = (
         sorted((tmp_path / name / "trainer/tokens/default/step_1.rank_0.jsonl").read_text().splitlines())
@@ -158,10 +158,10 @@ def test_a_large_family_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_recorded_routing_is_of_each_sample(moe_directory: Path, tmp_path: Path) -> None:
     lone = make_lone_run(tmp_path, moe_directory)
-    assert lone.learner.limits.shares_prompts
+    assert lone.learner.loaded.limits.shares_prompts
     routed = make_batch(lengths=(9, 6, 11), routed=True)
     routed.token_ids_T[9] = routed.token_ids_T[0]
-    micro = pack([(routed, [0, 1, 2])], lone.learner.limits, torch.device("cpu"))
+    micro = pack([(routed, [0, 1, 2])], lone.learner.loaded.limits, torch.device("cpu"))
     assert micro.families is None
     assert micro.routed_experts_TLK is not None
     assert len(micro.token_ids_T) == len(micro.routed_experts_TLK) == 26

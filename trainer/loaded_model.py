@@ -1,0 +1,103 @@
+"""The model that a rank trains, with everything that is made anew when it is loaded again.
+
+That is the replay of its router, its passes beside those of other ranks, how its samples are put into rows, and what a batch may
+hold. A run of full weights changes the model, and adapters are put into it, so the learner loads it anew for a later run of full
+weights.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from torch import nn
+
+from trainer.config import TrainerConfig
+from trainer.lora.multi_lora import wrap_linears
+from trainer.model.compiled import compile_layers
+from trainer.model.load import load_model, trainable_parameters
+from trainer.model.packing_proof import can_pack, can_share_prompts, prove_packing, prove_stretches
+from trainer.model.passes import Passes
+from trainer.model.recompute import checkpoint_layers
+from trainer.model.router_replay import RouterReplay
+from trainer.model.sharding import differentiate_inputs, local_parameters, rest
+from trainer.packer import ModelLimits
+from trainer.ranks import Ranks
+from trainer.rows import Rows
+from trainer.runs.manager import MultiRunManager
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class LoadedModel:
+    """A model on this rank. Made by `load`; all ranks call its methods together."""
+
+    config: TrainerConfig
+    ranks: Ranks
+    model: nn.Module
+    replay: RouterReplay | None
+    """None if the configuration switches it off."""
+    passes: Passes | None
+    """None where no rank depends on another one's passes."""
+    rows: Rows
+    limits: ModelLimits
+    trained_in_full: bool = False
+    """Whether a run has changed its weights."""
+
+    @classmethod
+    def load(cls, config: TrainerConfig, ranks: Ranks) -> LoadedModel:
+        """Loads this rank's part of the model, and proves what rows rely on.
+
+        Raises:
+            ValueError: the model cannot be loaded or trained, or its router cannot be replayed.
+        """
+        context = ranks.context
+        shards = ranks.count if config.sharded else 1
+        model = load_model(config.model, config.dtype, ranks.device, shards, ranks.experts)
+        prove_packing(model)
+        if context is not None:
+            prove_stretches(model, context)
+        rest(model)
+        replay = RouterReplay(model) if config.router_replay else None
+        passes = None
+        if config.divided or context is not None:
+            agree = ranks.agree if config.divided else ranks.agree_on_row
+            passes = Passes(model, agree, ranks.device, replay, context, (ranks.row, ranks.rows))
+        rows = Rows(config.row_tokens if can_pack(model) else 1, passes, ranks)
+        if config.activation_checkpointing:
+            checkpoint_layers(model, replay)
+        return cls(config, ranks, model, replay, passes, rows, _limits(config, model, replay, context is not None))
+
+    @property
+    def is_as_loaded(self) -> bool:
+        """Whether no run has changed it, and it has no adapters."""
+        return not self.trained_in_full and bool(trainable_parameters(self.model))
+
+    def train_in_full(self) -> dict[str, nn.Parameter]:
+        """Prepares the model for a run of full weights; returns this rank's part of them by name."""
+        if self.config.compile:
+            compile_layers(self.model, self.passes, self.ranks.context)
+        self.trained_in_full = True
+        return local_parameters(self.model) if self.config.divided else trainable_parameters(self.model)
+
+    def add_adapters(self, manager: MultiRunManager) -> None:
+        """Puts adapters for every slot into the layers that have none, and registers them with the manager."""
+        if self.config.compile:
+            logger.warning("compile = true: layers with adapters are not compiled")
+        if (self.config.divided or self.ranks.context is not None) and trainable_parameters(self.model):
+            differentiate_inputs(self.model)
+        for prefix, layer in wrap_linears(self.model, self.config.max_runs).items():
+            manager.register_module(prefix, layer)
+
+
+def _limits(config: TrainerConfig, model: nn.Module, replay: RouterReplay | None, shares_rows: bool) -> ModelLimits:
+    return ModelLimits(
+        vocabulary=model.config.vocab_size,
+        max_tokens=config.row_tokens,
+        layers=replay.layers if replay else 0,
+        experts=replay.experts if replay else 0,
+        top_k=replay.top_k if replay else 0,
+        # A compiled layer would be compiled anew for each other row of families.
+        shares_prompts=can_share_prompts(model) and not shares_rows and not config.compile,
+    )
