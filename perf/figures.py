@@ -113,9 +113,12 @@ class Case:
         return replace(self, figures=figures, stall_seconds=stalls.seconds)
 
     def measured_again(self, second: Case) -> Case:
-        """Returns the case with the figures of `second`, a second measurement of it, beside its own."""
-        pairs = zip(self.figures, second.figures, strict=True)
-        return replace(self, figures=[replace(figure, again=other.value) for figure, other in pairs])
+        """Returns the case with the figures of `second`, a second measurement of it, beside its own of the same names.
+
+        It may lack some: sizes for which there was no memory are left out.
+        """
+        found = {figure.name: figure.value for figure in second.figures}
+        return replace(self, figures=[replace(figure, again=found.get(figure.name)) for figure in self.figures])
 
     def gross(self) -> Case:
         """Returns the case with bounds for a short measurement: on ratios only, and wider by `slack`."""

@@ -53,7 +53,7 @@ GROUPS = {
         "serve-scale": "the page's overview and curves of 1,000 runs of 10,000 steps: seconds and memory",
     },
 }
-"""The cases by what they measure. Each group takes less than five minutes on two quiet cores."""
+"""The cases by what they measure. Each group takes less than five minutes on two quiet cores where all bounds hold."""
 
 DEFAULT_GROUP = "daemon"
 """What is measured where nothing is named."""

@@ -94,6 +94,37 @@ def test_a_case_that_breaks_a_bound_is_measured_once_more(
     assert ("not in a second measurement" in printed.err) == (values == [2.5, 1.5])
 
 
+@pytest.mark.parametrize(
+    ("second", "again"),
+    [
+        ([Figure("left out", 5.0, "GB"), Figure("lag", 2.5, "x", 2.0)], 2.5),
+        ([Figure("left out", 5.0, "GB")], None),
+        (None, None),
+    ],
+)
+def test_a_second_measurement_may_lack_figures_or_fail(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    second: list[Figure] | None,
+    again: float | None,
+) -> None:
+    """The first one stands then, and the other cases are measured."""
+    left = iter([[Figure("lag", 3.0, "x", 2.0)], second, [Figure("rate", 1.0, "x", 2.0)]])
+
+    def measure(name: str, size: Size) -> list[Case]:
+        if (figures := next(left)) is None:
+            raise CaseFailed(f"the case {name} ended with 1 and no figures")
+        return [Case(name, figures)]
+
+    monkeypatch.setattr(bench, "measure_case", measure)
+    assert bench.main(["send", "receive", "--json"]) == 1
+    printed = capsys.readouterr()
+    broken, held = json.loads(printed.out)
+    assert (broken["figures"][0]["verdict"], broken["figures"][0]["again"]) == ("broken", again)
+    assert held["held"]
+    assert ("measured once more, the case send ended with 1" in printed.err) == (second is None)
+
+
 @pytest.mark.parametrize(("flags", "size"), [([], Size.DEFAULT), (["--quick"], Size.QUICK), (["--full"], Size.FULL)])
 def test_the_size_is_passed_on(monkeypatch: pytest.MonkeyPatch, flags: list[str], size: Size) -> None:
     asked: list[Size] = []

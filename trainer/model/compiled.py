@@ -41,7 +41,7 @@ def compile_layers(model: nn.Module, passes: Passes | None = None, context: Cont
 
     If that fails, such as without a C++ compiler, or computes something else, the reason is logged and the layers stay as before.
     With the `passes` of a model that is divided, or of which the ranks of `context` share rows, every rank calls it. Where it
-    fails on one, no rank's layers are compiled.
+    fails on one, none are compiled on the ranks that make their passes together: all of a divided model, else those of a row.
     """
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not layers:
