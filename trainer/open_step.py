@@ -19,7 +19,7 @@ from trainer.losses.normalisation import divisor
 from trainer.packer import environment_names, trained_tokens
 from trainer.runs.run import Run
 from trainer.telemetry.step_times import StepTimes
-from trainer.token_export import TokenExport
+from trainer.telemetry.token_export import TokenExport
 from trainer.updates.columns import Columns
 from trainer.updates.passes import Pass, columns_to_measure, plan_passes
 from transport.records import Batch
@@ -54,7 +54,7 @@ class OpenStep:
         """Opens the step of a batch that `packer.check` has passed.
 
         It has one pass over the batch, or more: a measurement, and several updates (`trainer/updates/passes.py`). With
-        `export_directory`, every trained token is written there (`trainer/token_export.py`).
+        `export_directory`, every trained token is written there (`trainer/telemetry/token_export.py`).
         """
         config = run.config.training
         self.run = run
