@@ -4,8 +4,8 @@ The daemon's own scheduler, dispatcher, rollouts, step boundary and inference po
 that trains in no time. It is compared with the same rollouts written with the `openai` client, each a coroutine: token ids to
 `/v1/completions` of the same server, and the answers ignored.
 
-The p99 and the mean of its lag are compared. With 512 and 1,024 in flight its p99 varied from 61 to 209 ms in ten runs, as its
-callbacks happened to fall together; the mean varies less.
+The p99 and the mean of its lag are compared. With 512 and 1,024 in flight its p99 varied from 50 to 209 ms in fifteen runs, as
+its callbacks happened to fall together; the mean varies less, so its bound is the closer one.
 
     python -m perf.bench.schedule [--quick | --full]
 """
@@ -227,16 +227,18 @@ def _case(in_flight: int, idle: LagDistribution, ours: Measured, theirs: Measure
                 "mean lag, times less than the openai client's",
                 their_lag.mean / lag.mean,
                 "x",
-                15.0,
+                30.0,
                 "at least",
+                slack=6.0,
                 idle_share=idle.mean / lag.mean,
             ),
             Figure(
                 "lag p99, times less than the openai client's",
                 their_lag.p99 / lag.p99,
                 "x",
-                30.0,
+                15.0,
                 "at least",
+                slack=1.5,
                 idle_share=idle.p99 / lag.p99,
             ),
         ],

@@ -1,1 +1,1 @@
-"""What the trainer publishes of itself: spans of its steps, exported tokens, which runs it has, and its endpoint for Prometheus."""
+"""What the trainer publishes of itself: spans of its steps, exported tokens, its runs, and its endpoint for Prometheus."""
