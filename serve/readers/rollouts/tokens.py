@@ -1,7 +1,7 @@
 """Single tokens of a completion: their text, and their log-probabilities at inference and, where exported, at the trainer.
 
 The orchestrator records token ids and log-probabilities beside the records (`orchestrator/rollouts/token_file.py`). The trainer
-writes its own with `training.token_export` (`trainer/token_export.py`). Where one is missing, this says why.
+writes its own with `training.token_export` (`trainer/telemetry/token_export.py`). Where one is missing, this says why.
 """
 
 from __future__ import annotations
