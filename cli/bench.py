@@ -91,7 +91,7 @@ def _measure(name: str, size: Size) -> list[Case]:
     try:
         second = measure_case(name, size)
     except CaseFailed as error:
-        print(f"counterpoint: error: bench: measured once more, {error}", file=sys.stderr)
+        print(f"counterpoint: error: bench: when measured once more, {error}", file=sys.stderr)
         return first
     return [case.measured_again(other) for case, other in zip(first, second, strict=True)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 from pydantic import Field, ValidationError
@@ -25,6 +25,8 @@ JOURNAL = "journal"
 
 MAX_BYTES = 64 * 2**20
 """Of any of these files."""
+
+Content = TypeVar("Content", bound=Config)
 
 
 class JobFile(Config):
@@ -77,15 +79,10 @@ def holds_job(directory: Path) -> bool:
 
 def read_job(directory: Path) -> JobFile:
     """Returns the job in a directory. Raises `ClusterError` if there is none, or it cannot be read."""
-    path = directory / JOB_FILE
     try:
-        return JobFile.model_validate(read_json(path, MAX_BYTES))
+        return _read(JobFile, directory / JOB_FILE)
     except FileNotFoundError:
         raise ClusterError(f"{directory} has no job: there is no {JOB_FILE}; `submit` writes it") from None
-    except ValidationError as error:
-        raise ClusterError(f"{path} cannot be read: {first_wrong(error)}") from error
-    except (OSError, UntrustedFileError) as error:
-        raise ClusterError(f"{path} cannot be read: {error}") from error
 
 
 def read_master(directory: Path) -> MasterFile | None:
@@ -98,11 +95,18 @@ def read_master(directory: Path) -> MasterFile | None:
 
 def read_outcome(directory: Path) -> OutcomeFile | None:
     """Returns how the job ended; None while it has not. Raises `ClusterError` if that cannot be read."""
-    path = directory / OUTCOME_FILE
     try:
-        return OutcomeFile.model_validate(read_json(path, MAX_BYTES))
+        return _read(OutcomeFile, directory / OUTCOME_FILE)
     except FileNotFoundError:
         return None
+
+
+def _read(model: type[Content], path: Path) -> Content:
+    """Raises `FileNotFoundError`, and `ClusterError` for a file that cannot be read for another reason."""
+    try:
+        return model.model_validate(read_json(path, MAX_BYTES))
+    except FileNotFoundError:
+        raise
     except ValidationError as error:
         raise ClusterError(f"{path} cannot be read: {first_wrong(error)}") from error
     except (OSError, UntrustedFileError) as error:

@@ -225,9 +225,9 @@ class Learner:
                     self.manager.synchronize_state()
                 case "open":
                     header = command["batch"]
-                    outline = partial(batch_parts.unfilled, header, self.ranks.share(None))
+                    unfilled = partial(batch_parts.unfilled, header, self.ranks.share(None))
                     try:
-                        self._begin(command["slot"], header["step"], outline, command["rate"])
+                        self._begin(command["slot"], header["step"], unfilled, command["rate"])
                     except InvalidBatch as error:
                         logger.debug("rank %d: %s", self.ranks.index, error)
                 case "rows":
@@ -296,18 +296,16 @@ class Learner:
     def _train_row(self, row: StepRow) -> None:
         measured = [part for part in row if part[0].current.measures]
         trained = [part for part in row if not part[0].current.measures]
+        model, replay, limits = self.loaded.model, self.loaded.replay, self.loaded.limits
         with ExitStack() as stack:
-            for model in {
-                self.loaded.model,
-                *(step.run.reference for step, _ in measured if step.run.reference is not None),
-            }:
-                stack.enter_context(shared_rows(model, self.ranks.context))
+            for each in {model, *(step.run.reference for step, _ in measured if step.run.reference is not None)}:
+                stack.enter_context(shared_rows(each, self.ranks.context))
             if measured:
                 began = time.perf_counter()
-                measure_row(self.loaded.model, self.loaded.replay, self.loaded.limits, measured)
+                measure_row(model, replay, limits, measured)
                 for step, _ in measured:
                     step.times.add("measure", began, time.perf_counter())
-            train_row(self.loaded.model, self.loaded.replay, self.loaded.limits, trained)
+            train_row(model, replay, limits, trained)
 
     def _copy(self, slot: int, step: int) -> Copy:
         run, copy, fault = self.runs[slot], None, None

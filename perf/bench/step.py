@@ -177,6 +177,7 @@ def _case(recording: Recording, measured: Measured) -> Case:
     quiet, ours, alone, beside = measured.quiet, measured.ours, measured.alone, measured.beside
     own_rows, resent = ({row.phase: row for row in rows_of(trace)}[BOUNDARY] for trace in measured.plains)
     delivered = min(_walls(ours)) + ours.row(DELIVERY).seconds
+    worst = max(ours.row(name).lag.max for name in (FINALIZE, BOUNDARY, DELIVERY))
     return Case(
         f"step boundary, {len(recording.rollouts)} rollouts, {SYNTHETIC_TASKS} synthetic tasks",
         [
@@ -195,10 +196,10 @@ def _case(recording: Recording, measured: Measured) -> Case:
             *(_over_idle(ours.trace, quantity) for quantity in ("p99", "max")),
             Figure("plain, new rows only: wall", own_rows.seconds, "s"),
             Figure("plain, new rows only: wall over ours", own_rows.seconds / delivered, "x"),
-            _over_ours("plain, new rows only", measured.plains[0], ours.trace),
+            Figure("plain, new rows only: lag max over ours", own_rows.lag.max / worst, "x", 10.0, "at least"),
             Figure("plain, whole prompts: wall", resent.seconds, "s"),
             Figure("plain, whole prompts: wall over ours", resent.seconds / delivered, "x", 5.0, "at least"),
-            _over_ours("plain, whole prompts", measured.plains[1], ours.trace),
+            Figure("plain, whole prompts: lag max over ours", resent.lag.max / worst, "x", 10.0, "at least"),
         ],
     )
 
@@ -219,34 +220,15 @@ def _over_idle(trace: LagTrace, quantity: str) -> Figure:
 
     The idle stretch is the end of the baseline before: a maximum grows with the time over which it is taken.
     """
-    baselines = [span for span in trace.spans if span.name == BASELINE]
+    rounds = [[span for span in trace.spans if span.name == name] for name in (BASELINE, FINALIZE, DELIVERY)]
     ratios = []
-    for baseline, busy in zip(baselines, _busy(trace), strict=True):
-        seconds = min(baseline.seconds, busy.seconds)
+    for baseline, finalizing, delivery in zip(*rounds, strict=True):
+        seconds = min(baseline.seconds, delivery.end - finalizing.start)
         idle = trace.distribution(Span("idle", baseline.end - seconds, baseline.end))
-        ratios.append(getattr(trace.distribution(busy), quantity) / getattr(idle, quantity))
+        busy = trace.distribution(Span("busy", finalizing.start, delivery.end))
+        ratios.append(getattr(busy, quantity) / getattr(idle, quantity))
     name = f"lag {quantity} over idle's, median round"
     return Figure(name, statistics.median(ratios), "x", 2.0, rounds=tuple(ratios))
-
-
-def _over_ours(name: str, plain_trace: LagTrace, ours: LagTrace) -> Figure:
-    """Returns how many times the plain path's maximum of the lag is ours: of the median rounds, since one round's varies."""
-    median = statistics.median(ours.distribution(busy).max for busy in _busy(ours))
-    ratios = [plain_trace.distribution(span).max / median for span in plain_trace.spans if span.name == BOUNDARY]
-    return Figure(
-        f"{name}: lag max over ours, median rounds",
-        statistics.median(ratios),
-        "x",
-        10.0,
-        "at least",
-        rounds=tuple(ratios),
-    )
-
-
-def _busy(trace: LagTrace) -> list[Span]:
-    """Returns, for each round, the span from finalizing to delivery."""
-    begins, ends = ([span for span in trace.spans if span.name == name] for name in (FINALIZE, DELIVERY))
-    return [Span("busy", begin.start, end.end) for begin, end in zip(begins, ends, strict=True)]
 
 
 if __name__ == "__main__":

@@ -122,7 +122,7 @@ def test_a_second_measurement_may_lack_figures_or_fail(
     broken, held = json.loads(printed.out)
     assert (broken["figures"][0]["verdict"], broken["figures"][0]["again"]) == ("broken", again)
     assert held["held"]
-    assert ("measured once more, the case send ended with 1" in printed.err) == (second is None)
+    assert ("when measured once more, the case send ended with 1" in printed.err) == (second is None)
 
 
 @pytest.mark.parametrize(("flags", "size"), [([], Size.DEFAULT), (["--quick"], Size.QUICK), (["--full"], Size.FULL)])

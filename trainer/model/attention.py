@@ -34,7 +34,7 @@ NAME = "per_sample"
 class SampleLengths:
     """The lengths of a row's samples, and this rank's stretch of it, inside a compiled layer.
 
-    Bare, they would let it be compiled anew for each list of other length, and each stretch.
+    Passed by themselves, they would make the compiler begin anew for each list of another length, and for each stretch.
     """
 
     lengths: list[int]
