@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
-from transport.process.priority import lower_own_priority
+from transport.process.priority import lower_own_priority, short_slice
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -136,11 +136,12 @@ class _End:
 
 @contextmanager
 def prompt_switching() -> Iterator[None]:
-    """Shortens the switch interval during the block, so that the loop acquires the GIL sooner."""
+    """Shortens the switch interval and the calling thread's slice during the block: its loop has the GIL and a core sooner."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(_SWITCH_INTERVAL_SECONDS)
     try:
-        yield
+        with short_slice():
+            yield
     finally:
         sys.setswitchinterval(before)
 
