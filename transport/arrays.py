@@ -91,8 +91,12 @@ def pack_arrays(header: Mapping[str, Any], arrays: Mapping[str, AnyArray]) -> li
 
     Layout: 4 bytes magic, uint32 little-endian length of the msgpack that follows, `[header, {name: specification}]`, then
     the arrays in that order, each beginning at a multiple of 8. Arrays are referenced, not copied, unless they are not
-    C-contiguous. Raises `ValueError` for a dtype that cannot travel or a header above 1 MiB.
+    C-contiguous. Raises `ValueError` for a dtype that cannot travel, and for a header above 1 MiB or with a container of more
+    than 4,096 elements, which could not be read again.
     """
+    for name, value in {**header, "arrays": arrays}.items():
+        if isinstance(value, Mapping | list | tuple) and len(value) > _MAX_PACKED_CONTAINER:
+            raise ValueError(f"{name} has {len(value)} elements; at most {_MAX_PACKED_CONTAINER} travel in a header")
     packed: bytes = msgpack.packb([dict(header), {name: specification(array) for name, array in arrays.items()}])
     if len(packed) > _MAX_PACKED_HEADER_BYTES:
         raise ValueError(

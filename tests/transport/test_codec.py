@@ -290,3 +290,9 @@ def test_what_cannot_travel_is_refused_when_packed() -> None:
         codec.pack_arrays({}, {"a": np.zeros(1)})
     with pytest.raises(ValueError, match="header of"):
         codec.pack_arrays({"a": "x" * 2**20}, {})
+
+
+@pytest.mark.parametrize("container", [dict.fromkeys(map(str, range(4097))), list(range(4097)), tuple(range(4097))])
+def test_a_header_that_could_not_be_read_again_is_not_packed(container: object) -> None:
+    with pytest.raises(ValueError, match="players has 4097 elements; at most 4096 travel in a header"):
+        codec.pack_arrays({"players": container}, {})
