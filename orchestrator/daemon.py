@@ -70,6 +70,7 @@ from orchestrator.telemetry import RunTelemetry
 from run.changes import JOURNAL, Change
 from run.config import RunConfig
 from run.pause import Pause, read_pause
+from transport.process.descriptors import allow_connections
 from transport.process.permanent_errors import is_permanent
 from transport.wires.open import open_link
 
@@ -154,6 +155,7 @@ class Daemon:
     async def serve(self) -> bool:
         """Runs to the last step or until a signal; returns whether the run is done. Raises what ended it otherwise."""
         self._threads = give_environments_threads(self._config.schedule.max_inflight_rollouts)
+        allow_connections(self._config.schedule.max_inflight_rollouts)
         async with AsyncExitStack() as resources, asyncio.TaskGroup() as tasks:
             self._background: list[asyncio.Task[None]] = []
             self._tasks = tasks
@@ -359,6 +361,7 @@ class Daemon:
         if (limit := config.schedule.max_inflight_rollouts) != former:
             former_threads, self._threads = self._threads, give_environments_threads(limit)
             former_threads.shutdown(wait=False)
+            allow_connections(limit)
             self._dispatcher.handle(LimitChanged(limit))
         self._decisions.of_run(Decision.CHANGED, self._sender.newest_step + 1)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import resource
 import socket
 import ssl
 from collections.abc import AsyncIterator
@@ -19,6 +18,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from transport.errors import Obstructed, UserError
+from transport.process.descriptors import raise_descriptor_limit
 
 IDLE_SECONDS = 30.0
 HANDSHAKE_SECONDS = 10.0
@@ -117,11 +117,5 @@ def _listener(host: str, port: int) -> socket.socket:
 
 def _most_connections() -> int:
     """Raises the limit on descriptors as far as this process may, and returns how many connections fit in it."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MOST_CONNECTIONS + SPARE_DESCRIPTORS
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    return (
-        MOST_CONNECTIONS if soft == resource.RLIM_INFINITY else max(1, min(MOST_CONNECTIONS, soft - SPARE_DESCRIPTORS))
-    )
+    limit = raise_descriptor_limit(MOST_CONNECTIONS + SPARE_DESCRIPTORS)
+    return max(1, min(MOST_CONNECTIONS, limit - SPARE_DESCRIPTORS))

@@ -10,6 +10,7 @@ Bytes that arrive with the head, as a small answer does whole, are copied once. 
 from __future__ import annotations
 
 import asyncio
+import errno
 import ssl
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
@@ -103,8 +104,8 @@ class BinaryHttpClient:
     async def post(self, path: str, body: bytes, content_type: str) -> memoryview:
         """Returns the body of a 200. The request carries the task's `traceparent`, if it has one.
 
-        Raises `ServerUnreachable`, `RequestRefused` or `ServerFailure`, and `InferenceError` if this machine has no memory
-        for the body. Cancelling closes the connection, which ends the request at the server.
+        Raises `ServerUnreachable`, `RequestRefused` or `ServerFailure`, and `InferenceError` if this machine has no descriptor
+        for a connection or no memory for the body. Cancelling closes the connection, which ends the request at the server.
         """
         head = (
             f"POST {self._path}{path} HTTP/1.1\r\n{self._head}"
@@ -174,6 +175,8 @@ class BinaryHttpClient:
                 )
         except (OSError, TimeoutError) as error:
             reason = str(error) or f"no connection within {self._connect_timeout_seconds:g} s"
+            if error.errno in (errno.EMFILE, errno.ENFILE):  # not a failure of the server
+                raise InferenceError(f"no descriptor is left for a connection to {self.url}: {reason}") from error
             raise ServerUnreachable(f"{self.url}: {reason}") from error
         self._open.add(connection)
         return connection

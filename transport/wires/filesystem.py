@@ -12,6 +12,7 @@ would lose, and a heartbeat that waits behind a checkpoint's flush is late.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -62,7 +63,9 @@ class DirectoryConnection:
 
     def poll(self, wake: int, timeout: float) -> list[Connected | Lost | Arrived]:
         """See `Connection`."""
-        select.select([wake], [], [], min(timeout, _POLL_SECONDS))
+        woken = select.poll()  # `select.select` refuses descriptors above 1,023
+        woken.register(wake, select.POLLIN)
+        woken.poll(1000 * min(timeout, _POLL_SECONDS))
         beacon = _read_beacon(self._root / _BEACON)
         if self._session is None:
             if not self._seeking or beacon is None or beacon == self._beacon:
@@ -214,10 +217,20 @@ class DirectoryListener:
                 logger.warning("cannot write the heartbeat in %s: %s", self._root, error)
 
 
+def _beginning(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(1024)
+
+
 def _read_beacon(path: Path) -> tuple[str, int] | None:
     try:
-        with path.open("rb") as file:
-            beacon = json.loads(file.read(1024))
+        try:
+            content = _beginning(path)
+        except OSError as error:
+            if error.errno != errno.ESTALE:
+                raise
+            content = _beginning(path)  # on NFS it may be replaced between opening and reading
+        beacon = json.loads(content)
     except FileNotFoundError:
         return None
     except ValueError as error:
