@@ -30,6 +30,7 @@ from environments.gateway.errors import Refused
 from environments.gateway.json_body import parse_body
 from environments.gateway.responses import MODEL, events
 from environments.gateway.session import Limits, Session
+from transport.process.descriptors import MOST_DESCRIPTORS, raise_descriptor_limit
 from transport.rate_limited_log import RateLimitedLog
 
 logger = logging.getLogger(__name__)
@@ -44,6 +45,8 @@ HEAD_SECONDS = 75.0
 BODY_SECONDS = 60.0
 """Longest time until a request's body has arrived."""
 MOST_CONNECTIONS = 8192
+"""At most, and no more than half of the descriptors that the process may have. Beyond, a new connection takes the place of the
+oldest one that has never sent a key; if all have, it is closed."""
 _KEPT_ENDED = 4096
 """Ended sessions whose agents are told so. Those before are unknown."""
 
@@ -61,6 +64,8 @@ class Gateway:
         """Digests of the keys of ended sessions."""
         self._nobodys = secrets.token_bytes(32)
         """What a key is compared with where the id is unknown."""
+        self._proven: set[asyncio.BaseProtocol] = set()
+        """Connections whose client has sent the key of a rollout in progress, and some that have ended since."""
         self._log = RateLimitedLog(logger)
         self._starting = asyncio.Lock()
         self._runner: web.ServerRunner | None = None
@@ -111,13 +116,23 @@ class Gateway:
             await self._runner.setup()
             loop = asyncio.get_running_loop()
 
-            def connected() -> asyncio.BaseProtocol:
-                return handler() if len(handler.connections) < MOST_CONNECTIONS else _Full()
-
-            self._server = await loop.create_server(connected, HOST, 0, backlog=1024)
+            most = min(MOST_CONNECTIONS, raise_descriptor_limit(MOST_DESCRIPTORS) // 2)
+            self._server = await loop.create_server(lambda: self._connected(handler, most), HOST, 0, backlog=1024)
             port = self._server.sockets[0].getsockname()[1]
             self._url = f"http://{HOST}:{port}"
             logger.info("the gateway for agents listens on %s", self._url)
+
+    def _connected(self, handler: web.Server, most: int) -> asyncio.BaseProtocol:
+        """Returns the protocol of a new connection, of which there may be `most`."""
+        connections = handler.connections  # in the order in which they were made
+        if len(self._proven) > len(connections):
+            self._proven.intersection_update(connections)
+        if len(connections) >= most:
+            stranger = next((each for each in connections if each not in self._proven), None)
+            if stranger is None:
+                return _Full()
+            stranger.force_close()
+        return handler()
 
     async def _answered(self, request: web.BaseRequest) -> web.StreamResponse:
         try:
@@ -138,6 +153,7 @@ class Gateway:
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         identity, _, path = request.path.removeprefix("/").partition("/")
         session = self._authorized(identity, request.headers.get("Authorization", ""))
+        self._proven.add(request.protocol)
         served = {"id": MODEL, "object": "model", "created": 0, "owned_by": "counterpoint"}
         if request.method == "GET" and path == "v1/models":
             return web.json_response({"object": "list", "data": [served]})

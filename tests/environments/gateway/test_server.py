@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import aiohttp
@@ -320,8 +320,14 @@ async def test_a_session_after_the_close_serves_again(gateway: Gateway, chat: Ch
         await gateway.close()
 
 
+async def closed(reader: asyncio.StreamReader) -> bool:
+    with suppress(ConnectionResetError):
+        return await reader.read() == b""
+    return True
+
+
 @pytest.mark.parametrize("run", [uvloop.run, asyncio.run])
-def test_connections_beyond_the_limit_are_closed_at_once(
+def test_a_connection_beyond_the_limit_takes_the_place_of_the_oldest_that_has_sent_no_key(
     run: Any, chat: Chat, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("environments.gateway.server.MOST_CONNECTIONS", 2)
@@ -330,18 +336,21 @@ def test_connections_beyond_the_limit_are_closed_at_once(
         gateway = Gateway()
         async with (
             closing(gateway),
-            gateway.session(ScriptedModel(chat, ["x"])) as session,
+            gateway.session(ScriptedModel(chat, ["x", "y", "z"])) as session,
             client_of(session) as client,
+            client_of(session) as other,
             asyncio.timeout(60),
         ):
             await client.chat.completions.create(model="any", messages=HELLO)  # it keeps one
             port = int(session.base_url.split(":")[2].split("/")[0])
-            kept, more = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
-            try:
-                assert await more[0].read() == b""
-            except ConnectionResetError:
-                pass
-            for _, writer in (kept, more):
+            silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+            assert await closed(silent[0][0])
+            await other.chat.completions.create(model="any", messages=HELLO)
+            assert await closed(silent[1][0])
+            late = await asyncio.open_connection("127.0.0.1", port)  # beside two that have sent a key
+            assert await closed(late[0])
+            await client.chat.completions.create(model="any", messages=HELLO)
+            for _, writer in (*silent, late):
                 writer.close()
 
     run(connect())
