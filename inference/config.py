@@ -3,13 +3,31 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from transport.config import Config
 from transport.loopback import is_loopback
+
+
+def check_url(url: str) -> str:
+    """Returns a server's base URL without a `/` at its end. Raises `ValueError` if it is invalid, or holds a password."""
+    try:
+        parts = urlsplit(url)
+        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # of the port, or of brackets
+        valid = False
+    if "@" in url:  # addresses are in logs, in metrics and on the page
+        raise ValueError("a server's URL holds no user or password; its token is read from api_key_file")
+    if not valid or parts.query or parts.fragment or not url.isascii() or not url.isprintable() or " " in url:
+        raise ValueError(f"{url!r} is no server: http://HOST:PORT is expected")
+    return url.rstrip("/")
+
+
+ServerUrl = Annotated[str, AfterValidator(check_url)]
+"""The base URL of a server."""
 
 
 class LoraServingConfig(Config):
@@ -112,7 +130,7 @@ class InferenceConfig(Config):
 class PoolConfig(Config):
     """The servers an orchestrator sends rollouts to, and how it treats them."""
 
-    urls: list[str] = ["http://127.0.0.1:8000"]
+    urls: list[ServerUrl] = ["http://127.0.0.1:8000"]
     """Base URLs, one a server, `http` or `https`. Empty by default if `dns` or `urls_file` is set; servers from all three are
     used together."""
 
@@ -192,17 +210,3 @@ class PoolConfig(Config):
             self.urls = []
             self.model_fields_set.discard("urls")
         return self
-
-
-def check_url(url: str) -> str:
-    """Returns a server's base URL without a `/` at its end. Raises `ValueError` if it is invalid, or holds a password."""
-    try:
-        parts = urlsplit(url)
-        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # of the port, or of brackets
-        valid = False
-    if "@" in url:  # addresses are in logs, in metrics and on the page
-        raise ValueError("a server's URL holds no user or password; its token is read from api_key_file")
-    if not valid or parts.query or parts.fragment or not url.isascii() or not url.isprintable() or " " in url:
-        raise ValueError(f"{url!r} is no server: http://HOST:PORT is expected")
-    return url.rstrip("/")

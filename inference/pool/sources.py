@@ -40,7 +40,7 @@ class Sources:
     def __init__(self, config: PoolConfig, operator_file: Path | None = None) -> None:
         self._config = config
         self._operator_file = operator_file
-        self._fixed: Listing = {url.rstrip("/"): "" for url in config.urls}
+        self._fixed: Listing = dict.fromkeys(config.urls, "")
         self._resolved: Listing = {}
         self._listed: Listing = {}
         self._wished: Listing = {}

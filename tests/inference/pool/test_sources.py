@@ -124,3 +124,16 @@ def test_the_default_address_gives_way_to_another_source(tmp_path: Path) -> None
 def test_a_source_that_cannot_work_is_refused(settings: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ValidationError, match=complaint):
         PoolConfig(**settings)
+
+
+@pytest.mark.parametrize(
+    "url", ["127.0.0.1:8000", "ftp://x", "http://[::1", "http://h:99999", "", "http://u:secret@h:1"]
+)
+def test_a_fixed_address_that_is_no_server_is_refused_without_its_password(url: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        PoolConfig(urls=[url])
+    assert "expected" in str(refused.value) or "holds no user or password" in str(refused.value)
+
+
+def test_a_fixed_address_has_no_slash_at_its_end() -> None:
+    assert PoolConfig(urls=["http://a:1/"]).urls == ["http://a:1"]
