@@ -25,6 +25,7 @@ from run.changes import (
     in_force,
     read_journal,
     values_of,
+    without_removed,
     write_journal,
 )
 from run.config import RunConfig
@@ -110,9 +111,10 @@ class Changes:
 def read_changes(given: RunConfig, newest_step: int) -> tuple[RunConfig, list[Change]]:
     """Returns a run's configuration after its changes, and their journal; values that were edited in its file since hold again.
 
-    Raises `ValueError` for a journal that cannot be used or does not fit the file.
+    A change of an environment or evaluation that was removed from the file is left out. Raises `ValueError` for a journal that
+    cannot be used or does not fit the file.
     """
-    journal = read_journal(given.run_dir)
+    journal = without_removed(given, read_journal(given.run_dir))
     if edited := edits(given, journal):
         change = Change(request_id=f"edited-{newest_step}", step=newest_step + 1, changes=edited, given=edited)
         journal.append(change)

@@ -143,6 +143,26 @@ def fixed_values(config: RunConfig) -> dict[str, Any]:
     return table
 
 
+def without_removed(config: RunConfig, changes: Iterable[Change]) -> list[Change]:
+    """Returns the changes without the keys of environments and evaluations that the configuration no longer has."""
+
+    def kept(values: dict[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in values.items() if not _is_removed(config, key)}
+
+    return [
+        change.model_copy(update={"changes": kept(change.changes), "given": kept(change.given)}) for change in changes
+    ]
+
+
+def _is_removed(config: RunConfig, key: str) -> bool:
+    names = {
+        "environments": [each.name for each in config.environments],
+        "evaluations": [each.name for each in config.evaluations],
+    }
+    section, _, rest = key.partition(".")
+    return section in names and rest.rpartition(".")[0] not in names[section]
+
+
 def edits(config: RunConfig, changes: Sequence[Change]) -> dict[str, Any]:
     """Returns the values of `config`, a run's file, that were edited since the changes of these keys. Raises `ChangeRefused`."""
     given = {key: value for change in changes for key, value in change.given.items()}

@@ -9,7 +9,16 @@ from typing import Any
 
 from job.admin.ask import ANSWER_SECONDS, Refused, ask, run_directory
 from job.directory import written_config
-from run.changes import ChangeRefused, JournalError, apply, changeable_keys, in_force, read_journal, values_of
+from run.changes import (
+    ChangeRefused,
+    JournalError,
+    apply,
+    changeable_keys,
+    in_force,
+    read_journal,
+    values_of,
+    without_removed,
+)
 from run.config import RunConfig
 from run.requests import ChangeRequest
 
@@ -47,7 +56,7 @@ def changeable_values(job: Path, run_id: str) -> dict[str, Any]:
         raise Refused(f"run {run_id} has not begun, or its control/orch.toml cannot be read")
     try:
         given = RunConfig.model_validate(written)
-        config = apply(given, in_force(read_journal(run_dir), given.steps + 1))
+        config = apply(given, in_force(without_removed(given, read_journal(run_dir)), given.steps + 1))
         return values_of(config, changeable_keys(config))
     except (ChangeRefused, JournalError, ValueError) as error:
         raise Refused(f"the configuration of run {run_id} cannot be read: {error}") from None

@@ -192,6 +192,24 @@ def test_a_value_that_was_edited_in_the_file_since_holds_again(tmp_path: Path) -
         read_changes(given(5e-4), 6)
 
 
+def test_a_change_of_what_was_removed_from_the_file_is_left_out(tmp_path: Path) -> None:
+    def given(*names: str) -> RunConfig:
+        environments = [{"name": "words", "kind": "reverse-text"}]
+        evaluations = [{"name": name, "environments": environments} for name in names]
+        return small_config(output_dir=str(tmp_path), evaluations=evaluations)
+
+    changes = {"evaluations.held-out.share": 0.5, "sampling.temperature": 0.7}
+    former = {"evaluations.held-out.share": given("held-out").evaluations[0].share, "sampling.temperature": 1.0}
+    (given().run_dir / "control").mkdir(parents=True)
+    change = Change(request_id="one", step=1, changes=changes, given=former)
+    write_journal(given().run_dir, [change])
+    config, journal = read_changes(given(), 1)
+    assert config.sampling.temperature == 0.7
+    assert [entry.changes for entry in journal] == [{"sampling.temperature": 0.7}]
+    config, journal = read_changes(given("held-out"), 1)  # it is there again
+    assert (config.evaluations[0].share, journal) == (0.5, [change])
+
+
 def test_a_long_journal_is_joined_where_no_step_is_trained_again() -> None:
     journal = [Change(request_id=f"c{n}", step=n + 1, changes={"sampling.top_k": n}) for n in range(MOST_ENTRIES)]
     assert _compact(journal[:-1], 200) == journal[:-1]
