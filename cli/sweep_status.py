@@ -21,7 +21,11 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("where", nargs="?")
     parser.add_argument("--json", action="store_true")
-    given, unknown = parser.parse_known_args(arguments)
+    try:
+        given, unknown = parser.parse_known_args(arguments)
+    except argparse.ArgumentError:
+        print(USAGE)
+        return 2
     if given.where is None or unknown:
         print(USAGE)
         return 0 if unknown in (["-h"], ["--help"]) else 2

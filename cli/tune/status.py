@@ -46,7 +46,11 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("directory", nargs="?", type=Path)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--watch", action="store_true")
-    given, unknown = parser.parse_known_args(arguments)
+    try:
+        given, unknown = parser.parse_known_args(arguments)
+    except argparse.ArgumentError:
+        print(USAGE)
+        return 2
     if given.directory is None or unknown:
         print(USAGE)
         return 0 if unknown in (["-h"], ["--help"]) else 2

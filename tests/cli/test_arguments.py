@@ -217,3 +217,12 @@ def test_every_shells_script_knows_every_command(scripts: dict[str, str]) -> Non
     for shell in ("zsh", "fish"):
         for part in (*COMMANDS, "orchestrator.steps", "dry-run"):
             assert part in scripts[shell]
+
+
+@pytest.mark.parametrize("command", ["sweep status", "tune status"])
+@pytest.mark.parametrize("word", ["--json=1", "--js"])
+def test_a_word_that_a_status_does_not_know_prints_how_it_is_used(
+    capsys: pytest.CaptureFixture[str], command: str, word: str
+) -> None:
+    assert main([*command.split(), word, "somewhere"]) == 2
+    assert capsys.readouterr().out.startswith(f"usage: counterpoint {command} ")
