@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-import orjson
-
 from cluster.process import last_lines
 from job.directory import steps_of
+from job.inspection.metrics_lines import step_of
 from job.inspection.summary import EDGE_STEPS
 from job.number_format import number
 from job.sweep.targets import Target
@@ -56,13 +55,10 @@ def result_of(target: Target) -> Result:
 
 
 def _run_result(target: Target, run_id: str) -> RunResult:
-    lines = []
-    for text in last_lines(target.output_dir / f"run_{run_id}" / "metrics.jsonl", EDGE_STEPS):
-        try:
-            lines.append(orjson.loads(text))
-        except orjson.JSONDecodeError:
-            continue  # the first line, cut off where reading began, or the last, not yet complete
-    rewards = [line["reward/mean"] for line in lines if line.get("reward/mean") is not None]
+    # No step's are the first line, if reading began within it, the last, if it is not yet complete, and what others wrote.
+    texts = last_lines(target.output_dir / f"run_{run_id}" / "metrics.jsonl", EDGE_STEPS)
+    lines = [line for text in texts if (line := step_of(text.encode()))]
+    rewards = [line["reward/mean"] for line in lines if "reward/mean" in line]
     return RunResult(
         run_id,
         step=lines[-1]["step"] if lines else 0,
