@@ -20,11 +20,11 @@ SUMMARY_FILE = "summary.json"
 EDGE_STEPS = 5
 """Reward is compared between this many steps at the start and at the end."""
 
-MOST_POINTS = 100_000
-"""Most points that stand for the lags of one step. At ten lags a second, a step of nearly three hours has so many."""
-
 LAG_QUANTILES = (0.0, 0.5, 0.9, 0.99, 1.0)
-LAG_NAMES = ("min", "median", "p90", "p99", "max")
+LAG_NAMES = tuple(f"event_loop_lag/{name}" for name in ("min", "median", "p90", "p99", "max"))
+
+SHORTEST_LAG = 1e-9
+"""In seconds; lags that differ by less are taken for equal."""
 
 ROLLOUT_OUTCOMES = ("completed", "failed", "inference_failed", "cancelled", "filtered")
 
@@ -78,21 +78,35 @@ def summarize_runs(
 def lag_quantiles(history: History) -> dict[str, float | None]:
     """Computes median, 99th percentile and maximum of the event loop's lag over the whole run, in seconds.
 
-    The files hold each step's quantiles and their count n, not every sample. A step's samples are put back as n points on the
-    line through its quantiles, and the run's quantiles are those of all points; the maximum is exact.
+    The files hold each step's quantiles and their count n, not every sample. A step's n samples are taken to lie evenly on the
+    line through its quantiles, and the run's quantiles are those of all samples; the maximum is exact.
     """
-    points: list[np.ndarray[Any, Any]] = []
+    counts: list[int] = []
+    steps: list[list[float]] = []
     for line in history.shipped.values():
-        values = [line.get(f"event_loop_lag/{name}") for name in LAG_NAMES]
-        count = int(line.get("event_loop_lag/n", 0))
-        if count and None not in values:
-            count = min(count, MOST_POINTS)
-            points.append(np.interp((np.arange(count) + 0.5) / count, LAG_QUANTILES, np.array(values, dtype=float)))
-    if not points:
+        values = [line[name] for name in LAG_NAMES if name in line]
+        count = line.get("event_loop_lag/n")
+        if type(count) is int and count > 0 and len(values) == len(LAG_NAMES):
+            counts.append(count)
+            steps.append(values)
+    if not steps:
         return {"p50": None, "p99": None, "max": None}
-    pooled = np.concatenate(points)
-    maximum = max(line.get("event_loop_lag/max", 0.0) for line in history.shipped.values())
-    return {"p50": float(np.quantile(pooled, 0.5)), "p99": float(np.quantile(pooled, 0.99)), "max": float(maximum)}
+    edges = np.sort(np.array(steps, dtype=float))
+    weights = np.outer(np.array(counts, dtype=float), np.diff(LAG_QUANTILES))
+    maximum = max(values[-1] for values in steps)
+    return {"p50": _quantile(edges, weights, 0.5), "p99": _quantile(edges, weights, 0.99), "max": float(maximum)}
+
+
+def _quantile(edges: np.ndarray[Any, Any], weights: np.ndarray[Any, Any], quantile: float) -> float:
+    """The quantile of weights that each lie evenly between two neighbours in a row of `edges`; found by halving an interval."""
+    lower, width = edges[:, :-1], np.maximum(np.diff(edges), SHORTEST_LAG)
+    low, high, wanted = edges.min(), edges.max(), quantile * weights.sum()
+    while high - low > SHORTEST_LAG and low < (middle := (low + high) / 2) < high:
+        if (weights * np.clip((middle - lower) / width, 0.0, 1.0)).sum() < wanted:
+            low = middle
+        else:
+            high = middle
+    return float(high)
 
 
 def to_json(summary: Summary) -> bytes:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import tracemalloc
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -95,6 +97,45 @@ def test_lag_over_the_run_lies_between_what_the_steps_saw(past: Path) -> None:
     assert lag["p50"] == pytest.approx(0.0005, rel=0.1)
     assert lag["p99"] is not None
     assert 0.002 < lag["p99"] < 0.025
+
+
+def history_with_lags(tmp_path: Path, *lags: Mapping[str, float]) -> History:
+    """A run of one step for each of these, which are the metrics of its lag."""
+    usual = dict.fromkeys(("min", "median", "p90", "p99", "max"), 0.1)
+    lines = [
+        {"step": step, "time": 1.0} | {f"event_loop_lag/{name}": value for name, value in {**usual, **lag}.items()}
+        for step, lag in enumerate(lags, 1)
+    ]
+    write_lines(tmp_path / "run_test" / "metrics.jsonl", lines)
+    return history_of(tmp_path)
+
+
+def test_a_step_counts_in_the_lag_by_its_samples(tmp_path: Path) -> None:
+    slow = dict.fromkeys(("min", "median", "p90", "p99", "max"), 0.5)
+    for count, p99 in ((9, 0.1), (11, 0.5)):
+        lag = lag_quantiles(history_with_lags(tmp_path / str(count), {"n": 1000 - count}, {**slow, "n": count}))
+        assert lag == {"p50": pytest.approx(0.1), "p99": pytest.approx(p99), "max": 0.5}
+    spread = {"min": 0.0, "median": 0.2, "p90": 0.6, "p99": 0.8, "max": 1.0, "n": 10}
+    lag = lag_quantiles(history_with_lags(tmp_path / "spread", spread, spread))
+    assert lag == {"p50": pytest.approx(0.2), "p99": pytest.approx(0.8), "max": 1.0}
+
+
+@pytest.mark.parametrize("count", [-1, 0, 0.5, -1e17])
+def test_what_is_no_count_of_samples_is_left_out_of_the_lag(tmp_path: Path, count: float) -> None:
+    assert lag_quantiles(history_with_lags(tmp_path / "one", {"n": count}))["p50"] is None
+    lag = lag_quantiles(history_with_lags(tmp_path / "two", {"n": count, "p99": 0.3}, {"n": 5, "max": 0.2}))
+    assert lag["p50"] == pytest.approx(0.1)
+    assert lag["max"] == 0.2
+
+
+def test_the_lag_of_any_number_of_samples_takes_little_memory(tmp_path: Path) -> None:
+    history = history_with_lags(tmp_path, *[{"n": 10**17}] * 20)
+    tracemalloc.start()
+    lag = lag_quantiles(history)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert lag["p50"] == pytest.approx(0.1)
+    assert peak < 2**20
 
 
 @pytest.fixture
