@@ -33,7 +33,7 @@ class AppendedLines:
         self.path = path
         self._newest_bytes = newest_bytes
         self.more = False
-        """Whether the last look ended at `MOST_BYTES`: another gives what follows."""
+        """Whether the last look ended at `MOST_BYTES`, or where its caller stopped: another gives what follows."""
         self._inode: int | None = None
         self.offset = 0
         """Where in the file the next look begins."""
@@ -84,7 +84,9 @@ class AppendedLines:
                 offset, size, self._skips = self.offset + begin, BLOCK_BYTES, False
                 self._pass(data[:end])
                 if begin < end:
+                    self.more = True  # if the caller stops here
                     yield offset, data[begin:end]
+                    self.more = False
             elif self._skips or len(data) > LONGEST_LINE:
                 self._skips, size = True, BLOCK_BYTES
                 self._pass(data)

@@ -74,6 +74,20 @@ def test_reading_at_any_cuts_equals_reading_the_whole(tmp_path: Path) -> None:
     holds()
 
 
+@pytest.mark.usefixtures("small_blocks")
+def test_a_look_that_its_reader_ends_is_continued_by_the_next(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b"12345678901\n" * 3)
+    source = AppendedLines(path)
+    blocks = []
+    for _ in range(3):
+        blocks.append(next(source.new_blocks(lambda: None)))
+        assert source.more
+    assert blocks == [(start, b"12345678901\n") for start in (0, 12, 24)]
+    assert list(source.new_blocks(lambda: None)) == []
+    assert not source.more
+
+
 class RewrittenFile(RuleBasedStateMachine):
     """A file whose writers append, tear, truncate in place and replace. Every line is unique, as its times make it."""
 
