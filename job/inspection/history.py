@@ -5,6 +5,7 @@ Progress, summary, curves and `status` all read a run's metrics by this class.
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,6 +42,8 @@ class History:
     _run_dir: Path = Path()
     _follower: Follower = field(default_factory=lambda: Follower(Path()))
     _trained_lines: TrainedLines = field(default_factory=lambda: TrainedLines(Path()))
+    _known: set[int] = field(default_factory=set)
+    """The shipped steps when the orchestrator's file was last read to its end: a replaced file has them again."""
     _generation: int = 0
     """Of the trainer's lines that were read, and how many those are."""
     _trained_count: int = 0
@@ -68,12 +71,15 @@ class History:
             _trained_lines=trained or TrainedLines(output_dir),
         )
 
-    def refresh(self) -> list[Line]:
-        """Reads what the files gained; returns the lines of the newly shipped steps."""
+    def refresh(self, deadline: float = math.inf) -> list[Line]:
+        """Reads what the files gained; returns the lines of the newly shipped steps.
+
+        Past `deadline`, by the monotonic clock, it leaves the rest of the orchestrator's file to the next call (`is_behind`).
+        """
         fresh: list[Line] = []
         self.unreadable, self.discarded = "", {}
         try:
-            fresh = self._read_shipped()
+            fresh = self._read_shipped(deadline)
             self._read_trained()
             self.unreadable = self._follower.unread or self._trained_lines.unread
             report = read_discarded(self._run_dir)
@@ -84,13 +90,20 @@ class History:
             self.discarded = report
         return fresh
 
-    def _read_shipped(self) -> list[Line]:
+    @property
+    def is_behind(self) -> bool:
+        """Whether the last refresh left a part of the orchestrator's file to the next one."""
+        return bool(self._follower.unread)
+
+    def _read_shipped(self, deadline: float) -> list[Line]:
         """Reads the lines that the orchestrator appended; returns the newly shipped steps."""
-        replaced, lines = self._follower.new_lines()
-        known = set(self.shipped)
-        if replaced:
-            self.shipped.clear()
-        return [line for line in lines if self._add(line, self.shipped) and line["step"] not in known]
+        if not self.is_behind:
+            self._known = set(self.shipped)
+        fresh: dict[int, Line] = {}
+        for line in self._follower.new_lines(self.shipped.clear, deadline):
+            if self._add(line, self.shipped) and line["step"] not in self._known:
+                fresh[line["step"]] = line
+        return list(fresh.values())
 
     def _read_trained(self) -> None:
         lines = self._trained_lines

@@ -6,6 +6,9 @@ A line that is not a step's is skipped, and so is a value of the wrong type; the
 
 from __future__ import annotations
 
+import math
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,21 +42,18 @@ class Follower:
         """Says that the last call did not come to the end of the file, and how far it came; empty if it did."""
         return self._lines.how_far if self._lines.more else ""
 
-    def new_lines(self) -> tuple[bool, list[Line]]:
-        """Returns whether the file was replaced, and its new lines: of a replaced file, all lines.
+    def new_lines(self, restart: Callable[[], None], deadline: float = math.inf) -> Iterator[Line]:
+        """Yields the new lines: of a replaced file, all lines, after a call of `restart`.
 
-        A resume that removes steps replaces the file. Raises `OSError`, and `UntrustedFileError` for anything but a regular file.
+        A resume that removes steps replaces the file. Past `deadline`, by the monotonic clock, it ends with the block that it is
+        in, and the next call reads on. Raises `OSError`, and `UntrustedFileError` for anything but a regular file.
         """
-        steps: list[Line] = []
-        replaced = False
-
-        def restart() -> None:
-            nonlocal replaced
-            replaced = True
-
         for _, block in self._lines.new_blocks(restart):
-            steps += [step for line in block.splitlines() if (step := step_of(line))]
-        return replaced, steps
+            for text in block.splitlines():
+                if line := step_of(text):
+                    yield line
+            if time.monotonic() >= deadline:
+                return
 
 
 def step_of(text: bytes) -> Line:

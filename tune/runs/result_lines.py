@@ -48,14 +48,12 @@ class ResultLines:
         if len(self._waiting) > MOST_WAITING:
             return
         try:
-            _, lines = self._follower.new_lines()
+            for line in self._follower.new_lines(lambda: None):  # of a file that was replaced, all lines again
+                if line["step"] > self.newest:
+                    self.newest = line["step"]
+                    self._waiting.append(line)
         except (OSError, UntrustedFileError) as error:
             logger.warning("%s cannot be read now: %s", self._follower.path, error)
-            return
-        for line in lines:  # of a file that was replaced, all lines again
-            if line["step"] > self.newest:
-                self.newest = line["step"]
-                self._waiting.append(line)
 
     def take(self) -> Result:
         """Returns the next result."""

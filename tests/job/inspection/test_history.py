@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -168,6 +169,40 @@ def test_a_run_whose_own_file_is_longer_than_one_look_says_how_far_it_was_read(
     while history.unreadable:
         history.refresh()
     assert history.step == 30
+
+
+def test_a_look_keeps_of_many_lines_only_the_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(appended_lines, "BLOCK_BYTES", 4096)
+    (tmp_path / "run_test").mkdir()
+    (tmp_path / "run_test" / "metrics.jsonl").write_bytes(b'{"step":1,"time":1}\n' * 10_000)
+    history = History.of(tmp_path, "test")
+    tracemalloc.start()
+    fresh = history.refresh()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert [line["step"] for line in fresh] == [1]
+    assert peak < 2**19
+
+
+def test_a_look_that_ends_at_its_deadline_is_continued_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(appended_lines, "BLOCK_BYTES", 1000)
+    path = tmp_path / "run_test" / "metrics.jsonl"
+    history = History.of(tmp_path, "test")
+    for last in (30, 40):  # then a resume has replaced the file
+        replacement = path.with_suffix(".new")
+        write_lines(replacement, [shipped_line(step, float(step)) for step in range(1, last + 1)])
+        replacement.replace(path)
+        looks = [history.refresh(deadline=0.0)]
+        assert history.is_behind
+        assert 0 < history.step < last
+        while history.is_behind:
+            looks.append(history.refresh(deadline=0.0))
+        assert [line["step"] for look in looks for line in look] == list(
+            range(last - 29 if last == 30 else 31, last + 1)
+        )
+        assert (sorted(history.shipped), history.unreadable) == (list(range(1, last + 1)), "")
 
 
 def test_the_lines_of_a_trainer_whose_file_was_removed_are_none(tmp_path: Path) -> None:
