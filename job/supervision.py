@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 from collections import deque
@@ -36,6 +37,15 @@ from job.workers import worker_of
 from transport.files.atomic import write_atomically
 
 POLL_SECONDS = 0.5
+
+LOOK_SECONDS = 0.5
+"""Time in which one look reads the runs' new steps. Of a run that has more, the next look reads on."""
+
+END_SECONDS = 30.0
+"""Longest time for which the job, once it has ended, reads what its runs had written."""
+
+MOST_SHOWN = 20
+"""Steps of a run that one look shows, the newest: a guest that joins with thousands, or writes so many, is not to hold it up."""
 
 MOST_UNSEEN = 1000
 """States that wait to be shown while the terminal or the file system holds up the thread that shows them."""
@@ -130,7 +140,7 @@ class SupervisedJob:
         with JobTelemetry(self._config.prometheus_port, self._config.output_dir) as self._telemetry:
             outcome = asyncio.run(self._supervise())
         self._job.observe(self._find_guests, None)  # one that came since the last look is in the summary, too
-        self._job.observe(self._report, None)
+        self._job.observe(self._report_end, None)
         return outcome
 
     @property
@@ -205,8 +215,14 @@ class SupervisedJob:
         )
 
     async def _watch(self) -> None:
+        """Reports about twice a second. The heartbeats are the loop's: a file that takes long to read does not delay them."""
         while True:
-            await asyncio.to_thread(self._job.observe, self._report, None)
+            look = asyncio.create_task(
+                asyncio.to_thread(self._job.observe, self._report, None), name="looking at the job"
+            )
+            self._notifications.beat()
+            while (await asyncio.wait([look], timeout=POLL_SECONDS))[1]:
+                self._notifications.beat()
             with suppress(TimeoutError):
                 async with asyncio.timeout(POLL_SECONDS):
                     await self._changed.wait()
@@ -231,7 +247,16 @@ class SupervisedJob:
             self._write_files(last)  # first: what cannot be shown must not keep it from those who look from outside
             for earlier in unseen[:-1]:
                 self._show(earlier.workers, [])
-            self._show(last.workers, self._read_new_steps())
+            self._show(last.workers, self._read_new_steps(LOOK_SECONDS))
+
+    def _report_end(self) -> None:
+        """Reports until all that the runs had written is read, within `END_SECONDS`."""
+        until = time.monotonic() + END_SECONDS
+        while True:
+            self._notifications.beat()
+            self._report()
+            if time.monotonic() > until or not any(history.is_behind for history in self.histories.values()):
+                return
 
     def _write_files(self, snapshot: Snapshot) -> None:
         for file in (self._processes_file, self._servers_file):
@@ -264,11 +289,13 @@ class SupervisedJob:
             self._warn_once(run_id, f"run {run_id} cannot be read: {error}")
             return False
 
-    def _read_new_steps(self) -> list[tuple[History, Line]]:
+    def _read_new_steps(self, seconds: float = math.inf) -> list[tuple[History, Line]]:
+        """Reads the new steps, each run's for its share of the seconds; returns the newest of each run."""
         new: list[tuple[History, Line]] = []
         for history in self.histories.values():
-            new += [(history, line) for line in history.refresh()]
-            if history.unreadable:
+            fresh = history.refresh(time.monotonic() + seconds / len(self.histories))
+            new += [(history, line) for line in fresh[-MOST_SHOWN:]]
+            if history.unreadable and not history.is_behind:
                 self._warn_once(history.run_id, f"run {history.run_id} cannot be read: {history.unreadable}")
         return new
 

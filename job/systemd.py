@@ -9,7 +9,7 @@ from cluster.worker_view import State
 
 
 class SystemdNotifications:
-    """Sends heartbeats, and each state of the job once until it changes."""
+    """Sends heartbeats, and each state of the job once until it changes. The two may be sent from different threads."""
 
     def __init__(self, services: Collection[str]) -> None:
         """`services` names the workers that must be ready before the job is: trainer and servers, not what it can do without."""
@@ -17,9 +17,12 @@ class SystemdNotifications:
         self._heartbeat = Heartbeat()
         self._sent: set[str] = set()
 
-    def report(self, job: State, workers: Mapping[str, State], progress: str) -> None:
-        """Sends a heartbeat and what has changed: the readiness of the services, the job's end, the runs' progress."""
+    def beat(self) -> None:
+        """Sends a heartbeat. Call it from the loop that supervises the job, or between the parts of longer work."""
         self._heartbeat.beat()
+
+    def report(self, job: State, workers: Mapping[str, State], progress: str) -> None:
+        """Sends what has changed: the readiness of the services, the job's end, the runs' progress."""
         if all(workers[name] is State.READY for name in self._services):
             self.report_ready()
         if job is State.STOPPING:

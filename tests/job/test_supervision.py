@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,25 +13,37 @@ import pytest
 
 from cluster.attended.attended_job import AttendedJob
 from cluster.manager.events import Outcome
+from cluster.notify import Heartbeat
+from cluster.worker_view import WorkerView
 from job.config import JobConfig
 from job.configuration.load import load
-from job.supervision import Show, SupervisedJob
+from job.inspection.history import History
+from job.inspection.metrics_lines import Line
+from job.supervision import MOST_SHOWN, Show, SupervisedJob
 from job.workers import sections_of, specification
+from tests.support.jobs import shipped_line, write_lines
+from transport.files import appended_lines
+
+
+def supervised(job_file: Path, warn: Callable[[str], None] = lambda text: None) -> SupervisedJob:
+    config = load(JobConfig, job_file, [])
+    config.output_dir.mkdir()
+    return SupervisedJob(config, specification(config, dict.fromkeys(sections_of(config), job_file)), warn)
 
 
 @pytest.mark.parametrize("fault", ["show", "guests", "directory"])
 def test_what_fails_after_the_job_has_ended_costs_neither_its_outcome_nor_its_summary(
     job_file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fault: str
 ) -> None:
-    config = load(JobConfig, job_file, [])
-    config.output_dir.mkdir()
+    job = supervised(job_file)
+    output_dir = job_file.parent / "out"
     ended = False
 
     async def run(job: AttendedJob, *, adopt: bool = False) -> Outcome:
         nonlocal ended
         ended = True
         if fault == "directory":
-            shutil.rmtree(config.output_dir)
+            shutil.rmtree(output_dir)
         return Outcome(3, "a worker failed")
 
     def fail_at_the_end(*arguments: object) -> Any:
@@ -39,9 +54,51 @@ def test_what_fails_after_the_job_has_ended_costs_neither_its_outcome_nor_its_su
     monkeypatch.setattr(AttendedJob, "run", run)
     if fault == "guests":
         monkeypatch.setattr("job.supervision.run_ids_in", fail_at_the_end)
-    job = SupervisedJob(config, specification(config, dict.fromkeys(sections_of(config), job_file)), lambda text: None)
     show: Show = fail_at_the_end if fault == "show" else lambda workers, steps: None
     outcome = job.run(show)
     assert (outcome.code, outcome.reason) == (3, "a worker failed")
     assert job.summary(outcome)["outcome"] == "a worker failed"
     assert ("Input/output error" in caplog.text) == (fault != "directory")
+
+
+def test_heartbeats_do_not_wait_for_a_look_at_the_runs(job_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    beats, shown = threading.Semaphore(0), threading.Event()
+    heard: list[bool] = []
+
+    async def run(job: AttendedJob, *, adopt: bool = False) -> Outcome:
+        await asyncio.to_thread(shown.wait)
+        return Outcome(0, "done")
+
+    def show(workers: list[WorkerView], steps: list[tuple[History, Line]]) -> None:
+        if not shown.is_set():
+            heard.extend(beats.acquire(timeout=10) for _ in range(4))
+            shown.set()
+
+    monkeypatch.setattr(AttendedJob, "run", run)
+    monkeypatch.setattr(Heartbeat, "beat", lambda heartbeat: beats.release())
+    monkeypatch.setattr("job.supervision.POLL_SECONDS", 0.001)
+    supervised(job_file).run(show)
+    assert heard == [True] * 4
+
+
+def test_a_long_file_of_a_guest_is_read_in_many_looks_and_its_newest_steps_are_shown(
+    job_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run(job: AttendedJob, *, adopt: bool = False) -> Outcome:
+        return Outcome(0, "done")
+
+    looks: list[list[int]] = []
+    warnings: list[str] = []
+    monkeypatch.setattr(AttendedJob, "run", run)
+    monkeypatch.setattr("job.supervision.LOOK_SECONDS", 0.0)
+    job = supervised(job_file, warnings.append)
+    path = job_file.parent / "out" / "run_guest" / "metrics.jsonl"
+    write_lines(path, [shipped_line(step, float(step)) for step in range(1, 4 * MOST_SHOWN + 1)])
+    monkeypatch.setattr(appended_lines, "BLOCK_BYTES", path.stat().st_size // 2)
+    job.histories["guest"] = History.of(path.parent.parent, "guest")
+    job.run(lambda workers, steps: looks.append([line["step"] for _, line in steps]))
+    assert job.histories["guest"].step == 4 * MOST_SHOWN
+    assert len(looks) > 2
+    assert max(map(len, looks)) == MOST_SHOWN
+    assert 4 * MOST_SHOWN in {step for look in looks for step in look}
+    assert warnings == []
