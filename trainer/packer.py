@@ -162,7 +162,10 @@ def pack(choices: Sequence[tuple[Batch, Sequence[int]]], limits: ModelLimits, de
     families: Families | None = None
     kept = place = np.arange(len(joined["mask_T"]))
     if limits.shares_prompts and routed_experts is None:
-        grouped = [_share_prompts(part, own["token_ids_T"], own["mask_T"]) for part, own in columns]
+        grouped = [
+            _share_prompts(number, part, own["token_ids_T"], own["mask_T"])
+            for number, (part, own) in enumerate(columns)
+        ]
         found = tuple(family for part, _ in grouped for family in part.families or ())
         if any(len(family.rests) > 1 for family in found):
             families, parts = found, [part for part, _ in grouped]
@@ -191,9 +194,9 @@ def pack(choices: Sequence[tuple[Batch, Sequence[int]]], limits: ModelLimits, de
 
 
 def _share_prompts(
-    part: Part, token_ids_T: npt.NDArray[Any], mask_T: npt.NDArray[Any]
+    number: int, part: Part, token_ids_T: npt.NDArray[Any], mask_T: npt.NDArray[Any]
 ) -> tuple[Part, npt.NDArray[np.int64]]:
-    """Groups samples whose tokens before the first trained one are equal.
+    """Groups samples of part `number` of a row whose tokens before the first trained one are equal.
 
     Returns the part with its families, and the place in the row of each token of its samples, `[T]`: tokens that samples share
     have one place.
@@ -211,7 +214,7 @@ def _share_prompts(
         for start, prompt, stop in samples:
             place[start : start + prompt] = np.arange(first, first + prompt)
             place[start + prompt : stop] = np.arange(rest, rest := rest + stop - start - prompt)
-        families.append(Family(samples[0][1], tuple(stop - start - prompt for start, prompt, stop in samples)))
+        families.append(Family(samples[0][1], tuple(stop - start - prompt for start, prompt, stop in samples), number))
         first = rest
     return replace(part, families=tuple(families)), place
 

@@ -2,7 +2,8 @@
 
 The rollouts of an example begin with the same tokens, which are computed once in a row: a family is a prompt, then what follows
 it in each of its samples. A token attends to the prompt and to its own sample. Families of few tokens share one call with a mask,
-since a call for each sample costs more than its arithmetic. A mask is quadratic, so a family has at most `FAMILY_TOKENS`; larger
+since a call for each sample costs more than its arithmetic. Those of two runs never do: a mask keeps the values of one from the
+other, but not what is no number. A mask is quadratic, so a family has at most `FAMILY_TOKENS`; larger
 ones are divided, and a longer sample is alone. Used on a CPU only: a GPU has a kernel for whole rows.
 """
 
@@ -31,6 +32,8 @@ class Family:
     """Tokens of the prompt."""
     rests: tuple[int, ...]
     """Tokens of each sample after the prompt."""
+    part: int = 0
+    """Number of its batch in the row: those of two runs have different numbers."""
 
     @property
     def tokens(self) -> int:
@@ -70,7 +73,7 @@ def _blocks(families: Families, dtype: torch.dtype) -> list[tuple[int, Tensor | 
     blocks: list[list[Family]] = []
     room = 0
     for family in families:
-        if family.tokens > room:
+        if family.tokens > room or (blocks and blocks[-1][-1].part != family.part):
             blocks.append([])
             room = BLOCK_TOKENS
         blocks[-1].append(family)

@@ -15,6 +15,7 @@ from torch import Tensor
 from tests.trainer.conftest import VOCABULARY, make_batch
 from tests.trainer.lone_run import LoneRun, make_lone_run
 from tests.trainer.many_runs import Bench, gradients
+from trainer.losses.contract import LossInputs, LossOutputs
 from trainer.model import shared_prompts
 from trainer.model.attention import _per_sample_attention
 from trainer.model.shared_prompts import Family, family_attention
@@ -134,7 +135,7 @@ def test_a_prompt_is_shared_within_a_batch_only() -> None:
     whole = pack([(batch, samples), (batch, [2, 0])], replace(limits, shares_prompts=False), torch.device("cpu"))
     assert [part.tokens for part in micro.parts] == [55 - 8 - 7, 16 - 4]
     assert micro.families == (
-        Family(4, (7, 5, 3)), Family(7, (5, 3)), Family(3, (3,)), Family(4, (3, 5)),
+        Family(4, (7, 5, 3)), Family(7, (5, 3)), Family(3, (3,)), Family(4, (3, 5), part=1),
     )  # fmt: skip
     for name in ("targets_P", "advantages_P", "sample_P", "environments_P", "temperatures_P"):
         assert torch.equal(getattr(micro, name), getattr(whole, name)), name
@@ -182,3 +183,30 @@ def test_runs_in_one_row_share_their_own_prompts(dense_directory: Path) -> None:
     for name, expected in found[1].items():
         torch.testing.assert_close(found[0][name], expected, atol=1e-6, rtol=1e-4)
     assert any(not torch.equal(value, found[0][f"3.{name[2:]}"]) for name, value in found[0].items() if name[0] == "1")
+
+
+@pytest.mark.parametrize("broken", [torch.nan, torch.inf, "weights"])
+def test_what_is_no_number_stays_in_its_run(dense_directory: Path, broken: float | str) -> None:
+    """Their samples share one call of the attention otherwise, since a block has room for both."""
+
+    def gradients_of_second(*, breaks: bool) -> dict[str, Tensor]:
+        def loss(inputs: LossInputs) -> LossOutputs:
+            factor = broken if breaks and not isinstance(broken, str) else 1.0
+            loss_P = inputs.trainer_log_probabilities_P * factor
+            return LossOutputs(loss_P, torch.zeros_like(loss_P, dtype=torch.bool))
+
+        bench = Bench(dense_directory, max_tokens=128)
+        bench.limits = replace(bench.limits, shares_prompts=True)
+        runs = [bench.admit(0, loss, rank=2), bench.admit(1, rank=2)]
+        if breaks and broken == "weights":
+            with torch.no_grad():
+                for parameter in bench.parameters(0).values():
+                    parameter.fill_(torch.nan)
+        steps = [bench.open(run, batch_of_groups(1, run.run_id)) for run in runs]
+        bench.train([(step, step.samples) for step in steps])
+        return gradients(runs[1])
+
+    found, expected = gradients_of_second(breaks=True), gradients_of_second(breaks=False)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, atol=1e-6, rtol=1e-4)
