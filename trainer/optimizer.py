@@ -125,13 +125,11 @@ class Optimizer:
         """Restores what `state` returned, and sets the parameters from it.
 
         Raises:
-            ValueError: a tensor is missing or of another shape: the state is of another model, adapter or optimizer.
+            ValueError: a tensor is missing, left over or of another shape: the state is of another model, adapter or optimizer.
         """
+        self._check_masters(tensors)
         for name, parameter in self.parameters.items():
-            saved = tensors.get(f"master.{name}")
-            if saved is None or saved.shape != parameter.shape:
-                found = "is missing" if saved is None else f"has shape {list(saved.shape)}"
-                raise ValueError(f"weight {name} {found}; this model has {list(parameter.shape)}")
+            saved = tensors[f"master.{name}"]
             if name in self._lower:
                 weight, lower = _halves(saved.to(parameter.device))
                 parameter.copy_(weight)
@@ -152,6 +150,19 @@ class Optimizer:
                 key: value.to(parameter.device) if key == "step" else self._placed(value.to(self._home(parameter)))
                 for key, value in state.items()
             }
+
+    def _check_masters(self, tensors: dict[str, Tensor]) -> None:
+        for name, parameter in self.parameters.items():
+            saved = tensors.get(f"master.{name}")
+            if saved is None or saved.shape != parameter.shape:
+                found = "is missing" if saved is None else f"has shape {list(saved.shape)}"
+                raise ValueError(f"weight {name} {found}; this model has {list(parameter.shape)}")
+        held = {name.removeprefix("master.") for name in tensors if name.startswith("master.")}
+        if left_over := sorted(held - self.parameters.keys()):
+            raise ValueError(
+                f"it holds the trained weight {left_over[0]} ({len(left_over)} such), which this run does not train; put "
+                "training.lora.target_modules back, or train another run"
+            )
 
     def _gradient(self, name: str) -> Tensor:
         parameter = self.parameters[name]

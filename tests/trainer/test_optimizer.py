@@ -54,6 +54,11 @@ def test_state_of_another_model_is_refused() -> None:
         Optimizer({"w": nn.Parameter(torch.zeros(3))}, TrainingConfig(), 1).load_state(state)
     with pytest.raises(ValueError, match="weight v is missing"):
         Optimizer({"v": nn.Parameter(torch.zeros(2))}, TrainingConfig(), 1).load_state(state)
+    both = {name: nn.Parameter(torch.zeros(2)) for name in ("w", "v")}
+    before = Optimizer({"w": nn.Parameter(torch.ones(2))}, TrainingConfig(), 1)
+    with pytest.raises(ValueError, match=r"it holds the trained weight v \(1 such\), which this run does not train"):
+        before.load_state(Optimizer(both, TrainingConfig(), 1).state())
+    assert before.master("w").tolist() == [1.0, 1.0]
 
 
 def test_sgd_steps_against_the_gradient_with_its_momentum() -> None:
