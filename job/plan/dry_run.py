@@ -93,6 +93,8 @@ class StepBytes:
     """All else that lives at the peak of the second row's passes, when the gradients of the first are there."""
     trained: int
     """Parameters that are trained."""
+    moments: int
+    """The state of the optimizers beside the masters."""
 
 
 def make_model(directory: Path, dtype: str, layers: int | None = None) -> nn.Module:
@@ -234,9 +236,10 @@ def _step_bytes(
         before = live.peak = live.now
         _row(model, tokens, 0, heads[0])
         activations = live.peak - before
-        trained = sum(parameter.numel() for each in parameters for parameter in each.values())
+        trained = [sum(parameter.numel() for parameter in each.values()) for each in parameters]
+        moments = sum(moments_bytes(count, run) for count, run in zip(trained, runs, strict=True))
         del optimizers
-    return StepBytes(weights, adapters, masters, gradients, activations, trained)
+    return StepBytes(weights, adapters, masters, gradients, activations, sum(trained), moments)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from math import ceil
 from pathlib import Path
 
 from job.plan.devices import GIB
-from job.plan.dry_run import ModelSizes, StepBytes, model_sizes, moments_bytes, step_bytes
+from job.plan.dry_run import ModelSizes, StepBytes, model_sizes, step_bytes
 from run.config import TrainingConfig
 from trainer.config import TrainerConfig
 
@@ -39,12 +39,12 @@ def rank_parts(directory: Path, trainer: TrainerConfig, runs: list[TrainingConfi
         "gathered layers": gathered_bytes(sizes, trainer, BYTES[dtype]) if trainer.sharded else 0,
         "adapters": whole.adapters,
         "masters": 0 if offload else ceil(whole.masters * trained),
-        "moments": 0 if offload else ceil(moments_bytes(whole.trained, runs[0]) * trained),
+        "moments": 0 if offload else ceil(whole.moments * trained),
         "gradients": ceil(whole.gradients * trained),
         "activations": whole.activations,
         "exchanged tokens": exchange_bytes(sizes, trainer, tokens, BYTES[dtype]),
         "row": row_bytes(sizes, trainer, tokens * trainer.context_parallel),
-        "reference": ceil(whole.weights / (trainer.ranks if trainer.sharded else 1)) if _other_reference(runs) else 0,
+        "reference": reference_bytes(directory, whole.weights, trainer, runs),
     }
     allocated = sum(parts.values())
     return {name: count for name, count in parts.items() if count} | {
@@ -94,6 +94,21 @@ def row_bytes(sizes: ModelSizes, trainer: TrainerConfig, tokens: int) -> int:
     return tokens * (8 * 8 + routed)
 
 
+def reference_bytes(directory: Path, weights: int, trainer: TrainerConfig, runs: list[TrainingConfig]) -> int:
+    """Bytes of the models that runs compare with, each loaded once; the base under an adapter is there anyway.
+
+    `weights` are those of the model in `directory`, which is trained. Raises `ValueError` for a model that cannot be planned.
+    """
+    compared = {
+        run.reference.model or directory
+        for run in runs
+        if run.reference is not None and (run.lora is None or run.reference.model is not None)
+    }
+    width = BYTES[trainer_dtype(trainer)]
+    total = sum(weights if path == directory else width * model_sizes(path).total for path in compared)
+    return ceil(total / (trainer.ranks if trainer.sharded else 1))
+
+
 SHARED = "shared memory"
 """The part of a host's memory that versions take in /dev/shm."""
 
@@ -104,12 +119,11 @@ def host_parts(directory: Path, trainer: TrainerConfig, runs: list[TrainingConfi
     whole = _whole(directory, trainer, runs, LEAST_TOKENS)
     sizes = model_sizes(directory)
     version, trained = sizes.total * BYTES[trainer_dtype(trainer)], trained_share(sizes, trainer, runs)
-    moments = moments_bytes(whole.trained, runs[0])
-    state = ceil((4 * whole.trained + moments) * trained)
+    state = ceil((4 * whole.trained + whole.moments) * trained)
     parts = {
         "checkpoint": state,
         "held copy": state if any(run.updates_per_step > 1 for run in runs) else 0,
-        "offloaded state": ceil((whole.masters + moments) * trained) if trainer.optimizer_offload else 0,
+        "offloaded state": ceil((whole.masters + whole.moments) * trained) if trainer.optimizer_offload else 0,
         "published weights": whole.weights if trained < 1 else 0,
         SHARED: (trainer.keep_broadcasts + 1) * version if in_memory else 0,
     }
@@ -126,8 +140,3 @@ def _whole(directory: Path, trainer: TrainerConfig, runs: list[TrainingConfig], 
         checkpointing=trainer.activation_checkpointing,
         context=trainer.context_parallel,
     )
-
-
-def _other_reference(runs: list[TrainingConfig]) -> bool:
-    """Whether a run compares with weights that are not the base under its adapter."""
-    return any(run.reference is not None and (run.lora is None or run.reference.model is not None) for run in runs)

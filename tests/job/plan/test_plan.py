@@ -16,7 +16,7 @@ from job.plan.dry_run import model_sizes
 from job.plan.inference_memory import kv_bytes, weights_of_rank
 from job.plan.plan import largest_tokens
 from job.plan.trainer_memory import rank_parts
-from run.config import TrainingConfig
+from run.config import LoraConfig, TrainingConfig
 from run.updates import ReferenceConfig
 from trainer.config import TrainerConfig
 from transport.errors import UserError
@@ -220,3 +220,32 @@ def test_a_reference_is_divided_with_a_sharded_model(directories: dict[str, Path
     }
     assert parts[False]["reference"] == parts[False]["weights"]
     assert parts[True]["reference"] == parts[True]["weights"] == (parts[False]["weights"] + 1) // 2
+
+
+@pytest.mark.slow
+def test_each_reference_counts_by_its_own_size(directories: dict[str, Path], tmp_path: Path) -> None:
+    small, other = directories["dense"], directories["mixture"]
+    trainer = TrainerConfig(output_dir=tmp_path, model=str(small), max_runs=3)
+
+    def reference(*models: Path | None) -> int:
+        runs = [
+            TrainingConfig(lora=LoraConfig(rank=4), reference=None if model is None else ReferenceConfig(model=model))
+            for model in models
+        ]
+        return rank_parts(small, trainer, runs, 256).get("reference", 0)
+
+    sizes = {path: 2 * model_sizes(path).total for path in (small, other)}  # bfloat16
+    assert reference(None) == 0
+    assert reference(other) == sizes[other] != sizes[small]
+    weights = rank_parts(small, trainer, [TrainingConfig(lora=LoraConfig(rank=4))], 256)["weights"]
+    assert reference(small, other, other) == weights + sizes[other]
+
+
+@pytest.mark.slow
+def test_moments_are_those_of_each_runs_optimizer(directories: dict[str, Path], tmp_path: Path) -> None:
+    model = directories["dense"]
+    trainer = TrainerConfig(output_dir=tmp_path, model=str(model), max_runs=2)
+    plain = TrainingConfig(lora=LoraConfig(rank=64), optimizer="sgd", momentum=0.0)
+    adamw = TrainingConfig(lora=LoraConfig(rank=8))
+    alone, both = (rank_parts(model, trainer, runs, 256) for runs in ([adamw], [plain, adamw]))
+    assert both["moments"] == alone["moments"] > 0
