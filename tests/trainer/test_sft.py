@@ -264,6 +264,33 @@ def test_no_row_is_left_out_where_epochs_grow_after_a_shorter_batch(place: Path,
     assert lines == [(1, 0.6, 3), (2, 1.0, 2), (3, 1.6, 3), (4, 2.0, 2), (5, 2.6, 3), (6, 3.0, 2)]
 
 
+def test_epochs_that_end_before_what_is_trained_are_refused(place: Path, tmp_path: Path) -> None:
+    """Their end would take the place of that of a whole batch, and a later growth would train a row twice."""
+    data = {"rows": [{"messages": messages_of(index)} for index in range(10)]}
+
+    def config(epochs: float, **fields: Any) -> SftConfig:
+        return make_config(place, tmp_path, data=data, epochs=epochs, samples_per_step=4, **fields)
+
+    assert run(config(0.8)) == 0
+    noted = (tmp_path / "run_sft" / "sft.json").read_bytes()
+    with pytest.raises(ValueError, match=r"epochs = 0\.5 are 5 rows, and 8 are trained after step 2; epochs may grow"):
+        run(config(0.5, resume=True))
+    assert (tmp_path / "run_sft" / "sft.json").read_bytes() == noted
+    assert run(config(2, resume=True)) == 0
+    assert [line["epoch"] for line in lines_of(tmp_path)] == [0.4, 0.8, 1.2, 1.6, 2.0]
+
+
+def test_other_weights_of_rows_are_other_data(place: Path, tmp_path: Path) -> None:
+    rows = [{"messages": messages_of(index), "v": 1 + index % 2, "w": 1 + index % 3} for index in range(6)]
+
+    def identity(weight: str | None) -> dict[str, object]:
+        return SftBatches(make_config(place, tmp_path, data={"rows": rows, "weight": weight})).identity
+
+    assert identity(None)["weights"] is None
+    assert identity("v") == identity("v")
+    assert len({str(identity(weight)) for weight in (None, "v", "w")}) == 3
+
+
 def furthest(one: SftConfig, other: SftConfig) -> float:
     """The largest difference of two results in any weight."""
     ours, theirs = weights_in(newest_weights(one)), weights_in(newest_weights(other))

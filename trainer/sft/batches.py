@@ -15,7 +15,7 @@ import numpy as np
 
 from environments.chat import Chat
 from environments.data.load import load_rows
-from environments.data.rows import DataError
+from environments.data.rows import DataError, digest
 from environments.demonstrations import Demonstration, demonstrations_of
 from environments.shuffle import EpochOrder
 from trainer.sft.config import ENVIRONMENT, SftConfig
@@ -33,6 +33,7 @@ class SftBatches:
 
         `ends`: by step that is trained and had a shorter batch, the position after its last row.
         """
+        self._trained_ends = dict(ends or {})
         self._config = config
         self._rows = load_rows(config.data)
         self._chat = Chat(config.model).with_template_kwargs(config.chat_template_kwargs)
@@ -49,9 +50,10 @@ class SftBatches:
     @property
     def identity(self) -> dict[str, object]:
         """What must not change when a run is resumed, for JSON."""
-        config = self._config
+        config, weights = self._config, self._rows.weights
         return {
             "data": self._rows.fingerprint,
+            "weights": None if weights is None else digest(weights.tobytes()),
             "seed": config.seed,
             "samples_per_step": config.samples_per_step,
             "longest": config.longest,
@@ -63,6 +65,16 @@ class SftBatches:
     def ends(self) -> dict[int, int]:
         """Of each step with a shorter batch, the last one included, the position after its last row."""
         return self._ends | ({self.steps: self._drawn} if self._is_short(self.steps) else {})
+
+    def refuse_fewer_epochs(self, trained: int) -> None:
+        """Raises `ValueError` if the epochs end before the last row of step `trained`, which would be counted anew."""
+        step, end = max(self._trained_ends.items(), default=(0, 0))
+        end += (trained - step) * self._config.samples_per_step
+        if self._drawn < end:
+            raise ValueError(
+                f"epochs = {self._config.epochs:g} are {self._drawn} rows, and {end} are trained after step {trained}; epochs "
+                "may grow, but not end before what is trained"
+            )
 
     def epoch(self, step: int) -> float:
         """Returns how many epochs are trained after `step`."""

@@ -45,6 +45,8 @@ def run(config: SftConfig, on_ready: Callable[[], object] = lambda: None) -> int
     run_dir = run_directory(config.output_dir, config.run_id)
     batches = SftBatches(config, _ends_of_trained(run_dir / "sft.json", config))
     if config.resume or checkpoint.holds_any(config.output_dir) is None:  # otherwise `train` says what is wrong
+        if config.resume:
+            batches.refuse_fewer_epochs(checkpoint.newest_step(config.output_dir, config.run_id))
         _check_identity(run_dir / "sft.json", batches, config.resume)
         described = config.run(batches.steps).model_dump(mode="json", exclude_none=True)
         (run_dir / "control").mkdir(parents=True, exist_ok=True)
