@@ -194,3 +194,15 @@ def test_the_estimates_of_a_divergence() -> None:
         weighted = (weights * ratio * divergence(policy, reference, estimator)).sum()
         (of_weighted,) = torch.autograd.grad(weighted, logits, retain_graph=True)
         assert of_weighted.tolist() == pytest.approx(slope.tolist())
+
+
+@pytest.mark.parametrize("estimator", ["k2", "k3"])
+def test_a_penalty_never_leads_away_from_the_reference(estimator: Literal["k2", "k3"]) -> None:
+    """Beyond the largest logarithm of a ratio, k3 has no gradient; it had one of the wrong sign."""
+    policy = torch.tensor([-19.0, -21.0, -30.0, -0.1], requires_grad=True)
+    (gradient,) = torch.autograd.grad(
+        divergence(policy, torch.tensor([-0.5, -0.5, -0.5, -3.0]), estimator).sum(), policy
+    )
+    assert (gradient[:3] <= 0).all()
+    assert gradient[3] > 0
+    assert gradient[0] < 0
