@@ -26,7 +26,8 @@ from transport.records import Batch
 
 MEANS = ("loss", "entropy", "mismatch_kl", "importance_ratio/mean", "masked_share", "replayed_share")
 """Metrics that are means over trained tokens. Their sums are the first columns of the metric sums, which have one row for each
-environment; the columns of `optional_means`, of the loss's own metrics and the number of tokens follow."""
+environment; the columns of `optional_means`, of the loss's own metrics, of the environment's own loss and the number of tokens
+follow."""
 
 
 def optional_means(config: TrainingConfig) -> tuple[str, ...]:
@@ -71,7 +72,7 @@ class OpenStep:
         """The samples that this rank has trained in the current pass, row by row."""
         self.environments = environment_names(batch)
         self.means = (*MEANS, *optional_means(config), *(f"custom_loss/{name}" for name in run.loss.metrics))
-        self.sums_EM = torch.zeros(len(self.environments), len(self.means) + 1, dtype=torch.float64, device=device)
+        self.sums_EM = torch.zeros(len(self.environments), len(self.means) + 2, dtype=torch.float64, device=device)
         self.highest_E = torch.zeros(len(self.environments), dtype=torch.float64, device=device)
         self.ended = Ended(self.sums_EM.clone(), self.highest_E.clone())
         self.export_directory = export_directory
@@ -108,6 +109,18 @@ class OpenStep:
     def divisor(self) -> float:
         """What the loss of the current pass is divided by, on all ranks."""
         return divisor(self.run.config.training.loss, [self._trained[sample] for sample in self.current.samples])
+
+    def loss_scales(self) -> tuple[float, Tensor]:
+        """Returns the factors from a token's weight to that in a mean over tokens: of the current pass, `[E]` of environments.
+
+        So that mean is the loss of the pass, or that of the environment's samples alone, whatever losses are divided by.
+        """
+        counts: dict[str, list[int]] = {name: [] for name in self.environments}
+        for sample in self.current.samples:
+            counts[self.batch.samples[sample].environment].append(self._trained[sample])
+        config = self.run.config.training.loss
+        own = [sum(each) / divisor(config, each) for each in counts.values()]
+        return self.trained_tokens / self.divisor, torch.tensor(own, dtype=torch.float64, device=self.sums_EM.device)
 
     def begin_next_pass(self) -> None:
         """Adds what the current pass has summed to the step's, and begins the next one."""

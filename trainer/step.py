@@ -282,22 +282,23 @@ def _accumulate(
 ) -> None:
     """Adds the tokens of a row to the sums of their environments.
 
-    `weighted_P` is the loss of each token at its weight in the step. It is summed such that the mean over the trained tokens is
-    the step's loss, whatever that is divided by.
+    `weighted_P` is the loss of each token at its weight in the step; `OpenStep.loss_scales` makes it that in a mean over tokens.
     The mismatch is the estimator k3 of KL(inference || trainer) from samples of inference: exp(d) - 1 - d with
     d = log p_trainer - log p_inference, unbiased and never negative (Schulman, "Approximating KL Divergence", 2020).
     """
     difference_P = (columns["trainer_log_probability"] - columns["inference_log_probability"]).double()
     ratio_P = difference_P.exp()
+    scale, scales_E = step.loss_scales()
     rows_PM = torch.stack(
         [
-            weighted_P.double() * (step.trained_tokens / step.divisor),
+            weighted_P.double() * scale,
             columns["entropy"].double(),
             ratio_P - 1 - difference_P,
             ratio_P,
             columns["masked"].double(),
             replayed_P.double(),
             *(values_P.double() for values_P in own_metrics),
+            weighted_P.double() * scales_E[environments_P],
             torch.ones_like(ratio_P),
         ],
         dim=1,
@@ -399,16 +400,16 @@ def _means(
 ) -> dict[str, MetricValue]:
     """Returns the metrics of the whole step under their plain names, and of each environment under `<name>/<environment>`.
 
-    Every trained token is in the sums once for each epoch.
+    Every trained token is in the sums once for each epoch. An environment's loss is that of its samples alone.
     """
     metrics: dict[str, MetricValue] = {}
-    rows = [("", sums_EM.sum(0), highest_E.max() if names else torch.zeros(()))]
-    rows += [(f"/{name}", sums_EM[index], highest_E[index]) for index, name in enumerate(names)]
-    for suffix, sums_M, highest in rows:
-        tokens = max(float(sums_M[-1]), 1.0)
-        for name, value in zip(means, sums_M[:-1].tolist(), strict=True):
+    rows = [("", sums_EM.sum(0).tolist(), highest_E.max() if names else torch.zeros(()))]
+    rows += [(f"/{name}", sums_EM[index].tolist(), highest_E[index]) for index, name in enumerate(names)]
+    for suffix, (loss, *others, own_loss, count), highest in rows:
+        tokens = max(count, 1.0)
+        for name, value in zip(means, (own_loss if suffix else loss, *others), strict=True):
             base, slash, statistic = name.partition("/")
             metrics[f"{base}{suffix}{slash}{statistic}"] = value / tokens
         metrics[f"importance_ratio{suffix}/max"] = float(highest)
-        metrics[f"tokens/trained{suffix}"] = int(sums_M[-1]) // epochs
+        metrics[f"tokens/trained{suffix}"] = int(count) // epochs
     return metrics

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import orjson
@@ -16,6 +17,7 @@ from trainer.losses.contract import Loss, LossInputs, LossOutputs
 from trainer.open_step import OpenStep
 from trainer.packer import InvalidBatch
 from trainer.updates.columns import Columns
+from transport.records import Batch
 
 
 def test_metrics_are_those_of_a_plain_computation(dense_directory: Path, tmp_path: Path) -> None:
@@ -278,3 +280,39 @@ def test_a_loss_depends_neither_on_rows_nor_on_ranks(
         ranks = [gradient(rows) for rows in parts]
         assert float((sum(own for own, _ in ranks) - together).abs().max()) < 1e-6 * max(1.0, float(together.norm()))
         assert torch.allclose(sum((own for _, own in ranks), torch.zeros(())), sums, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        {"kind": "grpo"},
+        {"kind": "grpo", "normalisation": "token"},
+        {"kind": "dr_grpo", "normalisation_length": 20},
+    ],
+    ids=["sequence", "token", "sample"],
+)
+def test_the_loss_of_an_environment_is_that_of_its_samples_alone(
+    dense_directory: Path, tmp_path: Path, loss: dict[str, Any]
+) -> None:
+    batch = make_batch(1, (4, 30, 5, 25, 6, 9))
+    whole = make_lone_run(tmp_path / "whole", dense_directory, loss=loss).train(batch)
+    for name in sorted({sample.environment for sample in batch.samples}):
+        own = [index for index, sample in enumerate(batch.samples) if sample.environment == name]
+        alone = make_lone_run(tmp_path / name, dense_directory, loss=loss).train(part_of(batch, own))
+        assert whole[f"loss/{name}"] == pytest.approx(alone["loss"], rel=1e-5)
+        assert alone[f"loss/{name}"] == pytest.approx(alone["loss"], rel=1e-9)
+
+
+def part_of(batch: Batch, samples: list[int]) -> Batch:
+    """The batch of some of its samples."""
+    places = [np.arange(batch.sample_offsets[sample], batch.sample_offsets[sample + 1]) for sample in samples]
+    kept = np.concatenate(places)
+    return replace(
+        batch,
+        samples=tuple(batch.samples[sample] for sample in samples),
+        token_ids_T=batch.token_ids_T[kept],
+        loss_mask_T=batch.loss_mask_T[kept],
+        log_probabilities_T=batch.log_probabilities_T[kept],
+        advantages_T=batch.advantages_T[kept],
+        sample_offsets=np.cumsum([0, *map(len, places)], dtype=np.int64),
+    )
