@@ -133,7 +133,7 @@ def claim_directory(directory: Path, fresh: bool) -> Iterator[Path | None]:
             _check_no_run_lives(directory)
             moved = _aside(directory)
             directory.rename(moved)
-            directory.mkdir()
+            directory.mkdir(exist_ok=True)  # another command may have made it again already
             os.close(lock)
             lock = _lock(directory)
     except OSError as error:

@@ -39,19 +39,30 @@ def take_lock(lock_path: Path, taken: str) -> int:
 
     Raises `OSError` (`EADDRINUSE`), with the message `taken`, when another process holds it.
     """
-    lock_path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)  # other users may read it
+    while True:
+        lock_path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)  # other users may read it
+        try:
+            fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _WHOLE_FILE)
+            if _is_at(lock_path, descriptor):
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, f"{os.getpid()} {socket.gethostname()}\n".encode(), 0)
+                return descriptor
+        except BlockingIOError:
+            os.close(descriptor)
+            raise OSError(errno.EADDRINUSE, taken) from None
+        except OSError:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)  # moved or removed before it was locked: whoever comes next finds another
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    """Whether the path still names the open file."""
     try:
-        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _WHOLE_FILE)
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()} {socket.gethostname()}\n".encode(), 0)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise OSError(errno.EADDRINUSE, taken) from None
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
 
 
 def holder_of(lock_path: Path) -> Holder | None:

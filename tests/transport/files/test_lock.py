@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -57,3 +58,31 @@ def test_what_the_file_says_is_believed_only_when_it_can_be(tmp_path: Path) -> N
         path.write_text(words)
         assert holder_of(path) == Holder(0, "")
     os.close(descriptor)
+
+
+@pytest.mark.parametrize("has_successor", [False, True])
+def test_a_file_that_was_moved_before_it_was_locked_is_not_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_successor: bool
+) -> None:
+    """Who opened it before, and is then preempted, would hold a place beside the one who asks under its name."""
+    path, moved = tmp_path / "job" / "place.lock", tmp_path / "job.1"
+    successors: list[int] = []
+    open_file = os.open
+
+    def preempted(*arguments: Any) -> int:
+        descriptor = open_file(*arguments)
+        if not moved.exists():
+            path.parent.rename(moved)
+            successors.extend([take_lock(path, "taken")] if has_successor else [])
+        return descriptor
+
+    monkeypatch.setattr(os, "open", preempted)
+    if has_successor:
+        with pytest.raises(OSError, match="taken"):
+            take_lock(path, "taken")
+    else:
+        successors.append(take_lock(path, "taken"))
+    monkeypatch.undo()
+    assert holder_of(path) == Holder(os.getpid(), socket.gethostname())
+    assert holder_of(moved / path.name) is None
+    os.close(successors[0])
