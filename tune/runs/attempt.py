@@ -29,7 +29,7 @@ from tune.runs.saved import SavedStep, forget_unnamed, newest_durable, write_sav
 logger = logging.getLogger(__name__)
 
 START_SECONDS = 300.0
-"""How long an attempt waits for the end of its run's earlier orchestrator, and for a job that is starting."""
+"""How long an attempt waits for the end of its run's earlier orchestrator, and for a job that is not ready."""
 
 EXPLOIT_SECONDS = 600.0
 """Time limit for a copy, which takes the place of an update, and for a change of keys."""

@@ -30,6 +30,9 @@ STOP_SECONDS = 240.0
 LAST_LINES = 5
 """Last lines of the job's output that an error quotes."""
 
+NEEDED = ("trainer", "inference_")
+"""How the names begin of the workers that a guest needs. The job's own runs end, and the others it survives."""
+
 LIVING_SECONDS = 1.0
 """How long a count of the living runs is taken for true."""
 
@@ -85,10 +88,10 @@ class HostJob:
         self.check()
         if not is_running(self.directory):
             return f"no job runs in {self.directory}"
-        workers = read_workers(self.directory)
-        unready = [worker["name"] for worker in workers if worker["state"] != "ready"]
-        if unready or not workers:
-            return f"the job in {self.directory} is starting: {', '.join(unready) or 'no process yet'}"
+        needed = [worker for worker in read_workers(self.directory) if worker["name"].startswith(NEEDED)]
+        unready = [f"{worker['name']} ({worker['state']})" for worker in needed if worker["state"] != "ready"]
+        if unready or not needed:
+            return f"the job in {self.directory} is not ready: {', '.join(unready) or 'no process yet'}"
         return None
 
     def slots(self) -> int:

@@ -57,9 +57,10 @@ class PretendedJob:
     def another_executor(self) -> RunTrialExecutor:
         return RunTrialExecutor(HostJob(self.output), VariedRun("exp", self.output, BASE))
 
-    def show(self, state: str) -> None:
-        worker = WorkerView("trainer", State(state), since=0.0, pid=None, status="")
-        ProcessesFile(self.output).write(State.RUNNING, [worker])
+    def show(self, trainer: str, **others: str) -> None:
+        states = {"trainer": trainer, **others}
+        workers = [WorkerView(name, State(state), since=0.0, pid=None, status="") for name, state in states.items()]
+        ProcessesFile(self.output).write(State.RUNNING, workers)
 
     def end(self) -> None:
         if self.lock is not None:

@@ -330,6 +330,34 @@ def test_a_job_that_is_not_there_is_waited_for(job: PretendedJob) -> None:
     job.until(Started, trial)
 
 
+@pytest.mark.parametrize(
+    ("states", "unready"),
+    [
+        (
+            {
+                "trainer": "ready",
+                "inference_0": "ready",
+                "orchestrator_own": "stopped",
+                "orchestrator_evicted": "failed",
+            },
+            "",
+        ),
+        ({"trainer": "ready", "serve": "restarting", "tracking": "failed", "orchestrator": "waiting"}, ""),
+        (
+            {"trainer": "ready", "inference_0": "starting", "inference_1": "ready", "serve": "failed"},
+            "inference_0 (starting)",
+        ),
+        ({"trainer": "restarting", "inference_0": "failed"}, "trainer (restarting), inference_0 (failed)"),
+    ],
+)
+def test_a_job_is_ready_once_its_trainer_and_servers_are(
+    job: PretendedJob, states: dict[str, str], unready: str
+) -> None:
+    job.show(**states)
+    expected = f"the job in {job.output} is not ready: {unready}" if unready else None
+    assert job.executor.job.obstacle() == expected
+
+
 def test_a_job_that_has_ended_ends_the_experiment(job: PretendedJob, tmp_path: Path) -> None:
     job.end()
     job.executor.job = HostJob(job.output, tmp_path / "missing.toml")
