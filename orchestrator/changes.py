@@ -88,7 +88,7 @@ class Changes:
         except ValueError as error:
             logger.warning("a change of run %s is refused: %s", self._config.run_id, error)
             answer = Answer(request_id=request.request_id, outcome="refused", reason=str(error))
-        await in_thread(write_answer, self._config.run_dir, answer)
+        await in_thread(write_answer, self._config.run_dir, answer, request)
 
     async def _make(self, request: ChangeRequest) -> int:
         changes = completed(self._config, request.changes)

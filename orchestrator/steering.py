@@ -99,10 +99,10 @@ class Steering:
                 await self._pause(request)
             case ResumeRequest():
                 await self._resume(request)
-            case DumpRequest(request_id=request_id):
-                answer = await self._dumps.take(request_id)
+            case DumpRequest():
+                answer = await self._dumps.take(request.request_id)
                 if answer is not None:
-                    await in_thread(write_answer, self._run_dir, answer)
+                    await in_thread(write_answer, self._run_dir, answer, request)
             case ProfileRequest() if tasks is not None:
                 await self._begin_profile(request, tasks)
 
@@ -113,16 +113,16 @@ class Steering:
             pause = Pause(since=time.time(), reason=request.reason)
             await in_thread(write_pause, self._run_dir, pause)
             self._set_paused(pause)
-        await self._done(request.request_id)
+        await self._done(request)
 
     async def _resume(self, request: ResumeRequest) -> None:
         await in_thread(remove_pause, self._run_dir)
         self._set_paused(None)
-        await self._done(request.request_id)
+        await self._done(request)
 
-    async def _done(self, request_id: str) -> None:
-        answer = Answer(request_id=request_id, outcome="done", step=self._steps.newest_step)
-        await in_thread(write_answer, self._run_dir, answer)
+    async def _done(self, request: OrchestratorRequest) -> None:
+        answer = Answer(request_id=request.request_id, outcome="done", step=self._steps.newest_step)
+        await in_thread(write_answer, self._run_dir, answer, request)
 
     # --- profile ---
 
@@ -134,7 +134,7 @@ class Steering:
             self._profiling = tasks.create_task(self._profile(request), name="profile")
         else:
             answer = Answer(request_id=request.request_id, outcome="refused", reason="another profile is being taken")
-            await in_thread(write_answer, self._run_dir, answer)
+            await in_thread(write_answer, self._run_dir, answer, request)
 
     async def _profile(self, request: ProfileRequest) -> None:
         logger.info("the event loop is profiled for %g s", request.seconds)
@@ -147,7 +147,7 @@ class Steering:
             reason = f"the profile failed: {describe_error(error)}"
             answer = Answer(request_id=request.request_id, outcome="refused", reason=reason)
         try:
-            await in_thread(write_answer, self._run_dir, answer)
+            await in_thread(write_answer, self._run_dir, answer, request)
         except OSError as error:
             logger.warning("the profile %s cannot be answered: %s", request.request_id, error)
 

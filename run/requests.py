@@ -8,6 +8,7 @@ atomically and read as untrusted ones. `docs/contracts.md`, "Requests to a run",
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Collection, Iterator
 from contextlib import suppress
@@ -131,6 +132,10 @@ class Answer(Config):
     """Of `copy`: the source's step that was copied."""
     reason: str = ""
     """Why the request was refused."""
+    kind: str = ""
+    """The request's. Empty in an answer of an earlier version, and for a damaged request."""
+    digest: str = ""
+    """Of what was asked. Empty where `kind` is, and of a copy."""
 
 
 class DamagedRequest(ValueError):
@@ -193,13 +198,14 @@ def _read(path: Path, request_id: str) -> AnyRequest:
     return request
 
 
-def write_answer(run_dir: Path, answer: Answer) -> None:
-    """Answers a request durably, and removes it. Raises `OSError`."""
+def write_answer(run_dir: Path, answer: Answer, request: AnyRequest | None = None) -> None:
+    """Answers a request durably, notes what it asked, if that is given, and removes it. Raises `OSError`."""
     path = _answer_path(run_dir, answer.request_id)
     (run_dir / "control").stat()
     path.parent.mkdir(exist_ok=True)
-    text = orjson.dumps(answer.model_copy(update={"reason": printable(answer.reason)[:4000]}).model_dump(mode="json"))
-    write_atomically(path, text)
+    asked = {} if request is None else {"kind": request.kind, "digest": _digest(request)}
+    answer = answer.model_copy(update={"reason": printable(answer.reason)[:4000], **asked})
+    write_atomically(path, orjson.dumps(answer.model_dump(mode="json")))
     withdraw_request(run_dir, answer.request_id)
 
 
@@ -212,6 +218,27 @@ def read_answer(run_dir: Path, request_id: str) -> Answer | None:
         return None
     except (OSError, UntrustedFileError, ValidationError) as error:
         return Answer(request_id=request_id, outcome="refused", reason=f"{path} cannot be read: {error}")
+
+
+def other_use(run_dir: Path, request: AnyRequest) -> str | None:
+    """Returns which other request has this one's id, in words: one that waits or was answered. None if there is none."""
+    answer = read_answer(run_dir, request.request_id)
+    if answer is not None:
+        kind, digest = answer.kind, answer.digest
+    else:
+        try:
+            waiting = _read(_request_path(run_dir, request.request_id), request.request_id)
+        except (FileNotFoundError, DamagedRequest):
+            return None
+        kind, digest = waiting.kind, _digest(waiting)
+    if kind not in ("", request.kind):
+        return repr(kind)
+    return None if digest in ("", _digest(request)) else f"{kind!r} with other values"
+
+
+def _digest(request: AnyRequest) -> str:
+    values = request.model_dump(mode="json", exclude_defaults=True)
+    return hashlib.sha256(orjson.dumps(values, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 
 def _request_path(run_dir: Path, request_id: str) -> Path:

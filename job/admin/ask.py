@@ -15,7 +15,15 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from job.directory import JOB_FILE, is_running, orchestrator_of, own_steps, run_ids_in
-from run.requests import Answer, OrchestratorRequest, SaveRequest, read_answer, withdraw_request, write_request
+from run.requests import (
+    Answer,
+    OrchestratorRequest,
+    SaveRequest,
+    other_use,
+    read_answer,
+    withdraw_request,
+    write_request,
+)
 from transport.config import IDENTIFIER_PATTERN
 from transport.errors import UserError
 
@@ -75,7 +83,8 @@ def ask(
 ) -> Answer:
     """Leaves a request and returns its answer, which says `done`.
 
-    Raises `NotThere`, `Refused`, `NotAnswered`, and `UserError` for values that no such request may have.
+    Raises `NotThere`, `Refused`, `NotAnswered`, and `UserError` for values that no such request may have. An id that was used for
+    another request is refused.
     """
     run_dir = run_directory(job, run_id)
     request_id = request_id or new_request_id()
@@ -83,6 +92,7 @@ def ask(
         request = kind.model_validate({"request_id": request_id, **fields})
     except ValidationError as error:
         raise UserError(f"this cannot be asked of run {run_id}: {_sentence(error)}") from None
+    _check_id(run_dir, request)
     answer = read_answer(run_dir, request_id)
     if answer is None:
         if kind is not SaveRequest and orchestrator_of(job, run_id) is None:
@@ -92,6 +102,7 @@ def ask(
         except FileNotFoundError:
             raise Refused(f"run {run_id} has not begun: it has no {run_dir / 'control'}") from None
         answer = _awaited(job, run_id, request_id, timeout)
+        _check_id(run_dir, request)  # another request may have been left under it at the same moment
     if answer is None:
         whom = "trainer" if kind is SaveRequest else "orchestrator"
         raise NotAnswered(
@@ -102,6 +113,14 @@ def ask(
     if answer.outcome == "refused":
         raise Refused(f"run {run_id} refuses {request.kind!r}: {answer.reason}")
     return answer
+
+
+def _check_id(run_dir: Path, request: SaveRequest | OrchestratorRequest) -> None:
+    if (other := other_use(run_dir, request)) is not None:
+        raise Refused(
+            f"request_id = {request.request_id!r} was used for {other}, so that {request.kind!r} was not asked of the run in "
+            f"{run_dir}; give each request an id of its own"
+        )
 
 
 def _awaited(job: Path, run_id: str, request_id: str, timeout: float) -> Answer | None:

@@ -30,7 +30,16 @@ from orchestrator.steering import Steering
 from orchestrator.step.asked_dumps import AskedDumps
 from run.config import RunConfig
 from run.pause import read_pause
-from run.requests import DumpRequest, PauseRequest, ProfileRequest, read_answer, write_request
+from run.requests import (
+    AnyRequest,
+    DumpRequest,
+    PauseRequest,
+    ProfileRequest,
+    ResumeRequest,
+    other_use,
+    read_answer,
+    write_request,
+)
 from tests.orchestrator.daemons import assert_whole, metrics_of, records_of, started
 from tests.orchestrator.scripted_trainer import ScriptedTrainer
 from tests.support.polling import wait_until
@@ -206,6 +215,36 @@ class CommittedSteps:
     newest_step = 3
 
 
+def steering_of(run_dir: Path) -> Steering:
+    (run_dir / "control").mkdir()
+    steps = CommittedSteps()
+    return Steering(
+        run_dir,
+        changes=cast(Changes, None),
+        dumps=AskedDumps(run_dir, 3, steps, asyncio.Lock()),
+        steps=steps,
+        set_paused=lambda pause: None,
+        every_poll=lambda: None,
+    )
+
+
+async def test_an_answer_says_what_was_asked(tmp_path: Path) -> None:
+    steering = steering_of(tmp_path)
+    requests: list[AnyRequest] = [
+        PauseRequest(request_id="1"),
+        ResumeRequest(request_id="2"),
+        DumpRequest(request_id="3"),
+    ]
+    for request in requests:
+        write_request(tmp_path, request)
+    await steering.take_all()
+    for request in requests:
+        answer = read_answer(tmp_path, request.request_id)
+        assert answer is not None
+        assert answer.kind == request.kind
+        assert other_use(tmp_path, request) is None
+
+
 async def test_a_profile_that_fails_is_refused_and_ends_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,16 +252,7 @@ async def test_a_profile_that_fails_is_refused_and_ends_nothing(
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr("orchestrator.steering.profile_loop", fail)
-    (tmp_path / "control").mkdir()
-    steps = CommittedSteps()
-    steering = Steering(
-        tmp_path,
-        changes=cast(Changes, None),
-        dumps=AskedDumps(tmp_path, 9, steps, asyncio.Lock()),
-        steps=steps,
-        set_paused=lambda pause: None,
-        every_poll=lambda: None,
-    )
+    steering = steering_of(tmp_path)
     write_request(tmp_path, ProfileRequest(request_id="flames"))
     async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
         await steering.take_all(tasks)

@@ -78,7 +78,7 @@ class Requests:
                 self.forget(run)
             for request_id, request in waiting_requests(directory, ("save", "copy")):
                 if (answer := self._answer(run, request_id, request)) is not None:
-                    write_answer(directory, answer)
+                    write_answer(directory, answer, None if isinstance(request, DamagedRequest) else request)
                     self._log(run, answer)
         except OSError as error:
             if error.errno in DISK_FAULTS:
@@ -121,7 +121,9 @@ class Requests:
         newest = self._checkpoints.newest(run.run_id)
         directory = run_directory(self._output_dir, run.run_id)
         return [
-            Answer(request_id=copy.request_id, outcome="done", step=copy.step, source_step=copy.source_step)
+            Answer(
+                request_id=copy.request_id, outcome="done", step=copy.step, source_step=copy.source_step, kind="copy"
+            )
             for copy in copies.all_accepted(self._output_dir, run.run_id)
             if copy.step <= newest and copy.request_id is not None and read_answer(directory, copy.request_id) is None
         ]
