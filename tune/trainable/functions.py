@@ -68,7 +68,8 @@ class FunctionTrainable(Trainable):
         result = super().train()
         wrote, self._session.made = self._session.made, None
         if wrote is not None:
-            self.made = Path(self.logdir).absolute() / f"checkpoint_{self.iteration:06d}"
+            unique = wrote.name.removeprefix(OWN)  # a former checkpoint of this iteration may be about to be deleted
+            self.made = Path(self.logdir).absolute() / f"checkpoint_{self.iteration:06d}-{unique}"
             saved_state.write(self.made, lambda into: _move(wrote, into), self._progress, self.trial_id)
             self._saved = self._newest = self.made
             self._newest_progress = replace(self._progress)

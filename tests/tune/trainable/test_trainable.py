@@ -190,12 +190,28 @@ def test_a_function_that_takes_no_checkpoint_cannot_be_restored(tmp_path: Path) 
     counts.train()
     counts.train()
     assert isinstance(counts, FunctionTrainable)
-    assert counts.made == tmp_path / "checkpoint_000002"
+    assert counts.made is not None
+    assert counts.made.match(f"{tmp_path}/checkpoint_000002-*")
     with pytest.raises(TuneError, match="has begun cannot be restored"):
         counts.restore(str(counts.made))
     counts.stop()
     with pytest.raises(TuneError, match="it takes no checkpoint_dir"):
         function_trainable(trainables.reports, tmp_path).restore(str(counts.made))
+
+
+def test_a_function_that_comes_to_an_iteration_again_makes_another_checkpoint(tmp_path: Path) -> None:
+    """The former may be about to be deleted: a copy elsewhere can delay that for minutes."""
+    made = set[Path]()
+    for _ in range(2):
+        counts = function_trainable(trainables.counts, tmp_path)
+        assert isinstance(counts, FunctionTrainable)
+        counts.train()
+        counts.train()
+        assert counts.made is not None
+        made.add(counts.made)
+        counts.stop()
+    assert made == set(tmp_path.glob("checkpoint_000002*"))
+    assert len(made) == 2
 
 
 def test_outside_a_trial_a_report_is_logged_and_a_checkpoint_refused(caplog: pytest.LogCaptureFixture) -> None:
