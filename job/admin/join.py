@@ -7,11 +7,14 @@ it, and `stop`, `evict` and the others reach it like any run. Nobody restarts it
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +30,7 @@ from run.config import RunConfig
 from trainer.runs.control_files import MAX_CONFIG_BYTES
 from transport.errors import UserError
 from transport.files.atomic import write_atomically
+from transport.files.lock import take_lock
 
 GUESTS = "guests"
 """In the job's directory: the files and the output of the runs that joined here."""
@@ -60,8 +64,8 @@ def join_run(
 
     Errors call the file `name`. What it names by import path is run by that process, with the rights of this one.
 
-    Raises `UserError` for a file that is wrong or does not fit the job, `Refused` if there is such a run already, and
-    `NotAnswered`, with the end of its output, if it does not begin.
+    Raises `UserError` for a file that is wrong or does not fit the job, `Refused` if there is such a run already or it is being
+    joined, and `NotAnswered`, with the end of its output, if it does not begin.
     """
     require_job(job)
     if len(text.encode(errors="replace")) > MAX_CONFIG_BYTES:
@@ -74,12 +78,13 @@ def join_run(
         config = _load(job, given, name, resume)
         check_run(config)
         check_joins(config, job)
-        _check_free(job, config)
-        file = guests / f"{config.run_id}.toml"
-        given.replace(file)
+        with _alone(job, guests, config.run_id):
+            _check_free(job, config)
+            file = guests / f"{config.run_id}.toml"
+            given.replace(file)
+            return _start(job, config, file, timeout)
     finally:
         given.unlink(missing_ok=True)
-    return _start(job, config, file, timeout)
 
 
 def _load(job: Path, given: Path, name: str, resume: bool) -> RunConfig:
@@ -91,6 +96,21 @@ def _load(job: Path, given: Path, name: str, resume: bool) -> RunConfig:
             kind, taker = other
             raise UserError(f"{name}: this is a {kind} file, of `counterpoint {taker}`; expected a run's") from None
         raise UserError(str(error).replace(str(given), name)) from None
+
+
+@contextmanager
+def _alone(job: Path, guests: Path, run_id: str) -> Iterator[None]:
+    """Keeps the run's file from others until its orchestrator has read it. Raises `Refused` while another joins the run."""
+    try:
+        lock = take_lock(guests / f"{run_id}.lock", f"run {run_id} is being joined to {job} already")
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        raise Refused(error.strerror) from None
+    try:
+        yield
+    finally:
+        os.close(lock)
 
 
 def _check_free(job: Path, config: RunConfig) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from job.admin import join
-from job.admin.ask import NotAnswered, NotThere
+from job.admin.ask import NotAnswered, NotThere, Refused
 from job.directory import orchestrator_of
 from run.config import RunConfig
 from tests.support.polling import wait_until
@@ -74,3 +74,24 @@ def test_a_file_that_is_wrong_is_named_as_its_sender_knows_it(tmp_path: Path, mo
     with pytest.raises(UserError, match=r"^mine\.toml: this is a job file, of `counterpoint run`; expected a run's$"):
         join.join_run(tmp_path, 'model = "tiny-dense"\n[trainer]\n[orchestrator]\nsteps = 1', name="mine.toml")
     assert not list((tmp_path / "guests").iterdir())
+
+
+def test_one_of_two_who_join_a_run_at_once_is_refused(
+    tmp_path: Path, config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the process of the one would begin from the file of the other."""
+    for name, value in {"require_job": None, "_load": config, "check_run": None, "check_joins": None}.items():
+        monkeypatch.setattr(join, name, lambda *_, value=value: value)
+    texts: list[str] = []
+
+    def start(job: Path, config: RunConfig, file: Path, timeout: float) -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(join, "_start", lambda *_: None)
+            with pytest.raises(Refused, match=r"run guest is being joined to .* already"):
+                join.join_run(tmp_path, "the other's")
+        texts.append(file.read_text())
+
+    monkeypatch.setattr(join, "_start", start)
+    for text in ("mine", "mine, later"):
+        join.join_run(tmp_path, text)
+    assert texts == ["mine", "mine, later"]
