@@ -315,21 +315,22 @@ class Dispatcher:
                 if self.teacher is not None and rollout.error is None:
                     await self.teacher.ask(rollout)
                 outcome = outcome_of(rollout)
-                if rollout.error is not None:
-                    await asyncio.sleep(self._pause_after(rollout.error, outcome))
+                if pause := self._pause_after(rollout.error, outcome):
+                    await asyncio.sleep(pause)
         except asyncio.CancelledError:
             if not (group.cancelled or self._draining):
                 raise
             outcome = RolloutOutcome.CANCELLED
         if outcome is RolloutOutcome.COMPLETED:
-            self._discarded.rollout_completed()
             self._on_progress()
         self._rollout_counts.ended += 1
         oldest = rollout.oldest_policy_version if rollout.turns else None
         self.handle(RolloutEnded(group.group_id, rollout.rollout_id, outcome, oldest))
 
-    def _pause_after(self, error: str, outcome: RolloutOutcome) -> float:
-        """Seconds before another rollout may take the place of one that failed."""
+    def _pause_after(self, error: str | None, outcome: RolloutOutcome) -> float:
+        """Seconds before another rollout may take the place of one that has ended."""
+        if error is None:
+            return self._discarded.rollout_completed()
         if outcome is RolloutOutcome.INFERENCE_FAILED:
             return self._discarded.inference_failed(error)
         return self._discarded.rollout_failed(error)
@@ -348,6 +349,8 @@ class Dispatcher:
         outcome = await finalize_in_thread(self._finalizer, group.rollouts, loaded.environment.group_scoring)
         if not group.cancelled:
             group.is_finalized, group.rollouts = True, list(outcome.rollouts)
+            if outcome.event.dropped is None or outcome.failed:
+                self._discarded.group_finalized(failed=outcome.event.dropped is not None)
             for (kind, environment), caught in outcome.caught.items():
                 self._counts[f"filters/{kind}/{environment}"] += caught
             if outcome.event.dropped is None:

@@ -75,7 +75,7 @@ class DiscardedRollouts:
         self._reason = ""
         self._warn_at = WARN_BATCHES * schedule.rollouts_per_step
         self._reported_at = -REPORT_SECONDS
-        self._failed_in_a_row = self._unlogged = 0
+        self._failed_in_a_row = self._unlogged = self._groups_failed_in_a_row = 0
         self._failures: Counter[str] = Counter()
         self._logged_at = -FAILURE_SECONDS
 
@@ -128,9 +128,19 @@ class DiscardedRollouts:
             logger.warning("%s: %s%s", what, error, others)
             self._unlogged, self._logged_at = 0, self._clock()
 
-    def rollout_completed(self) -> None:
-        """Resets the number of failures in a row."""
+    def rollout_completed(self) -> float:
+        """Resets the number of failures in a row; returns the seconds to wait before another rollout may start.
+
+        That is nothing, unless all that completes is failed when its group is finalized, such as by a reward that is no number.
+        """
         self._failed_in_a_row = 0
+        excess = self._groups_failed_in_a_row - FAILING_GROUPS
+        first, longest = PAUSE_SECONDS
+        return 0.0 if excess < 0 else min(longest, first * 2.0 ** min(excess // PAUSE_DOUBLES_AFTER_GROUPS, 32))
+
+    def group_finalized(self, *, failed: bool) -> None:
+        """Counts a group of which rollouts completed. `failed`: nothing is left of it, as they were failed then."""
+        self._groups_failed_in_a_row = self._groups_failed_in_a_row + 1 if failed else 0
 
     def take(self, step: int) -> tuple[list[Rollout], Mapping[str, int]]:
         """Returns the rollouts to record with `step`, and the additive metrics of those not recorded; resets both."""
@@ -156,7 +166,8 @@ class DiscardedRollouts:
 
     def _is_notable(self) -> bool:
         many = self._number >= WARN_BATCHES * self._schedule.rollouts_per_step
-        return many or self._failed_in_a_row >= FAILING_GROUPS * self._schedule.group_size
+        failing = self._failed_in_a_row >= FAILING_GROUPS * self._schedule.group_size
+        return many or failing or self._groups_failed_in_a_row >= FAILING_GROUPS
 
     # --- checkpoint ---
 

@@ -16,6 +16,7 @@ from cluster.notify import NotifySocket
 from orchestrator.step.checkpoint import load_newest
 from orchestrator.step.discarded import (
     DISCARDED_FILE,
+    FAILING_GROUPS,
     FAILURE_SECONDS,
     FIRST_FAILURES,
     PAUSE_SECONDS,
@@ -133,6 +134,21 @@ def test_the_pause_grows_while_everything_fails_and_only_then() -> None:
     assert (pauses[0], pauses[-1]) == PAUSE_SECONDS
     played.discarded.rollout_completed()
     assert played.discarded.rollout_failed("down") == PAUSE_SECONDS[0]
+
+
+def test_completed_rollouts_pause_while_every_group_fails_when_it_is_finalized() -> None:
+    played = Played()
+    pauses = []
+    for _ in range(200):
+        pauses.append(played.discarded.rollout_completed())
+        played.discarded.group_finalized(failed=True)
+    assert pauses[:FAILING_GROUPS] == [0.0] * FAILING_GROUPS
+    assert pauses == sorted(pauses)
+    assert (pauses[FAILING_GROUPS], pauses[-1]) == PAUSE_SECONDS
+    assert played.discarded.report()["notable"]
+    played.discarded.group_finalized(failed=False)
+    assert played.discarded.rollout_completed() == 0.0
+    assert not played.discarded.report()["notable"]
 
 
 def test_what_inference_fails_is_held_against_no_environment(caplog: pytest.LogCaptureFixture) -> None:
