@@ -369,7 +369,8 @@ def _apply(step: OpenStep, norm: Tensor | None) -> None:
     norm = run.optimizer.gradient_norm() if norm is None else norm
     if not bool(step.sums_EM[:, 0].isfinite().all()):
         raise InvalidBatch(
-            f"the loss of step {number} is not finite; its weights, or its log-probabilities, are broken"
+            f"the loss of step {number} is not finite: training.loss.kind = {run.config.training.loss.kind!r} returned what is "
+            "no number, or the run's weights or log-probabilities are broken"
         )
     if not math.isfinite(float(norm)):
         raise InvalidBatch(
