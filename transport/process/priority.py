@@ -18,8 +18,8 @@ from contextlib import contextmanager
 
 logger = logging.getLogger(__name__)
 
-NICENESS = 5
-"""Added to the thread's own. Of a core that both want, such a thread has a quarter and the loop has the rest."""
+NICENESS = 10
+"""Added to the thread's own. Of a core that both want, such a thread has a tenth and the loop has the rest."""
 
 SLICE_NANOSECONDS = 100_000
 """The shortest slice that Linux grants. The default is 1.4 ms with two cores, and 2.8 ms from eight on."""
