@@ -69,7 +69,9 @@ async def test_a_sweeps_file_says_what_its_targets_set_and_reached(tmp_path: Pat
         pass
     run = tmp_path / "out" / "grid" / row.status.target_id / "run_default"
     run.mkdir(parents=True)
-    lines = [{"step": step, "reward/mean": step / 10} for step in (1, 2, 3)]
+    lines = [
+        {"step": step, "time": 1.7e9 + step, "uptime_seconds": 1.0, "reward/mean": step / 10} for step in (1, 2, 3)
+    ]
     (run / "metrics.jsonl").write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in lines))
     async with api(file) as client:
         assert [job["kind"] for job in (await client.get("/jobs"))[1]["jobs"]] == ["sweep"]
