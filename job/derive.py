@@ -52,13 +52,7 @@ def check_fits(name: str, run: RunConfig, servers: InferenceConfig, trainer: Tra
     dot = f"{name}." if name else ""
     if not run.environments:
         raise ValueError(f"{dot}environments is required and not set: a run needs at least one")
-    for place, (environment, sampling) in run.every_environment.items():
-        own = "" if environment.sampling.max_tokens is None else f"{place}."
-        if (longest := sampling.max_tokens) >= servers.max_model_len:
-            raise ValueError(
-                f"{dot}{own}sampling.max_tokens = {longest} leaves no room for a prompt in "
-                f"inference.max_model_len = {servers.max_model_len}"
-            )
+    check_lengths(name, run, servers.max_model_len)
     if (refusal := trainer.refuses_value_head(run.training)) is not None:
         raise ValueError(f"{dot}{refusal}")
     lora = run.training.lora
@@ -80,6 +74,18 @@ def check_fits(name: str, run: RunConfig, servers: InferenceConfig, trainer: Tra
         ):
             if lora.rank > most:
                 raise ValueError(f"{dot}training.lora.rank = {lora.rank} is above {limit} = {most}")
+
+
+def check_lengths(name: str, run: RunConfig, max_model_len: int) -> None:
+    """Raises `ValueError` for completions that leave no room for a prompt at the job's servers. `name` as in `check_fits`."""
+    dot = f"{name}." if name else ""
+    for place, (environment, sampling) in run.every_environment.items():
+        own = "" if environment.sampling.max_tokens is None else f"{place}."
+        if (longest := sampling.max_tokens) >= max_model_len:
+            raise ValueError(
+                f"{dot}{own}sampling.max_tokens = {longest} leaves no room for a prompt in "
+                f"inference.max_model_len = {max_model_len}"
+            )
 
 
 def _check_names(job: JobSections, runs: Mapping[str, RunConfig]) -> None:

@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from job.admin.ask import ANSWER_SECONDS, Refused, ask, run_directory
-from job.directory import written_config
+from job.derive import check_lengths
+from job.directory import JOB_FILE, read_as, written_config
 from run.changes import (
     ChangeRefused,
     JournalError,
@@ -42,21 +45,57 @@ def change_run(
 ) -> Changed:
     """Gives keys new values, all of them or none. `changes` is by dotted key, such as `sampling.temperature`.
 
-    Raises as `ask.ask`; `Refused` names each key that may not change or take the value.
+    Raises as `ask.ask`; `Refused` names each key that may not change or take the value, and what the job's servers cannot hold.
     """
+    _check_lengths(job, run_id, changes)
     answer = ask(job, run_id, ChangeRequest, {"changes": dict(changes)}, request_id, timeout)
     return Changed(run_id, answer.step or 0, dict(changes))
 
 
 def changeable_values(job: Path, run_id: str) -> dict[str, Any]:
     """Returns the keys of a run that may change, with the values that its next step has. Raises `NotThere`, `Refused`."""
+    try:
+        config = _config_of_next_step(job, run_id)
+        return values_of(config, changeable_keys(config))
+    except (ChangeRefused, JournalError, ValueError) as error:
+        raise Refused(f"the configuration of run {run_id} cannot be read: {error}") from None
+
+
+def _config_of_next_step(job: Path, run_id: str) -> RunConfig:
+    """Raises `NotThere`, `Refused`, and `ChangeRefused`, `JournalError` or `ValueError` for what cannot be read."""
     run_dir = run_directory(job, run_id)
     written = written_config(job, run_id)
     if not written:
         raise Refused(f"run {run_id} has not begun, or its control/orch.toml cannot be read")
+    given = RunConfig.model_validate(written)
+    return apply(given, in_force(without_removed(given, read_journal(run_dir)), given.steps + 1))
+
+
+def _check_lengths(job: Path, run_id: str, changes: Mapping[str, Any]) -> None:
+    """Raises `Refused` for completions that leave no room for a prompt at the job's servers: the run does not know their limit.
+
+    What else is wrong with a change is for the run to say.
+    """
+    if not (job / JOB_FILE).exists():
+        return
+    servers = read_as(_Job, job / JOB_FILE).inference
+    if servers is None:
+        return
     try:
-        given = RunConfig.model_validate(written)
-        config = apply(given, in_force(without_removed(given, read_journal(run_dir)), given.steps + 1))
-        return values_of(config, changeable_keys(config))
-    except (ChangeRefused, JournalError, ValueError) as error:
-        raise Refused(f"the configuration of run {run_id} cannot be read: {error}") from None
+        changed = apply(_config_of_next_step(job, run_id), changes)
+    except (Refused, ValueError):
+        return
+    try:
+        check_lengths("", changed, servers.max_model_len)
+    except ValueError as error:
+        raise Refused(str(error)) from None
+
+
+class _Servers(BaseModel):
+    max_model_len: int
+
+
+class _Job(BaseModel):
+    """What is needed of `job.json`."""
+
+    inference: _Servers | None = None
