@@ -23,14 +23,14 @@ from cluster.notify import notify_ready
 from cluster.worker_view import WorkerView
 from inference.pool.sources import Sources
 from job.admin.reload import Reload
-from job.check import check_backend, check_ports, check_runs, check_templates
+from job.check import check_backend, check_model, check_ports, check_runs
 from job.claim_directory import check_directory, claim_directory
 from job.config import JobConfig
 from job.configuration.layers import forget_environment
 from job.directory import control_directory
 from job.inspection.history import History
 from job.inspection.metrics_lines import Line
-from job.resolve_model import resolve_model
+from job.resolve_model import local_model, resolve_model
 from job.supervision import SupervisedJob
 from job.tracking.config import Destinations
 from job.tracking.sinks_of import check_extras
@@ -60,7 +60,7 @@ def main(arguments: list[str]) -> int:
         check_ports(config.inference)
     _print_beginning(config, console)
     resolved = config.with_model(resolve_model(config.model))
-    check_templates(resolved.every_run)
+    check_model(resolved)
     given = command.file.read_bytes()
     with claim_directory(config.output_dir, fresh) as moved:
         if moved:
@@ -82,6 +82,8 @@ def check(command: Command[JobConfig]) -> None:
     if "fresh" in command.switches and command.config.resume:
         raise UserError("--resume and --fresh exclude each other")
     check_runs(command.config)
+    if (directory := local_model(command.config.model)) is not None:
+        check_model(command.config.with_model(directory))
     check_extras(Destinations(tracking=command.config.tracking, tracing=command.config.tracing))
 
 

@@ -63,7 +63,7 @@ class InferenceConfig(Config):
     """Precision of weights and activations."""
 
     max_model_len: int = Field(default=2048, ge=16)
-    """Longest prompt plus completion, in tokens."""
+    """Longest prompt plus completion, in tokens. Refused above what the model takes (`max_position_embeddings`)."""
 
     max_num_seqs: int = Field(default=64, ge=1)
     """Most sequences that run at once."""

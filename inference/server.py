@@ -26,6 +26,7 @@ import orjson
 
 from cluster.parent_death import bound_command, end_group, stopped_members
 from inference.config import InferenceConfig
+from inference.context import longest_context
 from inference.delta import is_delta
 from inference.token import read_token
 from transport.process.cores import own_cores
@@ -50,6 +51,9 @@ vLLM 0.30 then fails requests, but no other calls to the engine, such as loading
 
 VLLM_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The values that vLLM 0.30 accepts for `--max-lora-rank`."""
+
+ALLOW_LONG = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
+"""vLLM's variable with which it takes a `max_model_len` above the model's own."""
 
 EXIT_FAILED, EXIT_BAD_CONFIG = 1, 2
 
@@ -101,6 +105,7 @@ def check_configuration(config: InferenceConfig) -> None:
         raise ValueError(f"model = {config.model!r}: cannot read {path}: {error}") from error
     if not isinstance(model, dict):
         raise ValueError(f"model = {config.model!r}: {path} holds a JSON {type(model).__name__}; expected an object")
+    _check_context(config, longest_context(model))
     experts = any(model.get(key) for key in ("num_experts", "n_routed_experts", "num_local_experts"))
     if config.return_routed_experts and not experts:
         raise ValueError(
@@ -111,6 +116,17 @@ def check_configuration(config: InferenceConfig) -> None:
             f"[lora] is set, but the model in {config.model} is a mixture of experts, whose adapters vLLM cannot serve on a CPU; "
             "train full weights, use a dense model, or use a GPU"
         )
+
+
+def _check_context(config: InferenceConfig, longest: int | None) -> None:
+    decided_elsewhere = any(config.sets(flag) for flag in ("--max-model-len", "--hf-overrides", "--hf-config-path"))
+    if longest is None or config.max_model_len <= longest or decided_elsewhere or ALLOW_LONG in os.environ:
+        return
+    default = "" if "max_model_len" in config.model_fields_set else ", the default"
+    raise ValueError(
+        f"max_model_len = {config.max_model_len}{default}: the model in {config.model} takes at most {longest} tokens "
+        f"(max_position_embeddings in its config.json); set max_model_len to {longest} or less"
+    )
 
 
 def server_command(config: InferenceConfig) -> list[str]:

@@ -19,6 +19,7 @@ from cluster.backends.ray_cluster import RayCluster
 from cluster.errors import BackendError
 from cluster.exit_codes import describe_exit
 from environments.config import EnvironmentConfig
+from inference.server import check_configuration
 from job.config import JobConfig
 from job.configuration.layers import forget_environment
 from job.sections import ServersConfig
@@ -87,12 +88,17 @@ def check_beginning(training: TrainingConfig) -> None:
             raise UserError(f"training.{key} = '{directory}': there is no {file} in that directory")
 
 
-def check_templates(runs: Sequence[RunConfig]) -> None:
-    """Raises `UserError` for `chat_template_kwargs` that the chat template of a run's model never reads.
+def check_model(config: JobConfig) -> None:
+    """Raises `UserError` for what the job's model, a directory, does not fit: what its servers are asked for, or a chat template.
 
-    The models must be directories.
+    That is, `chat_template_kwargs` that the chat template never reads.
     """
-    for run in runs:
+    if config.inference.replicas:
+        try:
+            check_configuration(config.inference)
+        except ValueError as error:
+            raise UserError(f"inference: {error}") from None
+    for run in config.every_run:
         for environment, sampling in run.every_environment.values():
             if kwargs := sampling.chat_template_kwargs:
                 from environments.chat import Chat

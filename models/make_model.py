@@ -60,16 +60,26 @@ def resolve_model(name: str, on_progress: Progress = logger.info) -> Path:
     Raises:
         ValueError: there is no such model; the message says what was tried, and what to use instead.
     """
+    if (directory := model_directory(name)) is not None:
+        return directory
+    if name in ARCHITECTURES:
+        return make_model(name, on_progress=on_progress)
+    return _fetch(name)
+
+
+def model_directory(name: str) -> Path | None:
+    """Returns the local directory that `name` names; None if it is a built-in or a hub name.
+
+    Raises `ValueError` for a directory that does not exist or has no `config.json`.
+    """
     directory = Path(name)
     if directory.is_dir():
         if not (directory / "config.json").is_file():
-            raise ValueError(f"{directory.resolve()} is not a model: it has no config.json")
+            raise ValueError(f"model {name!r}: {directory.resolve()} is not a model: it has no config.json")
         return directory.resolve()
-    if name in ARCHITECTURES:
-        return make_model(name, on_progress=on_progress)
-    if name.startswith((".", "/", "~")) or name.count("/") > 1:
+    if name not in ARCHITECTURES and (name.startswith((".", "/", "~")) or name.count("/") > 1):
         raise ValueError(f"model {name!r}: there is no such directory")
-    return _fetch(name)
+    return None
 
 
 def make_model(name: str, directory: Path | None = None, seed: int = 0, on_progress: Progress = logger.info) -> Path:

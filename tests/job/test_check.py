@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 import job.check
-from job.check import check_imports, check_runs, check_templates
+from job.check import check_imports, check_model, check_runs
 from job.config import JobConfig
 from job.configuration.load import load
 from run.config import RunConfig
@@ -33,15 +33,34 @@ def test_an_advantage_of_the_wrong_length_is_found_before_anything_starts(
         check_imports([config.orchestrator])
 
 
-def test_a_template_variable_that_the_model_does_not_know_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    def run(**kwargs: Any) -> RunConfig:
-        environment = {"name": "words", "kind": "reverse-text", "sampling": {"chat_template_kwargs": kwargs}}
-        values = {"output_dir": "job", "model": str(make_toy_model(tmp_path)), "environments": [environment]}
-        return RunConfig.model_validate(values)
+def test_a_template_variable_that_the_model_does_not_know_is_refused_before_anything_starts(
+    job_file: Path, tmp_path: Path
+) -> None:
+    model = make_toy_model(tmp_path)
+    (model / "config.json").write_text("{}")
 
-    check_templates([run(opening="Hm")])
-    with pytest.raises(UserError, match=r"environment words: .* does not read 'openning'; did you mean 'opening'\?"):
-        check_templates([run(opening="Hm"), run(openning="Hm")])
+    def job(**kwargs: Any) -> JobConfig:
+        given = ["--orchestrator.environments.0.sampling.chat_template_kwargs", orjson.dumps(kwargs).decode()]
+        return load(JobConfig, job_file, given).with_model(model)
+
+    check_model(job(opening="Hm"))
+    with pytest.raises(UserError, match=r"environment .*: .* does not read 'openning'; did you mean 'opening'\?"):
+        check_model(job(openning="Hm"))
+
+
+def test_a_context_above_the_models_own_is_refused_before_anything_starts(job_file: Path, tmp_path: Path) -> None:
+    model = make_toy_model(tmp_path)
+    (model / "config.json").write_text('{"max_position_embeddings": 512}')
+
+    def check(*flags: str) -> None:
+        check_model(load(JobConfig, job_file, ["--inference.max_model_len", "513", *flags]).with_model(model))
+
+    with pytest.raises(
+        UserError, match=r"^inference: max_model_len = 513: .* takes at most 512 tokens .*; set max_model_len"
+    ):
+        check()
+    check("--inference.max_model_len", "512")
+    check("--inference.replicas", "0", "--orchestrator.inference.urls", '["http://127.0.0.1:9"]')
 
 
 def test_tools_that_no_server_parses_are_refused_before_anything_starts(job_file: Path, tmp_path: Path) -> None:

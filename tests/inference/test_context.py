@@ -1,0 +1,97 @@
+"""The longest context of a model: what config.json decides is a bound, and what it does not decide is not guessed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from inference.config import InferenceConfig
+from inference.context import longest_context
+from inference.server import ALLOW_LONG, check_configuration
+from models.tiny_models import ARCHITECTURES
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+
+
+@pytest.mark.parametrize(
+    ("config", "longest"),
+    [
+        ({"max_position_embeddings": 1024}, 1024),
+        ({"max_position_embeddings": 1024, "rope_scaling": None}, 1024),
+        ({"max_position_embeddings": 1024, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}, 1024),
+        ({"text_config": {"max_position_embeddings": 4096}, "vision_config": {"max_position_embeddings": 64}}, 4096),
+        ({"max_position_embeddings": 32768, "rope_scaling": YARN}, None),
+        ({"text_config": {"max_position_embeddings": 32768, "rope_parameters": {"full_attention": YARN}}}, None),
+        ({"max_position_embeddings": 8192, "model_max_length": 131072}, None),
+        ({"max_position_embeddings": "many"}, None),
+        ({"n_positions": 1024}, None),
+        ({}, None),
+    ],
+)
+def test_what_a_configuration_decides(config: dict[str, Any], longest: int | None) -> None:
+    assert longest_context(config) == longest
+
+
+def test_a_longer_context_is_refused_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(ALLOW_LONG, raising=False)
+    (tmp_path / "config.json").write_bytes(orjson.dumps({"max_position_embeddings": 1024}))
+
+    def check(**values: Any) -> None:
+        check_configuration(InferenceConfig(model=str(tmp_path), **values))
+
+    check(max_model_len=1024)
+    with pytest.raises(
+        ValueError, match=r"^max_model_len = 1025: the model in .* takes at most 1024 tokens \(max_position"
+    ):
+        check(max_model_len=1025)
+    with pytest.raises(ValueError, match=r"^max_model_len = 2048, the default: .*; set max_model_len to 1024 or less$"):
+        check()
+    check(extra_args=["--hf-overrides={}"])
+    monkeypatch.setenv(ALLOW_LONG, "1")
+    check()
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e6}},
+        {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e6}},
+        {"rope_parameters": YARN | {"original_max_position_embeddings": 256, "rope_theta": 1e6}},
+        {"model_max_length": 4096},
+        {"max_position_embeddings": 512, "sliding_window": 64, "use_sliding_window": True, "max_window_layers": 0},
+    ],
+)
+def test_vllm_refuses_whatever_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
+    """A longer context than ours allows is never one that vLLM takes."""
+    from vllm.config import ModelConfig
+
+    write_model(tmp_path, changes)
+    longest = longest_context(orjson.loads((tmp_path / "config.json").read_bytes()))
+
+    def starts(max_model_len: int) -> bool:
+        try:
+            ModelConfig(model=str(tmp_path), skip_tokenizer_init=True, max_model_len=max_model_len)
+        except ValueError as error:
+            if "max_model_len" not in str(error):
+                raise
+            return False
+        return True
+
+    if longest is None:
+        assert starts(changes.get("max_position_embeddings", 1024) * 2 if "yarn" not in str(changes) else 1024)
+    else:
+        assert starts(longest)
+        assert not starts(longest + 1)
+
+
+def write_model(directory: Path, changes: dict[str, Any]) -> None:
+    """Writes the configuration of the built-in dense model, with `changes`."""
+    from transformers import Qwen3Config
+
+    Qwen3Config(**ARCHITECTURES["tiny-dense"] | changes, architectures=["Qwen3ForCausalLM"]).save_pretrained(directory)
