@@ -31,6 +31,7 @@ from job.directory import control_directory
 from job.inspection.history import History
 from job.inspection.metrics_lines import Line
 from job.resolve_model import local_model, resolve_model
+from job.run_state import eviction_of
 from job.supervision import SupervisedJob
 from job.tracking.config import Destinations
 from job.tracking.sinks_of import check_extras
@@ -73,6 +74,7 @@ def main(arguments: list[str]) -> int:
         outcome = _run(job, console)
         _print_end(job, resolved, outcome, console)
     if outcome.reason != "done" or not job.is_complete:
+        _print_evictions(resolved, console)
         console.print(f"\nIt goes on with: {resuming_command(arguments)}", highlight=False)
     return outcome.code
 
@@ -130,6 +132,8 @@ def _print_done(config: JobConfig, console: Console) -> None:
 
 def _print_beginning(config: JobConfig, console: Console) -> None:
     console.print(f"model {config.model}", highlight=False)
+    if config.resume:
+        _print_evictions(config, console)
     if not config.inference.replicas:
         servers = Sources(config.orchestrator.inference).describe()
         console.print(f"inference by servers that run already: {servers}", highlight=False)
@@ -138,6 +142,12 @@ def _print_beginning(config: JobConfig, console: Console) -> None:
             f"{len(config.runs)} runs for trainer.max_runs = {config.trainer.max_runs} slots: the others wait for a slot",
             highlight=False,
         )
+
+
+def _print_evictions(config: JobConfig, console: Console) -> None:
+    for run in config.every_run:
+        if (eviction := eviction_of(run)) is not None:
+            console.print(f"\n{eviction}", highlight=False)
 
 
 def _print_end(job: SupervisedJob, config: JobConfig, outcome: Outcome, console: Console) -> None:

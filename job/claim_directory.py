@@ -18,6 +18,7 @@ from cluster.attended.left_running import has_agents
 from cluster.errors import ClusterError
 from job.config import JobConfig
 from job.directory import JOB_FILE, JOB_LOCK, control_directory, living_runs, own_steps, read_json
+from job.run_state import eviction_of, is_finished
 from orchestrator.run_directory import ConfigurationError
 from orchestrator.step.checkpoint import CheckpointError, check_resumable
 from sweep.store import StoreError
@@ -26,8 +27,14 @@ from transport.files.lock import take_lock
 from transport.process.permanent_errors import is_permanent
 
 
+class NothingLeft(UserError):
+    """All runs that a resume would go on with are evicted."""
+
+    code = 3
+
+
 def check_directory(config: JobConfig, fresh: bool) -> None:
-    """Raises `UserError` unless the job may use its output directory. Writes nothing."""
+    """Raises `UserError` unless the job may use its output directory and a resume has a run to go on with. Writes nothing."""
     directory = config.output_dir
     existing = directory
     while not existing.exists():
@@ -50,6 +57,7 @@ def check_directory(config: JobConfig, fresh: bool) -> None:
         _check_no_run_lives(directory)
     if config.resume:
         _check_same_job(config)
+        _check_not_evicted(config)
 
 
 def _check_no_run_lives(directory: Path) -> None:
@@ -99,6 +107,15 @@ def _check_same_job(config: JobConfig) -> None:
             check_resumable(run)
         except (ConfigurationError, CheckpointError) as error:
             raise UserError(f"--resume: run {run.run_id!r}: {error}; or start anew with --fresh") from None
+
+
+def _check_not_evicted(config: JobConfig) -> None:
+    """Raises `NothingLeft` if the trainer takes none of the runs that have work left. A job that stays may get others."""
+    evictions = [eviction for run in config.every_run if (eviction := eviction_of(run)) is not None]
+    if not evictions or config.stay:
+        return
+    if all(eviction_of(run) is not None or is_finished(run) for run in config.every_run):
+        raise NothingLeft(f"--resume: {'; '.join(evictions)}")
 
 
 def _is_occupied(directory: Path) -> bool:

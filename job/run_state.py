@@ -101,3 +101,14 @@ def exclusion_of(run_dir: Path) -> str | None:
             reason = str(error)
         return f"{word}: {reason}"
     return None
+
+
+def eviction_of(run: RunConfig) -> str | None:
+    """Returns a sentence on an evicted run: why, and what has to go before it is resumed; None if it is not evicted."""
+    exclusion = exclusion_of(run.run_dir)
+    if exclusion is None or not exclusion.startswith("evicted"):
+        return None
+    return (
+        f"run {run.run_id!r} was {exclusion}; before it is resumed, remove the cause, and then "
+        f"{run.run_dir / 'control' / 'evicted.txt'}"
+    )

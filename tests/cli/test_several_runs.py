@@ -144,6 +144,11 @@ def test_one_run_is_stopped_and_another_evicted_while_the_third_goes_on(
     assert (code, errors) == (130, ""), "nobody need read a log to learn why a run was evicted"
     assert "orchestrator_b ended with exit code 3" in output
     assert "run b: evicted: it diverged [/now]" in output
+    file = sweep.output / "run_b" / "control" / "evicted.txt"
+    before_resuming = (
+        f"run 'b' was evicted: it diverged [/now]; before it is resumed, remove the cause, and then {file}"
+    )
+    assert before_resuming in output.replace("\n", " ")
     assert re.search(r"\ba +stopped after step 3 +3/20 ", output)
     outcomes = {
         name: run["outcome"] for name, run in json.loads((sweep.output / "summary.json").read_text())["runs"].items()

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli_w
 
 import job.write_job
-from job.claim_directory import check_directory, claim_directory
+from job.claim_directory import NothingLeft, check_directory, claim_directory
 from job.config import JobConfig
 from job.configuration.load import load
 from job.directory import JOB_FILE
@@ -86,3 +88,32 @@ def test_a_damaged_job_is_not_resumed(job_file: Path, changes: dict[str, object]
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     with pytest.raises(UserError, match=f"job.json is damaged: {said}.*--fresh starts anew"):
         check_directory(config, fresh=False)
+
+
+@pytest.mark.parametrize("stay", [False, True])
+def test_a_resume_of_evicted_runs_alone_is_refused_with_what_to_remove(job_file: Path, stay: bool) -> None:
+    """Else servers and trainer would start for nothing."""
+    runs = 'runs=[{run_id="a", steps=4}, {run_id="b", steps=4}]'
+    values = tomllib.loads(job_file.read_text()) | tomllib.loads(runs)
+    values["orchestrator"] |= {"training": {"lora": {"rank": 2}}}
+    values["orchestrator"].pop("steps", None)
+    values["inference"] = values.get("inference", {}) | {"lora": {}}
+    job_file.write_text(tomli_w.dumps(values | {"stay": stay}))
+    config = load(JobConfig, job_file, ["--resume", "true"])
+    with claim_directory(config.output_dir, fresh=False):
+        write_job(config, job_file.read_bytes())
+    files = [run.run_dir / "control" / "evicted.txt" for run in config.every_run]
+    for file in files:
+        file.parent.mkdir(parents=True)
+        file.write_text("the loss is not finite")
+        if stay or file is not files[-1]:
+            check_directory(config, fresh=False)  # others can go on
+    if not stay:
+        with pytest.raises(
+            NothingLeft, match="run 'a' was evicted: the loss is not finite; .*; run 'b' was"
+        ) as refused:
+            check_directory(config, fresh=False)
+        assert str(files[0]) in str(refused.value)
+        assert refused.value.code == 3
+    files[0].unlink()
+    check_directory(config, fresh=False)
