@@ -110,7 +110,7 @@ def test_a_resume_of_evicted_runs_alone_is_refused_with_what_to_remove(job_file:
             check_directory(config, fresh=False)  # others can go on
     if not stay:
         with pytest.raises(
-            NothingLeft, match="run 'a' was evicted: the loss is not finite; .*; run 'b' was"
+            NothingLeft, match=r"run 'a' was evicted: the loss is not finite; .*; run 'b' was"
         ) as refused:
             check_directory(config, fresh=False)
         assert str(files[0]) in str(refused.value)
