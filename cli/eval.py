@@ -117,11 +117,11 @@ def _evaluate(
     checkpoint = None if given.checkpoint is None else find_checkpoint(given.checkpoint)
     subject = subject_of(run, checkpoint, given.model, given.server)
     directory = given.output or Path(f"eval-{datetime.datetime.now():%Y%m%d-%H%M%S}")
-    try:
-        directory.mkdir(parents=True)
-    except FileExistsError:
-        raise UserError(f"--output {directory} exists; results are written to a new directory") from None
+    if directory.exists():
+        raise UserError(f"--output {directory} exists; results are written to a new directory")
     own = server_of(server, checkpoint, subject, directory) if server is not None else None
+    if own is not None:
+        directory.mkdir(parents=True, exist_ok=True)  # for its log; else for the first result
     try:
         results = asyncio.run(_play(run, evaluations, subject, directory, own, variables))
     except InferenceError as error:

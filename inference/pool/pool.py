@@ -49,6 +49,9 @@ logger = logging.getLogger(__name__)
 RETRY_SECONDS = 0.2
 """Pause before the second retry, doubled for each further one. The first comes at once."""
 
+QUIET_SECONDS = 3.0
+"""How long a pool waits for its first server before its log says so."""
+
 UNLOAD_SECONDS = 5.0
 """How long the servers may take, when the pool closes, to unload the run's adapter."""
 
@@ -104,10 +107,19 @@ class InferencePool:
             self._sources_task.add_done_callback(self._sources_task_ended)
         try:
             async with asyncio.timeout(self._config.startup_timeout_seconds):
-                await self._until(lambda: bool(self._fleet.serving))
+                await self._first_serving()
         except TimeoutError:
             limit = self._config.startup_timeout_seconds
             raise InferenceError(f"no inference server is healthy after {limit:g} s: {self._describe()}") from None
+
+    async def _first_serving(self) -> None:
+        try:
+            async with asyncio.timeout(QUIET_SECONDS):
+                return await self._until(lambda: bool(self._fleet.serving))
+        except TimeoutError:
+            limit = self._config.startup_timeout_seconds
+            logger.info("Waiting up to %g s for a healthy inference server: %s", limit, self._describe())
+        await self._until(lambda: bool(self._fleet.serving))
 
     async def close(self) -> None:
         """Ends every request, the monitors and the connections. Safe to call twice."""

@@ -62,6 +62,8 @@ async def play_evaluations(
 ) -> list[EvaluationResult]:
     """Plays the evaluations, one after the other, and writes lines and records to `directory`; returns the results.
 
+    The directory is made for the first of them, unless it is there.
+
     Raises `InferenceError` if no server is ready or takes the weights, `ValueError` if an environment does not start, `OSError`
     if a result cannot be written.
     """

@@ -110,6 +110,7 @@ def test_a_server_that_is_gone_and_rollouts_that_all_fail(
     gone = ["eval", str(file), "--server", inference.url, "--inference.startup_timeout_seconds", "0.2"]
     assert main([*gone, "--output", str(tmp_path / "other")]) == 1
     assert "no inference server is healthy" in capsys.readouterr().err
+    assert not (tmp_path / "other").exists()
 
 
 @pytest.mark.parametrize(

@@ -463,14 +463,18 @@ async def test_the_capacity_is_told_when_servers_come_and_go() -> None:
         await pool.close()
 
 
-async def test_no_healthy_server_is_an_error_that_names_each(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_healthy_server_is_an_error_that_names_each(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     server = FakeServer()
     async with server:
         pass
     pool = InferencePool(PoolConfig(urls=[server.url], startup_timeout_seconds=60), "a-model")
     monkeypatch.setattr(pool, "_until", timed_out_after_a_look(pool))
+    caplog.set_level("INFO")
     with pytest.raises(InferenceError, match=rf"no inference server is healthy after 60 s: {server.url} is out: "):
         await pool.start()
+    assert f"Waiting up to 60 s for a healthy inference server: {server.url} is out: " in caplog.text
     await pool.close()
     await pool.close()
 
