@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
 from cli.steering.arguments import parser_of, show
 from job.admin.servers import ServerWish, add_server, drain_server, list_servers, remove_server, undrain_server
+from serve.readers.activity.fleet import join, read_views
 from transport.errors import UserError
 
-CHANGES = {"drain": drain_server, "undrain": undrain_server, "add": add_server}
+CHANGES = {
+    "drain": (drain_server, "is drained: it finishes the requests that it has"),
+    "undrain": (undrain_server, "takes requests again once it has proven its weights"),
+    "add": (add_server, "is added: it takes requests once it answers and has proven its weights"),
+}
 
 
 def main(arguments: list[str]) -> int:
@@ -21,21 +32,39 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("url", nargs="?", metavar="URL", help="http://HOST:PORT")
     given = parser.parse_intermixed_args(arguments)  # --job may stand anywhere
     if given.verb == "list":
-        found = list_servers(given.job)
-        return show(
-            given,
-            found,
-            "\n".join(map(_sentence, found)) or "no server is named: the job looks them up by inference.dns",
-        )
+        found = [asdict(wish) | seen for wish, seen in _seen(given.job, list_servers(given.job))]
+        lines = "\n".join(map(_sentence, found))
+        return show(given, found, lines or "no server is named: the job looks them up by inference.dns")
     if given.url is None:
         raise UserError(f"servers {given.verb}: which URL?")
     if given.verb == "remove":
         remove_server(given.job, given.url)
         return show(given, {"url": given.url, "removed": True}, f"{given.url} is removed")
-    wish = CHANGES[given.verb](given.job, given.url)
-    return show(given, wish, _sentence(wish))
+    change, outcome = CHANGES[given.verb]
+    wish = change(given.job, given.url)
+    return show(given, wish, f"{wish.url} {outcome}; `counterpoint servers --job {given.job}` shows its state")
 
 
-def _sentence(wish: ServerWish) -> str:
-    origin = "" if wish.origin == "job" else ", added by its operator"
-    return f"{wish.url}  {'drained' if wish.drained else 'in use'}{origin}"
+def _seen(job: Path, wishes: list[ServerWish]) -> Iterator[tuple[ServerWish, dict[str, str]]]:
+    """Yields each server with its state and the reason for it, as the job's runs see it now."""
+    now = time.time()
+    servers = {server.url: server for server in join(view for view in read_views(job) if view.is_current(now))}
+    for wish in wishes:
+        server = servers.get(wish.url)
+        yield (
+            wish,
+            {"state": "not seen", "reason": ""}
+            if server is None
+            else {
+                "state": server.state,
+                "reason": server.reason,
+            },
+        )
+
+
+def _sentence(server: dict[str, Any]) -> str:
+    state = "no run has looked at it yet" if server["state"] == "not seen" else server["state"]
+    parts = [f"{state}: {server['reason']}" if server["reason"] else state]
+    parts += ["drained"] if server["drained"] and server["state"] != "draining" else []
+    parts += ["added by its operator"] if server["origin"] == "added" else []
+    return f"{server['url']}  {', '.join(parts)}"
