@@ -9,7 +9,7 @@ from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
-from job.check import check_run
+from job.check import check_imports, check_run
 from job.config import JobConfig
 from job.configuration.load import load, merge, to_toml
 from job.derive import check_fits
@@ -44,6 +44,8 @@ class FileExperiment:
     def __init__(self, config: TuneConfig, file: Path) -> None:
         """`file` is for error messages. Raises `UserError` for what is wrong before anything is started."""
         self.config, self._file = config, file
+        self._first_run: RunConfig | None = None
+        self._calls_parsed = True
         check_keys(config, file)
         self.experiment = self._experiment()
         self.directory = Path(self.experiment.directory)
@@ -149,6 +151,15 @@ class FileExperiment:
             )
         return job
 
+    def check_imports(self) -> None:
+        """Loads what the runs name by import path, in a process of its own. Raises `UserError`."""
+        if self._first_run is None:
+            return
+        try:
+            check_imports([self._first_run], calls_parsed=self._calls_parsed)
+        except UserError as error:
+            raise type(error)(f"{self._file}, run with the first values of space: {error}") from None
+
     def _search(self) -> SearchAlg:
         """Returns a search with the experiment's metric and space, of which nothing is drawn yet."""
         search = search_of(self.config, self._file)
@@ -180,11 +191,13 @@ class FileExperiment:
         try:
             settings = VariedRun(self.config.name, Path(below["output_dir"]), self.config.run).settings("first", values)
             run = validate(RunConfig, merge(below, settings), f"{self._file}, run with the first values of space")
-            check_run(run)
+            parsed = job is None or job.inference.replicas == 0 or job.inference.parses_calls
+            check_run(run, calls_parsed=parsed)
             if job is not None:
                 check_fits("", run, job.inference, job.trainer)
         except ValueError as error:
             raise UserError(f"{self._file}: {error}") from None
+        self._first_run, self._calls_parsed = run, parsed
 
     def _check_trainable(self) -> None:
         module, _, name = str(self.config.trainable).partition(":")

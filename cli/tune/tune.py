@@ -67,7 +67,7 @@ def main(arguments: list[str]) -> int:
 
 def check(command: Command[TuneConfig]) -> None:
     """Raises `UserError` for what is wrong with the configuration, before anything is started."""
-    FileExperiment(command.config, command.file)
+    FileExperiment(command.config, command.file).check_imports()
 
 
 def _resume(arguments: list[str]) -> int:
@@ -75,6 +75,7 @@ def _resume(arguments: list[str]) -> int:
         print(USAGE)
         return 0 if arguments in (["-h"], ["--help"]) else 2
     experiment = FileExperiment.in_directory(Path(arguments[0]))
+    experiment.check_imports()
     forget_environment()
     return _run(experiment, resume=holds_experiment(experiment.directory))
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import math
 import os
+import re
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import tomli_w
@@ -29,6 +31,10 @@ ERROR_LINES = 20
 
 
 PROGRAM: tuple[str, ...] = (sys.executable, "-m", "cli.main", "orchestrator")
+
+
+_ERROR = re.compile(r"counterpoint: error: |\S+ \S+ (ERROR|CRITICAL) +")
+"""How a line of an orchestrator's output begins that says why it ends."""
 
 
 class OrchestratorProcess:
@@ -80,10 +86,10 @@ class OrchestratorProcess:
     def error(self) -> str:
         """Describes how it ended, for a person: signal or code, why the trainer excludes the run, and the end of its output."""
         assert self.code is not None
-        exclusion = exclusion_of(self._config.run_dir)
-        how = "; ".join([f"its orchestrator {describe_exit(self.code)}", *([exclusion] if exclusion else [])])
-        output = "\n".join(last_lines(self.log_file, ERROR_LINES, self._process.log_from))
-        return f"{how} ({self.log_file})\n{output}".rstrip()
+        lines = last_lines(self.log_file, ERROR_LINES, self._process.log_from)
+        reason = exclusion_of(self._config.run_dir) or _last_error(lines)
+        how = "; ".join([f"its orchestrator {describe_exit(self.code)}", *([reason] if reason else [])])
+        return "\n".join([f"{how} ({self.log_file})", *lines])
 
     def _wait(self, options: int) -> None:
         pid, status = os.waitpid(self._process.guardian_pid, options)
@@ -91,3 +97,9 @@ class OrchestratorProcess:
             code = os.waitstatus_to_exitcode(status)
             self.code = 128 - code if code < 0 else code
             self._process.close()
+
+
+def _last_error(lines: Sequence[str]) -> str | None:
+    """Returns the last error that the lines say, without what precedes it; None if they say none."""
+    errors = (line[match.end() :] for line in reversed(lines) if (match := _ERROR.match(line)) is not None)
+    return next(errors, None)

@@ -154,6 +154,17 @@ def test_an_error_names_file_key_and_what_is_allowed(
     assert str(command.file) in error or "/nowhere" in error
 
 
+@pytest.mark.slow
+def test_what_a_run_names_by_import_path_is_loaded_before_anything_starts(
+    command: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Else every trial fails for it, once the job has started."""
+    command.settings |= {"run": BASE | {"advantage": {"kind": "tests.tune.runs.conftest:nobody"}}}
+    assert main(["tune", command.write()]) == 2
+    assert "the module 'tests.tune.runs.conftest' has no such name" in capsys.readouterr().err
+    assert not command.directory.exists()
+
+
 @pytest.mark.parametrize(
     ("change", "line"),
     [
