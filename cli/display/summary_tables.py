@@ -77,9 +77,9 @@ def _table_of_run(summary: Summary) -> Table:
 
 def _rows_of_run(summary: Summary) -> dict[str, str | None]:
     reward, lag, kl = (summary[name] for name in ("reward", "event_loop_lag_seconds", "mismatch_kl"))
-    edge, steps = reward["edge_steps"], summary["steps"]
+    steps, edge = summary["steps"], "step" if reward["edge_steps"] == 1 else f"{reward['edge_steps']} steps"
     return {
-        "reward": f"{number(reward['first'])} (first {edge} steps)  →  {number(reward['last'])} (last {edge} steps)",
+        "reward": f"{number(reward['first'])} (first {edge})  →  {number(reward['last'])} (last {edge})",
         "steps": f"{steps['trained']} trained, {steps['shipped']} shipped, of {steps['wanted'] or '?'}",
         "rollouts": ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in summary["rollouts"].items()),
         "failed": failures_in_words(summary["failures"]) or None,

@@ -18,7 +18,7 @@ from orchestrator.step.phases import sum_phases
 SUMMARY_FILE = "summary.json"
 
 EDGE_STEPS = 5
-"""Reward is compared between this many steps at the start and at the end."""
+"""Reward is compared between this many steps at the start and at the end; of fewer than twice as many, between the halves."""
 
 LAG_QUANTILES = (0.0, 0.5, 0.9, 0.99, 1.0)
 LAG_NAMES = tuple(f"event_loop_lag/{name}" for name in ("min", "median", "p90", "p99", "max"))
@@ -38,6 +38,7 @@ def summarize(history: History, output_dir: Path, elapsed: float, outcome: str) 
     rollouts discarded since its last step.
     """
     rewards = [value for _, value in history.series("reward/mean")]
+    edge = max(1, min(EDGE_STEPS, len(rewards) // 2))
     mismatch = [value for _, value in history.series("mismatch_kl")]
     staleness = [value for _, value in history.series("staleness/max")]
     counted = [*history.shipped.values(), history.discarded]
@@ -45,9 +46,9 @@ def summarize(history: History, output_dir: Path, elapsed: float, outcome: str) 
         "outcome": outcome,
         "steps": {"shipped": history.step, "trained": max(history.trained, default=0), "wanted": history.steps},
         "reward": {
-            "first": _mean(rewards[:EDGE_STEPS]),
-            "last": _mean(rewards[-EDGE_STEPS:]),
-            "edge_steps": EDGE_STEPS,
+            "first": _mean(rewards[:edge]),
+            "last": _mean(rewards[-edge:]),
+            "edge_steps": edge,
         },
         "rollouts": _totals(counted, "rollouts", ROLLOUT_OUTCOMES),
         "failures": sum_failures(counted),

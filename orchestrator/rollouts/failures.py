@@ -30,9 +30,17 @@ _EXCEPTION = re.compile(r"([A-Za-z_][\w.]*): ")
 def kind_of(error: str) -> str:
     """Returns an error's kind: the exception's type, or else the part of its text that is the same for many rollouts."""
     if (named := _EXCEPTION.match(error)) is not None:
-        return named[1][:_LONGEST_KIND]
+        return _shortened(named[1])
     text = error.partition(";")[0]
-    return re.sub(r"\d+", "N", re.sub(r"'[^']*'|\"[^\"]*\"", "'...'", text))[:_LONGEST_KIND].strip()
+    return _shortened(re.sub(r"\d+", "N", re.sub(r"'[^']*'|\"[^\"]*\"", "'...'", text)).strip())
+
+
+def _shortened(text: str) -> str:
+    """Cuts a longer text after a word, with an ellipsis."""
+    if len(text) <= _LONGEST_KIND:
+        return text
+    cut = text[: _LONGEST_KIND - 1]
+    return f"{cut.rpartition(' ')[0] or cut}…"
 
 
 def count_failures(rollouts: Sequence[Rollout]) -> dict[str, int]:

@@ -21,6 +21,18 @@ from tests.support.jobs import shipped_line, write_lines
 from tests.support.past_jobs import history_of, write_discarded
 
 
+@pytest.mark.parametrize(("steps", "edge"), [(1, 1), (2, 1), (3, 1), (9, 4), (10, 5), (11, 5)])
+def test_the_first_and_the_last_steps_of_a_short_run_do_not_overlap(tmp_path: Path, steps: int, edge: int) -> None:
+    write_lines(
+        tmp_path / "run_test" / "metrics.jsonl", [shipped_line(step, 100.0 + step) for step in range(1, steps + 1)]
+    )
+    summary = summarize(history_of(tmp_path), tmp_path, elapsed=1.0, outcome="done")
+    assert summary["reward"]["edge_steps"] == edge
+    rewards = [shipped_line(step, 0.0)["reward/mean"] for step in range(1, steps + 1)]
+    assert summary["reward"]["first"] == pytest.approx(sum(rewards[:edge]) / edge)
+    assert summary["reward"]["last"] == pytest.approx(sum(rewards[-edge:]) / edge)
+
+
 def test_the_summary_adds_up(past: Path) -> None:
     summary = summarize(history_of(past), past, elapsed=61.0, outcome="done")
     assert summary["steps"] == {"shipped": 20, "trained": 19, "wanted": 20}

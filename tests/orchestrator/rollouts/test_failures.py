@@ -71,3 +71,11 @@ def test_a_rare_failure_is_logged_beside_a_frequent_one(caplog: pytest.LogCaptur
     discarded.rollout_failed("ZeroDivisionError: division by zero")
     assert sum("KeyError: 'x'" in line for line in caplog.text.splitlines()) == FIRST_FAILURES
     assert "rollout failed: ZeroDivisionError" in caplog.text
+
+
+def test_a_long_kind_ends_after_a_word() -> None:
+    kind = kind_of(
+        "the judge answered with a text that has none of the marks between which its verdict has to stand, at all"
+    )
+    assert kind == "the judge answered with a text that has none of the marks between which its…"
+    assert kind_of("x" * 200) == "x" * 79 + "…"
