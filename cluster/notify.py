@@ -33,6 +33,10 @@ CREDENTIALS = struct.Struct("3i")
 """`struct ucred`: pid, uid, gid."""
 
 
+_stopping = threading.Event()
+"""Whether `STOPPING=1` was sent after the last call of `notify_ready`."""
+
+
 def notify(state: str) -> bool:
     """Sends one or several lines: `READY=1`, `STATUS=...`, `WATCHDOG=1`, `STOPPING=1`, `EXTEND_TIMEOUT_USEC=...`.
 
@@ -40,6 +44,8 @@ def notify(state: str) -> bool:
     `$NOTIFY_SOCKET`, and when the receiver is gone or does not keep up; the first of such failures in a row is logged.
     """
     global _failure
+    if "STOPPING=1" in state:
+        _stopping.set()
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:
         return False
@@ -58,13 +64,15 @@ def notify(state: str) -> bool:
 def notify_ready() -> None:
     """Sends `READY=1`. If that fails, as when the receiver does not keep up, a thread sends it again until it arrives.
 
-    The heartbeats cannot do it: a supervisor that waits for a role to be ready need not expect any.
+    The thread gives up once this process says that it stops. Heartbeats cannot do its work: a supervisor that waits for a role
+    to be ready need not expect any.
     """
 
     def send_again() -> None:
-        while "NOTIFY_SOCKET" in os.environ and not notify("READY=1"):
-            time.sleep(READY_AGAIN_SECONDS)
+        while "NOTIFY_SOCKET" in os.environ and not _stopping.wait(READY_AGAIN_SECONDS) and not notify("READY=1"):
+            pass
 
+    _stopping.clear()
     if not notify("READY=1") and "NOTIFY_SOCKET" in os.environ:
         threading.Thread(target=send_again, name="sending READY again", daemon=True).start()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import select
 import socket
+import threading
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,22 @@ def test_a_ready_that_was_lost_is_sent_again_with_and_without_a_watchdog(
         assert select.select([listener], [], [], 60)[0]
         message = listener.receive()
     assert listener.receive() is None, "once"
+    listener.close()
+
+
+def test_a_ready_that_was_lost_is_not_sent_after_the_process_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    listener = NotifySocket()
+    monkeypatch.setenv("NOTIFY_SOCKET", listener.address)
+    monkeypatch.setattr("cluster.notify.READY_AGAIN_SECONDS", 60.0)
+    while notify("STATUS=busy"):
+        pass
+    notify_ready()
+    (sender,) = (thread for thread in threading.enumerate() if thread.name == "sending READY again")
+    notify("STOPPING=1")
+    sender.join(60)
+    assert not sender.is_alive()
+    while (message := listener.receive()) is not None:
+        assert message == {"STATUS": "busy"}
     listener.close()
 
 
