@@ -89,11 +89,11 @@ def check_beginning(training: TrainingConfig) -> None:
 
 
 def check_model(config: JobConfig) -> None:
-    """Raises `UserError` for what the job's model, a directory, does not fit: what its servers are asked for, or a chat template.
+    """Raises `UserError` if the job's model, a directory, does not fit what its servers and its chat template are asked for.
 
-    That is, `chat_template_kwargs` that the chat template never reads.
+    A server on another machine checks itself. Of a chat template, `chat_template_kwargs` are refused that it never reads.
     """
-    if config.inference.replicas:
+    if config.inference.replicas and config.backend == "local":
         try:
             check_configuration(config.inference)
         except ValueError as error:

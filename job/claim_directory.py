@@ -111,11 +111,12 @@ def _check_same_job(config: JobConfig) -> None:
 
 def _check_not_evicted(config: JobConfig) -> None:
     """Raises `NothingLeft` if the trainer takes none of the runs that have work left. A job that stays may get others."""
-    evictions = [eviction for run in config.every_run if (eviction := eviction_of(run)) is not None]
+    evictions = {run.run_id: eviction for run in config.every_run if (eviction := eviction_of(run)) is not None}
     if not evictions or config.stay:
         return
-    if all(eviction_of(run) is not None or is_finished(run) for run in config.every_run):
-        raise NothingLeft(f"--resume: {'; '.join(evictions)}")
+    left = [run.run_id for run in config.every_run if not is_finished(run)]
+    if left and evictions.keys() >= {*left}:
+        raise NothingLeft(f"--resume: {'; '.join(evictions[run_id] for run_id in left)}")
 
 
 def _is_occupied(directory: Path) -> bool:

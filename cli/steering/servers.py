@@ -51,15 +51,8 @@ def _seen(job: Path, wishes: list[ServerWish]) -> Iterator[tuple[ServerWish, dic
     servers = {server.url: server for server in join(view for view in read_views(job) if view.is_current(now))}
     for wish in wishes:
         server = servers.get(wish.url)
-        yield (
-            wish,
-            {"state": "not seen", "reason": ""}
-            if server is None
-            else {
-                "state": server.state,
-                "reason": server.reason,
-            },
-        )
+        state, reason = (server.state, server.reason) if server is not None else ("not seen", "")
+        yield wish, {"state": state, "reason": reason}
 
 
 def _sentence(server: dict[str, Any]) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import tomli_w
 
+import job.claim_directory
 import job.write_job
 from job.claim_directory import NothingLeft, check_directory, claim_directory
 from job.config import JobConfig
@@ -91,7 +92,9 @@ def test_a_damaged_job_is_not_resumed(job_file: Path, changes: dict[str, object]
 
 
 @pytest.mark.parametrize("stay", [False, True])
-def test_a_resume_of_evicted_runs_alone_is_refused_with_what_to_remove(job_file: Path, stay: bool) -> None:
+def test_a_resume_of_evicted_runs_alone_is_refused_with_what_to_remove(
+    job_file: Path, monkeypatch: pytest.MonkeyPatch, stay: bool
+) -> None:
     """Else servers and trainer would start for nothing."""
     runs = 'runs=[{run_id="a", steps=4}, {run_id="b", steps=4}]'
     values = tomllib.loads(job_file.read_text()) | tomllib.loads(runs)
@@ -115,5 +118,8 @@ def test_a_resume_of_evicted_runs_alone_is_refused_with_what_to_remove(job_file:
             check_directory(config, fresh=False)
         assert str(files[0]) in str(refused.value)
         assert refused.value.code == 3
+        with monkeypatch.context() as patched:  # a run that has all its steps is no reason to refuse
+            patched.setattr(job.claim_directory, "is_finished", lambda run: True)
+            check_directory(config, fresh=False)
     files[0].unlink()
     check_directory(config, fresh=False)
