@@ -8,7 +8,8 @@ At small learning rates most elements of bfloat16 weights keep their bits from o
 
 and no `*.safetensors` of its own, so that no reader takes the old weights for the new. Bits are compared and replaced, not
 numbers, so the result is exact (also of -0.0 and NaN). A directory needs nothing outside itself, whatever its reader holds.
-torch is imported only by the functions on tensors: the orchestrator makes whole weights of the best version without it.
+torch is imported only by the functions on tensors, since the orchestrator makes whole weights of the best version without it, and
+safetensors only to write: every command that checks a server's configuration imports this file.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from safetensors.numpy import save
 
 from inference.plugin.checkpoint import BASE, DELTA, read_header, read_places, weight_files
 
@@ -95,6 +95,8 @@ def write_delta(path: Path, base: Mapping[str, Bits], new: Iterable[tuple[str, B
 
     Returns False, with nothing written, if that takes more than `most_bytes`. Raises `OSError`.
     """
+    from safetensors.numpy import save
+
     arrays: dict[str, Bits] = {}
     size = 0
     for name, bits in new:
