@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
+import logging
 from importlib.util import find_spec
 
-from cli.arguments.command import log_to_stderr, parse
+from cli.arguments.command import Command, log_to_stderr, parse
+from job.claim_directory import claim_directory
 from job.resolve_model import resolve_model
 from trainer.sft.config import SftConfig
 from trainer.sft.launch import run
 from transport.errors import UserError
 
+logger = logging.getLogger(__name__)
+
 
 def main(arguments: list[str]) -> int:
     """Runs the command. Returns the trainer's exit code. Raises `UserError` without torch, or for data that cannot be used."""
-    command = parse("sft", SftConfig, arguments, ["resume"])
+    command = parse("sft", SftConfig, arguments, ["resume", "fresh"], check)
     if command is None:
         return 0
     log_to_stderr()
     config = command.config.model_copy(update={"model": str(resolve_model(command.config.model))})
     if missing := [module for module in ("torch", "transformers", "safetensors") if find_spec(module) is None]:
         raise UserError(f"the trainer needs {', '.join(missing)}; install the extra `cpu`, `gpu` or `train`")
-    try:
-        return run(config)
-    except ValueError as error:
-        raise UserError(f"{command.file}: {error}") from error
+    with claim_directory(config.output_dir, "fresh" in command.switches) as moved:
+        if moved:
+            logger.info("moved the earlier training to %s", moved)
+        try:
+            return run(config)
+        except ValueError as error:
+            raise UserError(f"{command.file}: {error}") from error
+
+
+def check(command: Command[SftConfig]) -> None:
+    """Raises `UserError` for what is wrong with the configuration alone."""
+    if "fresh" in command.switches and command.config.resume:
+        raise UserError("--resume and --fresh exclude each other")

@@ -164,4 +164,4 @@ def claim_directory(directory: Path, fresh: bool) -> Iterator[Path | None]:
 
 
 def _lock(directory: Path) -> int:
-    return take_lock(directory / JOB_LOCK, "another `counterpoint run` is using it")
+    return take_lock(directory / JOB_LOCK, "another `counterpoint run` or `counterpoint sft` is using it")
