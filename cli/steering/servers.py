@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from dataclasses import asdict
-from pathlib import Path
-from typing import Any
-
 from cli.steering.arguments import parser_of, show
-from job.admin.servers import ServerWish, add_server, drain_server, list_servers, remove_server, undrain_server
-from serve.readers.activity.fleet import join, read_views
+from job.admin.servers import (
+    JobServer,
+    add_server,
+    await_use,
+    drain_server,
+    list_servers,
+    remove_server,
+    undrain_server,
+)
 from transport.errors import UserError
 
-CHANGES = {
-    "drain": (drain_server, "is drained: it finishes the requests that it has"),
-    "undrain": (undrain_server, "takes requests again once it has proven its weights"),
-    "add": (add_server, "is added: it takes requests once it answers and has proven its weights"),
-}
+CHANGES = {"drain": drain_server, "undrain": undrain_server, "add": add_server}
 
 
 def main(arguments: list[str]) -> int:
@@ -32,32 +29,34 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("url", nargs="?", metavar="URL", help="http://HOST:PORT")
     given = parser.parse_intermixed_args(arguments)  # --job may stand anywhere
     if given.verb == "list":
-        found = [asdict(wish) | seen for wish, seen in _seen(given.job, list_servers(given.job))]
-        lines = "\n".join(map(_sentence, found))
-        return show(given, found, lines or "no server is named: the job looks them up by inference.dns")
+        found = list_servers(given.job)
+        return show(
+            given,
+            found,
+            "\n".join(map(_sentence, found)) or "no server is named: the job looks them up by inference.dns",
+        )
     if given.url is None:
         raise UserError(f"servers {given.verb}: which URL?")
     if given.verb == "remove":
         remove_server(given.job, given.url)
         return show(given, {"url": given.url, "removed": True}, f"{given.url} is removed")
-    change, outcome = CHANGES[given.verb]
-    wish = change(given.job, given.url)
-    return show(given, wish, f"{wish.url} {outcome}; `counterpoint servers --job {given.job}` shows its state")
+    server = CHANGES[given.verb](given.job, given.url)
+    if not server.drained:
+        server = await_use(given.job, server.url)
+    return show(given, server, _sentence(server))
 
 
-def _seen(job: Path, wishes: list[ServerWish]) -> Iterator[tuple[ServerWish, dict[str, str]]]:
-    """Yields each server with its state and the reason for it, as the job's runs see it now."""
-    now = time.time()
-    servers = {server.url: server for server in join(view for view in read_views(job) if view.is_current(now))}
-    for wish in wishes:
-        server = servers.get(wish.url)
-        state, reason = (server.state, server.reason) if server is not None else ("not seen", "")
-        yield wish, {"state": state, "reason": reason}
+def _sentence(server: JobServer) -> str:
+    origin = "" if server.origin == "job" else ", added by its operator"
+    return f"{server.url}  {_use_of(server)}{origin}"
 
 
-def _sentence(server: dict[str, Any]) -> str:
-    state = "no run has looked at it yet" if server["state"] == "not seen" else server["state"]
-    parts = [f"{state}: {server['reason']}" if server["reason"] else state]
-    parts += ["drained"] if server["drained"] and server["state"] != "draining" else []
-    parts += ["added by its operator"] if server["origin"] == "added" else []
-    return f"{server['url']}  {', '.join(parts)}"
+def _use_of(server: JobServer) -> str:
+    """Whether the runs use it, and if not, why and until when."""
+    if server.drained:
+        return "drained" + (f", and out of service ({server.reason})" if server.state == "out" else "")
+    if server.state == "serving":
+        return "in use"
+    some = f"in use by {', '.join(server.used_by)}, and not by every run" if server.used_by else "not in use"
+    advice = {"out": "; used once it answers and has proven its weights", "loading": "; used once they are proven"}
+    return f"{some}: {server.reason}{advice.get(server.state, '')}"

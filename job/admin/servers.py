@@ -2,7 +2,7 @@
 
 The wishes are lines of `operator_servers.txt` in the job's directory, in the format of `inference.urls_file`; the pool of every
 run watches it (`inference/pool/sources.py`). So an added server takes requests only after the ordinary proof of its weights, and
-a drained one finishes those that it has.
+a drained one finishes those that it has. What has come of a wish is in each run's `fleet.json` (`job/inspection/fleet.py`).
 """
 
 from __future__ import annotations
@@ -22,12 +22,20 @@ from inference.pool.sources import OPERATOR_FILE, Listing, parse_listing
 from inference.pool.sources import read_text as read_listing
 from job.admin.ask import NotThere, Refused, require_job
 from job.directory import JOB_FILE, read_as
+from job.inspection.fleet import join, read_views
 from transport.errors import Obstructed, UserError
 from transport.files.atomic import write_atomically
 from transport.files.lock import take_lock
 
 LOCK_SECONDS = 10.0
 """How long to wait while another process changes the servers."""
+
+USE_SECONDS = 15.0
+"""How long to wait for what the runs make of a server. A health check that gets no answer takes ten."""
+
+POLL_SECONDS = 0.2
+
+_NOBODY = "no run is at work"
 
 
 class _Pool(BaseModel):
@@ -51,26 +59,55 @@ class _Job(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class ServerWish:
-    """What is wished of one server. Whether it serves is in the runs' metrics and logs."""
+class JobServer:
+    """One server of a job: what is wished of it, and what has come of that."""
 
     url: str
     origin: Literal["job", "added"]
     """Whether the job's configuration names it, or `add_server` did."""
     drained: bool
+    """Whether its operator wishes it to get no new requests."""
+    state: str
+    """`out`, `unknown`, `draining`, `loading` or `serving`: the worst that a run at work says."""
+    reason: str
+    """Why it does not serve."""
+    used_by: list[str]
+    """The runs that give it requests."""
 
 
-def list_servers(job: Path) -> list[ServerWish]:
+def list_servers(job: Path) -> list[JobServer]:
     """Returns the job's servers, by URL. Those that a name of `inference.dns` leads to are missing unless drained or added."""
     require_job(job)
     own, wishes = _own(job), _wishes(job)
-    return [
-        ServerWish(url, "job" if url in own else "added", bool(wishes.get(url, own.get(url, ""))))
-        for url in sorted({*own, *wishes})
-    ]
+    now = time.time()
+    views = [view for view in read_views(job) if view.is_current(now)]
+    seen = {server.url: server for server in join(views)}
+    servers = []
+    for url in sorted({*own, *wishes}):
+        found = seen.get(url)
+        used_by = [] if found is None else [run for run, _, view in found.views if view.get("state") == "serving"]
+        if not views:
+            state, reason = "unknown", _NOBODY
+        elif found is None or len(found.views) < len(views):
+            state, reason = "unknown", "not every run has looked at it yet"
+        else:
+            state, reason = found.state, found.reason
+        drained = bool(wishes.get(url, own.get(url, "")))
+        servers.append(JobServer(url, "job" if url in own else "added", drained, state, reason, sorted(used_by)))
+    return servers
 
 
-def drain_server(job: Path, url: str) -> ServerWish:
+def await_use(job: Path, url: str, timeout: float = USE_SECONDS) -> JobServer:
+    """Returns the server once every run at work uses it or says why not, or after `timeout`. Raises `NotThere`."""
+    deadline = time.monotonic() + timeout
+    while True:
+        server = _server(job, url)
+        if server.state in ("serving", "out") or server.reason == _NOBODY or time.monotonic() > deadline:
+            return server
+        time.sleep(POLL_SECONDS)
+
+
+def drain_server(job: Path, url: str) -> JobServer:
     """Gives a server no new requests; those that it has finish. `undrain_server` takes it back.
 
     Raises `NotThere` for an unknown server, and `Refused` for the last one: to stop the generation, pause the runs.
@@ -81,20 +118,20 @@ def drain_server(job: Path, url: str) -> ServerWish:
         if not others and not _resolves_names(job):
             raise Refused(f"{url} is the last server that is not drained; to stop the generation, pause the runs")
         wishes[url] = "drained"
-    return _wish(job, url)
+    return _server(job, url)
 
 
-def undrain_server(job: Path, url: str) -> ServerWish:
+def undrain_server(job: Path, url: str) -> JobServer:
     """Gives a drained server requests again, after the ordinary proof of its weights. Raises `NotThere`."""
     with _changing(job) as wishes:
         url = _known(job, wishes, url)
         wishes[url] = ""
         if url in _own(job):
             del wishes[url]
-    return _wish(job, url)
+    return _server(job, url)
 
 
-def add_server(job: Path, url: str) -> ServerWish:
+def add_server(job: Path, url: str) -> JobServer:
     """Adds a server to the pools of all runs of the job. It gets the job's `api_key_file`, like every server of the job.
 
     Raises `UserError` for what is no URL of a server.
@@ -105,7 +142,7 @@ def add_server(job: Path, url: str) -> ServerWish:
             wishes[url] = ""
         elif wishes.get(url):
             raise Refused(f"{url} is a server of the job already, and drained; undrain it")
-    return _wish(job, url)
+    return _server(job, url)
 
 
 def remove_server(job: Path, url: str) -> None:
@@ -117,8 +154,11 @@ def remove_server(job: Path, url: str) -> None:
         del wishes[url]
 
 
-def _wish(job: Path, url: str) -> ServerWish:
-    return next(wish for wish in list_servers(job) if wish.url == url)
+def _server(job: Path, url: str) -> JobServer:
+    for server in list_servers(job):
+        if server.url == url:
+            return server
+    raise NotThere(f"{url} is no server of the job in {job.absolute()} any more: somebody has just removed it")
 
 
 def _checked(url: str) -> str:

@@ -6,10 +6,10 @@ import time
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from job.inspection import fleet
 from job.inspection.rollout_records import finite_number
 from serve.endpoint import Endpoint
 from serve.jobs import Jobs
-from serve.readers.activity import fleet
 from serve.readers.rollouts.view import name_of as shown
 from transport.config import Config
 

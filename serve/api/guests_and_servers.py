@@ -11,10 +11,11 @@ from typing import Any, Literal
 from pydantic import Field
 
 from job.admin.join import join_run
-from job.admin.servers import ServerWish, add_server, drain_server, list_servers, remove_server, undrain_server
+from job.admin.servers import JobServer, add_server, drain_server, list_servers, remove_server, undrain_server
 from job.serving.config import WORKER_VARIABLE
 from serve.endpoint import Endpoint, Refused
 from serve.jobs import Jobs
+from serve.readers.rollouts.view import name_of
 from transport.config import Config
 
 JOIN_SECONDS = 60.0
@@ -59,7 +60,7 @@ class UrlParameters(JobParameters):
 
 
 class Server(Config):
-    """What is wished of one server."""
+    """What is wished of one server, and what has come of that."""
 
     url: str
     """Its base URL."""
@@ -67,6 +68,12 @@ class Server(Config):
     """Whether the job's configuration names it, or somebody added it."""
     drained: bool
     """Whether it is to get no new requests."""
+    state: str
+    """`out`, `unknown`, `draining`, `loading` or `serving`: the worst that a run at work says."""
+    reason: str
+    """Why it does not serve."""
+    used_by: list[str]
+    """The runs that give it requests."""
 
 
 class Servers(Config):
@@ -87,12 +94,16 @@ def _join(jobs: Jobs, asked: JoinParameters) -> Joined:
 
 
 def _list(jobs: Jobs, asked: JobParameters) -> Servers:
-    return Servers(
-        servers=[Server.model_validate(asdict(wish)) for wish in list_servers(jobs.get(asked.job).directory)]
-    )
+    return Servers(servers=[_shown(server) for server in list_servers(jobs.get(asked.job).directory)])
 
 
-def _verb(name: str, summary: str, act: Callable[[Path, str], ServerWish | None]) -> Endpoint[Any, Any]:
+def _shown(server: JobServer) -> Server:
+    """The server; runs have written why it does not serve."""
+    used_by = [name_of(run) for run in server.used_by]
+    return Server.model_validate(asdict(server) | {"reason": name_of(server.reason), "used_by": used_by})
+
+
+def _verb(name: str, summary: str, act: Callable[[Path, str], JobServer | None]) -> Endpoint[Any, Any]:
     """Returns the endpoint that does `act` to a server. It answers with all servers."""
 
     def answer(jobs: Jobs, asked: UrlParameters) -> Servers:

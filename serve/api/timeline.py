@@ -6,11 +6,11 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from job.inspection import fleet
 from serve.api.rollout_entries import RUN, RunParameters, Step, job_of
 from serve.endpoint import Endpoint
 from serve.errors import NotFound
 from serve.jobs import Jobs
-from serve.readers.activity import fleet
 from serve.readers.activity.timeline import Bar, Lane, Timelines
 from serve.readers.rollouts.view import name_of as shown
 from transport.config import Config

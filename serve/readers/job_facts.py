@@ -20,12 +20,12 @@ from typing import Any
 
 from cluster.job_files import holds_job
 from job.directory import JOB_FILE, is_running, lock_file_of, orchestrator_of, own_runs, run_ids_in
+from job.inspection.fleet import Server, join, read_views
 from job.inspection.history import History
 from job.inspection.metrics_lines import Line, read_discarded
 from job.inspection.status import RATE_STEPS, JobStatus
 from job.processes_file import PROCESSES_FILE
 from job.run_state import current_state, exclusion_of, is_to_start
-from serve.readers.activity.fleet import Server, join, read_views
 from serve.readers.newest_steps import NewestSteps, nulls_of
 from serve.readers.run_file import RunFile, RunFiles
 from serve.readers.trained_end import NewestTrained, TrainedEnd

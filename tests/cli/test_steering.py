@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import os
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from cli.main import main
-from orchestrator.activity import FLEET_FILE
 from run.requests import Answer, ChangeRequest, DamagedRequest, waiting_requests, write_answer
 from tests.support.past_jobs import make_job
 from tests.support.polling import wait_until
@@ -122,29 +120,3 @@ def test_what_cannot_be_is_told(job: Path, capsys: pytest.CaptureFixture[str]) -
     (job / "run_idle" / "control").mkdir(parents=True)
     assert main(["pause", "idle", "--job", str(job)]) == 2
     assert "run idle does not run" in capsys.readouterr().err
-
-
-def test_the_servers_are_listed_with_their_state_as_the_runs_see_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    good, dead = "http://127.0.0.1:8000", "http://127.0.0.1:9"
-    job = {"orchestrator": {"run_id": "one", "steps": 8, "inference": {"urls": [good]}}}
-    (tmp_path / "job.json").write_text(json.dumps(job))
-    (tmp_path / "run_one").mkdir()
-
-    def said(*words: str) -> str:
-        assert main(["servers", *words, "--job", str(tmp_path)]) == 0
-        return capsys.readouterr().out
-
-    assert f"{dead} is added: it takes requests once it answers" in said("add", dead)
-    assert f"{dead}  no run has looked at it yet, added by its operator" in said()
-    servers = [{"url": good, "state": "serving"}, {"url": dead, "state": "out", "reason": "connection refused"}]
-    view = {"format": 1, "run": "one", "time": time.time(), "ended": False, "servers": servers}
-    (tmp_path / "run_one" / FLEET_FILE).write_text(json.dumps(view))
-    assert said().splitlines() == [f"{good}  serving", f"{dead}  out: connection refused, added by its operator"]
-    assert [(each["state"], each["origin"]) for each in json.loads(said("list", "--json"))] == [
-        ("serving", "job"),
-        ("out", "added"),
-    ]
-    assert f"{dead} is drained" in said("drain", dead)
-    assert f"{dead}  out: connection refused, drained, added by its operator" in said()

@@ -1,4 +1,4 @@
-// The inference servers of a job, with what is wished of each: drain one, give it requests again, add one, take an added one away.
+// The inference servers of a job, with whether the runs use each: drain one, give it requests again, add one, take an added one away.
 import { fill } from "../shell/api.js";
 import { element, setAttribute, setText } from "../shell/dom.js";
 import { visible } from "../shell/format.js";
@@ -64,14 +64,22 @@ function columns(post, mayChange) {
   return [
     { key: "url", title: "Server", value: (server) => server.url, cell: (server) => visible(server.url, 200) },
     { key: "origin", title: "From", width: 170, value: (server) => (server.origin === "added" ? "added by hand" : "the job's file") },
-    { key: "state", title: "Wished", width: 140, value: (server) => String(server.drained), change: changeState },
+    { key: "state", title: "State", width: 140, value: stateOf, change: changeState },
+    { key: "reason", title: "Reason", value: (server) => server.reason, cell: (server) => visible(server.reason, 200) },
     { key: "act", title: "Actions", width: 220, value: () => "", change: (cell, server) => changeButtons(cell, server, post, mayChange()) },
   ];
 }
 
+const TONES = { "in use": "good", "not in use": "bad" };
+
+function stateOf(server) {
+  if (server.drained) return "drained";
+  return { serving: "in use", out: "not in use" }[server.state] ?? "not in use yet";
+}
+
 function changeState(cell, server) {
   if (!cell.firstChild) cell.append(badge(""));
-  changeBadge(cell.firstChild, server.drained ? "drained" : "takes requests", server.drained ? "busy" : "good");
+  changeBadge(cell.firstChild, stateOf(server), TONES[stateOf(server)] ?? "busy");
 }
 
 function changeButtons(cell, server, post, mayChange) {

@@ -10,8 +10,8 @@ from typing import Any
 import orjson
 import pytest
 
+from job.inspection.fleet import STALE_SECONDS
 from orchestrator.activity import FLEET_FILE
-from serve.readers.activity.fleet import STALE_SECONDS
 from tests.serve.activity.jobs import SERVERS, fleet, write_fleet
 from tests.serve.api_client import api
 from trainer.telemetry.published import RUNS_FILE
@@ -37,6 +37,17 @@ async def test_runs_that_share_servers_are_joined(tmp_path: Path) -> None:
     assert shared["cache_hit_share"] == pytest.approx(0.5)
     assert shared["engine"] == {"running": 3, "waiting": 1, "cache_use": 0.25, "preemptions": 0}
     assert sorted((view["run"], view["version"]) for view in shared["views"]) == [("one", 3), ("two", 9)]
+
+
+async def test_a_jobs_list_says_which_servers_the_runs_use(tmp_path: Path) -> None:
+    job = tmp_path / "job"
+    second = fleet("one")["servers"][1] | {"state": "out", "reason": "nobody \u202eanswers"}
+    write_fleet(job, "one", fleet("one", servers=[fleet("one")["servers"][0], second]))
+    (job / "job.json").write_bytes(orjson.dumps({"orchestrator": {"inference": {"urls": SERVERS}}}))
+    async with api(job) as client:
+        _, answer = await client.get("/jobs/job/servers")
+    said = [(server["state"], server["reason"], server["used_by"]) for server in answer["servers"]]
+    assert said == [("serving", "", ["one"]), ("out", "nobody \\u202eanswers", [])]
 
 
 async def test_the_last_state_stays_when_all_orchestrators_are_gone(tmp_path: Path) -> None:

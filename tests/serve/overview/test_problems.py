@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from job.inspection.fleet import Server
 from job.inspection.history import History
 from perf.synthetic_jobs import shipped_lines, trained_lines
-from serve.readers.activity.fleet import Server
 from serve.readers.job_facts import JobFacts, RunFacts
 from serve.readers.newest_steps import KEPT_STEPS
 from serve.readers.problems import Kind, Problem, problems_of
