@@ -23,18 +23,16 @@ from cluster.notify import notify_ready
 from cluster.worker_view import WorkerView
 from inference.pool.sources import Sources
 from job.admin.reload import Reload
-from job.check import check_backend, check_model, check_ports, check_runs
+from job.check import check_backend, check_job, check_model, check_ports
 from job.claim_directory import check_directory, claim_directory
 from job.config import JobConfig
 from job.configuration.layers import forget_environment
 from job.directory import control_directory
 from job.inspection.history import History
 from job.inspection.metrics_lines import Line
-from job.resolve_model import local_model, resolve_model
+from job.resolve_model import resolve_model
 from job.run_state import eviction_of
 from job.supervision import SupervisedJob
-from job.tracking.config import Destinations
-from job.tracking.sinks_of import check_extras
 from job.workers import is_done, needs_servers, specification
 from job.write_job import write_job
 from transport.errors import UserError
@@ -83,10 +81,7 @@ def check(command: Command[JobConfig]) -> None:
     """Raises `UserError` for what is wrong with the configuration alone."""
     if "fresh" in command.switches and command.config.resume:
         raise UserError("--resume and --fresh exclude each other")
-    check_runs(command.config)
-    if (directory := local_model(command.config.model)) is not None:
-        check_model(command.config.with_model(directory))
-    check_extras(Destinations(tracking=command.config.tracking, tracing=command.config.tracing))
+    check_job(command.config)
 
 
 def resuming_command(arguments: Sequence[str]) -> str:

@@ -12,8 +12,9 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TextIO
 
 from cluster.backends.ray_cluster import RayCluster
 from cluster.errors import BackendError
@@ -22,7 +23,10 @@ from environments.config import EnvironmentConfig
 from inference.server import check_configuration
 from job.config import JobConfig
 from job.configuration.layers import forget_environment
+from job.resolve_model import local_model
 from job.sections import ServersConfig
+from job.tracking.config import Destinations
+from job.tracking.sinks_of import check_extras
 from run.config import RunConfig, TrainingConfig
 from transport.errors import Obstructed, UserError
 from transport.process.launch import guarded
@@ -74,7 +78,21 @@ def check_runs(config: JobConfig) -> None:
                 check_beginning(run.training)
         except UserError as error:
             raise type(error)(f"run {run.run_id!r}: {error}" if config.runs else str(error)) from None
-    check_imports(config.every_run, calls_parsed=calls_parsed)
+    try:
+        check_imports(config.every_run, calls_parsed=calls_parsed)
+    except UserError as error:  # of several runs, the error names the one
+        raise type(error)(f"run {config.runs[0].run_id!r}: {error}" if len(config.runs) == 1 else str(error)) from None
+
+
+def check_job(config: JobConfig) -> None:
+    """Raises `UserError` for what is wrong with a job's configuration, as `check_runs` does, with its model, or for a library.
+
+    A model that is not a local directory yet is not looked at.
+    """
+    check_runs(config)
+    if (directory := local_model(config.model)) is not None:
+        check_model(config.with_model(directory))
+    check_extras(Destinations(tracking=config.tracking, tracing=config.tracing))
 
 
 def check_beginning(training: TrainingConfig) -> None:
@@ -148,13 +166,22 @@ def check_imports(runs: Sequence[RunConfig], *, calls_parsed: bool = True) -> No
 
     Raises as that does.
     """
-    custom = [kind for run in runs for kind in _kinds(run) if ":" in kind]
-    custom += [run.training.loss.kind for run in runs if ":" in run.training.loss.kind]
+    custom = [kind for run in runs for kind in import_paths(run)]
     if not custom:
         return
-    names = ", ".join(dict.fromkeys(custom))
+    given = b"\n".join(run.model_dump_json().encode() for run in runs)
+    arguments = [] if calls_parsed else [_UNPARSED]
+    load_in_child(", ".join(dict.fromkeys(custom)), "job.check", arguments, given)
+
+
+def load_in_child(names: str, module: str, arguments: Sequence[str], given: bytes = b"") -> None:
+    """Has `module` load, in a process of its own and within `CHECK_SECONDS`, what is named by import paths.
+
+    Raises `UserError` with what the child writes into `own_answer` before it ends with the code of that or of its subclass
+    `Obstructed`, which is raised then.
+    """
     print(f"checking {names}", file=sys.stderr, flush=True)
-    code, said = _load_in_child(runs, calls_parsed)
+    code, said = _load_in_child(["-m", module, *arguments], given)
     if code is None:
         raise UserError(
             f"{names}: not loaded within {CHECK_SECONDS:.0f} s, as if a module waits while it is imported; "
@@ -168,15 +195,25 @@ def check_imports(runs: Sequence[RunConfig], *, calls_parsed: bool = True) -> No
         raise UserError(f"{names}: the process that loaded it {describe_exit(code)}")
 
 
-def _kinds(run: RunConfig) -> list[str]:
-    return [*(environment.kind for environment, _ in run.every_environment.values()), run.advantage.kind]
+@contextmanager
+def own_answer() -> Iterator[TextIO]:
+    """Yields the child's standard output. What a module prints while it is imported does not get there."""
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as answer:
+        with open(os.devnull, "wb") as nothing:
+            os.dup2(nothing.fileno(), 1)
+        yield answer
 
 
-def _load_in_child(runs: Sequence[RunConfig], calls_parsed: bool) -> tuple[int | None, str]:
+def import_paths(run: RunConfig) -> list[str]:
+    """Returns what a run names by import path."""
+    kinds = [*(environment.kind for environment, _ in run.every_environment.values()), run.advantage.kind]
+    return [kind for kind in [*kinds, run.training.loss.kind] if ":" in kind]
+
+
+def _load_in_child(words: Sequence[str], given: bytes) -> tuple[int | None, str]:
     """The child's exit code, None if it did not end in time and was killed; and the error that it found."""
-    command = guarded([sys.executable, "-P", "-m", "job.check", *([] if calls_parsed else [_UNPARSED])])
+    command = guarded([sys.executable, "-P", *words])
     environment = os.environ | SAFE_PATH
-    given = b"\n".join(run.model_dump_json().encode() for run in runs)
     with (
         tempfile.TemporaryFile() as answer,  # not a pipe, which whatever a module starts could hold open
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=answer, env=environment) as child,
@@ -198,9 +235,7 @@ def main() -> int:
     """
     runs = [RunConfig.model_validate_json(line) for line in sys.stdin.buffer]
     forget_environment()
-    with os.fdopen(os.dup(1), "w", encoding="utf-8") as answer:
-        with open(os.devnull, "wb") as nothing:
-            os.dup2(nothing.fileno(), 1)  # what a module prints while it is imported is no answer
+    with own_answer() as answer:
         for run in runs:
             try:
                 _load_all(run, calls_parsed=_UNPARSED not in sys.argv)

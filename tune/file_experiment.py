@@ -9,23 +9,24 @@ from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
-from job.check import check_imports, check_run
+from job.check import check_run, import_paths
 from job.config import JobConfig
 from job.configuration.load import load, merge, to_toml
 from job.derive import check_fits
 from job.join import FROM_THE_JOB, values_of_job
+from job.sweep.grid import with_value_at
 from run.config import RunConfig
 from transport.configuration.explain import validate
 from transport.configuration.toml_file import Table
 from transport.errors import UserError
 from transport.files.atomic import write_atomically
 from tune.callbacks.callback import Callback
-from tune.config import TuneConfig
+from tune.config import PbtConfig, TuneConfig
 from tune.errors import TuneError
 from tune.executors.executor import TrialExecutor
 from tune.executors.runs import RunTrialExecutor
 from tune.experiment import Experiment
-from tune.from_file import check_keys, scheduler_of, search_of, space_of, stopper_of
+from tune.from_file import check_keys, listed_values, scheduler_of, search_of, space_of, stopper_of
 from tune.runner.trial_runner import TrialRunner
 from tune.runs.host_job import HostJob
 from tune.runs.varied_run import VariedRun
@@ -42,10 +43,8 @@ class FileExperiment:
     """One experiment, from its file."""
 
     def __init__(self, config: TuneConfig, file: Path) -> None:
-        """`file` is for error messages. Raises `UserError` for what is wrong before anything is started."""
-        self.config, self._file = config, file
-        self._first_run: RunConfig | None = None
-        self._calls_parsed = True
+        """`file` is for error messages. Raises `UserError` for what is wrong with it; `tune/check.py` checks what it names."""
+        self.config, self.file = config, file
         check_keys(config, file)
         self.experiment = self._experiment()
         self.directory = Path(self.experiment.directory)
@@ -78,7 +77,7 @@ class FileExperiment:
 
     def runner(self, executor: TrialExecutor, callbacks: Sequence[Callback], resume: bool) -> TrialRunner:
         """Returns its runner. Raises `UserError`."""
-        config, file = self.config, self._file
+        config, file = self.config, self.file
         scheduler, search = scheduler_of(config, file), self._search()
         try:
             scheduler.set_search_properties(config.metric, config.mode)
@@ -116,7 +115,7 @@ class FileExperiment:
 
     def _experiment(self) -> Experiment:
         config = self.config
-        space = space_of(config.space, f"{self._file}: space")
+        space = space_of(config.space, f"{self.file}: space")
         is_run = config.executor == "runs"
         try:
             return Experiment(
@@ -133,15 +132,16 @@ class FileExperiment:
                 max_failures=config.failures_allowed,
             )
         except TuneError as error:
-            raise UserError(f"{self._file}: {error}") from None
+            raise UserError(f"{self.file}: {error}") from None
 
     def _job_directory(self) -> Path:
         assert self.config.job is not None
         if self.config.job.join is not None:
             return self.config.job.join
-        return self._job().output_dir.absolute()
+        return self.job().output_dir.absolute()
 
-    def _job(self) -> JobConfig:
+    def job(self) -> JobConfig:
+        """Returns the job that is to be started. Raises `UserError`."""
         assert self.config.job is not None
         assert self.config.job.file is not None
         job = load(JobConfig, self.config.job.file, [])
@@ -151,64 +151,81 @@ class FileExperiment:
             )
         return job
 
-    def check_imports(self) -> None:
-        """Loads what the runs name by import path, in a process of its own. Raises `UserError`."""
-        if self._first_run is None:
-            return
-        try:
-            check_imports([self._first_run], calls_parsed=self._calls_parsed)
-        except UserError as error:
-            raise type(error)(f"{self._file}, run with the first values of space: {error}") from None
-
     def _search(self) -> SearchAlg:
         """Returns a search with the experiment's metric and space, of which nothing is drawn yet."""
-        search = search_of(self.config, self._file)
+        search = search_of(self.config, self.file)
         try:
             search.set_search_properties(self.config.metric, self.config.mode, self.experiment.config)
             search.add_configurations([self.experiment])
         except TuneError as error:
-            raise UserError(f"{self._file}: {error}") from None
+            raise UserError(f"{self.file}: {error}") from None
         return search
+
+    def runs_that_load(self) -> list[RunConfig]:
+        """Returns the run of the first draw, and one for each value that space or mutations list with another import path.
+
+        What a function draws may depend on other values, so that with one only the first draw is known to be possible.
+        """
+        runs = [self._run_with(first := self._first_values())]
+        known = {*import_paths(runs[0])}
+        tables = [self.config.space]
+        if isinstance(self.config.scheduler, PbtConfig):
+            tables.append(self.config.scheduler.mutations)
+        for path, value in listed_values(tables):
+            if ":" not in str(value):
+                continue
+            try:
+                run = self._run_with(with_value_at(first, path, value))
+            except UserError:  # this value and the others of the first draw may never come together
+                continue
+            if not known.issuperset(import_paths(run)):
+                runs.append(run)
+                known.update(import_paths(run))
+        return runs
+
+    def _first_values(self) -> dict[str, Any]:
+        try:
+            trial = self._search().next_trial()
+        except TuneError as error:
+            raise UserError(f"{self.file}: {error}") from None
+        return {} if trial is None else trial.config
 
     def _check_run(self) -> None:
         """Checks the first draw of the space as a run of the job."""
+        values = self._first_values()
+        try:
+            run = self._run_with(values)
+            check_run(run)
+            if self.config.job is not None and self.config.job.file is not None:
+                job = self.job()
+                check_fits("", run, job.inference, job.trainer)
+        except ValueError as error:
+            raise UserError(f"{self.file}: {error}") from None
+
+    def _run_with(self, values: dict[str, Any]) -> RunConfig:
+        """Returns the run of a trial with these values of the space. Raises `UserError`."""
         assert self.config.job is not None
-        job: JobConfig | None = None
         if self.config.job.file is not None:
-            job = self._job()
+            job = self.job()
             shared = job.orchestrator.model_dump(mode="json", exclude_none=True)
             below: Table = {"output_dir": str(job.output_dir)} | {
                 key: shared[key] for key in FROM_THE_JOB if key in shared
             }
         else:
-            assert self.config.job.join is not None
             below = values_of_job(str(self.config.job.join))
-        try:
-            trial = self._search().next_trial()
-        except TuneError as error:
-            raise UserError(f"{self._file}: {error}") from None
-        values = {} if trial is None else trial.config
-        try:
-            settings = VariedRun(self.config.name, Path(below["output_dir"]), self.config.run).settings("first", values)
-            run = validate(RunConfig, merge(below, settings), f"{self._file}, run with the first values of space")
-            parsed = job is None or job.inference.replicas == 0 or job.inference.parses_calls
-            check_run(run, calls_parsed=parsed)
-            if job is not None:
-                check_fits("", run, job.inference, job.trainer)
-        except ValueError as error:
-            raise UserError(f"{self._file}: {error}") from None
-        self._first_run, self._calls_parsed = run, parsed
+        settings = VariedRun(self.config.name, Path(below["output_dir"]), self.config.run).settings("first", values)
+        return validate(RunConfig, merge(below, settings), f"{self.file}, run with the first values of space")
 
     def _check_trainable(self) -> None:
         module, _, name = str(self.config.trainable).partition(":")
         if not name:
             raise UserError(
-                f"{self._file}: trainable = {self.config.trainable!r}: expected an import path 'module:name'"
+                f"{self.file}: trainable = {self.config.trainable!r}: expected an import path 'module:name'"
             )
         if importlib.util.find_spec(module.partition(".")[0]) is None:
             raise UserError(
-                f"{self._file}: trainable = {self.config.trainable!r}: there is no module {module!r}; install it, or put its "
-                f"directory on PYTHONPATH, such as: PYTHONPATH=. counterpoint tune {self._file}"
+                f"{self.file}: trainable = {self.config.trainable!r}: there is no module {module!r}; install it, or put its "
+                f"directory on PYTHONPATH, such as: PYTHONPATH=. counterpoint tune {self.file}"
             )
 
 

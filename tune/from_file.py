@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,17 @@ def leaves(table: Table, above: str = "") -> Iterator[tuple[str, Any]]:
             yield from leaves(value, f"{path}.")
         else:
             yield path, value
+
+
+def listed_values(tables: Iterable[Table]) -> Iterator[tuple[str, Any]]:
+    """Yields by dotted path each value of a `choice`, a grid or a list of mutations; none where a function draws a value, too."""
+    given = [leaf for table in tables for leaf in leaves(table)]
+    if any(isinstance(value, dict) and FUNCTION in value for _, value in given):
+        return
+    for path, value in given:
+        listed = next(iter(value.values())) if isinstance(value, dict) and _domain_of(value) in LISTS else value
+        if isinstance(listed, list):
+            yield from ((path, each) for each in listed)
 
 
 def check_keys(config: TuneConfig, file: Path) -> None:

@@ -25,6 +25,7 @@ from job.configuration.layers import forget_environment
 from transport.errors import Obstructed, UserError
 from transport.files.lock import holder_of
 from transport.process.stop_requests import StopRequests
+from tune.check import check_experiment
 from tune.config import TuneConfig
 from tune.errors import TuneError
 from tune.file_experiment import FileExperiment, run_to_end
@@ -67,7 +68,7 @@ def main(arguments: list[str]) -> int:
 
 def check(command: Command[TuneConfig]) -> None:
     """Raises `UserError` for what is wrong with the configuration, before anything is started."""
-    FileExperiment(command.config, command.file).check_imports()
+    check_experiment(FileExperiment(command.config, command.file))
 
 
 def _resume(arguments: list[str]) -> int:
@@ -75,7 +76,7 @@ def _resume(arguments: list[str]) -> int:
         print(USAGE)
         return 0 if arguments in (["-h"], ["--help"]) else 2
     experiment = FileExperiment.in_directory(Path(arguments[0]))
-    experiment.check_imports()
+    check_experiment(experiment)
     forget_environment()
     return _run(experiment, resume=holds_experiment(experiment.directory))
 

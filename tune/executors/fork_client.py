@@ -44,7 +44,7 @@ class ForkClient:
         try:
             with theirs:
                 self._guardian = subprocess.Popen(
-                    guarded(command(theirs.fileno(), module, _search_path(), cold)),
+                    guarded(command(theirs.fileno(), module, search_path(), cold)),
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
                     env={name: value for name, value in os.environ.items() if name not in SYSTEMD_VARIABLES},
@@ -141,6 +141,6 @@ class ForkClient:
         self._unsent.clear()
 
 
-def _search_path() -> list[str]:
+def search_path() -> list[str]:
     """Where this process finds modules, as another one started elsewhere finds them, too."""
     return [os.path.abspath(entry) for entry in sys.path]

@@ -27,7 +27,7 @@ from job.configuration.load import merge
 from run.config import RunConfig
 from transport.errors import UserError
 from tune.checkpoint import Checkpoint
-from tune.errors import TuneError
+from tune.errors import TuneError, on_one_line
 from tune.executors.executor import Event, Failed, SaveFailed, TrialExecutor
 from tune.runs.attempt import RunAttempt
 from tune.runs.exploit import IN_PLACE, START, CopyNote, changed_keys, note_copy, overridden_keys
@@ -96,7 +96,7 @@ class RunTrialExecutor(TrialExecutor):
             copy = self._copy_at_start(trial, config, checkpoint, anew)
             changes = overridden_keys(config)
         except (UserError, TuneError, ValueError, OSError) as error:
-            self._events.append(Failed(trial.trial_id, attempt, str(error)))
+            self._events.append(Failed(trial.trial_id, attempt, on_one_line(str(error))))
             return
         source, note = copy or (None, None)
         begins_as_copy = note is not None and note.request_id == START

@@ -18,6 +18,7 @@ from run.config import RunConfig
 from transport.configuration.toml_file import Table
 from transport.errors import UserError
 from tune.checkpoint import Checkpoint
+from tune.errors import on_one_line
 from tune.executors.executor import Completed, Event, Failed, Reported, Saved, SaveFailed, Started, Stopped
 from tune.result import Result
 from tune.runs.exploit import CopyNote, Exploit
@@ -135,7 +136,9 @@ class RunAttempt:
                 check_joins(self.config, self._job.directory)
                 self._process = OrchestratorProcess(self.config, self._settings)
             except (UserError, OSError) as error:
-                return self._end(Failed(self.trial_id, self.number, f"its orchestrator cannot be started: {error}"))
+                return self._end(
+                    Failed(self.trial_id, self.number, on_one_line(f"its orchestrator cannot be started: {error}"))
+                )
             self._results.started_at = self._process.started_at
         elif time.monotonic() - self._began > START_SECONDS:
             return self._end(Failed(self.trial_id, self.number, f"it waited {START_SECONDS:g} s in vain: {obstacle}"))

@@ -8,7 +8,6 @@ import os
 import re
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import tomli_w
@@ -19,7 +18,9 @@ from job.check import SAFE_PATH
 from job.run_state import exclusion_of
 from run.config import RunConfig
 from transport.configuration.toml_file import Table
+from transport.errors import UserError
 from transport.files.atomic import write_atomically
+from tune.errors import on_one_line
 
 logger = logging.getLogger(__name__)
 
@@ -29,12 +30,14 @@ DRAIN_GRACE_SECONDS = 15.0
 ERROR_LINES = 20
 """Last lines of an orchestrator's output that an error quotes."""
 
+SEARCHED_LINES = 200
+"""Last lines of it in which the reason of its end is searched."""
+
+REASON = re.compile(r"^(?:counterpoint: error: |\S+ \S+ (?:ERROR|CRITICAL) +)")
+"""How a line of its output begins that says why it ends; the lines below may belong to it."""
+
 
 PROGRAM: tuple[str, ...] = (sys.executable, "-m", "cli.main", "orchestrator")
-
-
-_ERROR = re.compile(r"counterpoint: error: |\S+ \S+ (ERROR|CRITICAL) +")
-"""How a line of an orchestrator's output begins that says why it ends."""
 
 
 class OrchestratorProcess:
@@ -84,12 +87,21 @@ class OrchestratorProcess:
             self._wait(0)
 
     def error(self) -> str:
-        """Describes how it ended, for a person: signal or code, why the trainer excludes the run, and the end of its output."""
+        """Describes how it ended, for a person: signal or code, why it or its configuration is refused, and its last output."""
         assert self.code is not None
-        lines = last_lines(self.log_file, ERROR_LINES, self._process.log_from)
-        reason = exclusion_of(self._config.run_dir) or _last_error(lines)
+        exclusion = exclusion_of(self._config.run_dir)
+        reason = exclusion or (self._reason() if self.code == UserError.code else "")
         how = "; ".join([f"its orchestrator {describe_exit(self.code)}", *([reason] if reason else [])])
-        return "\n".join([f"{how} ({self.log_file})", *lines])
+        output = "\n".join(last_lines(self.log_file, ERROR_LINES, self._process.log_from))
+        return f"{how} ({self.log_file})\n{output}".rstrip()
+
+    def _reason(self) -> str:
+        """Why it took its configuration for wrong, on one line; empty if it did not say."""
+        lines = last_lines(self.log_file, SEARCHED_LINES, self._process.log_from)
+        for number, line in reversed([*enumerate(lines)]):
+            if (found := REASON.match(line)) is not None:
+                return on_one_line("\n".join([line[found.end() :], *lines[number + 1 :]]))
+        return ""
 
     def _wait(self, options: int) -> None:
         pid, status = os.waitpid(self._process.guardian_pid, options)
@@ -97,9 +109,3 @@ class OrchestratorProcess:
             code = os.waitstatus_to_exitcode(status)
             self.code = 128 - code if code < 0 else code
             self._process.close()
-
-
-def _last_error(lines: Sequence[str]) -> str | None:
-    """Returns the last error that the lines say, without what precedes it; None if they say none."""
-    errors = (line[match.end() :] for line in reversed(lines) if (match := _ERROR.match(line)) is not None)
-    return next(errors, None)

@@ -2,7 +2,7 @@
 
 `python -m tests.tune.runs.fake_orchestrator FILE --join DIRECTORY --resume`. It holds the run's lock, and writes a line of
 metrics a step. Files in the run's `control/` direct it: it takes no step beyond the number in `allowed`, dies at the step in
-`die`, refuses copies with `refuse`, ends with code 2 and the text in `refusal`, and ignores SIGTERM with `stubborn`.
+`die`, refuses copies with `refuse`, and ignores SIGTERM with `stubborn`.
 """
 
 from __future__ import annotations
@@ -96,9 +96,6 @@ class FakeRun:
 def main(file: Path, output: Path) -> None:
     settings = tomllib.loads(file.read_text())
     run_dir = output / f"run_{settings['run_id']}"
-    if (refusal := run_dir / "control" / "refusal").exists():
-        print(f"2026-11-25 10:11:49,369 ERROR   {refusal.read_text()}", flush=True)
-        sys.exit(2)
     stubborn = (run_dir / "control" / "stubborn").exists()
     signal.signal(signal.SIGTERM, signal.SIG_IGN if stubborn else lambda *_: sys.exit(143))
     take_lock(run_dir / "orchestrator.lock", "another orchestrator runs")

@@ -154,17 +154,6 @@ def test_an_error_names_file_key_and_what_is_allowed(
     assert str(command.file) in error or "/nowhere" in error
 
 
-@pytest.mark.slow
-def test_what_a_run_names_by_import_path_is_loaded_before_anything_starts(
-    command: Command, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Else every trial fails for it, once the job has started."""
-    command.settings |= {"run": BASE | {"advantage": {"kind": "tests.tune.runs.conftest:nobody"}}}
-    assert main(["tune", command.write()]) == 2
-    assert "the module 'tests.tune.runs.conftest' has no such name" in capsys.readouterr().err
-    assert not command.directory.exists()
-
-
 @pytest.mark.parametrize(
     ("change", "line"),
     [
@@ -184,6 +173,71 @@ def test_an_error_quotes_the_line(
     assert f"\n    {number} | {line}\n" in error
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"run": BASE | {"advantage": {"kind": "nowhere:advantage"}}}, "advantage.kind = 'nowhere:advantage'"),
+        (
+            {"run": BASE | {"environments": [{"name": "x", "kind": "nowhere:X"}]}},
+            "environments[0]: environment 'x': kind = ",
+        ),
+        (
+            {"run": BASE | {"training": {"lora": {"rank": 4}, "loss": {"kind": "nowhere:loss"}}}},
+            "training.loss.kind = 'nowhere:loss'",
+        ),
+        ({"space": {"advantage": {"kind": {"grid_search": ["group_mean", "nowhere:other"]}}}}, "'nowhere:other'"),
+        ({"scheduler": {"kind": "pbt", "mutations": {"advantage": {"kind": ["nowhere:third"]}}}}, "'nowhere:third'"),
+    ],
+)
+@pytest.mark.parametrize("words", [[], ["--dry-run"]])
+def test_what_is_named_by_import_path_is_loaded_before_anything_starts(
+    command: Command, capsys: pytest.CaptureFixture[str], change: dict[str, Any], said: str, words: list[str]
+) -> None:
+    command.settings |= change
+    assert main(["tune", command.write(), *words]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert "No module named 'nowhere'" in error
+    assert str(command.file) in error
+    assert not command.directory.exists()
+
+
+@pytest.mark.slow
+def test_the_job_to_start_is_checked_as_run_does(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    job_file = command.file.with_name("trials.toml")
+    job = {
+        "output_dir": str(command.file.parent / "trials"),
+        "model": "tiny-dense",
+        "stay": True,
+        "inference": {"max_model_len": 256},
+        "trainer": {"max_tokens": 1024},
+        "orchestrator": {"training": {"lora": {"rank": 4}}},
+        "runs": [{"run_id": "own", **BASE, "advantage": {"kind": "nowhere:advantage"}}],
+    }
+    job_file.write_text(tomli_w.dumps(job))
+    command.settings["job"] = {"file": str(job_file)}
+    assert main(["tune", command.write()]) == 2
+    error = capsys.readouterr().err
+    assert f"counterpoint: error: {job_file}:" in error
+    assert "run 'own': advantage.kind = 'nowhere:advantage'" in error
+    assert not command.directory.exists()
+
+
+def test_the_reason_of_a_trial_with_a_wrong_configuration_is_shown(
+    command: Command, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = "counterpoint: error: 1 error in the configuration\n  seed: the reason, SomeError: of it"
+    program = f"import sys; print({said!r}); sys.exit(2)"
+    monkeypatch.setattr("tune.runs.orchestrator_process.PROGRAM", (sys.executable, "-c", program))
+    command.settings |= {"num_samples": 1, "max_failures": 0}
+    assert main(["tune", command.write()]) == 1
+    reason = "ended with exit code 2; 1 error in the configuration seed: the reason, SomeError: of it"
+    assert capsys.readouterr().out.count(reason) == 2, "when it fails, and below the table at the end"
+    assert main(["tune", "status", str(command.directory)]) == 0
+    assert reason in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("sampler", ["tpe", "random"])
 def test_optuna_proposes_runs(command: Command, capsys: pytest.CaptureFixture[str], sampler: str) -> None:
     command.settings |= {"search": {"kind": "optuna", "sampler": sampler}}
@@ -197,6 +251,10 @@ def test_optuna_proposes_runs(command: Command, capsys: pytest.CaptureFixture[st
     ("change", "said"),
     [
         ({"trainable": "nowhere:x"}, "PYTHONPATH=. counterpoint tune"),
+        (
+            {"trainable": "tests.tune.executors.trainables:reprots"},
+            "trainable = 'tests.tune.executors.trainables:reprots': ",
+        ),
         ({"search": {"kind": "optuna"}, "space": {"x": {"grid_search": [1]}, "y": {"uniform": [0, 1]}}}, "grid x"),
     ],
 )

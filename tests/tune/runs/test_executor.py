@@ -377,14 +377,3 @@ def test_cleanup_leaves_no_process(job: PretendedJob) -> None:
     asyncio.run(job.executor.cleanup())
     assert not job.orchestrators()
     assert "0/2 slots" in job.executor.resource_string()
-
-
-def test_the_first_line_of_a_failure_says_why(job: PretendedJob) -> None:
-    """The table of trials has room for that alone."""
-    job.direct("a", "refusal", "environment 'count': there is no class 'Nope'")
-    trial = job.trial("a")
-    job.executor.start_trial(trial, 1)
-    error = job.until(Failed, trial).error
-    first, _, rest = error.partition("\n")
-    assert first.startswith("its orchestrator ended with exit code 2; environment 'count': there is no class 'Nope' (")
-    assert "ERROR   environment 'count'" in rest

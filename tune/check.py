@@ -1,0 +1,66 @@
+"""Checks what the file of an experiment names, before anything starts: its import paths, and the job that is to be started.
+
+What is named by import path is loaded by a child process, as the trials will load it. The trainable's is `python -m tune.check`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from environments.describe_error import describe_error
+from job.check import check_imports, check_job, load_in_child, own_answer
+from job.config import JobConfig
+from job.configuration.load import located
+from job.directory import JOB_FILE
+from transport.errors import UserError
+from tune.executors.fork_client import search_path
+from tune.file_experiment import FileExperiment
+from tune.registry import load
+from tune.trainable.functions import trainable_class
+
+
+def check_experiment(experiment: FileExperiment) -> None:
+    """Checks the job to start as `counterpoint run` does, and loads what the trials will load.
+
+    Raises `UserError` that names file and key; its subclass `Obstructed` if something that an environment needs does not answer.
+    """
+    config, file = experiment.config, experiment.file
+    if config.executor == "runs":
+        _check_job(experiment)
+    try:
+        if config.executor == "runs":
+            for run in experiment.runs_that_load():
+                check_imports([run])
+        elif config.executor == "local":  # on Ray, only its nodes may be able to load it
+            load_in_child(f"{config.trainable}", "tune.check", [json.dumps([search_path(), config.trainable])])
+    except UserError as error:
+        raise type(error)(f"{file}: {str(error).removeprefix(f'{file}: ')}") from None
+
+
+def _check_job(experiment: FileExperiment) -> None:
+    of = experiment.config.job
+    if of is None or of.file is None:
+        return
+    job = experiment.job()
+    try:
+        check_job(job.model_copy(update={"resume": (job.output_dir / JOB_FILE).exists()}))
+    except UserError as error:
+        told = str(located(error, JobConfig, of.file, []))
+        raise type(error)(told if told.startswith(f"{of.file}:") else f"{of.file}: {told}") from None
+
+
+def main() -> int:
+    """Runs the child, which loads a trainable. Its standard output is the error, if there is one."""
+    sys.path[:], path = json.loads(sys.argv[1])
+    with own_answer() as answer:
+        try:
+            trainable_class(load(path), path)
+        except BaseException as error:  # noqa: BLE001 - importing the user's module may raise anything
+            answer.write(f"trainable = {path!r}: {describe_error(error)}; no trial could be started")
+            return UserError.code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
