@@ -23,7 +23,7 @@ from cluster.notify import notify_ready
 from cluster.worker_view import WorkerView
 from inference.pool.sources import Sources
 from job.admin.reload import Reload
-from job.check import check_backend, check_job, check_model, check_ports
+from job.check import check_backend, check_fit, check_job, check_ports
 from job.claim_directory import check_directory, claim_directory
 from job.config import JobConfig
 from job.configuration.layers import forget_environment
@@ -59,7 +59,7 @@ def main(arguments: list[str]) -> int:
         check_ports(config.inference)
     _print_beginning(config, console)
     resolved = config.with_model(resolve_model(config.model))
-    check_model(resolved)
+    check_fit(resolved)
     given = command.file.read_bytes()
     with claim_directory(config.output_dir, fresh) as moved:
         if moved:

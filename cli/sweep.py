@@ -31,7 +31,7 @@ from job.configuration.load import to_toml
 from job.sweep.grid import describe_values
 from job.sweep.rows import ReadRows, rows_reader_of
 from job.sweep.submit_workers import GivenSweep, check_workers, submit_workers
-from job.sweep.targets import SweepConfig, targets_of
+from job.sweep.targets import SweepConfig, check_files, targets_of
 from job.sweep.worker import check_store, run_worker
 from transport.errors import UserError
 from transport.process import launch
@@ -75,6 +75,7 @@ def main(arguments: list[str]) -> int:
 def check(command: Command[SweepConfig]) -> None:
     """Raises `UserError` for what is wrong with any target, or with the storage, before anything is claimed."""
     targets = targets_of(command.config, command.file)
+    check_files(targets)
     check_imports([run for target in targets for run in target.runs])
     check_store(command.config, str(command.file))
     if "worker" not in command.switches:

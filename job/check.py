@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TextIO
 
 from cluster.backends.ray_cluster import RayCluster
@@ -23,11 +24,12 @@ from environments.config import EnvironmentConfig
 from inference.server import check_configuration
 from job.config import JobConfig
 from job.configuration.layers import forget_environment
-from job.resolve_model import local_model
+from job.configuration.named_files import check_beginning, check_job_files, check_run_files
+from job.resolve_model import check_model
 from job.sections import ServersConfig
 from job.tracking.config import Destinations
 from job.tracking.sinks_of import check_extras
-from run.config import RunConfig, TrainingConfig
+from run.config import RunConfig
 from transport.errors import Obstructed, UserError
 from transport.process.launch import guarded
 from transport.process.permanent_errors import is_passing, is_permanent
@@ -68,14 +70,16 @@ def check_run(config: RunConfig, *, calls_parsed: bool = True) -> None:
 def check_runs(config: JobConfig) -> None:
     """Checks all runs of a job, as `check_run` and then `check_imports`, and raises as they do.
 
-    On one machine also what a new run's training begins with.
+    On one machine also the files that they name, and what a new run's training begins with.
     """
     calls_parsed = config.inference.replicas == 0 or config.inference.parses_calls
     for run in config.every_run:
         try:
             check_run(run, calls_parsed=calls_parsed)
-            if config.backend == "local" and not config.resume:
-                check_beginning(run.training)
+            if config.backend == "local":
+                check_run_files(run)
+                if not config.resume:
+                    check_beginning(run.training)
         except UserError as error:
             raise type(error)(f"run {run.run_id!r}: {error}" if config.runs else str(error)) from None
     try:
@@ -85,28 +89,20 @@ def check_runs(config: JobConfig) -> None:
 
 
 def check_job(config: JobConfig) -> None:
-    """Raises `UserError` for what is wrong with a job's configuration, as `check_runs` does, with its model, or for a library.
+    """Checks a job before anything starts: its runs, as `check_runs`, what it names on this machine, and the libraries it needs.
 
-    A model that is not a local directory yet is not looked at.
+    Raises `UserError`.
     """
+    check_model(config.model)
+    if config.backend == "local":
+        check_job_files(config)
     check_runs(config)
-    if (directory := local_model(config.model)) is not None:
-        check_model(config.with_model(directory))
+    if (Path(config.model) / "config.json").is_file():
+        check_fit(config.with_model(Path(config.model).resolve()))
     check_extras(Destinations(tracking=config.tracking, tracing=config.tracing))
 
 
-def check_beginning(training: TrainingConfig) -> None:
-    """Raises `UserError` unless a run's first adapter and its reference's weights are in the directories that are named."""
-    lora, reference = training.lora, training.reference
-    for key, directory, file in (
-        ("lora.start_from", lora.start_from if lora is not None else None, "adapter_config.json"),
-        ("reference.model", reference.model if reference is not None else None, "config.json"),
-    ):
-        if directory is not None and not (directory / file).is_file():
-            raise UserError(f"training.{key} = '{directory}': there is no {file} in that directory")
-
-
-def check_model(config: JobConfig) -> None:
+def check_fit(config: JobConfig) -> None:
     """Raises `UserError` if the job's model, a directory, does not fit what its servers and its chat template are asked for.
 
     A server on another machine checks itself. Of a chat template, `chat_template_kwargs` are refused that it never reads.

@@ -29,6 +29,11 @@ def values_of_job(directory: str) -> dict[str, Any]:
     return {"output_dir": str(Path(directory).absolute())} | known
 
 
+def is_local(directory: Path) -> bool:
+    """Returns whether the job's roles run on this machine, and find what a run names by its path. Raises as `values_of_job`."""
+    return bool(_job(directory).get("backend", "local") == "local")
+
+
 def check_joins(run: RunConfig, directory: Path) -> None:
     """Raises `UserError` unless the job runs and can take the run."""
     job = _job(directory)

@@ -8,20 +8,25 @@ import sys
 from pathlib import Path
 
 from cluster.process import SYSTEMD_VARIABLES
-from models.make_model import model_directory
 from transport.errors import UserError
 from transport.process.launch import guarded
 
 
-def local_model(name: str) -> Path | None:
-    """Returns the directory of a model that is on this machine; None for a name that is built or downloaded.
+def check_model(name: str) -> None:
+    """Raises `UserError` for a model that `resolve_model` would not find. Builds and downloads nothing.
 
-    Raises `UserError` for a directory that does not exist or has no model.
+    Whether the hub has a model is not known if it does not answer, which is said on standard error.
     """
+    if (Path(name) / "config.json").is_file():
+        return
+    from models.make_model import check_model as check
+
     try:
-        return model_directory(name)
+        doubt = check(name)
     except ValueError as error:
         raise UserError(str(error)) from None
+    if doubt:
+        sys.stderr.write(f"not checked: {doubt}\n")
 
 
 def resolve_model(name: str) -> Path:
@@ -30,8 +35,8 @@ def resolve_model(name: str) -> Path:
     Raises `SystemExit` if there is no such model, after the child printed why; `KeyboardInterrupt` with a message on Ctrl-C; and
     `UserError` if the child prints no directory.
     """
-    if (directory := local_model(name)) is not None:
-        return directory
+    if (Path(name) / "config.json").is_file():
+        return Path(name).resolve()
     command = guarded([sys.executable, "-P", "-m", "cli.main", "make-model", name])
     environment = {key: value for key, value in os.environ.items() if key not in SYSTEMD_VARIABLES}
     try:

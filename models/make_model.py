@@ -33,6 +33,9 @@ LONGEST_WAIT_SECONDS = 900.0
 
 _WAIT_REPORT_SECONDS = 10.0
 
+HUB_SECONDS = 10.0
+"""Longest wait for the hub's answer whether it has a model."""
+
 _DETERMINING_MODULES = (
     "environments.chat",
     "environments.chat_template",
@@ -60,25 +63,57 @@ def resolve_model(name: str, on_progress: Progress = logger.info) -> Path:
     Raises:
         ValueError: there is no such model; the message says what was tried, and what to use instead.
     """
-    if (directory := model_directory(name)) is not None:
-        return directory
-    if name in ARCHITECTURES:
-        return make_model(name, on_progress=on_progress)
-    return _fetch(name)
+    found = _found(name)
+    if found is not None:
+        return found
+    return make_model(name, on_progress=on_progress) if name in ARCHITECTURES else _fetch(name)
 
 
-def model_directory(name: str) -> Path | None:
-    """Returns the local directory that `name` names; None if it is a built-in or a hub name.
+def check_model(name: str) -> str:
+    """Checks that `resolve_model` will find a model, without building or downloading anything.
 
-    Raises `ValueError` for a directory that does not exist or has no `config.json`.
+    Returns why this is not known, of a name whose hub does not answer; else nothing. Raises `ValueError` as `resolve_model`.
     """
+    if _found(name) is not None or name in ARCHITECTURES:
+        return ""
+    if find_spec("huggingface_hub") is None:
+        return f"model = {name!r} is not here{_nearest(name)}; huggingface_hub is not installed, so the hub cannot be asked"
+    from huggingface_hub import HfApi, constants, snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+    try:
+        snapshot_download(name, local_files_only=True)
+    except HFValidationError as error:
+        raise _unfetched(name, error) from error
+    except LocalEntryNotFoundError as error:
+        if constants.HF_HUB_OFFLINE:
+            raise _unfetched(name, error) from error
+        try:
+            HfApi().model_info(name, timeout=HUB_SECONDS)
+        except RepositoryNotFoundError as missing:
+            raise _unfetched(name, missing) from missing
+        except Exception as unknown:  # noqa: BLE001 - whatever the hub or the way to it does, the name may be right
+            reason = f"{type(unknown).__name__}: {unknown}"
+            return f"model = {name!r} is not here{_nearest(name)}; the hub cannot be asked: {reason}"
+    return ""
+
+
+def _found(name: str) -> Path | None:
+    """The directory of a model that is named by its path; None for a name. Raises `ValueError` for a path without a model."""
     directory = Path(name)
+    expected = f"expected a directory, a built-in model ({', '.join(ARCHITECTURES)}) or the name of a model of the hub"
     if directory.is_dir():
         if not (directory / "config.json").is_file():
-            raise ValueError(f"model {name!r}: {directory.resolve()} is not a model: it has no config.json")
+            raise ValueError(
+                f"model = {name!r}: {directory.resolve()} is not a model: it has no config.json; {expected}"
+            )
         return directory.resolve()
-    if name not in ARCHITECTURES and (name.startswith((".", "/", "~")) or name.count("/") > 1):
-        raise ValueError(f"model {name!r}: there is no such directory")
+    if name in ARCHITECTURES:
+        return None
+    if directory.exists():
+        raise ValueError(f"model = {name!r}: this is a file; {expected}")
+    if name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise ValueError(f"model = {name!r}: there is no such directory; {expected}")
     return None
 
 
@@ -197,10 +232,14 @@ def _fetch(name: str) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=["*.json", "*.jinja", "*.safetensors", "*.model", "*.txt"]))
     except (OSError, ValueError) as error:  # all errors of the hub's library derive from these two
-        raise ValueError(
-            f"model {name!r} is no directory here, not built in ({', '.join(ARCHITECTURES)}{_nearest(name)}), and cannot be "
-            f"fetched from the hub: {type(error).__name__}: {str(error).splitlines()[0]}"
-        ) from error
+        raise _unfetched(name, error) from error
+
+
+def _unfetched(name: str, error: Exception) -> ValueError:
+    return ValueError(
+        f"model = {name!r} is no directory here, not built in ({', '.join(ARCHITECTURES)}{_nearest(name)}), and cannot be "
+        f"fetched from the hub: {type(error).__name__}: {' '.join(str(error).splitlines()[:1])}"
+    )
 
 
 def _nearest(name: str) -> str:

@@ -12,7 +12,9 @@ from environments.describe_error import describe_error
 from job.check import check_imports, check_job, load_in_child, own_answer
 from job.config import JobConfig
 from job.configuration.load import located
+from job.configuration.named_files import check_beginning, check_run_files
 from job.directory import JOB_FILE
+from job.join import is_local
 from transport.errors import UserError
 from tune.executors.fork_client import search_path
 from tune.file_experiment import FileExperiment
@@ -20,8 +22,10 @@ from tune.registry import load
 from tune.trainable.functions import trainable_class
 
 
-def check_experiment(experiment: FileExperiment) -> None:
-    """Checks the job to start as `counterpoint run` does, and loads what the trials will load.
+def check_experiment(experiment: FileExperiment, *, begins: bool) -> None:
+    """Checks the job to start as `counterpoint run` does, the files that trials name, and loads what they will load.
+
+    `begins`: whether no trial has begun.
 
     Raises `UserError` that names file and key; its subclass `Obstructed` if something that an environment needs does not answer.
     """
@@ -30,12 +34,25 @@ def check_experiment(experiment: FileExperiment) -> None:
         _check_job(experiment)
     try:
         if config.executor == "runs":
+            is_here = _is_here(experiment)
             for run in experiment.runs_that_load():
+                if is_here:
+                    check_run_files(run)
+                if is_here and begins:
+                    check_beginning(run.training)
                 check_imports([run])
         elif config.executor == "local":  # on Ray, only its nodes may be able to load it
             load_in_child(f"{config.trainable}", "tune.check", [json.dumps([search_path(), config.trainable])])
     except UserError as error:
         raise type(error)(f"{file}: {str(error).removeprefix(f'{file}: ')}") from None
+
+
+def _is_here(experiment: FileExperiment) -> bool:
+    """Whether the job of the trials finds on this machine what they name."""
+    of = experiment.config.job
+    if of is not None and of.join is not None:
+        return is_local(of.join)
+    return experiment.job().backend == "local"
 
 
 def _check_job(experiment: FileExperiment) -> None:

@@ -68,7 +68,7 @@ def main(arguments: list[str]) -> int:
 
 def check(command: Command[TuneConfig]) -> None:
     """Raises `UserError` for what is wrong with the configuration, before anything is started."""
-    check_experiment(FileExperiment(command.config, command.file))
+    check_experiment(FileExperiment(command.config, command.file), begins=True)
 
 
 def _resume(arguments: list[str]) -> int:
@@ -76,7 +76,7 @@ def _resume(arguments: list[str]) -> int:
         print(USAGE)
         return 0 if arguments in (["-h"], ["--help"]) else 2
     experiment = FileExperiment.in_directory(Path(arguments[0]))
-    check_experiment(experiment)
+    check_experiment(experiment, begins=False)
     forget_environment()
     return _run(experiment, resume=holds_experiment(experiment.directory))
 

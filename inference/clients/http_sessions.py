@@ -43,7 +43,7 @@ class HttpSessions:
         self._headers = {"Accept-Encoding": "identity"}
         if config.api_key_file is not None:
             self._headers["Authorization"] = f"Bearer {read_token(config.api_key_file)}"
-        self._own_tls = _tls_of(config.ca_file) if config.ca_file is not None else None
+        self._own_tls = tls_of(config.ca_file) if config.ca_file is not None else None
         self.data: aiohttp.ClientSession
         self.admin: aiohttp.ClientSession
         self._limits = TickLimits()
@@ -98,7 +98,7 @@ class HttpSessions:
         )
 
 
-def _tls_of(ca_file: Path) -> ssl.SSLContext:
+def tls_of(ca_file: Path) -> ssl.SSLContext:
     """Returns a context that accepts servers with a certificate for their name, signed by an authority in `ca_file`.
 
     Raises `ValueError`, naming the file.

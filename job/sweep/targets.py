@@ -7,6 +7,7 @@ A target is one configuration: the values that all targets share, and those of o
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,8 +19,10 @@ from cluster.spec import Resources
 from job.check import check_run
 from job.config import JobConfig
 from job.configuration.load import merge
+from job.configuration.named_files import check_beginning, check_job_files, check_run_files
 from job.directory import JOB_LOCK, is_running, orchestrator_of, run_ids_in
-from job.join import check_joins, values_of_job
+from job.join import check_joins, is_local, values_of_job
+from job.resolve_model import check_model
 from job.sweep.grid import Point, describe_values, expand, with_value_at
 from run.config import RunConfig
 from sweep.lease import Terms
@@ -174,6 +177,24 @@ class Target:
     def _job(self) -> JobConfig | None:
         return None if self.joins is not None else validate(JobConfig, self.settings, self.origin)
 
+    def check_files(self, known_models: set[str]) -> None:
+        """Checks what it names on this machine. `known_models` are checked already. Raises `UserError`, and as `runs`."""
+        job = self._job
+        if job is None:
+            is_here = self.joins is not None and is_local(self.joins)
+        else:
+            is_here = job.backend == "local"
+            if job.model not in known_models:
+                check_model(job.model)
+                known_models.add(job.model)
+            if is_here:
+                check_job_files(job)
+        if is_here:
+            for run in self.runs:
+                check_run_files(run)
+                if not run.run_dir.exists():
+                    check_beginning(run.training)
+
     @property
     def ports(self) -> range:
         """The ports of the servers that it starts. Raises as `runs`."""
@@ -205,6 +226,16 @@ class Target:
         except UserError as error:
             raise UserError(f"{self.origin}: {error}") from None
         return runs
+
+
+def check_files(targets: Sequence[Target]) -> None:
+    """Raises `UserError` for a model that is not there, and for a file that a target names and that cannot be read."""
+    models: set[str] = set()
+    for target in targets:
+        try:
+            target.check_files(models)
+        except UserError as error:
+            raise UserError(f"{target.origin}: {error}") from None
 
 
 def targets_of(config: SweepConfig, file: Path) -> list[Target]:

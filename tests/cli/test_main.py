@@ -144,7 +144,7 @@ def test_bad_input_is_refused_before_anything_is_written(
         assert "did you mean 'reverse-text'? Built in are" in message
         assert "exclude each other" in refused("run", file, "--resume", "--fresh", *dry_run)
         assert "nearest: group_mean" in refused("run", file, "--orchestrator.advantage.kind", "group_maen", *dry_run)
-        assert "model './modle': there is no such directory" in refused("run", file, "--model", "./modle", *dry_run)
+        assert "model = './modle': there is no such directory" in refused("run", file, "--model", "./modle", *dry_run)
     assert "not a directory that may be written to" in refused("run", file, "--output_dir", f"{job_file}/below")
     with taken_port() as port:
         assert f"inference.port = {port}: cannot listen" in refused("run", file, "--inference.port", str(port), code=1)

@@ -207,6 +207,19 @@ def test_a_lost_lease_ends_even_a_run_that_does_not_listen(fleet: Fleet) -> None
     assert fleet.steps("seed-1") == ALL_STEPS, "the worker came back to it"
 
 
+def test_a_dry_run_refuses_what_a_target_names_and_is_not_there(
+    fleet: Fleet, capsys: pytest.CaptureFixture[str], job_file: Path
+) -> None:
+    fleet.settings["base"]["training"] = {"lora": {"rank": 4, "start_from": "/gone"}}
+    assert main(["sweep", fleet.write(), "--dry-run"]) == 2
+    assert "target seed-1: training.lora.start_from = '/gone': there is no adapter" in capsys.readouterr().err
+    fleet.settings |= {"file": str(job_file), "base": {}, "grid": {"model": ["tiny-moe", "./gone"]}}
+    del fleet.settings["join"]
+    assert main(["sweep", fleet.write(), "--dry-run"]) == 2
+    assert "model = './gone': there is no such directory" in capsys.readouterr().err
+    assert not fleet.root.exists()
+
+
 def test_a_dry_run_lists_the_targets_as_comments_of_a_file_that_loads(
     fleet: Fleet, capsys: pytest.CaptureFixture[str]
 ) -> None:

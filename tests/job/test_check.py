@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 import job.check
-from job.check import check_imports, check_model, check_runs
+from job.check import check_fit, check_imports, check_runs
 from job.config import JobConfig
 from job.configuration.load import load
 from run.config import RunConfig
@@ -43,9 +43,9 @@ def test_a_template_variable_that_the_model_does_not_know_is_refused_before_anyt
         given = ["--orchestrator.environments.0.sampling.chat_template_kwargs", orjson.dumps(kwargs).decode()]
         return load(JobConfig, job_file, given).with_model(model)
 
-    check_model(job(opening="Hm"))
+    check_fit(job(opening="Hm"))
     with pytest.raises(UserError, match=r"environment .*: .* does not read 'openning'; did you mean 'opening'\?"):
-        check_model(job(openning="Hm"))
+        check_fit(job(openning="Hm"))
 
 
 def test_a_context_above_the_models_own_is_refused_before_anything_starts(job_file: Path, tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_a_context_above_the_models_own_is_refused_before_anything_starts(job_fi
     (model / "config.json").write_text('{"max_position_embeddings": 512}')
 
     def check(*flags: str) -> None:
-        check_model(load(JobConfig, job_file, ["--inference.max_model_len", "513", *flags]).with_model(model))
+        check_fit(load(JobConfig, job_file, ["--inference.max_model_len", "513", *flags]).with_model(model))
 
     with pytest.raises(
         UserError, match=r"^inference: max_model_len = 513: .* takes at most 512 tokens .*; set max_model_len"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ from environments.config import SamplingConfig, SamplingOverrides
 from environments.tasks.guess_number import GuessNumber
 from environments.tasks.reverse_text import ReverseText
 from models.demonstrations import Demonstrator
-from models.make_model import make_model, resolve_model
+from models.make_model import check_model, make_model, resolve_model
 from transport.files.atomic import STABLE
 from transport.records import Rollout, Turn
 
@@ -232,6 +233,40 @@ def test_a_misspelt_name_is_answered_with_the_nearest(monkeypatch: pytest.Monkey
         resolve_model("tiny-mo")
     with pytest.raises(ValueError, match=r"not built in \(.*; did you mean 'tiny-dense'\?\)"):
         make_model("tny-dense")
+
+
+def test_a_name_is_refused_only_if_the_hub_says_that_it_has_no_such_model(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from huggingface_hub.errors import RepositoryNotFoundError  # its library takes long to import
+
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    answer: list[Any] = [object()]
+
+    def model_info(self: object, name: str, timeout: float) -> object:
+        if isinstance(answer[0], Exception):
+            raise answer[0]
+        return answer[0]
+
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", model_info)
+    assert check_model("tiny-moe") == ""
+    assert check_model("someone/model") == ""
+    answer[0] = OSError("no way there")
+    assert check_model("tiny-dens") == (
+        "model = 'tiny-dens' is not here; did you mean 'tiny-dense'?; the hub cannot be asked: OSError: no way there"
+    )
+    answer[0] = RepositoryNotFoundError.__new__(RepositoryNotFoundError)
+    with pytest.raises(
+        ValueError, match=r"model = 'someone/model' is no directory here, .*hub: RepositoryNotFoundError: "
+    ):
+        check_model("someone/model")
+    with pytest.raises(ValueError, match="model = 'no model' is no directory here"):
+        check_model("no model")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ValueError, match="model = 'someone/model' is no directory here"):
+        check_model("someone/model")
+    assert os.listdir(tmp_path) == []
 
 
 def test_a_directory_in_use_is_never_overwritten(tmp_path: Path) -> None:

@@ -203,6 +203,14 @@ def test_what_is_named_by_import_path_is_loaded_before_anything_starts(
     assert not command.directory.exists()
 
 
+def test_what_a_trial_names_and_is_not_there_is_refused(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    command.settings["run"] = BASE | {"training": {"lora": {"rank": 4, "start_from": "/gone"}}}
+    assert main(["tune", command.write(), "--dry-run"]) == 2
+    error = capsys.readouterr().err
+    assert "training.lora.start_from = '/gone': there is no adapter_config.json" in error
+    assert str(command.file) in error
+
+
 @pytest.mark.slow
 def test_the_job_to_start_is_checked_as_run_does(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
     job_file = command.file.with_name("trials.toml")
@@ -221,6 +229,9 @@ def test_the_job_to_start_is_checked_as_run_does(command: Command, capsys: pytes
     error = capsys.readouterr().err
     assert f"counterpoint: error: {job_file}:" in error
     assert "run 'own': advantage.kind = 'nowhere:advantage'" in error
+    job_file.write_text(tomli_w.dumps(job | {"model": "./gone"}))
+    assert main(["tune", str(command.file), "--dry-run"]) == 2
+    assert f"counterpoint: error: {job_file}:2:1: model = './gone': there is no such" in capsys.readouterr().err
     assert not command.directory.exists()
 
 
@@ -251,9 +262,10 @@ def test_optuna_proposes_runs(command: Command, capsys: pytest.CaptureFixture[st
     ("change", "said"),
     [
         ({"trainable": "nowhere:x"}, "PYTHONPATH=. counterpoint tune"),
-        (
+        pytest.param(
             {"trainable": "tests.tune.executors.trainables:reprots"},
-            "trainable = 'tests.tune.executors.trainables:reprots': ",
+            "tune.toml:4:1: trainable = 'tests.tune.executors.trainables:reprots': TuneError: ",
+            marks=pytest.mark.slow,
         ),
         ({"search": {"kind": "optuna"}, "space": {"x": {"grid_search": [1]}, "y": {"uniform": [0, 1]}}}, "grid x"),
     ],

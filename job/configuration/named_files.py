@@ -1,0 +1,80 @@
+"""Checks that what a configuration names on this machine is there: keys, tokens, certificates, templates, adapters.
+
+Each is checked by the function that its role will read it with. What an environment names, such as its rows, is checked when the
+environment is loaded (`job/check.py`), and the model by `job/resolve_model.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+
+from inference.token import read_token
+from job.config import JobConfig
+from run.config import RunConfig, TrainingConfig
+from transport.errors import UserError
+
+FILE_FLAGS = ("--chat-template", "--ssl-certfile", "--ssl-keyfile", "--ssl-ca-certs")
+"""Flags of vLLM that name a file."""
+
+
+def check_job_files(config: JobConfig) -> None:
+    """Raises `UserError` for a file that is named by the keys which all runs share, and cannot be read."""
+    if config.inference.replicas:
+        _check("inference.", config.inference.api_key_file, read_token)
+        for flag, value in _files_of_vllm(config.inference.extra_args):
+            if not Path(value).is_file():
+                raise UserError(f"inference.extra_args: {flag} = {value!r}: there is no such file")
+    if config.transport.kind == "zmq":
+        from transport.wires.endpoint import load_authorized_keys, load_keys
+
+        try:
+            if (keys := load_keys(config.transport)) is not None:
+                load_authorized_keys(config.transport, keys)
+        except ValueError as error:
+            raise UserError(str(error)) from None
+
+
+def check_run_files(config: RunConfig) -> None:
+    """Raises `UserError` for a file that a run names, and that its orchestrator cannot read."""
+    _check("inference.", config.inference.api_key_file, read_token)
+    if config.inference.ca_file is not None:
+        from inference.clients.http_sessions import tls_of
+
+        _check("inference.", config.inference.ca_file, tls_of)
+    if config.teacher is not None:
+        _check("teacher.", config.teacher.api_key_file, read_token)
+    for name, opponent in config.opponents.items():
+        _check(f"opponents.{name}.", opponent.api_key_file, read_token)
+
+
+def check_beginning(training: TrainingConfig) -> None:
+    """Raises `UserError` unless a run's first adapter and its reference's weights are in the directories that are named."""
+    lora, reference = training.lora, training.reference
+    for key, directory, file in (
+        ("lora.start_from", lora.start_from if lora is not None else None, "adapter_config.json"),
+        ("reference.model", reference.model if reference is not None else None, "config.json"),
+    ):
+        if directory is not None and not (directory / file).is_file():
+            raise UserError(f"training.{key} = '{directory}': there is no {file} in that directory")
+
+
+def _check(above: str, file: Path | None, read: Callable[[Path], object]) -> None:
+    """Reads a file by the function whose `ValueError` begins with the last part of the key."""
+    if file is None:
+        return
+    try:
+        read(file)
+    except ValueError as error:
+        raise UserError(f"{above}{error}") from None
+
+
+def _files_of_vllm(arguments: list[str]) -> Iterator[tuple[str, str]]:
+    """Yields the flags that name a file, and the file. A template may also be text, or one of vLLM's own by its bare name."""
+    for argument, following in pairwise([*arguments, ""]):
+        flag, equals, value = argument.partition("=")
+        flag, value = flag.replace("_", "-"), value if equals else following
+        is_path = flag != "--chat-template" or ("/" in value and not any(sign in value for sign in "{}\n"))
+        if flag in FILE_FLAGS and is_path:
+            yield flag, value
