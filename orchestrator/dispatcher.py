@@ -52,6 +52,7 @@ from orchestrator.scheduling.events import (
 from orchestrator.scheduling.outcomes import DropReason, RolloutOutcome, outcome_of
 from orchestrator.scheduling.scheduler import Scheduler
 from orchestrator.step.advantages import Advantage
+from orchestrator.step.batch_form import choose_trained
 from orchestrator.step.boundary import StepBoundary
 from orchestrator.step.checkpoint import Checkpoint, identity_of, write_checkpoint
 from orchestrator.step.discarded import DiscardedRollouts, Report, is_counted, save
@@ -377,7 +378,7 @@ class Dispatcher:
     async def _cross_boundary(self, step: int, group_ids: Sequence[int]) -> MetricsLine:
         """Merges, records and commits the groups as the batch of `step`; returns the step's metrics."""
         rollouts = [rollout for group_id in group_ids for rollout in self._groups[group_id].rollouts]
-        self._finalizer.advantage.over_step(rollouts)
+        choose_trained(step, rollouts, self._finalizer.advantage)
         discarded, unrecorded = self._discarded.take(step)
         with self._commit_in_progress():
             in_progress = self._boundary_of(step).begin(step, rollouts, discarded, unrecorded, self._clock)

@@ -17,6 +17,7 @@ from orchestrator.loop_health.threads import in_thread
 from orchestrator.rollouts.dump import DumpHeader
 from orchestrator.rollouts.trajectories import merge_turns
 from orchestrator.step.advantages import load_advantage
+from orchestrator.step.batch_form import choose_trained
 from orchestrator.step.boundary import StepBoundary, StepInProgress
 from orchestrator.step.checkpoint import Checkpoint
 from orchestrator.step.finalize import Finalizer, finalize_in_thread
@@ -83,7 +84,7 @@ class Rig:
             )
         )
         self.finalized[:] = [rollout for outcome in outcomes for rollout in outcome.rollouts]
-        self.finalize_group.advantage.over_step(self.finalized)
+        choose_trained(self.recording.header.step, self.finalized, self.finalize_group.advantage)
 
     def phases(self, step: int) -> dict[str, Callable[[], Awaitable[object]]]:
         """Returns the phases of the boundary of `step` by name, to run in order, each once and in a thread call of its own.

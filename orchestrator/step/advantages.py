@@ -3,7 +3,7 @@
 An advantage function gets the completed rollouts of a group and returns one number for each. `load_advantage` turns the
 configuration into an `Advantage`, which applies the length penalty, calls the function and refuses a result that could not be
 trained on. `finalize.py` calls it in a worker thread. What is relative to a whole step is computed from that once the step's
-groups are known: the dispatcher calls `Advantage.over_step` at the step boundary.
+groups are known: `batch_form.py` calls `Advantage.over_step` at the step boundary.
 """
 
 from __future__ import annotations

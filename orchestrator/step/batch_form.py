@@ -10,9 +10,16 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 
+from orchestrator.step.advantages import Advantage
 from transport.records import Rollout
 
 logger = logging.getLogger(__name__)
+
+
+def choose_trained(step: int, rollouts: Sequence[Rollout], advantage: Advantage) -> None:
+    """Fails the rollouts of another form, then makes advantages of a step relative to the others. Call it once for a step."""
+    fail_other_forms(step, rollouts)
+    advantage.over_step(rollouts)
 
 
 def fail_other_forms(step: int, rollouts: Sequence[Rollout]) -> None:

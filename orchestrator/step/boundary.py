@@ -25,7 +25,6 @@ from orchestrator.rollouts.token_file import TOKENS_FILE
 from orchestrator.rollouts.trajectories import assemble_batch, merge_rollout
 from orchestrator.rollouts.transcripts import Transcriber
 from orchestrator.run_directory import prune_rollouts
-from orchestrator.step.batch_form import fail_other_forms
 from orchestrator.step.checkpoint import Checkpoint, write_checkpoint
 from orchestrator.step.discarded import with_unrecorded
 from orchestrator.step.phases import PhaseClock
@@ -76,9 +75,8 @@ class StepBoundary:
     async def merge(self, step: int, rollouts: Sequence[Rollout]) -> tuple[Batch, int]:
         """Returns the batch of `step`, with the samples of every rollout that neither failed nor was filtered, and its bytes.
 
-        Rollouts that do not fit the others fail (`batch_form.py`).
+        They have one form (`batch_form.py`).
         """
-        fail_other_forms(step, rollouts)
         kept = [rollout for rollout in rollouts if rollout.error is None and rollout.filtered_by is None]
         if self.merge_chunk is None and self.gather_chunk_size is None:
             return await run_cpu_bound(lambda: self._assemble(step, merge_all(kept)))

@@ -8,8 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from orchestrator.step.batch_form import fail_other_forms
+from orchestrator.step.advantages import load_advantage
+from orchestrator.step.batch_form import choose_trained, fail_other_forms
 from orchestrator.step.boundary import StepBoundary
+from run.config import AdvantageConfig
 from tests.support.rollouts import make_rollout, make_turn
 from transport.records import TEACHER_LOG_PROBABILITIES, Rollout
 
@@ -58,7 +60,18 @@ def test_rollouts_that_are_not_trained_on_do_not_count() -> None:
 
 async def test_a_batch_of_several_forms_is_merged_without_the_others(tmp_path: Path) -> None:
     boundary = StepBoundary(tmp_path, "run", {})
-    batch, _ = await boundary.merge(1, [without_routing(0), with_routing(0), with_routing(1), with_column(0)])
+    rollouts = [without_routing(0), with_routing(0), with_routing(1), with_column(0)]
+    choose_trained(1, rollouts, load_advantage(AdvantageConfig()))
+    batch, _ = await boundary.merge(1, rollouts)
     assert [sample.rollout_id for sample in batch.samples] == ["0-0", "0-1"]
     assert len(batch.routed_experts) == 2
     assert batch.columns == {}
+
+
+@pytest.mark.parametrize("kind", ["batch_standardised", "group_mean_batch_scaled"])
+def test_advantages_of_a_step_are_relative_to_those_of_the_usual_form(kind: str) -> None:
+    rollouts = [with_routing(0), with_routing(1), without_routing(0)]
+    for rollout, advantage in zip(rollouts, (1.0, -1.0, 7.0), strict=True):
+        rollout.advantage, rollout.advantage_kind = advantage, kind
+    choose_trained(1, rollouts, load_advantage(AdvantageConfig(kind=kind)))
+    assert [rollout.advantage for rollout in rollouts[:2]] == [1.0, -1.0]
