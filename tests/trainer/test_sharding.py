@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from inference.plugin.digest import digests_of
 from tests.support.polling import until
-from tests.trainer.conftest import make_batch, make_run_config
+from tests.trainer.conftest import VOCABULARY, make_batch, make_run_config
 from tests.trainer.forked_ranks import launch
 from tests.trainer.lone_run import make_lone_run
 from tests.trainer.orchestrator_end import (
@@ -90,6 +91,18 @@ def test_ranks_with_a_part_of_the_model_each_train_as_one_with_all_of_it(
     assert sharded["elements"] == plain["elements"] / ranks, "a rank holds its part of the weights"
     assert sharded["reference_elements"] == [each / ranks for each in plain["reference_elements"]]
     assert all(line["one"]["grad_norm"] > 0 for line in plain["lines"])
+
+
+def test_a_tied_weight_is_trained_where_it_is_embedded_too_if_ranks_have_unequal_parts_of_it(
+    dense_directory: Path, moe_directory: Path, tmp_path: Path
+) -> None:
+    config = AutoConfig.from_pretrained(dense_directory, vocab_size=VOCABULARY + 1)
+    assert config.tie_word_embeddings
+    torch.manual_seed(4)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "odd")
+    launch(2, tmp_path, tmp_path / "odd", moe_directory, "dense-full", module="sharded_learner")
+    found = json.loads((tmp_path / "found_2.json").read_text())
+    assert_close(found["sharded"]["dense-full"], found["plain"]["dense-full"], ["one"])
 
 
 def test_a_row_that_does_not_fit_on_one_rank_is_tried_in_pieces_beside_the_others(found: dict[str, Any]) -> None:

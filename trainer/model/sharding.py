@@ -60,12 +60,28 @@ def load_divided(
         distributed_config=DistributedConfig(fsdp_size=ranks, fsdp_mixed_precision=dtype == torch.bfloat16),
     )
     del model.config.distributed_config  # it is not the model's, and would be written into its config.json
+    padded: dict[int, Tensor] = {}
     for module in model.modules():
         if isinstance(module, FSDPModule):
             # Gradients are added, not averaged: the loss is divided by the tokens of all ranks.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
+            _tie_memory(module, padded)
     return model
+
+
+def _tie_memory(module: FSDPModule, padded: dict[int, Tensor]) -> None:
+    """Has FSDP take a tied weight from one memory under all its names; `padded`: by the weight, of modules before.
+
+    It knows each name apart, since they are tied only once the files are read. Where ranks have unequal parts of the rows, it
+    pads those of each name in a memory of its own, of which an update would reach one alone.
+    """
+    for group in module._get_fsdp_state()._fsdp_param_groups:
+        for each in group.fsdp_params:
+            weight = getattr(each._module_info.module, each._module_info.param_name)
+            each._sharded_param_data = padded.get(id(weight), each._sharded_param_data)
+            each.reset_sharded_param()
+            padded[id(weight)] = each._sharded_param_data
 
 
 class _Divided:
