@@ -88,6 +88,8 @@ class TextParser:
         answer = text.rpartition(reasoning)[2] if reasoning else text
         if tools and not found and any(mark in answer for mark in self._marks(parser)):
             malformed = "a call was begun, but it is not complete or not in the expected format"
+        if not _is_text(found):
+            return self._answer(text, malformed="a call holds half a character: a surrogate without its other half")
         return self._answer(content or "", reasoning or "", found, malformed)
 
     def _answer(
@@ -124,6 +126,15 @@ class TextParser:
             and not value.strip().isalnum()
         }
         return own | set(_COMMON_MARKS)
+
+
+def _is_text(calls: list[dict[str, Any]]) -> bool:
+    """Whether an answer can hold them. JSON may name half a character, which UTF-8 cannot write."""
+    try:
+        orjson.dumps(calls)
+    except TypeError:
+        return False
+    return True
 
 
 def read_frame(stream: BinaryIO) -> bytes | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import sys
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from inference.plugin import parsing
-from inference.plugin.parse_worker import TextParser
+from inference.plugin.parse_worker import TextParser, write_frame
 from inference.plugin.parsing import ParserFailed, ParserProcess, ParserRefused, settings_of
 
 pytestmark = pytest.mark.slow
@@ -97,6 +98,27 @@ async def test_parsers_that_do_not_load_say_why_though_their_process_has_ended(m
     monkeypatch.setattr(asyncio, "create_subprocess_exec", started_and_ended)
     with pytest.raises(ParserFailed, match="do not load: KeyError: 'hammer'"):
         await ParserProcess({"tool_parser": "hammer", "error": "KeyError: 'hammer'"}).parse({"do": "a"})
+
+
+def test_a_call_that_holds_half_a_character_is_malformed_and_the_process_lives() -> None:
+    found = SimpleNamespace(name="keep", arguments='{"text": "\ud800"}')
+
+    class Parsing:
+        tool_parser = None
+
+        def __init__(self, *_: Any, **__: Any) -> None: ...
+
+        def parse(self, *_: Any, **__: Any) -> Any:
+            return None, None, [found]
+
+    parser = TextParser.__new__(TextParser)
+    parser._tokenizer = SimpleNamespace(decode=lambda *_, **__: "a text", all_special_tokens=[])
+    parser._parser_type = Parsing
+    parser._request_type = lambda **_: SimpleNamespace(tools=None)
+    answer = parser.parse({"tools": [], "token_ids": [1]})
+    assert (answer["content"], answer["calls"]) == ("a text", [])
+    assert "half a character" in answer["malformed"]
+    write_frame(io.BytesIO(), answer)
 
 
 def arguments(tool_parser: str | None, reasoning_parser: str = "", auto: bool = True) -> Any:
