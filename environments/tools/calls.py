@@ -87,6 +87,9 @@ def _arguments(name: str, arguments: str, schemas: Mapping[str, Any]) -> tuple[d
         )
     try:
         value = json.loads(arguments or "{}", parse_constant=_refuse_constant)
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return {}, f"{name}: its arguments hold half a character: a surrogate without its other half"
     except (ValueError, RecursionError) as error:
         return {}, f"{name}: its arguments are not JSON: {str(error)[:200]}"
     if not isinstance(value, dict):

@@ -128,11 +128,11 @@ def _say(error: BaseException) -> str:
 
 
 def _cut(text: str, limit: int) -> str:
-    """Returns a text of about at most `limit` characters: its beginning and its end."""
-    if len(text) <= limit:
-        return text
-    half = limit // 2
-    return text[:half] + _CUT.format(len(text) - 2 * half, len(text)) + "\n" + text[len(text) - half :]
+    """Returns a text of about at most `limit` characters: its beginning and its end. Half a character in it becomes a `?`."""
+    if len(text) > limit:
+        half = limit // 2
+        text = text[:half] + _CUT.format(len(text) - 2 * half, len(text)) + "\n" + text[len(text) - half :]
+    return text.encode(errors="replace").decode()
 
 
 def tool_metrics(state: Mapping[str, Any]) -> dict[str, float]:

@@ -55,6 +55,8 @@ def test_valid_calls() -> None:
         ([("add", '{"a": 1, "b": 10}')], "arguments.b: 10; expected at most 9"),
         ([("add", '{"a": 1, "c": 10}')], 'there is no "c"; expected a, b'),
         ([("add", "[" * 100_000)], "not JSON"),
+        ([("add", '{"a": "\\ud800"}')], "add: its arguments hold half a character"),
+        ([("add", '{"\\udfff": 1}')], "add: its arguments hold half a character"),
         ([("add", '{"a": 1}'), ("add", "?")], "not JSON"),
         ([("add", '{"a": 1}')] * (MAX_CALLS + 1), "65 calls in one turn"),
     ],

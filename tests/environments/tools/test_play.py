@@ -44,12 +44,17 @@ async def long(count: int) -> str:
     return "a" * count + "z"
 
 
+async def half() -> dict[str, str]:
+    """Returns half a character, as JSON may hold."""
+    return {"title": "\ud83d!"}
+
+
 async def gone() -> None:
     """Cannot work."""
     raise ToolUnavailable("the server of 'gone' does not answer")
 
 
-TOOLS = [calculator_tool(), *(tool_from(function) for function in (boom, hang, quit_python, cancel, long, gone))]
+TOOLS = [calculator_tool(), *(tool_from(function) for function in (boom, hang, quit_python, cancel, long, half, gone))]
 
 
 async def run(chat: Chat, *answers: str, limits: ToolLimits | None = None, tools: list[ToolFunction] = TOOLS) -> Any:
@@ -104,6 +109,12 @@ async def test_what_goes_wrong_is_told(chat: Chat, name: str, arguments: dict[st
     assert f"<tool_response>{said}</tool_response>" in text
     assert reply.content == "ok"
     assert state["tools"]["errors"].get(name, 0) == (name != "long")
+
+
+async def test_half_a_character_in_a_result_is_told_as_a_question_mark(chat: Chat) -> None:
+    reply, text, _ = await run(chat, write_hermes("half", {}), "ok")
+    assert '<tool_response>{"title": "?!"}</tool_response>' in text
+    assert reply.content == "ok"
 
 
 @pytest.mark.parametrize(
