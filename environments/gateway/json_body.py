@@ -12,6 +12,8 @@ from environments.gateway.errors import Refused
 MOST_VALUES = 200_000
 """Commas and opening brackets outside of text. Each value takes up to 100 bytes of memory, and 100 ns of the event loop."""
 
+_FEW_VALUES = 1000
+
 _TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
 
 MOST_DEPTH = 64
@@ -20,7 +22,7 @@ MOST_DEPTH = 64
 
 def parse_body(content: bytes) -> dict[str, Any]:
     """Returns the JSON object in `content`. Raises `Refused`."""
-    if _values(content) > MOST_VALUES and (values := _values(_TEXT.sub(b"", content))) > MOST_VALUES:
+    if (values := count_values(content)) > MOST_VALUES:
         raise Refused(f"the body has about {values} values; at most {MOST_VALUES} are taken", status=413)
     try:
         value = orjson.loads(content)
@@ -33,7 +35,13 @@ def parse_body(content: bytes) -> dict[str, Any]:
     return value
 
 
-def _values(content: bytes) -> int:
+def count_values(content: bytes) -> int:
+    """Returns about how many values JSON has, before it is parsed. Where they may be many, text is left out of the count."""
+    values = _marks(content)
+    return values if values <= _FEW_VALUES else _marks(_TEXT.sub(b"", content))
+
+
+def _marks(content: bytes) -> int:
     return content.count(b",") + content.count(b"[") + content.count(b"{")
 
 

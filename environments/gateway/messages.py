@@ -12,7 +12,7 @@ import orjson
 
 from environments.chat import Message, Tool
 from environments.gateway.errors import Refused, shown
-from environments.gateway.json_body import MOST_DEPTH, is_deep
+from environments.gateway.json_body import MOST_DEPTH, MOST_VALUES, count_values, is_deep
 
 MOST_MESSAGES = 10_000
 MOST_TOOLS = 512
@@ -35,10 +35,30 @@ def template_messages(messages: object) -> list[Message]:
         raise Refused(f"messages is {shown(messages)}; expected a list of at least one message", parameter="messages")
     if len(messages) > MOST_MESSAGES:
         raise Refused(f"{len(messages)} messages; at most {MOST_MESSAGES} are taken", parameter="messages")
-    return [_template_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+    arguments = _Arguments()
+    return [_template_message(message, f"messages[{index}]", arguments) for index, message in enumerate(messages)]
 
 
-def _template_message(message: object, where: str) -> Message:
+class _Arguments:
+    """Parses the arguments of a request's calls. The check of the body sees them as text, and does not count their values."""
+
+    def __init__(self) -> None:
+        self._values = 0
+
+    def parse(self, text: str) -> object:
+        """Returns what the text says; None if it is not JSON. Raises `Refused` if all that was parsed has too many values."""
+        content = text.encode()
+        self._values += count_values(content)
+        if self._values > MOST_VALUES:
+            what = f"the arguments of its calls have about {self._values} values"
+            raise Refused(f"messages: {what}; at most {MOST_VALUES} are taken", status=413, parameter="messages")
+        try:
+            return orjson.loads(content)
+        except orjson.JSONDecodeError:
+            return None
+
+
+def _template_message(message: object, where: str, arguments: _Arguments) -> Message:
     if not isinstance(message, dict):
         _refuse(where, message, "expected an object with role and content")
     role = _ROLES.get(message["role"]) if isinstance(message.get("role"), str) else None
@@ -51,7 +71,7 @@ def _template_message(message: object, where: str) -> Message:
         if name not in _FIELDS[role]:
             _refuse(f"{where}.{name}", value, "this field is not known here; leave it out")
         if name == "tool_calls":
-            if calls := _calls(value, f"{where}.tool_calls"):
+            if calls := _calls(value, f"{where}.tool_calls", arguments):
                 found["tool_calls"] = calls
         elif not isinstance(value, str):
             _refuse(f"{where}.{name}", value, "expected text")
@@ -77,26 +97,23 @@ def _text(content: object, where: str) -> str:
     return "\n".join(parts)
 
 
-def _calls(calls: object, where: str) -> list[dict[str, Any]]:
+def _calls(calls: object, where: str, arguments: _Arguments) -> list[dict[str, Any]]:
     if not isinstance(calls, list):
         _refuse(where, calls, "expected a list of calls")
-    return [_call(call, f"{where}[{index}]") for index, call in enumerate(calls)]
+    return [_call(call, f"{where}[{index}]", arguments) for index, call in enumerate(calls)]
 
 
-def _call(call: object, where: str) -> dict[str, Any]:
+def _call(call: object, where: str, arguments: _Arguments) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(call, dict) or call.get("type", "function") != "function" or not isinstance(function, dict):
         _refuse(where, call, 'expected {"id": ..., "type": "function", "function": {"name": ..., "arguments": ...}}')
     name, identity = function.get("name"), call.get("id")
     if not isinstance(name, str) or not isinstance(identity, str):
         _refuse(where, call, "its id and its function's name must be text")
-    arguments = function.get("arguments") or "{}"
-    try:
-        parsed = orjson.loads(arguments) if isinstance(arguments, str) else arguments
-    except orjson.JSONDecodeError:
-        parsed = None
+    given = function.get("arguments") or "{}"
+    parsed = arguments.parse(given) if isinstance(given, str) else given
     if not isinstance(parsed, dict) or is_deep(parsed):
-        _refuse(f"{where}.function.arguments", arguments, f"expected a JSON object as text, at most {MOST_DEPTH} deep")
+        _refuse(f"{where}.function.arguments", given, f"expected a JSON object as text, at most {MOST_DEPTH} deep")
     return {"id": identity, "type": "function", "function": {"name": name, "arguments": parsed}}
 
 

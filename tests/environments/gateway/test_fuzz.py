@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from environments.gateway.errors import Refused
 from environments.gateway.json_body import MOST_DEPTH, MOST_VALUES, is_deep, parse_body
+from environments.gateway.messages import template_messages
 from perf.bench.gateway_fuzz import fuzz, make_chat
 
 
@@ -41,3 +43,15 @@ def test_values_are_counted_outside_of_text() -> None:
     for open_text in (b'"' + b"[" * (MOST_VALUES + 1), b'"' + b"\\," * (MOST_VALUES + 1) + b"\\"):
         with pytest.raises(Refused, match="not JSON"):
             parse_body(open_text)
+
+
+def test_values_within_the_arguments_of_calls_are_counted_over_all_of_them() -> None:
+    def asked(*arguments: str) -> list[dict[str, Any]]:
+        calls = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": each}} for each in arguments]
+        return [{"role": "assistant", "content": "", "tool_calls": [call]} for call in calls]
+
+    text, half = '{"a": "%s"}' % ("[," * MOST_VALUES), '{"a": [%s0]}' % ("0," * (MOST_VALUES // 2 - 3))
+    assert len(template_messages(asked(text, half, half))) == 3
+    with pytest.raises(Refused, match="the arguments of its calls have about") as refused:
+        template_messages(asked(half, half, half))
+    assert refused.value.status == 413
