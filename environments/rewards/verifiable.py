@@ -18,6 +18,11 @@ from environments.rewards.processes import BoundedProcesses, OverLimit
 _PATIENCE = 30.0
 """Seconds of time for each second of processor time, and in any case: a busy machine must not change a reward."""
 
+_MOST_MARKS = 1000
+"""Combining characters on one letter. Text of people has some five."""
+_MADE_OF_MARKS = "\u0f73\u0f75\u0f81"
+"""Characters that are no marks, and of which each is taken apart into two."""
+
 _OVER_LIMIT = Value(0.0, {"over_limit": 1.0})
 
 
@@ -125,12 +130,23 @@ class ExactReward(_OfProcesses):
 
 def normalised(text: str, config: ExactConfig) -> str:
     """Returns the text as `exact` compares it."""
-    text = unicodedata.normalize("NFC", text)
+    if not _has_endless_marks(text):
+        text = unicodedata.normalize("NFC", text)
     if config.ignore_case:
         text = text.casefold()
     if config.ignore_punctuation:
         text = "".join(letter for letter in text if unicodedata.category(letter)[0] not in "PS")
     return " ".join(text.split()) if config.collapse_whitespace else text.strip()
+
+
+def _has_endless_marks(text: str) -> bool:
+    """Whether marks stand in a row that no text has. To sort them takes the square of their number, and cannot be stopped."""
+    in_a_row = 0
+    for letter in () if text.isascii() else text:
+        in_a_row = in_a_row + 1 if unicodedata.combining(letter) or letter in _MADE_OF_MARKS else 0
+        if in_a_row > _MOST_MARKS:
+            return True
+    return False
 
 
 class RegexReward(_OfProcesses):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,13 @@ def test_latex_without_delimiters_gets_them() -> None:
 )
 async def test_exact(rubric: MakeRubric, options: dict[str, bool], answer: str, completion: str, reward: float) -> None:
     assert (await score(rubric({"kind": "exact", **options}), completion, answer)).reward == reward
+
+
+@pytest.mark.parametrize("marks", ["\u0301\u0316", "\u0f73"])
+async def test_endless_marks_do_not_hold_the_loop(rubric: MakeRubric, marks: str) -> None:
+    began = time.process_time()
+    assert (await score(rubric({"kind": "exact"}), "a" + marks * 20_000, "a")).reward == 0.0
+    assert time.process_time() - began < 0.5
 
 
 async def test_any_of_several_answers_counts(rubric: MakeRubric) -> None:
