@@ -12,6 +12,7 @@ import orjson
 
 from environments.base import Reply
 from environments.chat import Chat, Message
+from environments.gateway.json_body import MOST_DEPTH, is_deep
 from transport.records import Turn
 
 MODEL = "policy"
@@ -26,6 +27,18 @@ class Choice:
     text: str
     """What the agent reads as its content."""
     reply: Reply
+
+
+def unsendable(reply: Reply) -> str:
+    """Returns why the calls of a reply cannot be sent, for a model to read; empty if they can."""
+    for call in reply.calls:
+        if is_deep(call.arguments):
+            return f"{call.name}: its arguments are more than {MOST_DEPTH} levels deep"
+        try:
+            orjson.dumps(call.arguments)
+        except TypeError:
+            return f"{call.name}: its arguments hold a whole number of more than 64 bits, or half a character"
+    return ""
 
 
 def assistant_message(choice: Choice) -> Message:

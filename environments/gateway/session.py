@@ -17,7 +17,7 @@ from environments.gateway.conversation import Conversations
 from environments.gateway.errors import Refused
 from environments.gateway.messages import template_messages
 from environments.gateway.requests import Asked, ChatRequest, CompletionRequest, chat_request, completion_request
-from environments.gateway.responses import Choice, assistant_message, chat_answer, completion_answer
+from environments.gateway.responses import Choice, assistant_message, chat_answer, completion_answer, unsendable
 from transport.records import Turn
 
 Parameters = ParamSpec("Parameters")
@@ -183,9 +183,9 @@ class Session:
             reply = Reply(text)
         else:
             reply = await self._model.parse(turn, request.parsed_tools)
-            if reply.malformed or not _is_json(reply):
+            if problem := reply.malformed or unsendable(reply):
                 # Calls that cannot be parsed are text to the agent, as they are at a plain server.
-                reply = Reply(text, malformed=reply.malformed or "its arguments are not valid JSON")
+                reply = Reply(text, malformed=problem)
             text = reply.content
         self.last_reply = reply
         return Choice(turn, _cut(text, request.asked.stop), reply)
@@ -204,14 +204,6 @@ def _cut(text: str, stop: Sequence[str]) -> str:
     """The text up to the first of the agent's own stop strings, which OpenAI's API leaves out."""
     places = [place for each in stop if (place := text.find(each)) >= 0]
     return text[: min(places)] if places else text
-
-
-def _is_json(reply: Reply) -> bool:
-    """Whether the arguments of its calls can be sent: no lone surrogates, numbers of more than 64 bits, or endless brackets."""
-    try:
-        return all(orjson.dumps(call.arguments) for call in reply.calls)
-    except TypeError:
-        return False
 
 
 def _ended() -> Refused:

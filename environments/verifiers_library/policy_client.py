@@ -22,7 +22,7 @@ from environments.gateway.conversation import Conversations
 from environments.gateway.errors import Refused
 from environments.gateway.messages import template_messages
 from environments.gateway.requests import chat_request
-from environments.gateway.responses import Choice, assistant_message, chat_answer
+from environments.gateway.responses import Choice, assistant_message, chat_answer, unsendable
 from environments.verifiers_library.own_loop import on_loop
 from transport.records import Turn
 
@@ -116,10 +116,10 @@ async def _answer(seat: Seat, body: dict[str, Any]) -> tuple[Turn, dict[str, Any
 
 def _with_malformed_call(reply: Reply) -> Reply:
     """A call that cannot be read becomes one whose result says so: without a call, an agent's program would end its run."""
-    if not reply.malformed:
+    if not (problem := reply.malformed or unsendable(reply)):
         return reply
-    call = ToolCall(f"malformed-{uuid.uuid4().hex[:12]}", MALFORMED_CALL, {"error": reply.malformed})
-    return replace(reply, calls=(*reply.calls, call))
+    call = ToolCall(f"malformed-{uuid.uuid4().hex[:12]}", MALFORMED_CALL, {"error": problem})
+    return replace(reply, calls=(call,))
 
 
 def _cut(text: str, stop: tuple[str, ...]) -> str:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
-from environments.chat import LONG_TEXT, Chat
+from environments.base import Reply, ToolCall
+from environments.chat import LONG_TEXT, Chat, Tool
 from environments.gateway import Gateway
 from models.tiny_tokenizer import write_tokenizer
 from tests.environments.gateway.models import RecordingModel, client_of, extends
+from transport.records import Turn
 
 TEMPLATE = (
     "{{ tools | tojson if tools }}{% for message in messages %}<|{{ message.role }}|>{{ message.reasoning_content }}"
@@ -68,6 +72,17 @@ async def test_malformed_calls_are_text(gateway: Gateway, chat: Chat) -> None:
     [answer] = await asked(gateway, RecordingModel(chat, ["bad:{"]), [HELLO], tools=TOOLS)
     assert answer.content == "bad:{"
     assert answer.tool_calls is None
+
+
+@pytest.mark.parametrize(("at", "sent"), [("2", True), (str(2**70), False), ("[" * 65 + "]" * 65, False)])
+async def test_calls_that_cannot_be_sent_are_text(gateway: Gateway, chat: Chat, at: str, sent: bool) -> None:
+    class Calling(RecordingModel):
+        async def parse(self, turn: Turn, tools: Sequence[Tool] = ()) -> Reply:
+            return Reply("", "", (ToolCall("call_1", "look", {"at": json.loads(at)}),))
+
+    [answer] = await asked(gateway, Calling(chat, ["look there"]), [HELLO], tools=TOOLS)
+    assert bool(answer.tool_calls) == sent
+    assert answer.content == (None if sent else "look there")
 
 
 async def test_without_choice_of_tools_none_is_called_and_the_branch_goes_on(gateway: Gateway, chat: Chat) -> None:

@@ -117,7 +117,8 @@ async def test_tools_with_state(
 ) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setenv("PYTHONPATH", "")
-    answers = ['call add {"amount": 2}', "call ? {", 'call add {"amount": 3}', 'call multiply {"by": 2}', "done"]
+    long = f'call add {{"amount": {2**70}}}'
+    answers = ['call add {"amount": 2}', "call ? {", long, 'call add {"amount": 3}', 'call multiply {"by": 2}', "done"]
     async with running("", id=str(SAMPLES / "counting_tools.py")) as environment:
         rollout = await played(environment, CallingModel(tools_chat, answers))
     prompt = texts(tools_chat, rollout.turns)[-1][0]
@@ -126,11 +127,12 @@ async def test_tools_with_state(
     assert [result.split("<|end|>")[0] for result in results] == [
         "2",
         "error: cannot read {",
+        "error: add: its arguments hold a whole number of more than 64 bits, or half a character",
         "5",
         "error: unknown tool 'multiply'",
     ]
     assert rollout.reward == 1
-    assert rollout.metrics["turns"] == 5
+    assert rollout.metrics["turns"] == 6
 
 
 async def test_episodes_at_once_do_not_mix(chat: Chat, running: Running) -> None:
