@@ -65,15 +65,20 @@ class Conversations:
     def text_prompt(self, text: str) -> Sequence[int]:
         """Returns the prompt ids of a text that the model is to continue."""
         content = text.encode()
-        digest, end, found = blake2b(digest_size=_DIGEST_BYTES), 0, None
+        digest, end = blake2b(digest_size=_DIGEST_BYTES), 0
+        found: list[tuple[int, Turn, str]] = []
         for length in sorted(self._texts):
             if length > len(content):
                 break
             digest.update(content[end:length])
             end = length
             if (known := self._texts[length].get(digest.digest())) is not None:
-                found = self._continued(*known, content[length:]) or found
-        return self._chat.encode(text) if found is None else found
+                found.append((length, *known))
+        # An agent that writes on has all of its turns there. What follows the longest is encoded, and nothing else.
+        for length, turn, cut in reversed(found):
+            if (prompt := self._continued(turn, cut, content[length:])) is not None:
+                return prompt
+        return self._chat.encode(text)
 
     def remember_text(self, text: str, completion: str, cut: str, turn: Turn) -> None:
         """Notes that a text prompt, the completion as it was returned and the text `cut` from its end ended in `turn`."""

@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import openai
 import pytest
 
 from environments.base import Reply, ToolCall
 from environments.chat import LONG_TEXT, Chat, Tool
 from environments.gateway import Gateway
+from environments.gateway.conversation import Conversations
 from models.tiny_tokenizer import write_tokenizer
 from tests.environments.gateway.models import RecordingModel, client_of, extends
 from transport.records import Turn
@@ -203,6 +205,25 @@ async def test_a_text_continues_the_turn_that_it_repeats(
         await client.completions.create(model="any", prompt=continued)
     assert extends(model.turns[1], model.turns[0]) == kept
     assert chat.transcribe([model.turns[1].prompt_ids.tolist()]) == [continued]
+
+
+def test_of_the_turns_that_a_text_repeats_one_is_encoded(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
+    conversations, text = Conversations(chat), "once"
+    for _ in range(50):
+        ids = np.asarray(chat.encode(text), np.int32)
+        turn = Turn(ids, np.asarray(chat.encode(" upon"), np.int32), np.zeros(1, np.float32), 0, "length")
+        conversations.remember_text(text, " upon", "", turn)
+        text += " upon"
+    encoded: list[str] = []
+    encode = chat.encode
+
+    def noted(text: str) -> list[int]:
+        encoded.append(text)
+        return encode(text)
+
+    monkeypatch.setattr(chat, "encode", noted)
+    assert chat.transcribe([conversations.text_prompt(text + " a time")]) == [text + " a time"]
+    assert encoded == [" a time"]
 
 
 async def test_prompts_of_token_ids_are_taken_as_they_are(gateway: Gateway, chat: Chat) -> None:
