@@ -12,6 +12,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
+import numpy as np
+
 from environments.chat import Chat
 from inference.base import InferenceError, RequestRefused
 from inference.pool.pool import InferencePool
@@ -52,7 +54,9 @@ class Teacher:
     async def _ask(self, rollout: Rollout) -> None:
         for branch in rollout.branches or ():
             start = len(branch.turns[0].prompt_ids)
-            scores = await self._pool.score(branch.token_ids_T, start, affinity=rollout.rollout_id)
+            scores = np.empty(0, np.float32)
+            if start < len(branch.token_ids_T):  # else all of its completions are empty
+                scores = await self._pool.score(branch.token_ids_T, start, affinity=rollout.rollout_id)
             for turn in branch.turns:
                 first = len(turn.prompt_ids) - start
                 turn.columns[TEACHER_LOG_PROBABILITIES] = scores[first : first + len(turn.completion_ids)]

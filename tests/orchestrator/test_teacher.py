@@ -67,6 +67,15 @@ async def test_a_branch_is_asked_for_at_once() -> None:
     assert columns == [pytest.approx([-0.03, -0.04]), pytest.approx([-0.08]), pytest.approx([-0.06])]
 
 
+async def test_of_a_branch_of_empty_completions_nothing_is_asked() -> None:
+    branches, pool = OpenBranches(), Pool()
+    rollout = make_rollout(turns=[branches.add(make_turn([1, 2], [])).turns[-1]])
+    rollout.branches = branches.closed()
+    await Teacher(pool).ask(rollout)
+    assert (rollout.error, pool.asked) == (None, [])
+    assert [len(turn.columns[TEACHER_LOG_PROBABILITIES]) for turn in rollout.turns] == [0]
+
+
 @pytest.mark.parametrize(("error", "excused"), [(ServerFailure("it is down"), True), (RequestRefused("no"), False)])
 async def test_a_teacher_that_fails_fails_the_rollout(error: Exception, excused: bool) -> None:
     rollout = make_played()
