@@ -70,6 +70,9 @@ class Failed(Event):
     error: str = ""
     """For the trial's `error.txt`: the traceback, or the signal or exit code and the end of its stderr."""
 
+    may_recover: bool = True
+    """Whether another attempt may do better; not if the trial's configuration was refused."""
+
 
 @dataclass(frozen=True)
 class Stopped(Event):

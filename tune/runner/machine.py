@@ -173,7 +173,7 @@ class ExperimentMachine(Transfers):
             case Failed():
                 self._attempt_over(trial, progress)
                 if progress.end not in (Trial.TERMINATED, Trial.ERROR):
-                    self._count_failure(trial, progress, event.error)
+                    self._count_failure(trial, progress, event.error, event.may_recover)
                 self._settle(trial, progress, progress.end or Trial.PENDING)
             case Stopped():
                 end = progress.end
@@ -367,7 +367,7 @@ class ExperimentMachine(Transfers):
             self._drop_exploit(progress)
 
     def _count_failure(self, trial: Trial, progress: Progress, error: str, may_recover: bool = True) -> None:
-        """Lets the trial start again, if it may. After a result that nobody can decide on it would report the same."""
+        """Lets the trial start again, if it may. After a result that nobody can decide on, or refused, it would end the same."""
         trial.num_failures += 1
         trial.error_msg = error
         self._forget_wanted(progress)

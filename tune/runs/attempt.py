@@ -120,7 +120,8 @@ class RunAttempt:
         if (code := self._process.code) is not None and not self._complete:
             self._complete = True
             if code != 0 and not self._leaving:
-                return self._end(Failed(self.trial_id, self.number, self._process.error()))
+                refused = code == UserError.code
+                return self._end(Failed(self.trial_id, self.number, self._process.error(), may_recover=not refused))
         events = self._saved()
         if self._leaving:
             return events + self._left()

@@ -241,10 +241,10 @@ def test_the_reason_of_a_trial_with_a_wrong_configuration_is_shown(
     said = "counterpoint: error: 1 error in the configuration\n  seed: the reason, SomeError: of it"
     program = f"import sys; print({said!r}); sys.exit(2)"
     monkeypatch.setattr("tune.runs.orchestrator_process.PROGRAM", (sys.executable, "-c", program))
-    command.settings |= {"num_samples": 1, "max_failures": 0}
+    command.settings |= {"num_samples": 1, "max_failures": 2}
     assert main(["tune", command.write()]) == 1
     reason = "ended with exit code 2; 1 error in the configuration seed: the reason, SomeError: of it"
-    assert capsys.readouterr().out.count(reason) == 2, "when it fails, and below the table at the end"
+    assert capsys.readouterr().out.count(reason) == 2, "when it fails, once, and below the table at the end"
     assert main(["tune", "status", str(command.directory)]) == 0
     assert reason in capsys.readouterr().out
 
