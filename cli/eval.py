@@ -103,6 +103,7 @@ def _evaluate(
     run: RunConfig, server: InferenceConfig | None, variables: dict[str, str], given: argparse.Namespace
 ) -> int:
     from inference.base import InferenceError
+    from job.claim_directory import check_writable
     from job.evaluation.server import at_servers, server_of
     from job.evaluation.subject import find_checkpoint, subject_of
     from orchestrator.evaluation.alone import load_evaluations
@@ -119,6 +120,7 @@ def _evaluate(
     directory = given.output or Path(f"eval-{datetime.datetime.now():%Y%m%d-%H%M%S}")
     if directory.exists():
         raise UserError(f"--output {directory} exists; results are written to a new directory")
+    check_writable(f"--output {directory}", directory)
     own = server_of(server, checkpoint, subject, directory) if server is not None else None
     if own is not None:
         directory.mkdir(parents=True, exist_ok=True)  # for its log; else for the first result

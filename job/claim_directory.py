@@ -36,11 +36,7 @@ class NothingLeft(UserError):
 def check_directory(config: JobConfig, fresh: bool) -> None:
     """Raises `UserError` unless the job may use its output directory and a resume has a run to go on with. Writes nothing."""
     directory = config.output_dir
-    existing = directory
-    while not existing.exists():
-        existing = existing.parent
-    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        raise UserError(f"output_dir = {str(directory)!r}: {existing} is not a directory that may be written to")
+    check_writable(f"output_dir = {str(directory)!r}", directory)
     if not _is_occupied(directory):
         return
     if not (directory / JOB_FILE).exists():
@@ -58,6 +54,15 @@ def check_directory(config: JobConfig, fresh: bool) -> None:
     if config.resume:
         _check_same_job(config)
         _check_not_evicted(config)
+
+
+def check_writable(given: str, directory: Path) -> None:
+    """Raises `UserError`, which begins with `given`, unless the directory or what exists of its parents may be written to."""
+    existing = directory
+    while not existing.exists():
+        existing = existing.parent
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        raise UserError(f"{given}: {existing} is not a directory that may be written to")
 
 
 def _check_no_run_lives(directory: Path) -> None:

@@ -80,6 +80,10 @@ def test_results_on_a_running_server(
     assert "pass@2" in printed
     assert {request.model for request in inference.asked} == {str(tmp_path / "model")}
     assert main(["eval", str(file), "--server", inference.url, "--output", str(output)]) == 2, "it exists"
+    below_a_file = output / "evaluations.jsonl" / "further"
+    capsys.readouterr()
+    assert main(["eval", str(file), "--server", inference.url, "--output", str(below_a_file)]) == 2
+    assert f"--output {below_a_file}: {below_a_file.parent} is not a directory that" in capsys.readouterr().err
 
 
 @pytest.mark.slow
