@@ -8,6 +8,7 @@ from cli.arguments.command import Command, parse
 from cluster.notify import notify_ready
 from job.admin.reload import Reload
 from job.check import check_run
+from job.configuration.named_files import check_run_files
 from job.join import check_joins, values_of_job
 from job.resolve_model import resolve_model
 from run.config import RunConfig
@@ -32,5 +33,6 @@ def main(arguments: list[str]) -> int:
 def check(command: Command[RunConfig]) -> None:
     """Raises `UserError` for what is wrong before anything is started."""
     check_run(command.config)
+    check_run_files(command.config)
     if command.join is not None:
         check_joins(command.config, command.join)

@@ -100,3 +100,21 @@ def test_a_job_on_ray_names_files_of_its_nodes(job_file: Path) -> None:
     assert main(["run", str(job_file), "--dry-run", *flags, "--model", "./gone"]) == 2, (
         "it is found where the command runs"
     )
+
+
+def test_a_dry_run_of_an_orchestrator_refuses_what_is_not_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(f"""
+run_id = "own"
+output_dir = "{tmp_path / "out"}"
+model = "{make_toy_model(tmp_path)}"
+environments = [{{name = "words", kind = "reverse-text"}}]
+inference.urls = ["http://127.0.0.1:9"]
+inference.api_key_file = "{tmp_path / "token"}"
+""")
+    assert main(["orchestrator", str(file), "--dry-run"]) == 2
+    assert f"inference.api_key_file = '{tmp_path / 'token'}': cannot be read" in capsys.readouterr().err
+    (tmp_path / "token").write_text("secret")
+    assert main(["orchestrator", str(file), "--dry-run"]) == 0, capsys.readouterr().err
