@@ -10,7 +10,7 @@ from job.admin.reload import Reload
 from job.check import check_run
 from job.configuration.named_files import check_run_files
 from job.join import check_joins, values_of_job
-from job.resolve_model import resolve_model
+from job.resolve_model import check_model, resolve_model
 from run.config import RunConfig
 from transport.process.hangup import ReloadOnHangup
 
@@ -32,6 +32,7 @@ def main(arguments: list[str]) -> int:
 
 def check(command: Command[RunConfig]) -> None:
     """Raises `UserError` for what is wrong before anything is started."""
+    check_model(command.config.model)
     check_run(command.config)
     check_run_files(command.config)
     if command.join is not None:

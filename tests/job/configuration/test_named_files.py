@@ -105,6 +105,7 @@ def test_a_job_on_ray_names_files_of_its_nodes(job_file: Path) -> None:
 def test_a_dry_run_of_an_orchestrator_refuses_what_is_not_there(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    (tmp_path / "config.json").write_text("{}")
     file = tmp_path / "run.toml"
     file.write_text(f"""
 run_id = "own"
@@ -117,4 +118,6 @@ inference.api_key_file = "{tmp_path / "token"}"
     assert main(["orchestrator", str(file), "--dry-run"]) == 2
     assert f"inference.api_key_file = '{tmp_path / 'token'}': cannot be read" in capsys.readouterr().err
     (tmp_path / "token").write_text("secret")
+    assert main(["orchestrator", str(file), "--dry-run", "--model", "./gone"]) == 2
+    assert "model = './gone': there is no such directory" in capsys.readouterr().err
     assert main(["orchestrator", str(file), "--dry-run"]) == 0, capsys.readouterr().err
