@@ -6,6 +6,7 @@ import json
 import math
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -218,6 +219,16 @@ def test_twenty_steps_are_those_of_trl(place: Path, tmp_path: Path, kind: str) -
     assert not {name for name in lines[-1] if name.startswith(("mismatch_kl", "importance_ratio")) or "/sft" in name}
 
 
+def test_a_resume_needs_the_same_model_and_template(place: Path, tmp_path: Path) -> None:
+    config = make_config(place, tmp_path / "out")
+    another = shutil.copytree(place / "model", tmp_path / "another")
+    changed = config.model_copy(update={"model": str(another)})
+    identity = SftBatches(config).identity
+    assert SftBatches(changed).identity == identity | {"model": str(another)}
+    (another / "chat_template.jinja").write_text(TEMPLATE.replace("<start>", "<begin>"))
+    assert SftBatches(changed).identity["chat_template"] != identity["chat_template"]
+
+
 def test_a_resume_is_exact(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stopped by a signal in the middle of an epoch, between two checkpoints."""
     training = {**TRAINING, "lora": LORA, "warmup_steps": 3, "lr_schedule": "linear"}
@@ -233,6 +244,9 @@ def test_a_resume_is_exact(place: Path, tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(ValueError, match=r"sft.json: samples_per_step changed since the run began"):
         run(changed)
     resumed = make_config(place, tmp_path / "halves", training=training, epochs=1.5, resume=True)
+    another = shutil.copytree(place / "model", tmp_path / "another")
+    with pytest.raises(ValueError, match=r"sft.json: model changed since the run began"):
+        run(resumed.model_copy(update={"model": str(another)}))
     assert run(resumed) == 0
     one, other = weights_in(newest_weights(whole)), weights_in(newest_weights(resumed))
     assert one.keys() == other.keys()

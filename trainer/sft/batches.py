@@ -45,13 +45,17 @@ class SftBatches:
         step, end = max(self._ends.items(), default=(0, 0))
         self.steps = step + math.ceil((self._drawn - end) / config.samples_per_step)
         """Of all epochs; the last may have fewer rows."""
-        self._conversation(0)  # It names a column that is missing, or a template that cannot be used, now.
+        # It names a column that is missing, or a template that cannot be used, now.
+        self._first = self._conversation(0)
 
     @property
     def identity(self) -> dict[str, object]:
-        """What must not change when a run is resumed, for JSON."""
+        """What must not change when a run is resumed, for JSON. The tokens of the first row stand for template and tokenizer."""
         config, weights = self._config, self._rows.weights
+        tokens = np.array([token for each in self._first for token in each.token_ids], np.int32)
         return {
+            "model": config.model,
+            "chat_template": digest(tokens.tobytes()),
             "data": self._rows.fingerprint,
             "weights": None if weights is None else digest(weights.tobytes()),
             "seed": config.seed,

@@ -77,13 +77,14 @@ def _ends_of_trained(path: Path, config: SftConfig) -> dict[int, int]:
 
 
 def _check_identity(path: Path, batches: SftBatches, resume: bool) -> None:
-    """Refuses to resume with other batches; notes those of a run that begins or goes on. Raises `ValueError`."""
+    """Refuses to resume with another model or batches; notes those of a run that begins or goes on. Raises `ValueError`."""
     identity = json.loads(json.dumps(batches.identity))
     former = json.loads(path.read_text()) if resume and path.exists() else identity
-    if changed := sorted(name for name in identity if former.get(name) != identity[name]):
+    known = identity.keys() & former.keys()  # what a former version did not note is not compared
+    if changed := sorted(name for name in known if former[name] != identity[name]):
         raise ValueError(
-            f"{path}: {', '.join(changed)} changed since the run began, so its steps would have other batches; put them back, or "
-            "use another output_dir"
+            f"{path}: {', '.join(changed)} changed since the run began, so its steps would be those of another run; put them "
+            "back, or use another output_dir"
         )
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, json.dumps(identity | {"ends": batches.ends}, indent=2).encode() + b"\n")
