@@ -12,7 +12,7 @@ arithmetic is the same, so are the results.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
@@ -128,6 +128,7 @@ class Optimizer:
             ValueError: a tensor is missing, left over or of another shape: the state is of another model, adapter or optimizer.
         """
         self._check_masters(tensors)
+        held = self._check_moments(tensors)
         for name, parameter in self.parameters.items():
             saved = tensors[f"master.{name}"]
             if name in self._lower:
@@ -136,16 +137,7 @@ class Optimizer:
                 self._lower[name].copy_(lower)
             else:
                 parameter.copy_(saved)
-            state = {
-                key: tensors[f"{key}.{name}"] for key in STATE_KEYS[self.config.optimizer] if f"{key}.{name}" in tensors
-            }
-            other = [
-                key for keys in STATE_KEYS.values() for key in keys if f"{key}.{name}" in tensors and key not in state
-            ]
-            if other:
-                raise ValueError(
-                    f"it holds {other[0]}, which training.optimizer = {self.config.optimizer!r} does not have"
-                )
+            state = {key: tensors[f"{key}.{name}"] for key in held}
             self._state[name] = {
                 key: value.to(parameter.device) if key == "step" else self._placed(value.to(self._home(parameter)))
                 for key, value in state.items()
@@ -163,6 +155,20 @@ class Optimizer:
                 f"it holds the trained weight {left_over[0]} ({len(left_over)} such), which this run does not train; put "
                 "training.lora.target_modules back, or train another run"
             )
+
+    def _check_moments(self, tensors: dict[str, Tensor]) -> Sequence[str]:
+        """Returns the keys of the state that all parameters have; none before the first step. Raises `ValueError`."""
+        own, all_keys = STATE_KEYS[self.config.optimizer], [key for keys in STATE_KEYS.values() for key in keys]
+        held = {key for key in all_keys for name in self.parameters if f"{key}.{name}" in tensors}
+        if other := sorted(held - {*own}):
+            raise ValueError(f"it holds {other[0]}, which training.optimizer = {self.config.optimizer!r} does not have")
+        for name, parameter in self.parameters.items() if held else ():
+            for key in own:
+                saved, expected = tensors.get(f"{key}.{name}"), [] if key == "step" else [*parameter.shape]
+                if saved is None or [*saved.shape] != expected:
+                    found = "is missing" if saved is None else f"has shape {[*saved.shape]}"
+                    raise ValueError(f"{key} of weight {name} {found}; expected {expected}")
+        return own if held else ()
 
     def _gradient(self, name: str) -> Tensor:
         parameter = self.parameters[name]

@@ -61,6 +61,31 @@ def test_state_of_another_model_is_refused() -> None:
     assert before.master("w").tolist() == [1.0, 1.0]
 
 
+def test_state_without_the_moments_of_one_weight_is_refused_before_anything_changes() -> None:
+    def stepped(value: float) -> Optimizer:
+        optimizer = Optimizer({name: nn.Parameter(torch.full((2,), value)) for name in "vw"}, TrainingConfig(), 1)
+        for parameter in optimizer.parameters.values():
+            parameter.grad = torch.ones(2)
+        optimizer.step(1, optimizer.gradient_norm())
+        return optimizer
+
+    state, optimizer = stepped(1.0).state(), stepped(2.0)
+    before = optimizer.master("v").clone()
+    for wrong, said in (
+        ({key: value for key, value in state.items() if key != "exp_avg_sq.w"}, "exp_avg_sq of weight w is missing"),
+        (
+            {key: value for key, value in state.items() if not key.endswith(".w") or "master" in key},
+            "weight w is missing",
+        ),
+        (state | {"exp_avg.w": torch.zeros(3)}, r"exp_avg of weight w has shape \[3\]; expected \[2\]"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            optimizer.load_state(wrong)
+    assert torch.equal(optimizer.master("v"), before)
+    optimizer.load_state(state)
+    assert torch.equal(optimizer.master("v"), state["master.v"])
+
+
 def test_sgd_steps_against_the_gradient_with_its_momentum() -> None:
     parameter = nn.Parameter(torch.zeros(2))
     config = TrainingConfig(optimizer="sgd", learning_rate=0.1, momentum=0.5, max_grad_norm=10)
