@@ -27,6 +27,8 @@ settings.load_profile("counterpoint")
 
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # as below nohup: programs under test would ignore it, too
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # as in a script's background
 
 gc.disable()  # until all tests are collected: their imports make millions of objects and no garbage
 
