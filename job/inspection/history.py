@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 from job.inspection.metrics_lines import Follower, Line, read_discarded, step_of
@@ -166,9 +167,10 @@ class History:
 
         Pauses between two starts of the orchestrator are left out. None if no step's duration is known.
         """
-        lines = [line for _, line in sorted(self.shipped.items())]
+        newest = sorted(self.shipped)[-steps - 1 if steps else None :]
+        lines: list[Line] = [{}, *(self.shipped[step] for step in newest)]
         tokens, seconds = 0, 0.0
-        for before, line in list(zip([{}, *lines], lines, strict=False))[-steps if steps else None :]:
+        for before, line in list(pairwise(lines))[-steps if steps else None :]:
             took = _seconds(line, before)
             if took is not None and line["time"] - took >= self.since:
                 tokens += line.get("tokens/completion", 0)
