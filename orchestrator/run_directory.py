@@ -42,6 +42,15 @@ class RunEvictedError(RuntimeError):
     """The run must end: `control/evicted.txt` exists, or the directory was deleted."""
 
 
+def holds_run(run_dir: Path) -> bool:
+    """Returns whether a run has begun in the directory, or something else is there.
+
+    An orchestrator whose configuration was refused leaves a lock, its log, and empty directories, which are no run.
+    """
+    left = {_LOCK, "orchestrator.log", "decisions.jsonl"}
+    return any(path.name not in left for path in run_dir.rglob("*") if not path.is_dir())
+
+
 @contextmanager
 def taken_over(config: RunConfig) -> Iterator[None]:
     """Creates the run's directory, or accepts an existing one with `resume`, and locks it during the block.
@@ -51,7 +60,7 @@ def taken_over(config: RunConfig) -> Iterator[None]:
     """
     run_dir = config.run_dir
     try:
-        if run_dir.is_dir() and any(run_dir.iterdir()) and not config.resume:
+        if holds_run(run_dir) and not config.resume:
             raise ConfigurationError(
                 f"{run_dir} already holds a run. --resume (in a file: resume = true) continues it; or choose another "
                 "output_dir or run_id, or remove the directory"

@@ -20,12 +20,14 @@ from pathlib import Path
 
 from cluster.process import SYSTEMD_VARIABLES, last_lines
 from job.admin.ask import NotAnswered, Refused, require_job
-from job.check import SAFE_PATH, check_run
+from job.check import SAFE_PATH, check_imports, check_run
 from job.configuration.layers import ENVIRONMENT_PREFIX, NOT_CONFIGURATION
 from job.configuration.load import load
+from job.configuration.named_files import check_run_files
 from job.directory import orchestrator_of
 from job.file_kind import other_kind
 from job.join import check_joins, values_of_job
+from orchestrator.run_directory import holds_run
 from run.config import RunConfig
 from trainer.runs.control_files import MAX_CONFIG_BYTES
 from transport.errors import UserError
@@ -77,7 +79,9 @@ def join_run(
     try:
         config = _load(job, given, name, resume)
         check_run(config)
+        check_run_files(config)
         check_joins(config, job)
+        check_imports([config])
         with _alone(job, guests, config.run_id):
             _check_free(job, config)
             file = guests / f"{config.run_id}.toml"
@@ -117,7 +121,7 @@ def _check_free(job: Path, config: RunConfig) -> None:
     """Raises `Refused` if the run's directory is not free."""
     if orchestrator_of(job, config.run_id) is not None:
         raise Refused(f"run {config.run_id} runs in {job} already")
-    if config.run_dir.is_dir() and any(config.run_dir.iterdir()) and not config.resume:
+    if holds_run(config.run_dir) and not config.resume:
         raise Refused(f"{config.run_dir} holds a run already; resume it, or choose another run_id")
 
 

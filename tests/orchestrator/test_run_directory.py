@@ -31,12 +31,26 @@ def test_a_directory_with_a_run_is_refused_unless_resumed(tmp_path: Path) -> Non
     config = make_config(tmp_path)
     resumed = config.model_copy(update={"resume": True})
     with taken_over(config):
+        with pytest.raises(OSError, match="another orchestrator runs in it"), taken_over(config):
+            pytest.fail("somebody begins a run in it")
+        write_config(config)
         with pytest.raises(ConfigurationError, match="resume = true"), taken_over(config):
             pytest.fail("it holds a run")
         with pytest.raises(OSError, match="another orchestrator runs in it"), taken_over(resumed):
             pytest.fail("somebody works in it")
     with taken_over(resumed):
         pass
+
+
+def test_what_a_refused_configuration_leaves_is_no_run(tmp_path: Path) -> None:
+    config = make_config(tmp_path)
+    with taken_over(config):
+        (config.run_dir / "orchestrator.log").write_text("refused")
+        (config.run_dir / "decisions.jsonl").write_text("")
+    with taken_over(config):
+        write_config(config)
+    with pytest.raises(ConfigurationError, match="already holds a run"), taken_over(config):
+        pytest.fail("it has begun")
 
 
 def test_an_unwritable_place_is_named(tmp_path: Path) -> None:

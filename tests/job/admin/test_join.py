@@ -76,6 +76,25 @@ def test_a_file_that_is_wrong_is_named_as_its_sender_knows_it(tmp_path: Path, mo
     assert not list((tmp_path / "guests").iterdir())
 
 
+@pytest.mark.slow
+def test_an_environment_that_is_not_there_is_refused_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(join, "require_job", lambda job: None)
+    monkeypatch.setattr(join, "values_of_job", lambda job: {})
+    monkeypatch.setattr(join, "check_joins", lambda config, job: None)
+    text = f"""
+run_id = "guest"
+output_dir = "{tmp_path}"
+model = "m"
+environments = [{{ name = "a", kind = "environments.tasks.reverse_text:Reverse" }}]
+"""
+    with pytest.raises(UserError, match=r"has no class 'Reverse'; did you mean 'ReverseText'"):
+        join.join_run(tmp_path, text)
+    assert not list((tmp_path / "guests").iterdir())
+    assert not (tmp_path / "run_guest").exists()
+
+
 def test_one_of_two_who_join_a_run_at_once_is_refused(
     tmp_path: Path, config: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
