@@ -13,6 +13,7 @@ from pathlib import Path
 from inference.token import read_token
 from job.config import JobConfig
 from run.config import RunConfig, TrainingConfig
+from trainer.lora.adapter_description import check_description
 from transport.errors import UserError
 
 FILE_FLAGS = ("--chat-template", "--ssl-certfile", "--ssl-keyfile", "--ssl-ca-certs")
@@ -58,6 +59,11 @@ def check_beginning(training: TrainingConfig) -> None:
     ):
         if directory is not None and not (directory / file).is_file():
             raise UserError(f"training.{key} = '{directory}': there is no {file} in that directory")
+    if lora is not None and lora.start_from is not None:
+        try:
+            check_description(lora.start_from, lora)
+        except (OSError, ValueError) as error:
+            raise UserError(f"training.lora.start_from = '{lora.start_from}': {error}") from None
 
 
 def _check(above: str, file: Path | None, read: Callable[[Path], object]) -> None:

@@ -13,7 +13,7 @@ import job.check
 from job.check import check_fit, check_imports, check_runs
 from job.config import JobConfig
 from job.configuration.load import load
-from run.config import RunConfig
+from run.config import LoraConfig, RunConfig
 from tests.orchestrator.toy_model import make_toy_model
 from transport.errors import UserError
 
@@ -126,7 +126,9 @@ def test_what_a_run_begins_with_is_missed_before_anything_starts(job_file: Path,
         check_runs(load(JobConfig, job_file, given))
     check_runs(load(JobConfig, job_file, [*given, "--resume", "true"]))
     (tmp_path / "gone").mkdir()
-    (tmp_path / "gone" / "adapter_config.json").touch()
+    lora = LoraConfig()
+    described = {"peft_type": "LORA", "r": lora.rank, "lora_alpha": lora.alpha}
+    (tmp_path / "gone" / "adapter_config.json").write_bytes(orjson.dumps(described))
     check_runs(load(JobConfig, job_file, given))
     reference = ["--orchestrator.training.reference.model", str(tmp_path)]
     with pytest.raises(UserError, match=r"training\.reference\.model = .*: there is no config\.json"):

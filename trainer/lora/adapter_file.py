@@ -8,28 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from run.config import LoraConfig
-from transport.files.untrusted import open_regular, read_json
-
-MAX_DESCRIPTION_BYTES = 2**20
-
-_PLAIN: dict[str, tuple[Any, ...]] = {
-    "peft_type": ("LORA",),
-    "bias": ("none", None),
-    "use_dora": (False, None),
-    "use_rslora": (False, None),
-    "fan_in_fan_out": (False, None),
-    "rank_pattern": ({}, None),
-    "alpha_pattern": ({}, None),
-    "modules_to_save": ([], None),
-}
-"""Keys of `adapter_config.json` that change the meaning of the weights, and their values in plain LoRA."""
+from trainer.lora.adapter_description import check_description
+from transport.files.untrusted import open_regular
 
 
 def load_adapter(state: Callable[[], Mapping[str, Tensor]], config: LoraConfig, directory: Path) -> None:
@@ -44,7 +30,7 @@ def load_adapter(state: Callable[[], Mapping[str, Tensor]], config: LoraConfig, 
         ValueError: there is no adapter, or it does not fit the run; the message says what differs.
     """
     try:
-        _check_description(read_json(directory / "adapter_config.json", MAX_DESCRIPTION_BYTES), config)
+        check_description(directory, config)
         own = state()
         given = _read(directory / "adapter_model.safetensors", own)
         with torch.no_grad():
@@ -57,17 +43,6 @@ def load_adapter(state: Callable[[], Mapping[str, Tensor]], config: LoraConfig, 
                 )
     except (OSError, ValueError, SafetensorError) as error:
         raise ValueError(f"training.lora.start_from = {str(directory)!r}: {error}") from error
-
-
-def _check_description(description: Mapping[str, Any], config: LoraConfig) -> None:
-    for key, name, wanted in (("r", "rank", config.rank), ("lora_alpha", "alpha", config.alpha)):
-        if description.get(key) != wanted:
-            raise ValueError(
-                f"the adapter has {key} = {description.get(key)!r}, and training.lora.{name} = {wanted:g}; they must be the same"
-            )
-    for key, plain in _PLAIN.items():
-        if description.get(key) not in plain:
-            raise ValueError(f"the adapter has {key} = {description[key]!r}; expected {plain[0]!r}")
 
 
 def _read(path: Path, own: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -94,6 +94,15 @@ def test_a_dry_run_takes_what_is_there(job_file: Path, tmp_path: Path, capsys: p
     assert "does not read 'openning'" in capsys.readouterr().err
 
 
+def test_a_dry_run_compares_the_adapter_that_a_run_begins_with(
+    job_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 8, "lora_alpha": 16.0}))
+    lora = {"rank": 8, "alpha": 32.0, "start_from": str(tmp_path)}
+    assert main(["run", str(job_file), "--dry-run", "--orchestrator.training.lora", json.dumps(lora)]) == 2
+    assert "the adapter has lora_alpha = 16.0, and training.lora.alpha = 32" in capsys.readouterr().err
+
+
 def test_a_job_on_ray_names_files_of_its_nodes(job_file: Path) -> None:
     flags = ["--inference.api_key_file", "/gone/token", "--backend", "ray"]
     assert main(["run", str(job_file), "--dry-run", *flags]) == 0
