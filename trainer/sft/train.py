@@ -43,15 +43,19 @@ def run(config: SftConfig, on_ready: Callable[[], object] = lambda: None) -> int
     message names it.
     """
     run_dir = run_directory(config.output_dir, config.run_id)
+    if not config.resume and (earlier := checkpoint.holds_any(config.output_dir)) is not None:
+        raise ValueError(
+            f"{earlier} is from an earlier training; continue it with --resume (in a file: resume = true), move it aside with "
+            "--fresh, or use another output_dir"
+        )
     batches = SftBatches(config, _ends_of_trained(run_dir / "sft.json", config))
-    if config.resume or checkpoint.holds_any(config.output_dir) is None:  # otherwise `train` says what is wrong
-        if config.resume:
-            batches.refuse_fewer_epochs(checkpoint.newest_step(config.output_dir, config.run_id))
-        _check_identity(run_dir / "sft.json", batches, config.resume)
-        described = config.run(batches.steps).model_dump(mode="json", exclude_none=True)
-        (run_dir / "control").mkdir(parents=True, exist_ok=True)
-        (config.output_dir / "trainer").mkdir(exist_ok=True)
-        write_atomically(run_dir / "control" / "orch.toml", tomli_w.dumps(described).encode())
+    if config.resume:
+        batches.refuse_fewer_epochs(checkpoint.newest_step(config.output_dir, config.run_id))
+    _check_identity(run_dir / "sft.json", batches, config.resume)
+    described = config.run(batches.steps).model_dump(mode="json", exclude_none=True)
+    (run_dir / "control").mkdir(parents=True, exist_ok=True)
+    (config.output_dir / "trainer").mkdir(exist_ok=True)
+    write_atomically(run_dir / "control" / "orch.toml", tomli_w.dumps(described).encode())
     feed = Feed(config.run_id, batches.steps, batches.batch)
     code = train(config.of_trainer, on_ready, lambda: feed, partial(SftTrainer, batches))
     if code == 0:
