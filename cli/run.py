@@ -73,7 +73,8 @@ def main(arguments: list[str]) -> int:
         _print_end(job, resolved, outcome, console)
     if outcome.reason != "done" or not job.is_complete:
         _print_evictions(resolved, console)
-        console.print(f"\nIt goes on with: {resuming_command(arguments)}", highlight=False)
+        begun = "Once the configuration is right, it goes" if outcome.code == UserError.code else "It goes"
+        console.print(f"\n{begun} on with: {resuming_command(arguments)}", highlight=False)
     return outcome.code
 
 
