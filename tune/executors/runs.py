@@ -104,8 +104,8 @@ class RunTrialExecutor(TrialExecutor):
             start_from = {"run": source.run_id, "step": source.step}
             settings = merge(settings, {"training": {"start_from": start_from}})
         begun = RunAttempt(trial.trial_id, attempt, config, settings, self.job, trial.last_result)
-        if note is not None and begins_as_copy:
-            begun.began_as_copy(note)
+        if source is not None and note is not None and begins_as_copy:
+            begun.began_as_copy(source, note)
             source = note = None
         if source is not None or changes:
             begun.exploit_first(source, note, changes)

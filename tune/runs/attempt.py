@@ -79,9 +79,9 @@ class RunAttempt:
         """Copies another run and changes keys before anything is delivered, as soon as the run has joined."""
         self._first = source, note, changes
 
-    def began_as_copy(self, note: CopyNote) -> None:
+    def began_as_copy(self, source: SavedStep, note: CopyNote) -> None:
         """The run's first version is a copy."""
-        self._results.count_from(0, note.iteration)
+        self._results.count_from(0, _iteration_of(source, note))
 
     def change(self, config: RunConfig, settings: Table) -> None:
         """Takes the configuration that the run has from now on, and with which it would be started again."""
@@ -91,7 +91,7 @@ class RunAttempt:
         """Asks for a copy and a change of keys. `Started` follows; steps of the old weights or values are not delivered."""
         self._wanted, self._started = False, False
         self._exploit = Exploit(self.config.output_dir, self.config.run_id, source, note, changes)
-        self._copied_iteration = note.iteration if note is not None else 0
+        self._copied_iteration = _iteration_of(source, note) if source is not None and note is not None else 0
         self._exploit_until = time.monotonic() + EXPLOIT_SECONDS
 
     def leave(self) -> None:
@@ -220,7 +220,7 @@ class RunAttempt:
             reason = answer.reason if answer is not None else "the trainer has no durable step of it"
             return [SaveFailed(self.trial_id, self.number, f"run {run_id}: {reason}")]
         try:
-            saved = SavedStep(str(job), run_id, step)
+            saved = SavedStep(str(job), run_id, step, self._results.iteration_of(step))
             write_saved(Path(checkpoint.path), saved)
             forget_unnamed(saved, Path(checkpoint.path).parent)
         except (OSError, UserError) as error:
@@ -230,3 +230,7 @@ class RunAttempt:
     def _end(self, event: Event) -> list[Event]:
         self.ended = True
         return [event]
+
+
+def _iteration_of(source: SavedStep, note: CopyNote) -> int:
+    return note.iteration if source.iteration is None else source.iteration

@@ -60,7 +60,7 @@ class ResultLines:
         line = self._waiting.popleft()
         seconds = self._advance(line)
         return line | {
-            TRAINING_ITERATION: line["step"] + self._offset,
+            TRAINING_ITERATION: self.iteration_of(line["step"]),
             TIME_THIS_ITER_S: seconds,
             TIME_TOTAL_S: self._total,
             TIMESTEPS_THIS_ITER: int(line.get("tokens/completion", 0)),
@@ -77,6 +77,10 @@ class ResultLines:
     def count_from(self, step: int, iteration: int) -> None:
         """Makes the results after this step count on from an iteration: that of the state that the step took over."""
         self._offset = iteration - step
+
+    def iteration_of(self, step: int) -> int:
+        """Returns the iteration that the result of a step has."""
+        return step + self._offset
 
     def _advance(self, line: Line) -> float:
         since = self._previous if line["time"] < self.started_at else max(self._previous, self.started_at)

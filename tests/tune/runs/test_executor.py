@@ -291,6 +291,30 @@ def test_a_new_trial_begins_with_anothers_state(job: PretendedJob) -> None:
     assert results(job, late, 2) == [3, 4]
 
 
+def test_a_copy_counts_on_from_the_step_that_was_saved(job: PretendedJob) -> None:
+    """The winner has gone on since the result that the tuner looked at."""
+    for name, steps in (("a", 2), ("b", 1)):
+        job.direct(name, "allowed", str(steps))
+    winner, loser, late = job.trial("a"), job.trial("b"), job.trial("c")
+    for trial in (winner, loser):
+        job.executor.start_trial(trial, 1)
+        job.until(Started, trial)
+    assert results(job, winner, 1) == results(job, loser, 1) == [1]
+    metrics = job.output / "run_exp.a/metrics.jsonl"
+    wait_until(lambda: metrics.read_bytes().count(b"\n") == 2, "the winner's second step")
+    checkpoint = job.checkpoint(winner, 1)
+    job.executor.save(winner, checkpoint)
+    job.until(Saved, winner)
+    assert (read_saved(checkpoint.path).step, read_saved(checkpoint.path).iteration) == (2, 2)
+    assert job.executor.reset_trial(loser, {"training": {"learning_rate": 0.2}}, checkpoint)
+    job.until(Started, loser)
+    job.direct("b", "allowed", "4")
+    assert results(job, loser, 2) == [3, 4]
+    job.executor.start_trial(late, 1, checkpoint)
+    job.until(Started, late)
+    assert results(job, late, 1) == [3]
+
+
 def test_steps_of_checkpoints_that_were_removed_are_forgotten(job: PretendedJob) -> None:
     job.direct("a", "allowed", "1")
     trial = job.trial("a")
