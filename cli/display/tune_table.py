@@ -125,6 +125,8 @@ class LiveTable(Callback):
     """A line of the executor's: its resources."""
     _live: Live | None = None
     _shown_at: float = 0.0
+    _has_begun: bool = False
+    """Whether what is heard happens now. Before the first step, a resume repeats what happened to the trials."""
     _copies: dict[str, str] = field(default_factory=dict)
     """Whose state each trial took over last."""
 
@@ -134,6 +136,10 @@ class LiveTable(Callback):
             self._live = Live(console=self.console, auto_refresh=False, transient=True)
             self._live.start()
         self._shown_at = time.monotonic()
+
+    def on_step_begin(self, iteration: int, trials: Sequence[Trial], **info: Any) -> None:
+        """Prints what happens from now on."""
+        self._has_begun = True
 
     def on_step_end(self, iteration: int, trials: Sequence[Trial], **info: Any) -> None:
         """Refreshes the table, or prints a summary after a long silence."""
@@ -195,6 +201,8 @@ class LiveTable(Callback):
         self.console.print(f"... {counts_of(rows)}{self._note()}{what}", soft_wrap=True, highlight=False)
 
     def _say(self, trial: Trial, text: str) -> None:
+        if not self._has_begun:
+            return
         self._shown_at = self._shown_at if self._live is not None else time.monotonic()
         if self._live is None:
             self.console.print(f"{time.strftime('%H:%M:%S')} {trial.trial_id} {text}", soft_wrap=True, highlight=False)

@@ -54,6 +54,9 @@ def test_lines_where_there_is_no_terminal() -> None:
     table = LiveTable(Console(file=file, width=140, markup=False), "exp", "reward/mean", "max")
     one = trials()
     table.setup()
+    table.on_trial_restore(0, one, one[0])
+    assert not file.getvalue(), "a resume repeats what has happened"
+    table.on_step_begin(0, one)
     table.on_trial_start(0, one, one[0])
     table.on_trial_restore(0, one, one[0])
     table.on_step_end(1, one)
