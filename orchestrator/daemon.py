@@ -43,6 +43,7 @@ from orchestrator.loop_health.watchdog import Watchdog, awaiting
 from orchestrator.metrics import MetricsLine
 from orchestrator.opponents import opponents_of
 from orchestrator.policy import PolicyWatcher
+from orchestrator.rollouts.failures import most_frequent, sum_failures
 from orchestrator.rollouts.tracing import RolloutTracing
 from orchestrator.rollouts.transcripts import Transcriber
 from orchestrator.run_directory import ConfigurationError, check_control, refusal, rewind, taken_over, write_config
@@ -449,6 +450,7 @@ class Daemon:
         notify(f"STATUS=step {line['step']} of {self._config.steps}")
 
     def _report_discarded(self, report: discarded.Report) -> None:
+        self._watchdog.failing = most_frequent(sum_failures([report]))
         notify(f"STATUS=step {report['step']} of {self._config.steps}; {discarded.in_words(report)}")
         self._tasks.create_task(in_thread(discarded.save, report, self._config.run_dir))
 

@@ -84,6 +84,8 @@ class Watchdog:
         self._warning_seconds = warning_seconds
         self._timeout_seconds = timeout_seconds
         self._describe = describe
+        self.failing = ""
+        """The failure of most rollouts since the last progress; empty for none."""
         self._heartbeat = Heartbeat()
         self._stop = threading.Event()
         self._last_beat = self._last_progress = time.monotonic()
@@ -95,7 +97,7 @@ class Watchdog:
 
     def progress(self) -> None:
         """Records progress of the run."""
-        self._last_progress = time.monotonic()
+        self._last_progress, self.failing = time.monotonic(), ""
 
     async def run(self) -> None:
         """Watches until cancelled. Raises `StallError` after `timeout_seconds` without progress."""
@@ -145,6 +147,8 @@ class Watchdog:
         since = (datetime.now() - timedelta(seconds=max(silent, idle))).strftime("%H:%M:%S")
         if silent >= self._warning_seconds * TROUBLE_SHARE:
             return f"its event loop has been blocked since {since}"
+        if failing := self.failing:  # then the rollout that happens to run is of no interest
+            return f"no progress since {since}; its rollouts fail: {failing}"
         awaited = waits()
         what = (
             f"; it waits for {awaited[0].what}{f' ({awaited[0].where})' if awaited[0].where else ''}" if awaited else ""

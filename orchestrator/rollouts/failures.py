@@ -80,6 +80,13 @@ def failures_in_words(failures: Mapping[str, Mapping[str, int]]) -> str:
     )
 
 
+def most_frequent(failures: Mapping[str, Mapping[str, int]]) -> str:
+    """Returns the most frequent kind, such as `KeyError (in reverse)`. Empty for none."""
+    for environment, kinds in failures.items():
+        return f"{_printable(next(iter(kinds)))} (in {_printable(environment)})"
+    return ""
+
+
 def _kinds_in_words(kinds: Mapping[str, int]) -> str:
     shown = [f"{count} {_printable(kind)}" for kind, count in kinds.items()]
     rest = [f"and {len(shown) - SHOWN_KINDS} kinds more"] if len(shown) > SHOWN_KINDS else []

@@ -291,7 +291,11 @@ def test_bad_configurations(make_config: Callable[..., RunConfig], capsys: pytes
     config = make_config(environments=[EnvironmentConfig(name="toy", kind="revers-text")])
     assert run(config, lambda: None) == 2
     assert "reverse-text" in capsys.readouterr().err
-    assert not (config.run_dir / "control" / "orch.toml").exists()
+    written = config.run_dir / "control" / "orch.toml"
+    assert not written.exists()
+    assert run(config, lambda: None) == 2
+    assert "reverse-text" in capsys.readouterr().err, "no run has begun there"
+    written.touch()
     assert run(config, lambda: None) == 2
     said = capsys.readouterr().err
     assert said.startswith("counterpoint: error: ")

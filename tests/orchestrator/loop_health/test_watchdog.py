@@ -78,6 +78,15 @@ async def test_progress_keeps_it_quiet(caplog: pytest.LogCaptureFixture, clock: 
     task.cancel()
 
 
+def test_a_run_whose_rollouts_all_fail_says_so_and_not_what_the_next_one_awaits() -> None:
+    watchdog = Watchdog(60, None, lambda: "")
+    watchdog.failing = "RuntimeError (in sums)"
+    with awaiting("a completion for rollout 7-1"):
+        assert watchdog._trouble(0.0, 50.0).endswith("; its rollouts fail: RuntimeError (in sums)")
+        watchdog.progress()
+        assert watchdog._trouble(0.0, 50.0).endswith("; it waits for a completion for rollout 7-1")
+
+
 def hold_the_loop(until_logged: pytest.LogCaptureFixture) -> None:
     wait_until(lambda: "hold_the_loop" in until_logged.text, "the watchdog's log")
 

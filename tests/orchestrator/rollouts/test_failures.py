@@ -6,7 +6,14 @@ import logging
 
 import pytest
 
-from orchestrator.rollouts.failures import MAX_KINDS, count_failures, failures_in_words, kind_of, sum_failures
+from orchestrator.rollouts.failures import (
+    MAX_KINDS,
+    count_failures,
+    failures_in_words,
+    kind_of,
+    most_frequent,
+    sum_failures,
+)
 from orchestrator.step.discarded import FIRST_FAILURES, DiscardedRollouts
 from orchestrator.step.step_metrics import additive_metrics
 from run.config import ScheduleConfig
@@ -40,7 +47,9 @@ def test_failures_are_counted_by_environment_and_kind() -> None:
     assert metrics["rollouts/failed"] == 188
     assert metrics["failures/reverse/the reward is nan"] == 112
     assert metrics["failures/reverse/KeyError"] == 75
+    assert most_frequent({}) == ""
     totals = sum_failures([metrics, {"failures/other/KeyError": 4}])
+    assert most_frequent(totals) == "the reward is nan (in reverse)"
     assert totals == {"reverse": {"the reward is nan": 112, "KeyError": 75}, "other": {"KeyError": 5}}
     assert failures_in_words(totals) == "112 the reward is nan, 75 KeyError (in reverse); 5 KeyError (in other)"
 
