@@ -5,7 +5,8 @@ that trains in no time. It is compared with the same rollouts written with the `
 `/v1/completions` of the same server, and the answers ignored.
 
 The p99 and the mean of its lag are compared. With 512 and 1,024 in flight its p99 varied from 50 to 209 ms in fifteen runs, as
-its callbacks happened to fall together; the mean varies less, so its bound is the closer one.
+its callbacks happened to fall together; the mean varies less, so its bound is the closer one. Ours takes four seconds where the
+client takes half a minute, so one wait of the machine's decides its p99: the figures are those of the median of five rounds.
 
     python -m perf.bench.schedule [--quick | --full]
 """
@@ -13,8 +14,10 @@ its callbacks happened to fall together; the mean varies less, so its bound is t
 from __future__ import annotations
 
 import asyncio
+import statistics
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -44,6 +47,8 @@ DELAY_SECONDS = 0.05
 COMPLETION_TOKENS = 16
 GROUP_SIZE = 8
 STEPS = 16
+ROUNDS = 5
+"""Of ours."""
 IDLE_SECONDS = 2.0
 FEWEST_TURNS = 1024
 """Of the `openai` client: with fewer, one burst of its callbacks decides its lag."""
@@ -60,6 +65,11 @@ class Measured:
     trace: LagTrace
 
     @property
+    def cost(self) -> float:
+        """CPU microseconds a turn."""
+        return 1e6 * self.cpu_seconds / self.turns
+
+    @property
     def lag(self) -> LagDistribution:
         """The distribution of its lag."""
         return self.trace.distribution()
@@ -74,10 +84,12 @@ def measure(size: Size) -> list[Case]:
     in_flight = size.pick(512, 1024, 4096)
     with load_server(DELAY_SECONDS) as url, prompt_switching(), recorded_stalls() as stalls:
         idle = uvloop.run(_idle())
-        ours = uvloop.run(_ours(url, in_flight))
+        ours = [uvloop.run(measure_rollouts(url, in_flight)) for _ in range(size.pick(1, ROUNDS, ROUNDS))]
         theirs = uvloop.run(_with_openai(url, in_flight))
     case = _case(in_flight, idle.distribution(), ours, theirs)
-    unstalled = _case(in_flight, idle.less(stalls.within).distribution(), ours.less(stalls), theirs.less(stalls))
+    unstalled = _case(
+        in_flight, idle.less(stalls.within).distribution(), [each.less(stalls) for each in ours], theirs.less(stalls)
+    )
     return [case.beside(unstalled, stalls)]
 
 
@@ -88,10 +100,6 @@ async def _idle() -> LagTrace:
 
 
 # --- ours ---
-
-
-async def _ours(url: str, in_flight: int) -> Measured:
-    return await measure_rollouts(url, in_flight)
 
 
 async def measure_rollouts(url: str, in_flight: int, workers: int = 0, steps: int = STEPS) -> Measured:
@@ -202,43 +210,49 @@ async def _with_openai(url: str, in_flight: int) -> Measured:
     return Measured(turns, seconds, cpu_seconds, trace)
 
 
-def _case(in_flight: int, idle: LagDistribution, ours: Measured, theirs: Measured) -> Case:
-    cost, their_cost = (1e6 * each.cpu_seconds / each.turns for each in (ours, theirs))
-    lag, their_lag = ours.lag, theirs.lag
+def _case(in_flight: int, idle: LagDistribution, ours: Sequence[Measured], theirs: Measured) -> Case:
+    their_lag = theirs.lag
+    means, p99s = ([getattr(each.lag, name) for each in ours] for name in ("mean", "p99"))
+    cost, mean, p99 = statistics.median(each.cost for each in ours), statistics.median(means), statistics.median(p99s)
     return Case(
         "schedule",
         [
             Figure("rollouts in flight", in_flight, ""),
-            Figure("turns", ours.turns, ""),
-            Figure("turns a second", ours.turns / ours.seconds, "1/s"),
+            Figure("turns", ours[0].turns, ""),
+            Figure("rounds", len(ours), ""),
+            Figure("turns a second", statistics.median(each.turns / each.seconds for each in ours), "1/s"),
             Figure("turns a second, openai client", theirs.turns / theirs.seconds, "1/s"),
             Figure("CPU a turn", cost, "us"),
-            Figure("CPU a turn, openai client", their_cost, "us"),
-            Figure("CPU a turn, times less than the openai client", their_cost / cost, "", 3.0, "at least"),
+            Figure("CPU a turn, openai client", theirs.cost, "us"),
+            Figure("CPU a turn, times less than the openai client", theirs.cost / cost, "", 3.0, "at least"),
             Figure("lag, idle: p99", 1e3 * idle.p99, "ms"),
             Figure("lag, idle: max", 1e3 * idle.max, "ms"),
-            Figure("lag: mean", 1e3 * lag.mean, "ms"),
-            Figure("lag: p99", 1e3 * lag.p99, "ms", 10.0, idle_share=idle.p99 / lag.p99),
-            Figure("lag: max", 1e3 * lag.max, "ms"),
+            Figure("lag: mean", 1e3 * mean, "ms"),
+            Figure(
+                "lag: p99", 1e3 * p99, "ms", 10.0, idle_share=idle.p99 / p99, rounds=tuple(1e3 * lag for lag in p99s)
+            ),
+            Figure("lag: max of all rounds", 1e3 * max(each.lag.max for each in ours), "ms"),
             Figure("lag, openai client: mean", 1e3 * their_lag.mean, "ms"),
             Figure("lag, openai client: p99", 1e3 * their_lag.p99, "ms"),
             Figure("lag, openai client: max", 1e3 * their_lag.max, "ms"),
             Figure(
                 "mean lag, times less than the openai client's",
-                their_lag.mean / lag.mean,
+                their_lag.mean / mean,
                 "x",
                 30.0,
                 "at least",
                 slack=6.0,
-                idle_share=idle.mean / lag.mean,
+                idle_share=idle.mean / mean,
+                rounds=tuple(their_lag.mean / lag for lag in means),
             ),
             Figure(
                 "lag p99, times less than the openai client's",
-                their_lag.p99 / lag.p99,
+                their_lag.p99 / p99,
                 "x",
                 30.0,
                 "at least",
-                idle_share=idle.p99 / lag.p99,
+                idle_share=idle.p99 / p99,
+                rounds=tuple(their_lag.p99 / lag for lag in p99s),
             ),
         ],
     )
