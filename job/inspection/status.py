@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cluster.agent.remains import start_of
 from job.directory import JOB_FILE, is_running, own_steps, read_json, run_ids_in, steps_of
 from job.inspection.history import History
 from job.inspection.log_errors import last_errors_of_guests, last_errors_of_workers
@@ -18,6 +21,9 @@ from transport.errors import UserError
 
 SHIPPED_METRICS = ("reward/mean", "staleness/mean", "event_loop_lag/p99", "event_loop_lag/max")
 TRAINED_METRICS = ("mismatch_kl",)
+
+START_SECONDS = 60.0
+"""Longest time from a worker's state `starting` to the start of its process."""
 
 RATE_STEPS = 10
 """Steps over which tokens per second are computed."""
@@ -67,11 +73,19 @@ class JobStatus:
     def is_alive(self, worker: dict[str, Any]) -> bool | None:
         """Returns whether a worker's process is alive; None if that cannot be told, since it may be on another machine.
 
-        No worker outlives its supervisor for long.
+        Workers outlive a supervisor that was killed for some seconds. Once it is gone, a process with the number of a worker
+        counts only if it began no later than the worker did.
         """
-        if not self.running or worker["pid"] is None:
+        if worker["pid"] is None:
             return False
-        return Path(f"/proc/{worker['pid']}").exists() if self.is_local else None
+        if not self.is_local:
+            return None if self.running else False
+        began = start_of(worker["pid"])
+        if began is None:
+            return False
+        since_boot = began / os.sysconf("SC_CLK_TCK")
+        boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+        return self.running or boot + since_boot < worker["since"] + START_SECONDS
 
     def as_json(self) -> dict[str, Any]:
         """Returns the status for programs. Metrics that are unknown are absent."""

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -148,6 +149,19 @@ def test_status_for_programs_has_what_the_tables_have(past: Path, capsys: pytest
     assert run["tokens_per_second"] == pytest.approx(500)
     assert not found["running"]
     assert [(worker["name"], worker["alive"]) for worker in found["processes"]] == [("trainer", False)]
+
+
+def test_a_worker_that_outlives_its_supervisor_is_alive_and_what_took_its_number_later_is_not(
+    past: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def alive(since: float) -> bool:
+        make_job(past, pid=os.getpid(), since=since)
+        assert status([str(past), "--json"]) == 0
+        (found,) = json.loads(capsys.readouterr().out)["processes"]
+        return bool(found["alive"])
+
+    assert alive(since=time.time())
+    assert not alive(since=1e9)
 
 
 def test_no_life_is_claimed_of_a_process_that_may_be_on_another_machine(
