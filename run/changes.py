@@ -231,6 +231,8 @@ class LearningRates:
             found = (self.run_dir / "control" / JOURNAL).lstat()
         except (FileNotFoundError, NotADirectoryError):
             return None
+        except OSError as error:  # such as a link that leads to itself
+            raise JournalError(f"{self.run_dir / 'control' / JOURNAL} cannot be read: {error.strerror}") from error
         identity = (found.st_mtime_ns, found.st_size, found.st_ino)
         if identity != self._identity:
             self._changes, self._identity = read_journal(self.run_dir), identity

@@ -6,9 +6,11 @@ any moment leaves the last good state and, at worst, a hidden `.partial` sibling
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import shutil
+import stat
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -152,7 +154,25 @@ def as_bytes_view(buffer: Buffer) -> memoryview:
 
 def _flush_below(directory: Path) -> None:
     """Flushes all files at once, so that the disk's journal is waited for once or twice, and not for each file."""
-    list(_flushing.threads.map(flush, [directory, *directory.rglob("*")]))
+    list(_flushing.threads.map(_flush_data, [directory, *directory.rglob("*")]))
+
+
+def _flush_data(path: Path) -> None:
+    """Flushes a regular file or a directory.
+
+    Skips what is neither, or may not be read: a guest may put a link, a FIFO or a socket among its files.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO, errno.EACCES):
+            return
+        raise
+    try:
+        if stat.S_IFMT(os.fstat(descriptor).st_mode) in (stat.S_IFREG, stat.S_IFDIR):
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 class _Flushing(threading.local):

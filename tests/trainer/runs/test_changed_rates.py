@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -40,13 +41,28 @@ def journal_with(rate: str) -> str:
 def test_a_journal_that_cannot_be_used_evicts_its_run_alone(
     dense_directory: Path, tmp_path: Path, journal: str
 ) -> None:
+    assert "changes.json" in evicted_with(
+        dense_directory, tmp_path, lambda control: (control / "changes.json").write_text(journal)
+    )
+
+
+def test_a_control_directory_that_leads_to_itself_evicts_its_run_alone(dense_directory: Path, tmp_path: Path) -> None:
+    def replace(control: Path) -> None:
+        control.rename(control.with_name("away"))
+        control.symlink_to("control")
+
+    assert evicted_with(dense_directory, tmp_path, replace)
+
+
+def evicted_with(dense_directory: Path, tmp_path: Path, break_control: Callable[[Path], object]) -> str:
+    """Breaks a run's `control/` between two steps; returns why it is evicted, once the other run has gone on."""
     for run_id in ("one", "other"):
         write_member(tmp_path, dense_directory, run_id)
     committed = {"one": 1, "other": 1}
     with life(tmp_path, dense_directory, committed) as one:
         one.until_step(**committed)
-        (tmp_path / "run_one" / "control" / "changes.json").write_text(journal)
+        break_control(tmp_path / "run_one" / "control")
         one.wire.committed |= {"one": 2, "other": 3}
         one.until_step(other=3)
         one.turn_until(lambda: "one" in one.wire.evicted, "the eviction")
-        assert "changes.json" in one.wire.evicted["one"]
+        return one.wire.evicted["one"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ import pytest
 from transport.files.atomic import (
     STABLE,
     as_bytes_view,
+    flush_directory,
     publish_directory,
     published_steps,
     remove_directory,
@@ -147,6 +149,17 @@ def test_a_directory_is_on_disk_before_it_appears_and_the_disk_is_waited_for_onc
     assert {name for name, _ in synced[:4]} == inside
     assert [appeared for _, appeared in synced] == [False] * 4 + [True]
     assert synced[4][0] == str(tmp_path)
+
+
+def test_what_a_guest_puts_among_its_files_holds_up_no_flush(tmp_path: Path) -> None:
+    directory = tmp_path / "step_1"
+    with publish_directory(directory, durable=False) as partial:
+        (partial / "weights").write_bytes(b"weights")
+    os.mkfifo(directory / "fifo")
+    (directory / "loop").symlink_to("loop")
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(str(directory / "socket"))
+        flush_directory(directory)
 
 
 def test_a_disk_that_hangs_holds_up_no_other_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
