@@ -82,6 +82,8 @@ class ServerMonitor:
         self._server_drains = False
         """Whether the server itself asks to be drained."""
         self._slow_checks = 0
+        self._silent = False
+        """Whether it went out because it did not answer in time. Until it serves again, no update waits for it."""
         self._not_before = 0.0
         self._has_served = False
         self._warned_of_precision = False
@@ -89,6 +91,8 @@ class ServerMonitor:
     def set_wanted(self, update: WeightUpdate) -> None:
         """Sets new weights, which are loaded at once, however often the server has failed before."""
         self.wanted = update
+        if self._silent:
+            self.concluded = update
         self._not_before = 0.0
         self._wake.set()
 
@@ -127,6 +131,7 @@ class ServerMonitor:
         except TimeoutError:
             self._slow_checks += 1
             if self._slow_checks >= SLOW_CHECKS_IN_A_ROW or not self._holds(wanted):
+                self._silent = True
                 self.take_out(
                     f"no answer to a health check within {HEALTH_DEADLINE_SECONDS:g} s, {self._slow_checks} times"
                 )
@@ -199,6 +204,7 @@ class ServerMonitor:
                     await self._load_and_prove(wanted, instance)
         except TimeoutError:
             limit = self._config.update_timeout_seconds
+            self._silent = True
             self.take_out(
                 f"version {self._wanted_version} was not loaded and proven within update_timeout_seconds = {limit:g}"
             )
@@ -259,7 +265,7 @@ class ServerMonitor:
     def _begin_serving(self, wanted: WeightUpdate | None, instance: str) -> None:
         if wanted is None:
             logger.info("Inference server %s is healthy, with the weights it was started with", self.server.url)
-        self._held, self.refused, self._has_served = wanted, False, True
+        self._held, self.refused, self._has_served, self._silent = wanted, False, True, False
         self._fleet.begin_serving(self.server, None if wanted is None else wanted.version, instance)
         self.activity.serves(instance)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -432,6 +433,39 @@ async def test_an_update_does_not_wait_for_a_server_that_is_gone() -> None:
         await pool.update_weights(weight_update(1))
         assert good.version == 1
         assert states(pool)[1] == "serving"
+
+
+async def test_an_update_does_not_wait_for_a_server_that_has_been_frozen_since_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("inference.pool.server_monitor.HEALTH_DEADLINE_SECONDS", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as frozen:
+        port = frozen.getsockname()[1]  # the kernel accepts, and nobody answers
+        async with FakeServer() as good, pool_of(good) as pool:
+            pool._add(f"http://127.0.0.1:{port}")
+            await until_states(pool, "serving", "out")
+            monkeypatch.setattr("inference.pool.server_monitor.HEALTH_DEADLINE_SECONDS", 3600.0)
+            await pool.update_weights(weight_update(1))
+            await pool.update_weights(weight_update(2))
+            assert good.version == 2
+            assert "no answer to a health check" in pool.status()[1].reason
+
+
+@pytest.mark.slow
+async def test_an_update_does_not_wait_again_for_a_server_that_has_missed_the_deadline() -> None:
+    async with FakeServer() as stuck, FakeServer() as good, pool_of(stuck, good, update_timeout_seconds=2.0) as pool:
+        stuck.load_gate.clear()
+        await pool.update_weights(weight_update(1))
+        assert states(pool) == ["out", "serving"]
+        async with asyncio.timeout(60):
+            pool._monitors[pool._fleet.servers[0]]._config = pool._config.model_copy(
+                update={"update_timeout_seconds": 3600.0}
+            )
+            await pool.update_weights(weight_update(2))
+        assert good.version == 2
+        stuck.load_gate.set()
+        await until_states(pool, "serving", "serving")
+        assert stuck.version == 2
 
 
 @pytest.mark.slow
