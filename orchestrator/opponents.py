@@ -12,6 +12,7 @@ from typing import Any
 
 from inference.base import InferenceError
 from inference.pool.pool import InferencePool
+from inference.pool.sources import OPERATOR_FILE
 from orchestrator.loop_health.watchdog import awaiting
 from orchestrator.run_directory import ConfigurationError
 from run.config import RunConfig
@@ -48,7 +49,8 @@ def _pool_of(name: str, opponent: OpponentConfig, config: RunConfig) -> Inferenc
     try:
         if "://" not in opponent.model:
             model = base if opponent.model == "base" else opponent.model.removeprefix("run:")
-            return InferencePool(config.inference.model_copy(update=limits), model)
+            servers = config.inference.model_copy(update=limits)
+            return InferencePool(servers, model, operator_file=config.output_dir / OPERATOR_FILE)
         own: dict[str, Any] = {"dns": None, "urls_file": None, "urls": [opponent.model]}
         own |= {"protocol": opponent.protocol, "api_key_file": opponent.api_key_file}
         return InferencePool(config.inference.model_copy(update=limits | own), opponent.served_model or base)

@@ -17,6 +17,7 @@ import numpy as np
 from environments.chat import Chat
 from inference.base import InferenceError, RequestRefused
 from inference.pool.pool import InferencePool
+from inference.pool.sources import OPERATOR_FILE
 from orchestrator.loop_health.watchdog import awaiting
 from orchestrator.run_directory import ConfigurationError
 from run.config import RunConfig
@@ -123,6 +124,7 @@ def _pool_of(config: RunConfig) -> InferencePool:
         settings |= {"protocol": teacher.protocol, "api_key_file": teacher.api_key_file}
     try:
         model = teacher.model or config.served_model or config.model
-        return InferencePool(config.inference.model_copy(update=settings), model)
+        operator_file = None if teacher.urls else config.output_dir / OPERATOR_FILE
+        return InferencePool(config.inference.model_copy(update=settings), model, operator_file=operator_file)
     except ValueError as error:
         raise ConfigurationError(f"teacher: {error}") from error

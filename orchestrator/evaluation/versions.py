@@ -13,6 +13,7 @@ from pathlib import Path
 
 from inference.base import Probe, WeightUpdate
 from inference.pool.pool import InferencePool
+from inference.pool.sources import OPERATOR_FILE
 from orchestrator.loop_health.threads import in_thread
 from orchestrator.loop_health.watchdog import awaiting
 from run.config import RunConfig
@@ -34,7 +35,8 @@ async def serving_adapter(config: RunConfig, version: int, directory: Path) -> A
     name = adapter_name(config.run_id)
     probe = await in_thread(Probe.read, directory / "probe.json")
     # Its capacity is the scheduler's share of that of the run's pool.
-    pool = InferencePool(config.inference.model_copy(update={"capacity": "fixed"}), name)
+    servers = config.inference.model_copy(update={"capacity": "fixed"})
+    pool = InferencePool(servers, name, operator_file=config.output_dir / OPERATOR_FILE)
     try:
         with awaiting(f"inference to load policy version {version} for an evaluation", str(directory)):
             await pool.start()

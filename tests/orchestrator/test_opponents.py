@@ -6,17 +6,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 from pydantic import ValidationError
 
 from inference.base import SamplingParameters
+from inference.pool.sources import OPERATOR_FILE
 from orchestrator.daemon import run
+from orchestrator.evaluation.versions import serving_adapter
 from orchestrator.opponents import opponents_of
 from run.config import RunConfig
 from run.opponents import OpponentConfig
 from tests.orchestrator.daemons import STEPS, assert_whole, records_of
 from tests.orchestrator.scripted_trainer import ScriptedTrainer
-from tests.support.fake_inference import FakeInference
+from tests.support.fake_inference import FakeInference, FakeServer, weight_update
+from tests.support.polling import until
 
 SAMPLING = SamplingParameters(1.0, 4, ())
 LORA: dict[str, Any] = {"training": {"lora": {}}}
@@ -70,6 +74,26 @@ async def test_requests_name_the_opponents_model(
             await pool.generate([1, 2], SAMPLING, affinity="0-0")
     assert [asked.model for asked in inference.asked] == [config.model, "two", "judge"]
     assert inference.unloaded == [], "another run's adapter is not ours to unload"
+
+
+async def test_opponents_and_evaluations_use_the_servers_that_an_operator_added_and_none_that_is_drained(
+    make_config: Callable[..., RunConfig], inference: FakeInference, tmp_path: Path
+) -> None:
+    async with FakeServer() as added:
+        config = make_config(opponents={"base": {"model": "base"}}, **LORA)
+        config.output_dir.mkdir(parents=True, exist_ok=True)
+        (config.output_dir / OPERATOR_FILE).write_text(f"{added.url}\ndrain {inference.url}\n")
+        update = weight_update(1)
+        probe = {"version": 1, "token_ids": update.probe.token_ids, "digests": update.probe.digests}
+        log_probabilities = [float(value) for value in update.probe.log_probabilities]
+        (tmp_path / "probe.json").write_bytes(orjson.dumps(probe | {"log_probabilities": log_probabilities}))
+        async with opponents_of(config) as pools, serving_adapter(config, 1, tmp_path) as evaluated:
+            for pool in (*pools.values(), evaluated):
+                await until(lambda pool=pool: "serving" in [each.state for each in pool.status()], "a server")  # type: ignore[misc]
+                for index in range(4):
+                    await pool.generate([1, 2], SAMPLING, affinity=f"{index}-0")
+    assert inference.asked == []
+    assert added.answers["/counterpoint/v1/generate"] == 8
 
 
 @pytest.mark.slow
