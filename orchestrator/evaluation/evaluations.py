@@ -81,6 +81,8 @@ class Evaluations:
         self._seen = -1
         """The newest version whose due evaluations are known."""
         self._changed = asyncio.Condition()
+        self._holding = asyncio.Lock()
+        """Held while weights are being held: an evaluation may begin while those of its step are on their way."""
         self._playing: Attempt | None = None
         self._rollouts: asyncio.TaskGroup
         self._ended = asyncio.Event()
@@ -193,7 +195,8 @@ class Evaluations:
 
     async def _hold(self, name: str, step: int) -> Path | None:
         try:
-            return await in_thread(weights.hold, self._config.run_dir, name, step)
+            async with self._holding:
+                return await in_thread(weights.hold, self._config.run_dir, name, step)
         except FileNotFoundError:
             logger.warning("evaluation %s: the weights of step %d were removed before they could be held", name, step)
             return None

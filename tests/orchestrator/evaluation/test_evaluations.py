@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import orjson
 import pytest
@@ -13,7 +15,10 @@ import uvloop
 
 import orchestrator.ending
 from orchestrator.daemon import run
+from orchestrator.evaluation import weights
+from orchestrator.evaluation.evaluations import Evaluations
 from orchestrator.evaluation.versions import adapter_name
+from orchestrator.rollouts.players import GeneratingPool
 from run.config import RunConfig
 from tests.orchestrator.daemons import STEPS, assert_whole, metrics_of, records_of, started
 from tests.orchestrator.scripted_trainer import ScriptedTrainer
@@ -116,6 +121,37 @@ def test_failed_rollouts_are_counted_and_no_success(make_config: Callable[..., R
         assert line["metrics"]["pass@1"]["value"] == pytest.approx(1 - failed / 100)
         assert sum(line["failures"].values()) == failed
     assert published_steps(config.run_dir / "best") == [], "more than a tenth failed"
+
+
+async def test_weights_are_held_once_where_an_evaluation_begins_while_they_are_linked(
+    make_config: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second would remove, for a moment, what the first has published and begins to read."""
+    config = make_config(training=LORA)
+    with publish_directory(config.run_dir / "broadcast" / "step_1") as partial:
+        (partial / "probe.json").write_text("{}")
+    evaluations = Evaluations(
+        config,
+        [],
+        cast(GeneratingPool, None),
+        handle=lambda event: None,
+        publish=lambda line: None,
+        on_progress=lambda: None,
+    )
+    linked: list[Path] = []
+    link = weights._link
+
+    def slow(source: Path, target: Path, files: dict[str, bytes]) -> None:
+        linked.append(target)
+        time.sleep(0.1)
+        link(source, target, files)
+
+    monkeypatch.setattr(weights, "_link", slow)
+    first, second = await asyncio.gather(evaluations._hold("toy", 1), evaluations._hold("toy", 1))
+    assert first == second
+    assert first is not None
+    assert (first / "probe.json").exists()
+    assert len(linked) == 1
 
 
 def test_an_interrupted_evaluation_is_played_again(make_config: Callable[..., RunConfig], tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from environments.chat import Chat
-from serve.api import rollout_search
+from serve.api import rollout_search, rollouts
 from serve.readers.rollouts import line_index, view
 from tests.serve.api_client import Client, api
 from tests.serve.rollouts.jobs import HOSTILE, spoken, write_lines, write_step
@@ -120,7 +120,8 @@ async def test_no_line_keeps_the_others_from_being_shown(job: Path, monkeypatch:
 
 
 @pytest.mark.slow
-async def test_ten_megabytes_in_one_line_are_shown_in_part(job: Path) -> None:
+async def test_ten_megabytes_in_one_line_are_shown_in_part(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollouts, "INDEX_SECONDS", 60.0)
     line = orjson.dumps({"rollout_id": "0-0", "turns": [{"completion": "<b>" + "y" * 10_000_000}], "reward": 1})
     too_long = orjson.dumps({"turns": [{"completion": "z" * line_index.MAX_LINE_BYTES}]})
     write_lines(job, "one", 4, line + b"\n" + too_long + b"\n")
