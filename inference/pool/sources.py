@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -24,6 +25,9 @@ MAX_FILE_BYTES = 1 << 20
 
 OPERATOR_FILE = "operator_servers.txt"
 """In a job's directory: the servers that its operator has drained or added (`job/admin/servers.py`), as in `urls_file`."""
+
+_reader = ThreadPoolExecutor(max_workers=4, thread_name_prefix="servers")
+"""Reads the files. The threads of `asyncio.to_thread` are the environments', and all of them may hang."""
 
 WISHED = "its operator has drained it"
 
@@ -83,7 +87,7 @@ class Sources:
     async def _read_file(self, source: str, path: Path, known: Listing, *, wished: bool = False) -> Listing:
         """Returns what the file lists, or `known` if it says nothing new. The operator's, `wished`, may be missing."""
         try:
-            text = await asyncio.to_thread(read_text, path)
+            text = await asyncio.get_running_loop().run_in_executor(_reader, read_text, path)
             if text == self._texts.get(path):
                 return known
             listing, mistakes = parse_listing(text.decode(), *[WISHED] * wished)

@@ -1,6 +1,6 @@
-"""The daemon's own threads. Environments and other code by import path use those of `asyncio.to_thread`.
+"""The daemon's own threads. Environments use those of `asyncio.to_thread`, and an operator's advantage has others.
 
-Their work may be slow or never end. With one pool for both, scorers that hang would block the daemon's commits.
+Their work may be slow or never end. With one pool for all, scorers that hang would block the daemon's commits.
 """
 
 from __future__ import annotations
@@ -23,8 +23,12 @@ Result = TypeVar("Result")
 _SWITCH_INTERVAL_SECONDS = 0.0001
 """How long a thread that runs Python may keep the GIL from the loop; Python's default is 5 ms."""
 
+_MOST_HANGING = 1024
+"""Calls of environments that may hang before others wait for a thread. Threads are made only as they are needed."""
+
 _threads = ThreadPoolExecutor(max_workers=8, thread_name_prefix="orchestrator")
 _computer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="computing")
+_advantages = ThreadPoolExecutor(max_workers=8, thread_name_prefix="advantage")
 _recorder = ThreadPoolExecutor(max_workers=1, thread_name_prefix="recording", initializer=lower_own_priority)
 
 
@@ -43,6 +47,16 @@ async def run_cpu_bound(
     Threads that compute share the GIL: with more of them the loop would wait longer, and none would end sooner.
     """
     return await _run_in(_computer, partial(function, *arguments, **keywords))
+
+
+async def advantage_in_thread(
+    function: Callable[Arguments, Result], *arguments: Arguments.args, **keywords: Arguments.kwargs
+) -> Result:
+    """Runs a function that calls an operator's advantage function, as `in_thread`.
+
+    If that hangs, merging and thus every step must not wait for it; nor must it wait for environments that hang.
+    """
+    return await _run_in(_advantages, partial(function, *arguments, **keywords))
 
 
 async def record_in_thread(
@@ -147,10 +161,11 @@ def prompt_switching() -> Iterator[None]:
 
 
 def give_environments_threads(count: int) -> ThreadPoolExecutor:
-    """Gives `asyncio.to_thread` of the running loop `count` threads, and returns them.
+    """Gives `asyncio.to_thread` of the running loop `count` threads, and as many as may hang, and returns them.
 
+    A rollout that exceeds its time is given up, but a call in a thread cannot be: it keeps its thread for ever if it hangs.
     Those that it had end with the work that they have; `shutdown(wait=False)` tells them to.
     """
-    threads = ThreadPoolExecutor(max_workers=count, thread_name_prefix="environment")
+    threads = ThreadPoolExecutor(max_workers=count + _MOST_HANGING, thread_name_prefix="environment")
     asyncio.get_running_loop().set_default_executor(threads)
     return threads

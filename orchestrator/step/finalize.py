@@ -7,7 +7,6 @@ result to the scheduler as `GroupFinalized`.
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from orchestrator.loop_health.threads import run_cpu_bound
+from orchestrator.loop_health.threads import advantage_in_thread, run_cpu_bound
 from orchestrator.rollouts.rollout_file import StateError, saved_state
 from orchestrator.rollouts.trajectories import join_floats, merge_turns, share_tokens
 from orchestrator.scheduling.events import GroupFinalized
@@ -91,14 +90,10 @@ def _without_routing(turn: Turn) -> Turn:
 
 
 async def finalize_in_thread(finalizer: Finalizer, rollouts: Sequence[Rollout], group_scoring: bool) -> GroupOutcome:
-    """Finalizes a group in a thread.
-
-    An operator's advantage function runs in the environments' threads, as all code by import path: if it hangs, merging and thus
-    every step must not wait for it.
-    """
+    """Finalizes a group in a thread. An operator's advantage function may hang, so it has threads of its own."""
     if finalizer.advantage.is_built_in:
         return await run_cpu_bound(finalizer, rollouts, group_scoring)
-    return await asyncio.to_thread(finalizer, rollouts, group_scoring)
+    return await advantage_in_thread(finalizer, rollouts, group_scoring)
 
 
 def finalize_group(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +38,26 @@ def test_what_is_no_server_is_a_mistake(line: str) -> None:
     listing, mistakes = parse_listing(line)
     assert not listing
     assert len(mistakes) == 1
+
+
+async def test_a_file_is_read_while_every_thread_of_the_environments_hangs(tmp_path: Path) -> None:
+    path = tmp_path / "servers"
+    path.write_text("http://one\n")
+    released, hangs = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        hangs.set()
+        released.wait()
+
+    with ThreadPoolExecutor(max_workers=1) as environments:
+        asyncio.get_running_loop().set_default_executor(environments)
+        environments.submit(hang)
+        assert hangs.wait(60)
+        try:
+            async with asyncio.timeout(30):
+                assert await Sources(PoolConfig(urls_file=path)).read() == {"http://one": ""}
+        finally:
+            released.set()
 
 
 async def test_a_file_is_read_again_and_its_absence_changes_nothing(

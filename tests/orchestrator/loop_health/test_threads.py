@@ -15,7 +15,7 @@ import pytest
 import uvloop
 
 from orchestrator.loop_health import threads
-from orchestrator.loop_health.threads import in_thread, run_cpu_bound
+from orchestrator.loop_health.threads import advantage_in_thread, give_environments_threads, in_thread, run_cpu_bound
 
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 
@@ -115,6 +115,23 @@ def test_a_thread_that_is_held_up_after_its_work_refers_to_no_argument(
             assert freed() is None
         finally:
             release.set()
+
+    runner(work())
+
+
+def test_calls_of_environments_that_hang_take_no_thread_from_others(runner: Callable[..., None]) -> None:
+    async def work() -> None:
+        executor = give_environments_threads(2)
+        released = threading.Event()
+        hanging = [asyncio.create_task(asyncio.to_thread(released.wait)) for _ in range(5)]
+        try:
+            async with asyncio.timeout(30):
+                assert await asyncio.to_thread(str, 1) == "1"
+                assert await advantage_in_thread(str, 2) == "2"
+        finally:
+            released.set()
+        assert await asyncio.gather(*hanging) == [True] * 5
+        executor.shutdown()
 
     runner(work())
 
