@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from inference.base import InferenceError, RequestRefused, ServerFailure, WeightUpdate
+from inference.base import InferenceError, RequestRefused, ServerFailure, ServerUnreachable, WeightUpdate
 from inference.clients.capacity import CapacityController
 from inference.clients.client import ServerClient
 from inference.config import PoolConfig
@@ -136,6 +136,9 @@ class ServerMonitor:
                     f"no answer to a health check within {HEALTH_DEADLINE_SECONDS:g} s, {self._slow_checks} times"
                 )
         except InferenceError as error:
+            self._silent |= isinstance(
+                error, ServerUnreachable
+            )  # whose host may be gone, which takes as long to find out
             self.take_out(str(error))
         else:
             self._slow_checks = 0

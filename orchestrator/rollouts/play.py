@@ -7,6 +7,7 @@ with tokens, not with turns squared.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -25,6 +26,14 @@ from orchestrator.rollouts.players import GeneratingPool, OpponentModel, PlayerM
 from orchestrator.rollouts.tracing import RolloutTrace
 from orchestrator.rollouts.trajectories import OpenBranches
 from transport.records import Int32Array, OpponentTurn, Rollout, Turn
+
+logger = logging.getLogger(__name__)
+
+_CANCELLING_SECONDS = 30.0
+"""How long an environment's code may take to end once it is cancelled: it may have to end a process or a container."""
+
+_given_up: set[asyncio.Task[BaseException | None]] = set()
+"""Tasks of environments that ignore their cancellation."""
 
 _WAITED_SHARE = 0.5
 """Of a rollout's deadline: where a rollout fails after a model call of it waited longer than this and was cancelled, inference
@@ -301,23 +310,45 @@ def _take_over(rollout: Rollout, shown: Rollout, rewards: Rewards) -> None:
 async def _failure(loaded: LoadedEnvironment, work: Callable[[], Awaitable[None]]) -> str | None:
     """Awaits an environment's `work` within its deadline; returns what went wrong, for a person, or None.
 
-    The work has a task of its own, which distinguishes our cancellation from the environment's. Raises `CancelledError` only when
-    this task is cancelled from outside.
+    The work has a task of its own, which distinguishes our cancellation from the environment's, and can be given up: a bare
+    `except` in a loop that tries again swallows every cancellation. Raises `CancelledError` only when this task is cancelled from
+    outside.
     """
     seconds = loaded.config.rollout_timeout_seconds
     ours = asyncio.current_task()
     assert ours is not None
     theirs = asyncio.create_task(_raised(work), name=ours.get_name())
     try:
-        async with asyncio.timeout(seconds):
-            error = await theirs
-            if isinstance(error, asyncio.CancelledError) and ours.cancelling():
-                raise asyncio.CancelledError
-    except TimeoutError:
-        return f"missed its deadline of rollout_timeout_seconds = {seconds:g}"
+        await asyncio.wait({theirs}, timeout=seconds)
+    except asyncio.CancelledError:
+        await _cancel(theirs, loaded)
+        raise
+    if not theirs.done():
+        missed = f"missed its deadline of rollout_timeout_seconds = {seconds:g}"
+        return missed if await _cancel(theirs, loaded) else f"{missed}, and ignores its cancellation"
+    error = theirs.result()
     if isinstance(error, asyncio.CancelledError):
         return "the environment cancelled itself: CancelledError came out of its code"
     return None if error is None else describe_error(error)
+
+
+async def _cancel(theirs: asyncio.Task[BaseException | None], loaded: LoadedEnvironment) -> bool:
+    """Cancels an environment's task; returns whether it has ended. One that does not is given up, and goes on by itself."""
+    theirs.cancel()
+    try:
+        await asyncio.wait({theirs}, timeout=_CANCELLING_SECONDS)
+    finally:
+        if not theirs.done():
+            _given_up.add(theirs)  # the loop itself keeps no reference
+            theirs.add_done_callback(_given_up.discard)
+            if (count := len(_given_up)).bit_count() == 1:  # 1, 2, 4, 8 and so on
+                logger.warning(
+                    "environment %s: a rollout ignores its cancellation, and goes on beside the run, as %d do now. Let its code "
+                    "raise asyncio.CancelledError again",
+                    loaded.config.name,
+                    count,
+                )
+    return theirs.done()
 
 
 async def _raised(work: Callable[[], Awaitable[None]]) -> BaseException | None:

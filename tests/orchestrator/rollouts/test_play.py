@@ -16,6 +16,7 @@ import pytest
 from environments.chat import Chat
 from environments.config import EnvironmentConfig, SamplingOverrides
 from inference.base import InferenceError, ParsedText, RequestRefused, SamplingParameters
+from orchestrator.rollouts import play as play_module
 from orchestrator.rollouts.play import LoadedEnvironment, PolicyModel, play, score_group
 from orchestrator.rollouts.rollout_file import rollout_buffers
 from orchestrator.step.records import rollout_record
@@ -186,6 +187,42 @@ async def test_the_deadline() -> None:
     model, _, rollout = make_model()
     await play(load(Scripted(1.0, seconds=3600), seconds=0.01), rollout, model)
     assert rollout.error == "missed its deadline of rollout_timeout_seconds = 0.01"
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_a_rollout_that_ignores_its_cancellation_is_given_up(
+    cancelled: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(play_module, "_CANCELLING_SECONDS", 0.01)
+    released = asyncio.Event()
+
+    class Stubborn(Scripted):
+        async def rollout(self, example: Any, model: Any, state: Any) -> None:
+            while not released.is_set():
+                try:
+                    await released.wait()
+                except:  # noqa: E722 - as many loops that try again have it
+                    await asyncio.sleep(0)
+
+    model, _, rollout = make_model()
+    playing = asyncio.create_task(play(load(Stubborn(1.0), seconds=3600 if cancelled else 0.01), rollout, model))
+    async with asyncio.timeout(60):
+        if cancelled:
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            playing.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await playing
+        else:
+            await playing
+            assert (
+                rollout.error == "missed its deadline of rollout_timeout_seconds = 0.01, and ignores its cancellation"
+            )
+        assert "ignores its cancellation, and goes on beside the run" in caplog.text
+        (left,) = play_module._given_up
+        released.set()
+        await left
+    assert not play_module._given_up
 
 
 class UnansweringPool(CountingPool):
