@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -59,7 +60,7 @@ def last_bytes(log_file: Path, count: int, end: int) -> bytes:
             file.seek(begin)
             text = file.read(end - begin)
             ends = count + text.endswith(b"\n")  # a newline at the end of the text ends no further line
-            parts = text.rsplit(b"\n", ends)
+            parts = text.rsplit(b"\n", min(ends, sys.maxsize))
             if len(parts) > ends:
                 return b"\n".join(parts[1:])
             if begin == 0:
