@@ -29,7 +29,7 @@ from transport.records import Int32Array, OpponentTurn, Rollout, Turn
 
 logger = logging.getLogger(__name__)
 
-_CANCELLING_SECONDS = 30.0
+_CANCELLING_SECONDS = 10.0
 """How long an environment's code may take to end once it is cancelled: it may have to end a process or a container."""
 
 _given_up: set[asyncio.Task[BaseException | None]] = set()

@@ -92,10 +92,20 @@ class StepIndexes:
         self._rows = 0
 
     def index(self, run: str, steps: Sequence[int], until: float) -> Progress:
-        """Indexes the files of these steps, in their order, until the moment `until` of `time.monotonic`."""
+        """Indexes the files of these steps, in their order, until the moment `until` of `time.monotonic`.
+
+        Those for which `MOST_ROWS` leaves no room are left out, and are a problem.
+        """
         indexed, read, size, problems, has_read = 0, 0, 0, [], False
+        own: set[tuple[str, int]] = set()
+        rows, left_out = 0, []
         for step in steps:
             key = (run, step)
+            if rows >= MOST_ROWS:
+                left_out.append(step)
+                self._forget(key, len(self._indexes.get(key, ())))
+                indexed += 1
+                continue
             found = self._indexes.get(key) or StepIndex(records_file(self._directory, run, step))
             before = len(found) if key in self._indexes else 0
             try:
@@ -108,9 +118,17 @@ class StepIndexes:
                 indexed += 1
                 continue
             if len(found) or found.is_complete:
-                self._keep(key, found, len(found) - before)
+                own.add(key)
+                rows += len(found)
+                self._keep(key, found, len(found) - before, own)
             problems += _problems(step, found)
             indexed, read, size = indexed + found.is_complete, read + found.read_bytes, size + found.size
+        if left_out:
+            problems.insert(
+                0,
+                f"steps {min(left_out)} to {max(left_out)} are left out: the others have {rows:,} rollouts, and at most {MOST_ROWS:,} "
+                "are looked through",
+            )
         return Progress(tuple(steps), indexed, read, size, tuple(problems[:20]))
 
     def rows(self, run: str, steps: Sequence[int]) -> Iterator[Placed]:
@@ -156,12 +174,12 @@ class StepIndexes:
             raise UntrustedFileError(f"{index.path.parent.name} is no directory")
         index.advance(until)
 
-    def _keep(self, key: tuple[str, int], index: StepIndex, added: int) -> None:
+    def _keep(self, key: tuple[str, int], index: StepIndex, added: int, own: set[tuple[str, int]]) -> None:
+        """Keeps an index, and as many others as there is room for, but all of `own`, those of the same request."""
         self._indexes[key] = index
         self._indexes.move_to_end(key)
         self._rows += added
-        while self._rows > MOST_ROWS and len(self._indexes) > 1:
-            oldest = next(iter(self._indexes))
+        while self._rows > MOST_ROWS and (oldest := next(iter(self._indexes))) not in own:
             self._forget(oldest, len(self._indexes[oldest]))
 
     def _forget(self, key: tuple[str, int], rows: int) -> None:

@@ -143,6 +143,25 @@ def test_memory_is_bounded_by_rows_and_the_newest_used_stay(tmp_path: Path, monk
     assert indexes._rows == 0
 
 
+def test_steps_for_which_there_is_no_room_are_left_out_and_the_others_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step_indexes, "MOST_ROWS", 10)
+    for step in range(1, 6):
+        write_lines(tmp_path, "one", step, orjson.dumps(RECORD) + b"\n" + b"{}\n" * 3)
+    indexes = StepIndexes(tmp_path)
+    newest_first = [5, 4, 3, 2, 1]
+    for _ in range(2):
+        progress = indexes.index("one", newest_first, moment(60))
+        assert progress.is_complete
+        assert progress.problems[0].startswith(
+            "steps 1 to 2 are left out: the others have 12 rollouts, and at most 10 are "
+        )
+        assert {step for step, _ in indexes.rows("one", newest_first)} == {3, 4, 5}
+    indexes.index("one", [1], moment(60))
+    assert len(list(indexes.rows("one", [1]))) == 4
+
+
 @pytest.mark.parametrize("kind", ["link", "fifo", "directory", "linked step"])
 def test_what_is_no_file_is_not_read(tmp_path: Path, kind: str) -> None:
     path = write_lines(tmp_path, "one", 1, b"{}\n")
