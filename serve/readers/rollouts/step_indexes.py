@@ -126,8 +126,8 @@ class StepIndexes:
         if left_out:
             problems.insert(
                 0,
-                f"steps {min(left_out)} to {max(left_out)} are left out: the others have {rows:,} rollouts, and at most {MOST_ROWS:,} "
-                "are looked through",
+                f"steps {min(left_out)} to {max(left_out)} are left out: the others have {rows:,} rollouts, "
+                f"and at most {MOST_ROWS:,} are looked through",
             )
         return Progress(tuple(steps), indexed, read, size, tuple(problems[:20]))
 
