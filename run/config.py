@@ -6,6 +6,7 @@ versions, steps and staleness relate.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -305,11 +306,19 @@ class LagConfig(Config):
     quiet loop. A lower value costs more checks of the loop, two in this time. Timers have a resolution of a millisecond."""
 
 
+def _no_file_of_the_trainer(run_id: str) -> str:
+    if run_id in ("tokens", "checkpoints") or re.search(r"\.(json|jsonl|log)(\.|$)", run_id):
+        raise ValueError(
+            f"{run_id!r} is, or may be, the name of a file in trainer/, where the run has a directory; choose another"
+        )
+    return run_id
+
+
 class RunConfig(Config):
     """One run."""
 
-    run_id: Identifier = "default"
-    """Names the run's directory, `run_<id>/`."""
+    run_id: Annotated[Identifier, AfterValidator(_no_file_of_the_trainer)] = "default"
+    """Names the run's directory, `run_<id>/`, and one in the trainer's, so it may be no name of the trainer's own files."""
 
     output_dir: Path
     """The job's directory."""

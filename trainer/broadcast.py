@@ -194,6 +194,14 @@ class Broadcaster:
             if step > version or has_lost_weights(self._path(step)):
                 self._remove(step)
 
+    @property
+    def is_on_disk_of_job(self) -> bool:
+        """Whether a full disk here is one of the whole job. False where the directory is a link to another disk."""
+        try:
+            return self.directory.stat().st_dev == self.directory.parents[1].stat().st_dev
+        except OSError:  # not made yet, or removed
+            return True
+
     def _path(self, version: int) -> Path:
         return self.directory / f"step_{version}"
 
@@ -209,8 +217,17 @@ class Broadcaster:
             remove_directory(self._path(version))
 
     def _check_directory(self) -> None:
-        """Raises `OSError` if the directory is a link into this job's directory. A link to another disk is allowed."""
+        """Raises `OSError` if the directory is a link into this job's directory, or to what others have published.
+
+        A link to another disk is allowed. What is removed there must be broadcasts, such as no checkpoints of another job.
+        """
         job, found = self.directory.parents[1].resolve(), self.directory.resolve()
+        if self.directory.is_symlink():
+            for step in published_steps(self.directory):
+                if not (self._path(step) / "probe.json").is_file():
+                    raise OSError(
+                        errno.EEXIST, f"leads to {found}, whose step_{step} is no broadcast", str(self.directory)
+                    )
         if found.is_relative_to(job) and found != job / self.directory.parent.name / self.directory.name:
             raise OSError(errno.ELOOP, f"leads to {found}; expected a directory of its own", str(self.directory))
 

@@ -54,6 +54,8 @@ class Rows:
         """Whether only one of the rows that ranks hold is trained at a time."""
         self.max_tokens = self._most = max_tokens
         """Most tokens of one row; halved after a lack of memory. A longer sample is tried alone."""
+        self._fitted = 0
+        """Tokens of the longest row that was trained."""
 
     def train(self, row: StepRow, train_row: Callable[[StepRow], None], summed: Collection[OpenStep] = ()) -> None:
         """Trains a row by `train_row`, in one or more pieces, without the steps that have a fault.
@@ -80,6 +82,9 @@ class Rows:
             if not discarded:
                 for step, samples in piece:
                     step.trained_rows.append(samples)
+                self._fitted = max(
+                    self._fitted, sum(step.length(sample) for step, samples in piece for sample in samples)
+                )
                 continue
             spoilt = dict.fromkeys([*(step for step, _ in piece), *summed])
             again = [(step, samples) for step in spoilt for samples in step.begin_anew()]
@@ -130,8 +135,8 @@ class Rows:
         if len(piece) > 1:
             return [[part] for part in piece]
         ((step, _),) = piece
-        if failure.out_of_memory:  # only the row of this sample is known not to fit
-            self.max_tokens = max(self.max_tokens, min(lengths[0] - 1, self._most))
+        if failure.out_of_memory:  # only the row of this sample is known not to fit, and others have
+            self.max_tokens = max(self.max_tokens, min(max(lengths[0] - 1, self._fitted), self._most))
         what = f"a sample of {lengths[0]} tokens does not fit into memory:" if failure.out_of_memory else "a row raised"
         step.fault = f"training step {step.batch.step}: {what} {failure.reason}"
         return []

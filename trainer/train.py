@@ -390,7 +390,7 @@ class Trainer:
             self._evict(run, str(error))
             return False
         except OSError as error:
-            if error.errno in DISK_FAULTS:
+            if error.errno in DISK_FAULTS and broadcaster.is_on_disk_of_job:
                 raise
             if not self._manager.is_deleted(run.slot):  # not writable, or about to be deleted
                 self._evict(run, f"version {run.progress.step} of its weights cannot be published: {error}")

@@ -53,6 +53,14 @@ def test_what_a_refused_configuration_leaves_is_no_run(tmp_path: Path) -> None:
         pytest.fail("it has begun")
 
 
+@pytest.mark.parametrize("run_id", ["metrics.jsonl", "runs.json", "trainer.log.1", "tokens", "checkpoints"])
+def test_a_run_named_as_a_file_of_the_trainer_is_refused(tmp_path: Path, run_id: str) -> None:
+    """The trainer has a directory of each run beside its own files, and could write no checkpoint."""
+    with pytest.raises(ValueError, match=r"the name of a file in trainer/"):
+        make_config(tmp_path, run_id=run_id)
+    make_config(tmp_path, run_id="v1.jsonata")
+
+
 def test_an_unwritable_place_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigurationError, match="output_dir = "), taken_over(make_config(tmp_path / "file")):

@@ -126,3 +126,19 @@ def test_broadcasts_that_lead_elsewhere_are_left_alone(dense_directory: Path, tm
     with pytest.raises(OSError, match=r"leads to .*run_other"):
         broadcaster.publish(lone.model, None, lone.run)
     assert published_steps(tmp_path / "run_other" / "broadcast") == [7]
+
+
+def test_another_jobs_checkpoints_to_which_broadcasts_lead_are_left_alone(
+    dense_directory: Path, tmp_path: Path
+) -> None:
+    job, other = tmp_path / "job", tmp_path / "other" / "checkpoints"
+    lone = make_lone_run(job, dense_directory)
+    (other / "step_7").mkdir(parents=True)
+    (other / "step_7" / "STABLE").touch()
+    (job / "run_default" / "broadcast").symlink_to(other)
+    broadcaster = Broadcaster(lone.learner.manager, job, "default", str(dense_directory), 2)
+    with pytest.raises(OSError, match=r"leads to .*other/checkpoints, whose step_7 is no broadcast"):
+        broadcaster.remove_beyond(-1)
+    with pytest.raises(OSError, match="is no broadcast"):
+        broadcaster.publish(lone.model, None, lone.run)
+    assert published_steps(other) == [7]

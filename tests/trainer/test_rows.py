@@ -144,6 +144,18 @@ def test_a_row_that_does_not_fit_into_memory_is_trained_in_halves(
             torch.testing.assert_close(found[name], expected[name], rtol=1e-5, atol=1e-7)
 
 
+def test_a_run_that_lacks_memory_with_every_row_leaves_the_others_the_length_that_fitted(dense_directory: Path) -> None:
+    bench, rows = Bench(dense_directory), Rows(64)
+    good, bad = (bench.open(bench.admit(index), make_batch(index, (9, 17, 5, 12))) for index in range(2))
+    good.batch.token_ids_T[good.batch.token_ids_T == MARK] = 0
+    bad.batch.token_ids_T[:] = MARK
+    with failing(bench, holds_the_mark, lack_memory):
+        rows.train([(good, [0, 1, 2, 3])], bench.train)
+        rows.train([(bad, [0, 1, 2, 3])], bench.train)
+    assert (good.fault is None, bad.fault is None) == (True, False)
+    assert rows.max_tokens == 9 + 17 + 5 + 12
+
+
 def test_a_lost_accelerator_ends_the_trainer(dense_directory: Path) -> None:
     """Since nothing that comes after it can succeed, it says nothing about any run."""
     bench = Bench(dense_directory)
