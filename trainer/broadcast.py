@@ -217,9 +217,9 @@ class Broadcaster:
             remove_directory(self._path(version))
 
     def _check_directory(self) -> None:
-        """Raises `OSError` if the directory is a link into this job's directory, or to what others have published.
+        """Raises `OSError` if the directory is a link into this job's directory, or to steps that are no broadcasts.
 
-        A link to another disk is allowed. What is removed there must be broadcasts, such as no checkpoints of another job.
+        A link to another disk is allowed. Steps are removed there, which must not be those of another job's checkpoints.
         """
         job, found = self.directory.parents[1].resolve(), self.directory.resolve()
         if self.directory.is_symlink():

@@ -83,7 +83,7 @@ class ServerMonitor:
         """Whether the server itself asks to be drained."""
         self._slow_checks = 0
         self._silent = False
-        """Whether it went out because it did not answer in time. Until it serves again, no update waits for it."""
+        """Whether it went out because it did not answer in time, or was not reached. No update waits for it until it serves."""
         self._not_before = 0.0
         self._has_served = False
         self._warned_of_precision = False
@@ -136,9 +136,10 @@ class ServerMonitor:
                     f"no answer to a health check within {HEALTH_DEADLINE_SECONDS:g} s, {self._slow_checks} times"
                 )
         except InferenceError as error:
-            self._silent |= isinstance(
+            if isinstance(
                 error, ServerUnreachable
-            )  # whose host may be gone, which takes as long to find out
+            ):  # if its host is gone, the next attempt may take as long as a silence
+                self._silent = True
             self.take_out(str(error))
         else:
             self._slow_checks = 0

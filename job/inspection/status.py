@@ -73,19 +73,19 @@ class JobStatus:
     def is_alive(self, worker: dict[str, Any]) -> bool | None:
         """Returns whether a worker's process is alive; None if that cannot be told, since it may be on another machine.
 
-        Workers outlive a supervisor that was killed for some seconds. Once it is gone, a process with the number of a worker
-        counts only if it began no later than the worker did.
+        When their supervisor was killed, workers live on for some seconds. Without it, a process with a worker's number is the
+        worker only if it began when the worker did.
         """
         if worker["pid"] is None:
             return False
         if not self.is_local:
             return None if self.running else False
-        began = start_of(worker["pid"])
-        if began is None:
-            return False
-        since_boot = began / os.sysconf("SC_CLK_TCK")
+        ticks = start_of(worker["pid"])
+        if ticks is None or self.running:
+            return ticks is not None
         boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
-        return self.running or boot + since_boot < worker["since"] + START_SECONDS
+        began = boot + ticks / os.sysconf("SC_CLK_TCK")
+        return bool(began < worker["since"] + START_SECONDS)
 
     def as_json(self) -> dict[str, Any]:
         """Returns the status for programs. Metrics that are unknown are absent."""

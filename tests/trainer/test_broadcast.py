@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
+import tempfile
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ from inference.plugin.checkpoint import BASE, DELTA
 from inference.plugin.digest import DTYPES, digests_of
 from tests.trainer.conftest import make_batch
 from tests.trainer.lone_run import make_lone_run
+from tests.trainer.one_process_trainer import life, write_member
 from trainer.broadcast import Broadcaster, own_memory
 from transport.files.atomic import published_steps
 
@@ -142,3 +146,31 @@ def test_another_jobs_checkpoints_to_which_broadcasts_lead_are_left_alone(
     with pytest.raises(OSError, match="is no broadcast"):
         broadcaster.publish(lone.model, None, lone.run)
     assert published_steps(other) == [7]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("other_disk", [False, True])
+def test_a_full_disk_to_which_broadcasts_lead_evicts_its_run_alone(
+    dense_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other_disk: bool
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    for run_id in ("one", "other"):
+        write_member(tmp_path, dense_directory, run_id)
+    with (
+        life(tmp_path, dense_directory, {"one": 1, "other": 1}) as one,
+        tempfile.TemporaryDirectory(dir="/dev/shm") as shm,
+    ):
+        one.until_step(one=1, other=1)
+        if other_disk:
+            broadcasts = tmp_path / "run_one" / "broadcast"
+            broadcasts.rename(broadcasts.with_name("away"))
+            broadcasts.symlink_to(shm)
+        broadcaster = one.trainer._broadcasters[one.run("one").slot]
+        monkeypatch.setattr(broadcaster, "publish", full)
+        one.wire.committed |= {"one": 2, "other": 3}
+        with nullcontext() if other_disk else pytest.raises(OSError, match="No space left"):
+            one.until_step(other=3)
+            one.turn_until(lambda: "one" in one.wire.evicted, "the eviction")
+            assert "No space left" in one.wire.evicted["one"]
