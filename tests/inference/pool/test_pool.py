@@ -450,7 +450,7 @@ async def test_an_update_does_not_wait_for_a_server_that_did_not_answer_before(
             pool._add(f"http://127.0.0.1:{frozen.getsockname()[1]}")
             await until_states(pool, "serving", "out")
             monkeypatch.setattr("inference.pool.server_monitor.HEALTH_DEADLINE_SECONDS", 3600.0)
-            frozen.listen()
+            monkeypatch.setattr(pool._monitors[pool._fleet.servers[1]].client, "identify", asyncio.Event().wait)
             async with asyncio.timeout(30):
                 await pool.update_weights(weight_update(1))
                 await pool.update_weights(weight_update(2))
