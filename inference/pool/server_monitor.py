@@ -136,9 +136,7 @@ class ServerMonitor:
                     f"no answer to a health check within {HEALTH_DEADLINE_SECONDS:g} s, {self._slow_checks} times"
                 )
         except InferenceError as error:
-            if isinstance(
-                error, ServerUnreachable
-            ):  # if its host is gone, the next attempt may take as long as a silence
+            if isinstance(error, ServerUnreachable):  # each attempt at a host that is gone may take seconds
                 self._silent = True
             self.take_out(str(error))
         else:
