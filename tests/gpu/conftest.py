@@ -1,24 +1,39 @@
-"""What only a GPU can show. Everything here is skipped on a machine without one."""
+"""The device of these tests: a GPU, or where there is none a device in the host's memory (`host_device.py`).
+
+What only a GPU can show is skipped on the other. That one takes part in no process group, and runs in this process alone.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import pytest
 import torch
 
+from tests.gpu.host_device import can_be_built, host_device
 from tests.trainer.conftest import dense_directory, moe_directory
 
 __all__ = ["dense_directory", "moe_directory"]
 
-DEVICE = torch.device("cuda")
 
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if item.path.parent.name == "gpu" and DEVICE.type == "cuda" and not torch.cuda.is_available():
-            item.add_marker(pytest.mark.skip(reason="torch sees no CUDA device"))
+@pytest.fixture
+def device() -> Iterator[torch.device]:
+    """The GPU, or the device in the host's memory."""
+    if torch.cuda.is_available():
+        yield torch.device("cuda")
+        return
+    if not can_be_built():
+        pytest.skip("torch sees no CUDA device, and there is no C++ compiler or no ninja for another one")
+    found = host_device()
+    # A module's tied parameters are one parameter on a GPU, too, after it has moved there.
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    yield found
+    torch.__future__.set_swap_module_params_on_conversion(False)
 
 
 @pytest.fixture
-def device() -> torch.device:
-    """The GPU."""
-    return DEVICE
+def gpu() -> torch.device:
+    """The GPU; the test is skipped where there is none."""
+    if not torch.cuda.is_available():
+        pytest.skip("torch sees no CUDA device")
+    return torch.device("cuda")

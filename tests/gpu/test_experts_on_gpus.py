@@ -32,7 +32,9 @@ def test_an_owners_products_are_those_of_the_models_experts(
     torch.testing.assert_close(found_MH, expected_MH)
     weights = (rows_MH, experts.gate_up_proj, experts.down_proj)
     for own, wanted in zip(
-        torch.autograd.grad(found_MH.sum(), weights), torch.autograd.grad(expected_MH.sum(), weights), strict=True
+        torch.autograd.grad(found_MH.square().sum(), weights),
+        torch.autograd.grad(expected_MH.square().sum(), weights),
+        strict=True,
     ):
         torch.testing.assert_close(own, wanted)
 

@@ -23,6 +23,9 @@ WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "checkpointing": ({"activation_checkpointing": True}, {"lora": LORA}),
     "offload": ({"optimizer_offload": True}, {}),
     "compiled": ({"compile": True}, {}),
+    "several updates": ({}, {"updates_per_step": 2}),
+    "reference": ({}, {"lora": LORA, "reference": {"reward_coefficient": 0.4}}),
+    "value head": ({}, {"value_head": {}}),
 }
 """Of the trainer, and of `[training]`."""
 
@@ -31,11 +34,22 @@ def train(
     directory: Path, model: Path, device: torch.device, trainer: dict[str, Any], training: dict[str, Any], routed: bool
 ) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor]]:
     """Metrics of three steps, and what is trained in the end, on the CPU."""
-    given = {"device": device.type, "dtype": "float32", **trainer}
+    given = {"dtype": "float32", **trainer}
     ranks = Ranks(0, 1, device, None)
     lone = make_lone_run(directory, model, given, ranks=ranks, learning_rate=1e-3, optimizer="sgd", **training)
     lines = [lone.train(make_batch(step, routed=routed)) for step in (1, 2, 3)]
     return lines, {name: weight.cpu() for name, weight in lone.weights().items()}
+
+
+def test_a_tensor_of_the_cpu_is_refused_beside_one_of_the_device(device: torch.device) -> None:
+    """Which is what the tests below find also on the device in the host's memory."""
+    own, other = torch.ones(4, 4, device=device), torch.ones(4, 4)
+    with pytest.raises(RuntimeError, match=r"CPU|device"):
+        own @ other
+    with pytest.raises(RuntimeError, match="device"):
+        own + other
+    assert (own * torch.tensor(2.0)).sum().item() == 32, "a scalar is taken"
+    assert own[torch.tensor([0, 2])].device == own.device, "and indices are"
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -63,35 +77,33 @@ def test_bfloat16_with_an_adapter_follows_float32(dense_directory: Path, tmp_pat
         assert line["entropy"] == pytest.approx(wanted["entropy"], rel=0.05)
 
 
-def test_chunks_take_less_memory_than_whole_logits(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_take_less_memory_than_whole_logits(gpu: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 4,096 tokens and 32,000 words, whose logits take 524 MB."""
-    if device.type != "cuda":
-        pytest.skip("its allocator is measured")
-    hidden_PH = torch.randn(4096, 64, device=device, requires_grad=True)
-    weight_VH = torch.randn(32_000, 64, device=device, requires_grad=True)
-    targets_P = torch.randint(0, 32_000, (4096,), device=device)
+    hidden_PH = torch.randn(4096, 64, device=gpu, requires_grad=True)
+    weight_VH = torch.randn(32_000, 64, device=gpu, requires_grad=True)
+    targets_P = torch.randint(0, 32_000, (4096,), device=gpu)
     monkeypatch.setattr(head, "CHUNK_BYTES", 2**24)
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
-    values_P, _ = head.chunked_outputs(hidden_PH, weight_VH, None, targets_P, torch.ones(4096, device=device))
+    torch.cuda.reset_peak_memory_stats(gpu)
+    before = torch.cuda.memory_allocated(gpu)
+    values_P, _ = head.chunked_outputs(hidden_PH, weight_VH, None, targets_P, torch.ones(4096, device=gpu))
     values_P.sum().backward()
-    assert torch.cuda.max_memory_allocated(device) - before < 2**28
+    assert torch.cuda.max_memory_allocated(gpu) - before < 2**28
     exact = torch.log_softmax(hidden_PH.detach().double() @ weight_VH.detach().double().T, -1)
     expected_P = exact.gather(-1, targets_P[:, None])[:, 0]
     assert float((values_P.detach() - expected_P).abs().max()) < 1e-3
 
 
 @pytest.mark.parametrize("groups", [2, 8])
-def test_one_kernel_takes_all_samples_of_a_row(device: torch.device, groups: int) -> None:
+def test_one_kernel_takes_all_samples_of_a_row(gpu: torch.device, groups: int) -> None:
     """Values and gradients, against one call a sample in float64."""
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0):
+    if torch.cuda.get_device_capability(gpu) < (8, 0):
         pytest.skip("FlashAttention-2 needs an Ampere GPU or a newer one")
     lengths = [37, 1, 256, 90]
     tokens = sum(lengths)
     generator = torch.Generator().manual_seed(0)
     shapes = ((1, 8, tokens, 64), (1, groups, tokens, 64), (1, groups, tokens, 64))
     exact = [torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_() for shape in shapes]
-    half = [tensor.detach().to(device, torch.bfloat16).requires_grad_() for tensor in exact]
+    half = [tensor.detach().to(gpu, torch.bfloat16).requires_grad_() for tensor in exact]
     module = torch.nn.Identity()
     expected, _ = attention._per_sample_attention(
         module, exact[0], exact[1], exact[2], None, scaling=0.1, sample_lengths=lengths
