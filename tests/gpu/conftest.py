@@ -1,11 +1,9 @@
 """The device of these tests: a GPU, or where there is none a device in the host's memory (`host_device.py`).
 
-What only a GPU can show is skipped on the other. That one takes part in no process group, and runs in this process alone.
+What only a GPU can show is skipped on the other.
 """
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -17,18 +15,13 @@ __all__ = ["dense_directory", "moe_directory"]
 
 
 @pytest.fixture
-def device() -> Iterator[torch.device]:
+def device() -> torch.device:
     """The GPU, or the device in the host's memory."""
     if torch.cuda.is_available():
-        yield torch.device("cuda")
-        return
+        return torch.device("cuda")
     if not can_be_built():
         pytest.skip("torch sees no CUDA device, and there is no C++ compiler or no ninja for another one")
-    found = host_device()
-    # A module's tied parameters are one parameter on a GPU, too, after it has moved there.
-    torch.__future__.set_swap_module_params_on_conversion(True)
-    yield found
-    torch.__future__.set_swap_module_params_on_conversion(False)
+    return host_device()
 
 
 @pytest.fixture

@@ -15,6 +15,8 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/extension.h>
 
+#include "host_device.h"
+
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -88,6 +90,8 @@ Hooks hooks;
 
 // --- the same memory as a tensor of the CPU, and a result as one of the device ---
 
+}  // namespace
+
 Tensor on_cpu(const Tensor& tensor) {
   if (!tensor.defined() || tensor.is_cpu()) return tensor;
   at::AutoDispatchBelowAutograd guard;
@@ -99,6 +103,8 @@ Tensor on_cpu(const Tensor& tensor) {
   const Tensor flat = at::from_blob(tensor.storage().mutable_data(), {elements}, [kept](void*) {}, options);
   return flat.as_strided(tensor.sizes(), tensor.strides(), tensor.storage_offset());
 }
+
+namespace {
 
 Tensor on_device(const Tensor& found) {
   const Tensor plain = found.is_non_overlapping_and_dense() ? found : found.contiguous();
@@ -255,4 +261,7 @@ void register_hooks() { at::RegisterPrivateUse1HooksInterface(&hooks); }
 
 }  // namespace
 
-PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) { module.def("register_hooks", &register_hooks); }
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
+  module.def("register_hooks", &register_hooks);
+  bind_collectives(module);
+}

@@ -1,32 +1,43 @@
 """A device of torch that keeps its tensors apart from the CPU's, as a GPU does, and computes in the host's memory.
 
-On it, a machine without a GPU finds what is on the wrong device. It shows nothing of a GPU's kernels, streams or memory.
+On it, a machine without a GPU finds what is on the wrong device, also between ranks. It shows nothing of a GPU's kernels, streams
+or memory.
 """
 
 from __future__ import annotations
 
 import shutil
 import types
+from datetime import timedelta
 from functools import cache
 from pathlib import Path
+from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 from torch.utils import cpp_extension
 
 NAME = "host"
+"""Of the device, and of the backend of its collective calls."""
+
+SOURCES = [str(Path(__file__).with_name(name)) for name in ("host_device.cpp", "host_collectives.cpp")]
 
 
 class _Module(types.ModuleType):
-    """`torch.host`: what torch asks of a device's module."""
+    """`torch.host`: what torch asks of a device's module. Its one stream is that of the CPU."""
 
     is_available = is_initialized = staticmethod(lambda: True)
     _is_in_bad_fork = staticmethod(lambda: False)
     device_count = staticmethod(lambda: 1)
     current_device = staticmethod(lambda: 0)
+    set_device = staticmethod(lambda device: None)
     get_amp_supported_dtype = staticmethod(lambda: [torch.bfloat16])
     manual_seed_all = staticmethod(lambda seed: None)
     get_rng_state = staticmethod(lambda device=0: torch.get_rng_state())
     set_rng_state = staticmethod(lambda state, device=0: torch.set_rng_state(state))
+    Stream, Event = torch.cpu.Stream, torch.cpu.Event
+    stream, current_stream = staticmethod(torch.cpu.stream), staticmethod(torch.cpu.current_stream)
+    synchronize = staticmethod(lambda device=None: None)
 
 
 def can_be_built() -> bool:
@@ -37,10 +48,28 @@ def can_be_built() -> bool:
 @cache
 def host_device() -> torch.device:
     """Builds the device, which takes half a minute the first time, and registers it for the life of this process."""
-    built = cpp_extension.load(
-        "counterpoint_host_device", [str(Path(__file__).with_suffix(".cpp"))], extra_cflags=["-O1"]
-    )
+    built = cpp_extension.load("counterpoint_host_device", SOURCES, extra_cflags=["-O1"])
     torch.utils.rename_privateuse1_backend(NAME)
     torch._register_device_module(NAME, _Module(NAME))
     built.register_hooks()
+    _keep_ties()
+
+    def collectives(store: dist.Store, rank: int, size: int, timeout: timedelta) -> Any:
+        return built.collectives(dist.ProcessGroupGloo(store, rank, size, timeout), rank, size)
+
+    dist.Backend.register_backend(NAME, collectives, devices=[NAME])
     return torch.device(NAME, 0)
+
+
+def _keep_ties() -> None:
+    """Lets `Module.to` move each parameter as it does to a GPU: a tied one stays one. torch swaps it only if it is asked to."""
+    move: Any = torch.nn.Module.to
+
+    def to(module: torch.nn.Module, *arguments: Any, **named: Any) -> torch.nn.Module:
+        torch.__future__.set_swap_module_params_on_conversion(True)
+        try:
+            return cast(torch.nn.Module, move(module, *arguments, **named))
+        finally:
+            torch.__future__.set_swap_module_params_on_conversion(False)
+
+    torch.nn.Module.to = to

@@ -42,7 +42,7 @@ def test_an_owners_products_are_those_of_the_models_experts(
 def test_two_gpus_with_half_the_experts_each_train_as_a_cpu(moe_directory: Path, tmp_path: Path) -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip("two GPUs are needed")
-    launch(2, tmp_path, moe_directory, "cuda", module="expert_learner")
+    launch(2, tmp_path, moe_directory, "cuda", module="tests.trainer.expert_learner")
     found = json.loads((tmp_path / "found_2.json").read_text())
     for way, names in (("alone", (FULL, LORA)), ("sharded", (FULL, LORA)), ("context", (LORA,))):
         for name in names:

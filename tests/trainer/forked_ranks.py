@@ -18,7 +18,7 @@ from tests.trainer.orchestrator_end import DEADLINE, processes
 
 
 def launch(count: int, directory: Path, *arguments: object, module: str, seconds: float = 4 * DEADLINE) -> None:
-    """Calls `main(directory, *arguments)` of a module of this package on so many ranks, with torchrun's variables.
+    """Calls `main(directory, *arguments)` of a module on so many ranks, with torchrun's variables.
 
     What they print goes to `log_COUNT` in the directory. Fails with its end once one of them has failed, or after `seconds`.
     """
@@ -58,4 +58,4 @@ def _rank(module: str, arguments: Sequence[object], index: int, count: int, port
     torch.set_num_threads(1)
     place = {"RANK": index, "LOCAL_RANK": index, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_PORT": port}
     os.environ |= {name: str(value) for name, value in place.items()} | {"MASTER_ADDR": "127.0.0.1"}
-    importlib.import_module(f"tests.trainer.{module}").main(*arguments)
+    importlib.import_module(module).main(*arguments)

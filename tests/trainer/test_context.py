@@ -25,7 +25,7 @@ def found(dense_directory: Path, moe_directory: Path, tmp_path_factory: pytest.T
     results = {}
     for ranks, names in ((2, []), (4, SEVERAL[4])):
         directory = tmp_path_factory.mktemp(f"context_{ranks}")
-        launch(ranks, directory, dense_directory, moe_directory, *names, module="context_learner")
+        launch(ranks, directory, dense_directory, moe_directory, *names, module="tests.trainer.context_learner")
         results[ranks] = json.loads((directory / "found.json").read_text())
     return results
 

@@ -37,7 +37,7 @@ def found(moe_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> dict
     """What two ranks, a plain rank and four ranks have computed, by number of ranks."""
     directory = tmp_path_factory.mktemp("experts")
     for ranks in (2, 4):
-        launch(ranks, directory, moe_directory, module="expert_learner")
+        launch(ranks, directory, moe_directory, module="tests.trainer.expert_learner")
     return {ranks: json.loads((directory / f"found_{ranks}.json").read_text()) for ranks in (2, 4)}
 
 

@@ -156,13 +156,13 @@ def test_a_checkpoint_that_takes_long_does_not_lose_the_other_ranks_and_a_stoppe
     dense_directory: Path, tmp_path: Path
 ) -> None:
     """Longer, here, than any rank waits for another."""
-    launch(2, tmp_path, str(dense_directory), module="ranked_learner")
+    launch(2, tmp_path, str(dense_directory), module="tests.trainer.ranked_learner")
     assert sorted(path.name for path in tmp_path.glob("rank_*")) == ["rank_0", "rank_1"]
     assert (tmp_path / "silence").read_text().startswith("rank 1 of 2 did not answer within 1 s: stopped, at work")
 
 
 def test_managers_of_two_ranks_take_over_the_same_state_and_call_their_hooks_together(tmp_path: Path) -> None:
-    launch(2, tmp_path, module="ranked_manager")
+    launch(2, tmp_path, module="tests.trainer.ranked_manager")
     first, second = (json.loads((tmp_path / f"rank_{rank}.json").read_text()) for rank in (0, 1))
     assert first == [
         ["creation", 0, "a", 20.0, 1],

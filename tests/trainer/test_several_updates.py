@@ -413,7 +413,7 @@ def test_an_eviction_in_the_middle_of_a_step_saves_the_last_whole_one(dense_dire
 
 @pytest.mark.slow
 def test_two_ranks_measure_update_and_refuse_as_one(dense_directory: Path, tmp_path: Path) -> None:
-    launch(2, tmp_path, str(dense_directory), module="ranked_updates")
+    launch(2, tmp_path, str(dense_directory), module="tests.trainer.ranked_updates")
     lone = make_lone_run(tmp_path / "alone", dense_directory, {"max_tokens": MAX_TOKENS}, **TRAINING)
     for expected, found in zip(train(lone), json.loads((tmp_path / "metrics.json").read_text()), strict=True):
         for name in ("loss", "grad_norm", "reference_kl", "loss/guess", "tokens/trained", "updates"):

@@ -342,7 +342,13 @@ def test_two_ranks_train_as_one_and_one_goes_on_where_two_were_stopped(place: Pa
     ]
     bad = config("bad", "model", "lora", {"processes": 2}, data={"rows": BAD_ROWS})
     work = [(bad, 0), *((each, 0) for each in two[:-1]), (two[-1], 5)]
-    launch(2, tmp_path, [(each, free_port(), last) for each, last in work], module="ranked_sft", seconds=DEADLINE)
+    launch(
+        2,
+        tmp_path,
+        [(each, free_port(), last) for each, last in work],
+        module="tests.trainer.ranked_sft",
+        seconds=DEADLINE,
+    )
     refused, *codes = (tmp_path / "ended").read_text().splitlines()
     assert refused == "rows[1]: it has no message of role assistant; there is nothing to train"
     assert codes == ["0", "0", "0", "0", "143"]

@@ -51,8 +51,8 @@ SEVERAL = {
 def found(dense_directory: Path, moe_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What two ranks and one plain rank have computed, in one launch, and four ranks in another, which also continue."""
     directory = tmp_path_factory.mktemp("sharded")
-    launch(2, directory, dense_directory, moe_directory, module="sharded_learner")
-    launch(4, directory, dense_directory, moe_directory, *SEVERAL[4], "resumed", module="sharded_learner")
+    launch(2, directory, dense_directory, moe_directory, module="tests.trainer.sharded_learner")
+    launch(4, directory, dense_directory, moe_directory, *SEVERAL[4], "resumed", module="tests.trainer.sharded_learner")
     result: dict[str, Any] = json.loads((directory / "found_2.json").read_text())
     four = json.loads((directory / "found_4.json").read_text())
     return result | {"sharded-4": four["sharded"], "resumed-4": four["resumed-4"]}
@@ -100,7 +100,7 @@ def test_a_tied_weight_is_trained_where_it_is_embedded_too_if_ranks_have_unequal
     assert config.tie_word_embeddings
     torch.manual_seed(4)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "odd")
-    launch(2, tmp_path, tmp_path / "odd", moe_directory, "dense-full", module="sharded_learner")
+    launch(2, tmp_path, tmp_path / "odd", moe_directory, "dense-full", module="tests.trainer.sharded_learner")
     found = json.loads((tmp_path / "found_2.json").read_text())
     assert_close(found["sharded"]["dense-full"], found["plain"]["dense-full"], ["one"])
 

@@ -94,7 +94,7 @@ def test_ranks_that_work_together_train_as_one_with_layers_as_they_are(
         dense_directory,
         moe_directory,
         *["refused"] * refused,
-        module="compiled_learner",
+        module="tests.trainer.compiled_learner",
         seconds=900.0,
     )
     found = json.loads((tmp_path / f"found_{ranks}.json").read_text())
