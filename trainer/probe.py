@@ -6,24 +6,29 @@ still compute with that version. A bfloat16 model publishes none, since rounding
 does. The tokens are a seeded random sequence. For a mixture of experts, the sequence of several with the clearest
 routing is chosen: where two experts are nearly equal, rounding may route a token differently in another engine, and correct
 weights would fail the probe.
+
+The probe of a published adapter also proves the model to a run that begins with it (`training.lora.start_from`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import orjson
 import torch
 from torch import Tensor, nn
 
+from inference.base import Probe
 from inference.plugin.digest import Digest
 from trainer.lora.multi_lora import adapter_spans
 from trainer.model.load import log_probabilities
 from trainer.model.packing_proof import can_pack
 from trainer.model.router_replay import RouterReplay
+from transport.files.untrusted import open_regular
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +117,27 @@ def ask(model: nn.Module, replay: RouterReplay | None, slot: int) -> Answers:
         {layer: torch.cat([row[layer] for row in rows]) for layer in rows[0]}, replay.top_k if replay else 0
     )
     return Answers(tokens_CT, flat_P.view(candidates, TOKENS - 1).cpu(), chosen)
+
+
+def check_base(directory: Path, answers: Answers) -> None:
+    """Raises `ValueError` if the probe in the directory of a published adapter shows that its base model was another one.
+
+    `answers` are those of this model with that adapter. Nothing is compared without a probe, as beside an adapter of another
+    program, or where its tokens are not among the candidates.
+    """
+    path = directory / "probe.json"
+    try:
+        open_regular(path).close()  # a FIFO would be waited for
+        probe = replace(Probe.read(path), previous=None)
+    except FileNotFoundError:
+        return
+    for tokens_T, values_P in zip(answers.tokens_CT.tolist(), answers.values_CP.numpy(), strict=True):
+        if tokens_T == probe.token_ids and probe.mismatch(values_P, None) is not None:
+            apart = float(np.abs(values_P - np.asarray(probe.log_probabilities)).max())
+            raise ValueError(
+                f"the adapter was trained over another base model: with it, log-probabilities of this one are up to {apart:.3g} "
+                f"from those in {path}; use the adapter's own base model, or another adapter"
+            )
 
 
 def _forward(model: nn.Module, tokens_CT: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ from trainer.metrics import MetricsFile, MetricValue
 from trainer.model.load import choose_device
 from trainer.open_step import OpenStep
 from trainer.packer import InvalidBatch
-from trainer.probe import BrokenWeights
+from trainer.probe import BrokenWeights, ask, check_base
 from trainer.runs import checkpoint, control_files
 from trainer.runs.checkpoints import Checkpoints
 from trainer.runs.copies import CopyRefused
@@ -285,7 +285,7 @@ class Trainer:
             self._config.whole_broadcast_every, self._memory, self._config.server_dtypes,
         )  # fmt: skip
         self._metrics.truncate(run.run_id, step)
-        if not self._publish(run, anew=True):
+        if not (self._has_own_base(run) and self._publish(run, anew=True)):
             return
         run.durable_step = self._durable_step(run)
         run.idle_since = time.monotonic()
@@ -294,6 +294,21 @@ class Trainer:
             logger.info("run %s is trained to its end, step %d of %d", run.run_id, step, steps)
         else:
             logger.info("run %s is ready for step %d of %d", run.run_id, step + 1, steps)
+
+    def _has_own_base(self, run: Occupancy) -> bool:
+        """Returns whether this model can be the one over which the run's first adapter was trained; else the run is refused."""
+        lora, learner = run.config.training.lora, self._learner
+        if lora is None or lora.start_from is None or run.progress.step:
+            return True
+        try:
+            assembled = learner.assemble(run.slot)
+            loaded = learner.loaded
+            check_base(lora.start_from, assembled.answers if assembled else ask(loaded.model, loaded.replay, run.slot))
+        except (OSError, ValueError, BrokenWeights) as error:
+            self._manager.refuse_run(run.slot, f"training.lora.start_from = {str(lora.start_from)!r}: {error}")
+            self._slots_change = True
+            return False
+        return True
 
     def _evict(self, run: Occupancy, reason: str) -> None:
         """Evicts a run; what it has trained is kept."""

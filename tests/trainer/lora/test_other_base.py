@@ -1,0 +1,47 @@
+"""A run that begins with an adapter over another base model of equal shapes is refused, as the adapter's probe proves it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from tests.trainer.one_process_trainer import broadcast, life, write_member
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize(("kind", "layers"), [("dense", ["q_proj", "down_proj"]), ("moe", ["q_proj"])])
+def test_an_adapter_begins_a_run_over_its_own_base_alone(
+    kind: str, layers: list[str], request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    own: Path = request.getfixturevalue(f"{kind}_directory")
+    plain = {"rank": 2, "target_modules": layers}
+    torch.manual_seed(99)
+    other = tmp_path / "other"
+    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(own)).save_pretrained(other)
+    write_member(tmp_path / "first", own, "winner", lora=plain, learning_rate=1e-3)
+    with life(tmp_path / "first", own, {"winner": 2}) as one:
+        one.until_step(winner=2)
+    adapter = tmp_path / "first" / "run_winner" / "broadcast" / "step_2"
+    lora = {**plain, "start_from": str(adapter)}
+    write_member(tmp_path / "same", own, "child", lora=lora)
+    with life(tmp_path / "same", own, {"child": 1}) as one:
+        one.until_step(child=1)
+        begun, given = broadcast(tmp_path / "same", "child", 0), broadcast(tmp_path / "first", "winner", 2)
+        assert all(torch.equal(begun[name], given[name]) for name in given)
+    write_member(tmp_path / "another", other, "child", lora=lora)
+    with life(tmp_path / "another", other, {"child": 1}) as one:
+        one.turn_until(lambda: "child" in one.wire.evicted, "the refusal")
+        assert "training.lora.start_from" in one.wire.evicted["child"]
+        assert "another base model" in one.wire.evicted["child"]
+        assert not (tmp_path / "another" / "run_child" / "broadcast").exists()
+        assert (tmp_path / "another" / "run_child" / "control" / "config_validation_error.txt").exists()
+    without = shutil.copytree(adapter, tmp_path / "without")
+    (without / "probe.json").unlink()
+    write_member(tmp_path / "another", other, "foreign", lora={**plain, "start_from": str(without)})
+    with life(tmp_path / "another", other, {"foreign": 1}) as one:
+        one.until_step(foreign=1)
