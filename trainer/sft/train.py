@@ -19,6 +19,7 @@ from environments.data.rows import DataError
 from trainer.config import TrainerConfig
 from trainer.learner import Learner
 from trainer.metrics import MetricValue
+from trainer.rank_process import BAD_CONFIGURATION
 from trainer.runs import checkpoint
 from trainer.runs.control_files import run_directory
 from trainer.runs.record import Occupancy
@@ -57,11 +58,12 @@ def run(config: SftConfig, on_ready: Callable[[], object] = lambda: None) -> int
     (config.output_dir / "trainer").mkdir(exist_ok=True)
     write_atomically(run_dir / "control" / "orch.toml", tomli_w.dumps(described).encode())
     feed = Feed(config.run_id, batches.steps, batches.batch)
-    code = train(config.of_trainer, on_ready, lambda: feed, partial(SftTrainer, batches))
+    code = train(config.of_trainer, on_ready, lambda: feed, partial(SftTrainer, batches, feed))
+    if feed.failure is not None:
+        logger.error("%s", feed.failure)
+        return code or BAD_CONFIGURATION  # 0: it was refused before it was trained
     if code == 0:
         logger.info("the weights are in %s", newest_weights(config))
-    elif feed.failure is not None:
-        logger.error("%s", feed.failure)
     return code
 
 
@@ -97,9 +99,16 @@ def _check_identity(path: Path, batches: SftBatches, resume: bool) -> None:
 class SftTrainer(Trainer):
     """The trainer of one run whose batches are data."""
 
-    def __init__(self, batches: SftBatches, config: TrainerConfig, learner: Learner, receiver: BatchReceiver) -> None:
+    def __init__(
+        self, batches: SftBatches, feed: Feed, config: TrainerConfig, learner: Learner, receiver: BatchReceiver
+    ) -> None:
         super().__init__(config, learner, receiver)
         self._batches = batches
+        self._feed = feed
+
+    def _over(self) -> bool:
+        """Nobody changes the configuration of a run that is refused: it has ended, too."""
+        return super()._over() or (self._feed.failure is not None and not self._registry.run_ids)
 
     def _receive(self) -> None:
         try:
