@@ -308,16 +308,19 @@ class Learner:
             train_row(model, replay, limits, trained)
 
     def _copy(self, slot: int, step: int) -> Copy:
-        run, copy, fault = self.runs[slot], None, None
+        run, state, fault = self.runs[slot], None, None
         try:
-            copy = copies.load(run, self.config.output_dir, step)
+            state = copies.read(run, self.config.output_dir, step)
         except copies.CopyRefused as error:
             fault = str(error)
-        if faults := self.ranks.faults(fault):
-            run.intact = False
-            raise InvalidBatch("; ".join(dict.fromkeys(faults)))
-        assert copy is not None
-        return copy
+        refuse_if_any(self.ranks, fault)
+        assert state is not None
+        try:
+            copies.put(run, state)
+        except copies.CopyRefused as error:
+            fault = str(error)
+        refuse_if_any(self.ranks, fault, run)
+        return state.copy
 
     def _assemble(self, slot: int) -> Assembled:
         rest(self.loaded.model)
@@ -421,7 +424,7 @@ class Learner:
                 checkpoint.load(run, self.config.output_dir, step, random_state=self.config.max_runs == 1)
                 occupancy.progress = run.progress
             elif config.training.start_from is not None:
-                copies.load(run, self.config.output_dir, 0)
+                copies.put(run, copies.read(run, self.config.output_dir, 0))
             failure = ""
         except (ValueError, checkpoint.CheckpointError) as error:
             failure = occupancy.failure or str(error)

@@ -127,8 +127,7 @@ class Optimizer:
         Raises:
             ValueError: a tensor is missing, left over or of another shape: the state is of another model, adapter or optimizer.
         """
-        self._check_masters(tensors)
-        held = self._check_moments(tensors)
+        held = self.check_state(tensors)
         for name, parameter in self.parameters.items():
             saved = tensors[f"master.{name}"]
             if name in self._lower:
@@ -142,6 +141,11 @@ class Optimizer:
                 key: value.to(parameter.device) if key == "step" else self._placed(value.to(self._home(parameter)))
                 for key, value in state.items()
             }
+
+    def check_state(self, tensors: dict[str, Tensor]) -> Sequence[str]:
+        """Raises as `load_state`, and changes nothing. Returns the keys of the state that all parameters have."""
+        self._check_masters(tensors)
+        return self._check_moments(tensors)
 
     def _check_masters(self, tensors: dict[str, Tensor]) -> None:
         for name, parameter in self.parameters.items():

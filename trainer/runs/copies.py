@@ -29,6 +29,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
+from torch import Tensor
 
 from trainer.optimizer import STATE_KEYS
 from trainer.runs import checkpoint
@@ -89,7 +90,7 @@ def keep(output_dir: Path, run_id: str, step: int) -> None:
 def accept(output_dir: Path, receiver: str, copy: Copy, run: Run | None) -> None:
     """Journals a copy, whose `source_step` is durable; from now on it will happen at its step.
 
-    `run` is the receiver, which the source must fit; None if it is not made yet, and `load` finds out. Raises `CopyRefused`, with
+    `run` is the receiver, which the source must fit; None if it is not made yet, and `read` finds out. Raises `CopyRefused`, with
     nothing journalled.
     """
     try:
@@ -148,33 +149,47 @@ def accepted_steps(output_dir: Path, run_id: str) -> list[int]:
     return published_steps(copies_directory(output_dir, run_id))
 
 
-def load(run: Run, output_dir: Path, step: int) -> Copy:
-    """Puts the copy of `step` into the run, whose progress is then of that step; on every rank.
+@dataclass(frozen=True, slots=True)
+class CopiedState:
+    """What a copy puts into its receiver."""
 
-    Raises:
-        CopyRefused: the copy does not fit the run, or cannot be read; where the weights may have changed, `run.intact` is False.
-    """
+    copy: Copy
+    tensors: dict[str, Tensor]
+    position: int
+    """The source's, in the learning-rate schedule."""
+
+
+def read(run: Run, output_dir: Path, step: int) -> CopiedState:
+    """Reads the copy of `step`, and checks that it fits the run, which does not change. Raises `CopyRefused`."""
     copy = accepted(output_dir, run.run_id, step)
     if copy is None:
         raise CopyRefused(f"run {run.run_id} has accepted no copy for step {step}")
     directory = copies_directory(output_dir, run.run_id) / f"step_{step}"
     try:
-        _check_fits(directory, copy, run)
-        progress = read_json(directory / _DESCRIPTION, _MAX_BYTES)["progress"]
+        position = _check_fits(directory, copy, run)
         tensors = load_file(directory / _STATE)
+        run.optimizer.check_state(tensors)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise CopyRefused(
-            f"the copy of step {copy.source_step} of run {copy.source} cannot be used: {error}"
+            f"the copy of step {copy.source_step} of run {copy.source} cannot be used: {error}; its files are in {directory}"
         ) from error
+    return CopiedState(copy, tensors, position)
+
+
+def put(run: Run, state: CopiedState) -> None:
+    """Puts a copy into the run, whose progress is then of its step; on every rank, once all of them have read it.
+
+    Raises `CopyRefused`, as for a lack of memory; `run.intact` is False then.
+    """
+    copy = state.copy
     try:
-        run.optimizer.load_state(tensors)
+        run.optimizer.load_state(state.tensors)
     except Exception as error:
         run.intact = False
         raise CopyRefused(f"the copy of step {copy.source_step} of run {copy.source} failed: {error!r}") from error
     if copy.schedule:
-        run.progress.schedule_offset = copy.source_step + int(progress.get("schedule_offset", 0)) - step
-    run.progress.step = step
-    return copy
+        run.progress.schedule_offset = state.position - copy.step
+    run.progress.step = copy.step
 
 
 def note_published(output_dir: Path, run_id: str, version: int) -> None:
@@ -233,20 +248,29 @@ def _durable_directory(output_dir: Path, run_id: str, step: int) -> Path:
     )
 
 
-def _check_fits(directory: Path, copy: Copy, run: Run | None) -> None:
-    """Raises `ValueError` unless the checkpoint is the source's, and its state fits the run."""
+def _check_fits(directory: Path, copy: Copy, run: Run | None) -> int:
+    """Returns the source's position in its schedule. Raises `ValueError` unless the checkpoint is its, and fits the run."""
     description = read_json(directory / _DESCRIPTION, _MAX_BYTES)
     if (found := description.get("run_id")) != copy.source or description["progress"]["step"] != copy.source_step:
         raise ValueError(f"its checkpoint is of step {description['progress']['step']} of run {found!r}")
     open_regular(directory / _STATE).close()  # safetensors would wait for a FIFO
+    position = copy.source_step + int(description["progress"].get("schedule_offset", 0))
     if run is None:
-        return
+        return position
     if run.config.training.lora is None:
         raise ValueError(f"run {run.run_id} trains all weights; only a run with [training.lora] takes a copy")
     own, theirs = checkpoint.meaning(run), description.get("training")
     if theirs != own:
         raise ValueError(f"it was trained with {_words(theirs)}, and run {run.run_id} with {_words(own)}")
     _check_tensors(directory / _STATE, run)
+    decay, steps = run.config.training.lr_schedule, run.config.steps
+    if copy.schedule and decay != "constant" and position >= steps:
+        raise ValueError(
+            f"its position in the learning-rate schedule is {position}, and run {run.run_id} ends its own (lr_schedule = "
+            f"{decay!r}) at steps = {steps}: every update would have the learning rate 0; raise steps, or copy it without "
+            "schedule"
+        )
+    return position
 
 
 def _check_tensors(path: Path, run: Run) -> None:
