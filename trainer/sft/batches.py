@@ -80,6 +80,15 @@ class SftBatches:
                 "may grow, but not end before what is trained"
             )
 
+    def check_lengths(self) -> None:
+        """Reads all conversations. Raises `DataError` for one that is too long with "error", or cannot be trained on."""
+        logger.info(
+            "looks for conversations of more than %d tokens among %d rows", self._config.longest, len(self._rows)
+        )
+        for row in range(len(self._rows)):
+            for each in self._conversation(row):
+                self._shortened(row, each)
+
     def epoch(self, step: int) -> float:
         """Returns how many epochs are trained after `step`."""
         return self._positions(step).stop / len(self._rows)
@@ -133,7 +142,7 @@ class SftBatches:
             return each
         said = f"{self._rows.where(row)}: a conversation of {len(each.token_ids)} tokens; at most {longest} are trained"
         if self._config.on_long == "error":
-            raise DataError(f'{said}; raise trainer.max_tokens, or set on_long = "truncate" or "drop"')
+            raise DataError(f'{said}; raise max_length or trainer.max_tokens, or set on_long = "truncate" or "drop"')
         kept = (
             Demonstration(each.token_ids[:longest], each.trained[:longest])
             if self._config.on_long == "truncate"

@@ -64,7 +64,7 @@ class SftConfig(Config):
     """Rows of one step."""
 
     on_long: Literal["truncate", "drop", "error"] = "truncate"
-    """What to do with a conversation of more tokens than `max_length`."""
+    """What to do with a conversation of more tokens than `max_length`; "error" looks for one before the training begins."""
 
     max_length: int | None = Field(default=None, ge=2)
     """Most tokens of a conversation. Unset: those of a row, `trainer.max_tokens` times `trainer.context_parallel`."""

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from environments.data.rows import DataError
 from transport.messages import Acknowledged, Bye, Commit, Evicted, Hello, Ready, Rejected, ToOrchestrator
 from transport.records import Batch
 
@@ -18,7 +19,7 @@ class Feed:
     """A `transport.wires.base.BatchReceiver` that makes the batches of one run, when the trainer has room for them."""
 
     def __init__(self, run_id: str, steps: int, batch: Callable[[int], Batch]) -> None:
-        """`batch` returns the batch of a step; what it raises ends the trainer's loop."""
+        """`batch` returns the batch of a step; after a `DataError` there are no more."""
         self._run_id = run_id
         self._steps = steps
         self._batch = batch
@@ -30,14 +31,21 @@ class Feed:
         self._credit = 0
         self.failure: str | None = None
         """Why the trainer takes nothing more, if it does not."""
+        self.fault: DataError | None = None
+        """Why there is no further batch, if there is none."""
 
     def receive(self, timeout: float) -> tuple[str, Hello | Batch | Commit | Bye] | None:
         """See `BatchReceiver`."""
         if self._messages:
             return self._run_id, self._messages.popleft()
         if self._next is not None and self._next <= min(self._room, self._steps):
+            try:
+                batch = self._batch(self._next)
+            except DataError as error:
+                self.fault, self._next = error, None
+                return None
             self._next += 1
-            return self._run_id, self._batch(self._next - 1)
+            return self._run_id, batch
         time.sleep(timeout)
         return None
 

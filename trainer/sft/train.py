@@ -52,6 +52,8 @@ def run(config: SftConfig, on_ready: Callable[[], object] = lambda: None) -> int
     batches = SftBatches(config, _ends_of_trained(run_dir / "sft.json", config))
     if config.resume:
         batches.refuse_fewer_epochs(checkpoint.newest_step(config.output_dir, config.run_id))
+    if config.on_long == "error" and not (config.resume and (run_dir / "sft.json").exists()):
+        batches.check_lengths()
     _check_identity(run_dir / "sft.json", batches, config.resume)
     described = config.run(batches.steps).model_dump(mode="json", exclude_none=True)
     (run_dir / "control").mkdir(parents=True, exist_ok=True)
@@ -62,6 +64,10 @@ def run(config: SftConfig, on_ready: Callable[[], object] = lambda: None) -> int
     if feed.failure is not None:
         logger.error("%s", feed.failure)
         return code or BAD_CONFIGURATION  # 0: it was refused before it was trained
+    if feed.fault is not None:
+        trained = checkpoint.newest_step(config.output_dir, config.run_id)
+        kept = f"; the weights of step {trained} are in {newest_weights(config)}" if trained else ""
+        raise DataError(f"{feed.fault}{kept}")
     if code == 0:
         logger.info("the weights are in %s", newest_weights(config))
     return code
@@ -107,15 +113,10 @@ class SftTrainer(Trainer):
         self._feed = feed
 
     def _over(self) -> bool:
-        """Nobody changes the configuration of a run that is refused: it has ended, too."""
-        return super()._over() or (self._feed.failure is not None and not self._registry.run_ids)
-
-    def _receive(self) -> None:
-        try:
-            super()._receive()
-        except DataError:  # of a row; the other ranks wait for a command
-            self._learner.stop()
-            raise
+        """Nobody mends a run that is refused, nor a row that cannot be used: the run has ended, too."""
+        refused = self._feed.failure is not None and not self._registry.run_ids
+        has_work = self._registry.open_slots or any(map(self._sessions.has_next, self._registry.at()))
+        return super()._over() or refused or (self._feed.fault is not None and not has_work)
 
     def _publish(self, run: Occupancy, anew: bool = False) -> bool:
         """Removes what will be trained again; new weights are published with their checkpoint."""

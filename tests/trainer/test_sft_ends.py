@@ -1,0 +1,58 @@
+"""`counterpoint sft` with a model, an adapter or rows that cannot be trained on: it ends, says why, and loses no step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.tiny_model import make_model
+from tests.trainer.test_sft import LORA, TEMPLATE, TRAINING, make_config, messages_of, order_of, run, weights_in
+from tests.trainer.test_sft import _no_manager_is_left as _no_manager_is_left
+from tests.trainer.test_sft import place as place
+from trainer.sft.train import newest_weights
+from transport.files.atomic import published_steps
+
+pytestmark = pytest.mark.slow
+
+
+def test_an_adapter_that_does_not_fit_the_model_ends_it(
+    place: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    wrong = make_config(place, tmp_path / "wrong", training={"lora": {**LORA, "target_modules": ["nothing"]}})
+    assert run(wrong) == 2
+    assert "this model has no such layer" in caplog.text
+    first = make_config(place, tmp_path / "first", training={**TRAINING, "lora": LORA}, epochs=0.1)
+    assert run(first) == 0
+    make_model(tmp_path / "other", moe=False, seed=1)
+    (tmp_path / "other" / "chat_template.jinja").write_text(TEMPLATE)
+    start = {**LORA, "start_from": str(newest_weights(first))}
+    config = make_config(place, tmp_path / "out", model=str(tmp_path / "other"), training={**TRAINING, "lora": start})
+    assert run(config) == 2
+    assert "training.lora.start_from" in caplog.text
+    assert "trained over another base model" in caplog.text
+
+
+def test_a_row_that_cannot_be_used_costs_no_step_before_it(place: Path, tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [{"messages": messages_of(index)} for index in range(8)]
+    last = order_of(make_config(place, tmp_path, data={"rows": rows}, epochs=1))[-1]
+    rows[last] = {"messages": "hello"}
+    training = {**TRAINING, "checkpoint_interval": 99}
+    config = make_config(place, tmp_path / "out", data={"rows": rows}, epochs=1, samples_per_step=2, training=training)
+    with pytest.raises(ValueError, match=r"messages is 'hello'; .*; the weights of step 3 are in .*step_3"):
+        run(config)
+    assert published_steps(tmp_path / "out" / "trainer" / "sft" / "checkpoints") == [3]
+    assert weights_in(newest_weights(config))
+
+
+def test_too_long_a_conversation_is_found_before_the_training_begins(place: Path, tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [{"messages": messages_of(index)} for index in range(8)]
+    last = order_of(make_config(place, tmp_path, data={"rows": rows}, epochs=1))[-1]
+    rows[last]["messages"] = [*messages_of(0), {"role": "assistant", "content": "long " * 200}]
+    settings: dict[str, Any] = {"data": {"rows": rows}, "epochs": 1, "samples_per_step": 2}
+    config = make_config(place, tmp_path / "out", on_long="error", **settings)
+    with pytest.raises(ValueError, match=rf"rows\[{last}\]: a conversation of .* tokens; at most 300 are trained"):
+        run(config)
+    assert not (tmp_path / "out" / "run_sft").exists()
+    assert run(make_config(place, tmp_path / "out", on_long="drop", **settings)) == 0, "as the message says"
