@@ -15,6 +15,8 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 from torch import Tensor, nn
+from transformers import GenerationConfig
+from transformers.utils import GENERATION_CONFIG_NAME
 
 from inference import delta
 from inference.plugin.checkpoint import BASE, DELTA, weight_files
@@ -39,7 +41,7 @@ _TOKENIZER_FILES = (
     "special_tokens_map.json",
     "added_tokens.json",
     "chat_template.jinja",
-    "generation_config.json",
+    GENERATION_CONFIG_NAME,
 )
 """Copied beside full weights, so that a broadcast can be served as a model."""
 
@@ -149,6 +151,9 @@ class Broadcaster:
         """Writes full weights into `directory`. `newest` has those published last, if they are on the same file system."""
         version = run.progress.step
         if version >= run.config.steps or not self._write_changes(version, own_memory(state), directory, newest):
+            if (Path(self._base_model) / GENERATION_CONFIG_NAME).is_file():
+                # It is copied as it is: transformers reads some that it refuses to write.
+                setattr(model, "generation_config", GenerationConfig())  # noqa: B010 - for the type of a module's attributes
             model.save_pretrained(directory, state_dict=dict(state))
             _make_readable(directory)
             self._base = version

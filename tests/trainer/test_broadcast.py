@@ -51,6 +51,19 @@ def test_the_umask_says_who_may_read_a_broadcast(
 
 
 @pytest.mark.slow
+def test_a_generation_configuration_that_transformers_does_not_write_is_copied(
+    dense_directory: Path, tmp_path: Path
+) -> None:
+    """As some models of the hub have it: `temperature` has no meaning without `do_sample`."""
+    model = shutil.copytree(dense_directory, tmp_path / "model")
+    (model / "generation_config.json").write_text('{"do_sample": false, "temperature": 0.6, "eos_token_id": 7}')
+    lone = make_lone_run(tmp_path / "out", model)
+    Broadcaster(lone.learner.manager, tmp_path / "out", "default", str(model), 2).publish(lone.model, None, lone.run)
+    published = tmp_path / "out" / "run_default" / "broadcast" / "step_0" / "generation_config.json"
+    assert published.read_bytes() == (model / "generation_config.json").read_bytes()
+
+
+@pytest.mark.slow
 def test_most_versions_of_bfloat16_weights_are_published_as_what_changed(dense_directory: Path, tmp_path: Path) -> None:
     """Each has its base, and gives the trained weights bit for bit; the last is whole."""
     lone = make_lone_run(tmp_path, dense_directory, {"dtype": "bfloat16"}, learning_rate=1e-6)
