@@ -457,7 +457,7 @@ class Learner:
 
     def _adapter(self, slot: int) -> dict[str, nn.Parameter]:
         if self.loaded.trained_in_full:
-            self.loaded = LoadedModel.load(self.config, self.ranks)
+            self.loaded = self.loaded.loaded_again(self.manager)
         self.loaded.add_adapters(self.manager)
         self.manager.reset_run_parameters(slot)
         occupancy = self.manager.registry.in_slot(slot)
@@ -480,7 +480,7 @@ class Learner:
 
     def _full_weights(self) -> dict[str, nn.Parameter]:
         if not self.loaded.is_as_loaded:
-            self.loaded = LoadedModel.load(self.config, self.ranks)
+            self.loaded = self.loaded.loaded_again(self.manager)
         return self.loaded.train_in_full()
 
 

@@ -7,12 +7,14 @@ weights.
 
 from __future__ import annotations
 
+import gc
 import logging
 from dataclasses import dataclass
 
 from torch import nn
 
 from trainer.config import TrainerConfig
+from trainer.faults import LacksMemory
 from trainer.lora.multi_lora import wrap_linears
 from trainer.model.compiled import compile_layers
 from trainer.model.load import load_model, trainable_parameters
@@ -68,6 +70,19 @@ class LoadedModel:
         if config.activation_checkpointing:
             checkpoint_layers(model, replay)
         return cls(config, ranks, model, replay, passes, rows, _limits(config, model, replay, context is not None))
+
+    def loaded_again(self, manager: MultiRunManager) -> LoadedModel:
+        """Returns the model as it was given. First the memory of this one is given back, so it must not be used any more.
+
+        `manager` has its layers with adapters; no slot has one. Raises `LacksMemory`: there is no model now.
+        """
+        manager.forget_modules()
+        del self.model, self.replay, self.passes, self.rows
+        gc.collect()  # modules refer to one another
+        try:
+            return LoadedModel.load(self.config, self.ranks)
+        except Exception as error:
+            raise LacksMemory(f"{self.config.model} cannot be loaded again: {error}") from error
 
     @property
     def is_as_loaded(self) -> bool:

@@ -231,6 +231,10 @@ class MultiRunManager:
         """Adds a layer that holds adapters, at module path `prefix`; replaces a former layer of that path."""
         self._modules[prefix] = module
 
+    def forget_modules(self) -> None:
+        """Removes all layers, whose model is given back; no slot has an adapter."""
+        self._modules.clear()
+
     def get_named_parameters_for_run(self, slot: int) -> dict[str, nn.Parameter]:
         """Returns the leaf parameters of the adapter in a slot, which its optimizer owns.
 
