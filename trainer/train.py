@@ -26,6 +26,7 @@ from trainer.config import TrainerConfig
 from trainer.fair_share import FairShare
 from trainer.faults import LacksMemory, is_fatal, is_out_of_memory
 from trainer.learner import Learner
+from trainer.lora.adapter_file import keep_start
 from trainer.metrics import MetricsFile, MetricValue
 from trainer.model.load import choose_device
 from trainer.open_step import OpenStep
@@ -287,6 +288,7 @@ class Trainer:
         self._metrics.truncate(run.run_id, step)
         if not (self._has_own_base(run) and self._publish(run, anew=True)):
             return
+        self._keep_start(run)
         run.durable_step = self._durable_step(run)
         run.idle_since = time.monotonic()
         self._sessions.admit(run)
@@ -309,6 +311,13 @@ class Trainer:
             self._slots_change = True
             return False
         return True
+
+    def _keep_start(self, run: Occupancy) -> None:
+        """Makes a new run independent of the directory of its first adapter."""
+        lora = run.config.training.lora
+        if lora is not None and lora.start_from is not None and not run.progress.step:
+            adapter = self._manager.get_state_dict_for_run(run.slot)
+            keep_start(self._config.output_dir, run.run_id, lora, self._config.model, adapter)
 
     def _evict(self, run: Occupancy, reason: str) -> None:
         """Evicts a run; what it has trained is kept."""

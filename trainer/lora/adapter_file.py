@@ -2,6 +2,9 @@
 
 The file is not trusted: its names and shapes are compared with those of the run's own adapter before a tensor is read, and
 nothing in it is executed.
+
+Other runs remove their older broadcasts, so a run keeps what it has begun with, `trainer/<run_id>/start/`, until it has
+checkpoints: a resume before the first one begins there again.
 """
 
 from __future__ import annotations
@@ -15,7 +18,37 @@ from torch import Tensor
 
 from run.config import LoraConfig
 from trainer.lora.adapter_description import check_description
+from trainer.lora.multi_lora import export_adapter
+from transport.files.atomic import STABLE, publish_directory, remove_directory
 from transport.files.untrusted import open_regular
+
+_ORIGIN = "start_from.txt"
+
+
+def start_directory(output_dir: Path, run_id: str) -> Path:
+    """Returns the directory of the adapter that a run has begun with."""
+    return output_dir / "trainer" / run_id / "start"
+
+
+def keep_start(
+    output_dir: Path, run_id: str, config: LoraConfig, base_model: str, adapter: Mapping[str, Tensor]
+) -> None:
+    """Keeps the adapter that a run begins with, by PEFT's names; replaces that of an earlier beginning. Raises `OSError`."""
+    directory = start_directory(output_dir, run_id)
+    assert config.start_from is not None
+    if beginning(output_dir, run_id, config.start_from) == directory:
+        return  # it began with this one
+    remove_directory(directory)
+    with publish_directory(directory) as partial:
+        export_adapter(adapter, config, base_model, partial)
+        (partial / _ORIGIN).write_text(str(config.start_from))
+
+
+def beginning(output_dir: Path, run_id: str, start_from: Path) -> Path:
+    """Returns `start_from`, or if that is gone, the adapter that the run has kept of it."""
+    kept = start_directory(output_dir, run_id)
+    is_gone = not (start_from / "adapter_config.json").exists() and (kept / STABLE).exists()
+    return kept if is_gone and (kept / _ORIGIN).read_text() == str(start_from) else start_from
 
 
 def load_adapter(state: Callable[[], Mapping[str, Tensor]], config: LoraConfig, directory: Path) -> None:

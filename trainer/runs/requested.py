@@ -22,13 +22,14 @@ from run.requests import (
     waiting_requests,
     write_answer,
 )
+from trainer.lora.adapter_file import start_directory
 from trainer.runs import copies
 from trainer.runs.checkpoints import Checkpoints
 from trainer.runs.control_files import run_directory
 from trainer.runs.copies import Copy, CopyRefused
 from trainer.runs.record import Occupancy
 from trainer.runs.run import Run
-from transport.files.atomic import published_steps
+from transport.files.atomic import published_steps, remove_directory
 from transport.printable import printable
 
 logger = logging.getLogger(__name__)
@@ -96,7 +97,12 @@ class Requests:
         return run.config.training.learning_rate if rate is None else rate
 
     def forget(self, run: Occupancy) -> None:
-        """Removes the journals of copies that no kept checkpoint is older than, and whose requests are answered."""
+        """Removes the journals of copies that no kept checkpoint is older than, and whose requests are answered.
+
+        Also the adapter with which the run has begun.
+        """
+        if run.durable_step:
+            remove_directory(start_directory(self._output_dir, run.run_id))
         for copy in copies.all_accepted(self._output_dir, run.run_id) if run.durable_step else ():
             directory = run_directory(self._output_dir, run.run_id)
             answered = copy.request_id is None or read_answer(directory, copy.request_id) is not None

@@ -1,4 +1,4 @@
-"""A run that begins with an adapter over another base model of equal shapes is refused, as the adapter's probe proves it."""
+"""A run that begins with a published adapter: over its own base model alone, and again after the adapter is gone."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.trainer.one_process_trainer import broadcast, life, write_member
+from trainer.lora.adapter_file import start_directory
 
 pytestmark = pytest.mark.slow
 
@@ -45,3 +46,33 @@ def test_an_adapter_begins_a_run_over_its_own_base_alone(
     write_member(tmp_path / "another", other, "foreign", lora={**plain, "start_from": str(without)})
     with life(tmp_path / "another", other, {"foreign": 1}) as one:
         one.until_step(foreign=1)
+
+
+def test_a_run_without_a_checkpoint_begins_again_after_its_adapters_directory_is_gone(
+    dense_directory: Path, tmp_path: Path
+) -> None:
+    """Such as a broadcast of another run, which keeps its newest."""
+    plain = {"rank": 2, "target_modules": ["q_proj"]}
+    write_member(tmp_path / "first", dense_directory, "winner", lora=plain, learning_rate=1e-3)
+    with life(tmp_path / "first", dense_directory, {"winner": 1}) as one:
+        one.until_step(winner=1)
+    given = tmp_path / "first" / "run_winner" / "broadcast" / "step_1"
+    adapter = broadcast(tmp_path / "first", "winner", 1)
+    lora = {**plain, "start_from": str(given)}
+    write_member(tmp_path / "job", dense_directory, "child", lora=lora, checkpoint_interval=2)
+    with life(tmp_path / "job", dense_directory, {"child": 1}) as one:
+        one.until_step(child=1)
+    shutil.rmtree(given)
+    with life(tmp_path / "job", dense_directory, {"child": 4}, keep_checkpoints=1) as one:
+        one.until_step(child=0)
+        begun = broadcast(tmp_path / "job", "child", 0)
+        assert all(torch.equal(begun[name], adapter[name]) for name in adapter)
+        kept = start_directory(tmp_path / "job", "child")
+        assert kept.exists()
+        one.until_step(child=4)
+        assert not kept.exists(), "its checkpoints are enough"
+    elsewhere = {**plain, "start_from": str(tmp_path / "elsewhere")}
+    write_member(tmp_path / "job", dense_directory, "other", lora=elsewhere)
+    with life(tmp_path / "job", dense_directory, {"other": 1}) as one:
+        one.turn_until(lambda: "other" in one.wire.evicted, "the refusal")
+        assert "No such file" in one.wire.evicted["other"]
