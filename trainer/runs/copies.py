@@ -188,7 +188,13 @@ def put(run: Run, state: CopiedState) -> None:
         run.intact = False
         raise CopyRefused(f"the copy of step {copy.source_step} of run {copy.source} failed: {error!r}") from error
     if copy.schedule:
-        run.progress.schedule_offset = state.position - copy.step
+        run.progress.schedule_offset = ahead = state.position - copy.step
+        if ahead > 0 and run.config.training.lr_schedule != "constant":
+            logger.warning(
+                "run %s takes over position %d of the learning-rate schedule at step %d: the last %d of its %d steps have the "
+                "learning rate 0; raise steps by as many, or copy without schedule",
+                run.run_id, state.position, copy.step, ahead, run.config.steps,
+            )  # fmt: skip
     run.progress.step = copy.step
 
 
@@ -221,7 +227,11 @@ def start(output_dir: Path, run: str, source: str, step: int | None, *, schedule
     """Accepts the copy that a run without a checkpoint starts from, unless it was accepted before. Raises `CopyRefused`."""
     with suppress(CopyRefused):  # a damaged one is made anew
         former = accepted(output_dir, run, 0)
-        if former is not None and former.source == source and step in (None, former.source_step):
+        if (
+            former is not None
+            and (former.source, former.schedule) == (source, schedule)
+            and step in (None, former.source_step)
+        ):
             return
     forget(output_dir, run, 0)
     source_step = newest_durable(output_dir, source) if step is None else step

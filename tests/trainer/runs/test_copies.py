@@ -252,8 +252,10 @@ def test_a_damaged_copy_costs_its_receiver_no_step(dense_directory: Path, tmp_pa
     assert steps == list(range(1, STEPS + 1))
 
 
-def test_a_position_beyond_the_receivers_schedule_is_refused(dense_directory: Path, tmp_path: Path) -> None:
-    """All its updates would have the learning rate 0."""
+def test_a_position_beyond_the_receivers_schedule_is_refused(
+    dense_directory: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """All its updates would have the learning rate 0; where some would, the log says so."""
     write_population(tmp_path, dense_directory, lr_schedule="linear")
     write_member(tmp_path, dense_directory, "loser", steps=4, lr_schedule="linear")
     committed = {"winner": 4, "loser": 1, "third": 0}
@@ -269,6 +271,16 @@ def test_a_position_beyond_the_receivers_schedule_is_refused(dense_directory: Pa
     with life(tmp_path, dense_directory, {"child": 0}) as one:
         one.turn_until(lambda: "child" in one.wire.evicted, "the refusal")
         assert "copy it without schedule" in one.wire.evicted["child"]
+    write_member(
+        tmp_path, dense_directory, "child", steps=4, lr_schedule="linear", start_from={**origin, "schedule": False}
+    )
+    with life(tmp_path, dense_directory, {"child": 0}) as one:
+        one.until_step(child=0)
+    assert "its 4 steps have" not in caplog.text
+    write_member(tmp_path, dense_directory, "early", steps=4, lr_schedule="linear", start_from={**origin, "step": 2})
+    with life(tmp_path, dense_directory, {"early": 0}) as one:
+        one.until_step(early=0)
+    assert "the last 2 of its 4 steps have the learning rate 0" in caplog.text
     rates = [line.get("learning_rate") for line in metrics_lines(tmp_path) if line["run_id"] == "loser"]
     assert rates[1] is None
     assert rates[-1]
