@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 
+from tests.support.ports import free_port
 from tests.support.tiny_model import make_model
+from tests.trainer.forked_ranks import launch
+from tests.trainer.orchestrator_end import DEADLINE
 from tests.trainer.test_sft import LORA, TEMPLATE, TRAINING, make_config, messages_of, order_of, run, weights_in
 from tests.trainer.test_sft import _no_manager_is_left as _no_manager_is_left
 from tests.trainer.test_sft import place as place
@@ -32,6 +35,21 @@ def test_an_adapter_that_does_not_fit_the_model_ends_it(
     assert run(config) == 2
     assert "training.lora.start_from" in caplog.text
     assert "trained over another base model" in caplog.text
+
+
+def test_two_ranks_refuse_an_adapter_of_another_model_together(place: Path, tmp_path: Path) -> None:
+    first = make_config(place, tmp_path / "first", training={**TRAINING, "lora": LORA}, epochs=0.1)
+    assert run(first) == 0
+    make_model(tmp_path / "other", moe=False, seed=1)
+    (tmp_path / "other" / "chat_template.jinja").write_text(TEMPLATE)
+    trainer = {"device": "cpu", "threads": 1, "max_tokens": 300, "processes": 2, "sharding": True}
+    training = {**TRAINING, "lora": {**LORA, "start_from": str(newest_weights(first))}}
+    settings: dict[str, Any] = {"epochs": 0.1, "training": training, "trainer": trainer}
+    same = make_config(place, tmp_path / "same", **settings)
+    another = make_config(place, tmp_path / "another", model=str(tmp_path / "other"), **settings)
+    work = [(each, free_port(), 0) for each in (same, another)]
+    launch(2, tmp_path, work, module="ranked_sft", seconds=DEADLINE)
+    assert (tmp_path / "ended").read_text().splitlines() == ["0", "2"]
 
 
 def test_a_row_that_cannot_be_used_costs_no_step_before_it(place: Path, tmp_path: Path) -> None:
