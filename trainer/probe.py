@@ -136,7 +136,7 @@ def check_base(directory: Path, answers: Answers) -> None:
             apart = float(np.abs(values_P - np.asarray(probe.log_probabilities)).max())
             raise ValueError(
                 f"the adapter was trained over another base model: with it, log-probabilities of this one are up to {apart:.3g} "
-                f"from those in {path}; use the adapter's own base model, or another adapter"
+                f"from those in {path}; use its own base model (a copy of the adapter without that file is not compared)"
             )
 
 
