@@ -70,7 +70,7 @@ def describe_waits() -> str:
     ]
     if len(current) > _REPORTED_WAITS:
         lines.append(f"and {len(current) - _REPORTED_WAITS} more")
-    return "; ".join(lines) or "nothing"
+    return "; ".join(lines) or "nothing of its own (what an environment's code waits for is not known)"
 
 
 class StallError(RuntimeError):
