@@ -27,11 +27,11 @@ from job.check import check_backend, check_fit, check_job, check_ports
 from job.claim_directory import check_directory, claim_directory
 from job.config import JobConfig
 from job.configuration.layers import forget_environment
-from job.directory import control_directory
+from job.directory import JOB_FILE, control_directory
 from job.inspection.history import History
 from job.inspection.metrics_lines import Line
 from job.resolve_model import resolve_model
-from job.run_state import eviction_of
+from job.run_state import committed_steps, eviction_of, evictions_of_all_left
 from job.supervision import SupervisedJob
 from job.workers import is_done, needs_servers, specification
 from job.write_job import write_job
@@ -74,6 +74,8 @@ def main(arguments: list[str]) -> int:
     if outcome.reason != "done" or not job.is_complete:
         _print_evictions(resolved, console)
         begun = "Once the configuration is right, it goes" if outcome.code == UserError.code else "It goes"
+        if not resolved.stay and evictions_of_all_left(resolved.every_run):
+            begun = "Once that is removed, it goes"
         console.print(f"\n{begun} on with: {resuming_command(arguments)}", highlight=False)
     return outcome.code
 
@@ -118,10 +120,15 @@ def _run(job: SupervisedJob, console: Console) -> Outcome:
 
 def _print_done(config: JobConfig, console: Console) -> None:
     for run in config.every_run:
-        key = "its steps" if config.runs else "orchestrator.steps"
+        key, committed = "its steps" if config.runs else "orchestrator.steps", committed_steps(run)
+        done = (
+            f"{committed} of {run.steps} steps"
+            if committed == run.steps
+            else f"{committed} steps, {run.steps} asked for"
+        )
+        raised = key if committed == run.steps else f"{key} above {committed}"
         console.print(
-            f"run {run.run_id!r} in {config.output_dir} is done: {run.steps} of {run.steps} steps. "
-            f"Raise {key} to go on, or start anew with --fresh",
+            f"run {run.run_id!r} in {config.output_dir} is done: {done}. Raise {raised} to go on, or start anew with --fresh",
             highlight=False,
         )
 
@@ -129,6 +136,8 @@ def _print_done(config: JobConfig, console: Console) -> None:
 def _print_beginning(config: JobConfig, console: Console) -> None:
     console.print(f"model {config.model}", highlight=False)
     if config.resume:
+        if not (config.output_dir / JOB_FILE).exists():
+            console.print(f"--resume: no job in {config.output_dir} yet; it begins at step 0", highlight=False)
         _print_evictions(config, console)
     if not config.inference.replicas:
         servers = Sources(config.orchestrator.inference).describe()

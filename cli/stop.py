@@ -44,8 +44,13 @@ def _print_beginning(run_id: str, holder: Holder, timeout: float) -> None:
 
 
 def _print_end(ended: Ended) -> int:
-    run_id = ended.run_id
-    if ended.pid is None:
+    run_id, (step, _, steps) = ended.run_id, ended.progress.partition("/")
+    if ended.pid is None and ended.evicted and step == steps:
+        print(
+            f"run {run_id} was done; step {ended.progress}. It is evicted now: with more steps it is resumed only once its "
+            "control/evicted.txt is removed"
+        )
+    elif ended.pid is None:
         print(f"run {run_id} {'is evicted; it ' if ended.evicted else ''}does not run; step {ended.progress}")
     elif not ended.has_ended:
         print(f"run {run_id} (process {ended.pid}) still runs after {duration(ended.seconds)}; see its log")

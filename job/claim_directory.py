@@ -18,7 +18,7 @@ from cluster.attended.left_running import has_agents
 from cluster.errors import ClusterError
 from job.config import JobConfig
 from job.directory import JOB_FILE, JOB_LOCK, control_directory, living_runs, own_steps, read_json
-from job.run_state import eviction_of, is_finished
+from job.run_state import committed_steps, evictions_of_all_left, is_finished
 from orchestrator.run_directory import ConfigurationError
 from orchestrator.step.checkpoint import CheckpointError, check_resumable
 from sweep.store import StoreError
@@ -54,6 +54,7 @@ def check_directory(config: JobConfig, fresh: bool) -> None:
     if config.resume:
         _check_same_job(config)
         _check_not_evicted(config)
+        _check_steps(config)
 
 
 def check_writable(given: str, directory: Path) -> None:
@@ -116,12 +117,21 @@ def _check_same_job(config: JobConfig) -> None:
 
 def _check_not_evicted(config: JobConfig) -> None:
     """Raises `NothingLeft` if the trainer takes none of the runs that have work left. A job that stays may get others."""
-    evictions = {run.run_id: eviction for run in config.every_run if (eviction := eviction_of(run)) is not None}
-    if not evictions or config.stay:
-        return
-    left = [run.run_id for run in config.every_run if not is_finished(run)]
-    if left and evictions.keys() >= {*left}:
-        raise NothingLeft(f"--resume: {'; '.join(evictions[run_id] for run_id in left)}")
+    if not config.stay and (evictions := evictions_of_all_left(config.every_run)):
+        raise NothingLeft(f"--resume: {'; '.join(evictions)}")
+
+
+def _check_steps(config: JobConfig) -> None:
+    """Raises `UserError` for a run that is in the middle of its work, and has more steps than it is now to have.
+
+    Whether its last evaluation needs servers, for example, is then not known.
+    """
+    for run in config.every_run:
+        if (committed := committed_steps(run)) > run.steps and not is_finished(run):
+            raise UserError(
+                f"--resume: run {run.run_id!r} has {committed} steps already, and steps = {run.steps} asks for fewer; set "
+                f"{'its steps' if config.runs else 'orchestrator.steps'} to {committed} or more, or start anew with --fresh"
+            )
 
 
 def _is_occupied(directory: Path) -> bool:

@@ -9,8 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from job.claim_directory import NothingLeft
 from job.derive import check_fits
 from job.directory import JOB_FILE, is_running, own_steps, read_json
+from job.run_state import eviction_of
 from job.sections import ServersConfig
 from run.config import RunConfig
 from trainer.config import TrainerConfig
@@ -35,7 +37,7 @@ def is_local(directory: Path) -> bool:
 
 
 def check_joins(run: RunConfig, directory: Path) -> None:
-    """Raises `UserError` unless the job runs and can take the run."""
+    """Raises `UserError` unless the job runs and can take the run; its subclass `NothingLeft` if the run is evicted."""
     job = _job(directory)
     if run.output_dir != directory.absolute():
         raise UserError(
@@ -49,6 +51,8 @@ def check_joins(run: RunConfig, directory: Path) -> None:
             f"run_id = {run.run_id!r} is one of the job's own runs ({', '.join(own)}): choose another, or, once that run has "
             "ended, go on with it by --resume"
         )
+    if run.resume and (eviction := eviction_of(run)) is not None:
+        raise NothingLeft(eviction)
     servers = validate(ServersConfig, job["inference"], f"{directory / JOB_FILE}, inference")
     trainer = validate(TrainerConfig, job["trainer"], f"{directory / JOB_FILE}, trainer")
     if servers.lora is None:

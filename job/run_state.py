@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,18 @@ from transport.files.atomic import published_steps
 from transport.files.untrusted import UntrustedFileError, read_text
 
 
+def committed_steps(run: RunConfig) -> int:
+    """Returns the newest step that the orchestrator has committed, 0 before the first."""
+    return max(published_steps(run.run_dir / "checkpoints"), default=0)
+
+
 def all_committed(run: RunConfig) -> bool:
     """Returns whether the orchestrator has committed every step and evaluated the last one.
 
     The trainer may still lack some; inference is not needed.
     """
     evaluated = evaluated_steps(run.run_dir)
-    return max(published_steps(run.run_dir / "checkpoints"), default=0) >= run.steps and all(
+    return committed_steps(run) >= run.steps and all(
         evaluated.get(evaluation.name, -1) >= run.steps for evaluation in run.evaluations
     )
 
@@ -112,3 +117,10 @@ def eviction_of(run: RunConfig) -> str | None:
         f"run {run.run_id!r} was {exclusion}; before it is resumed, remove the cause, and then "
         f"{run.run_dir / 'control' / 'evicted.txt'}"
     )
+
+
+def evictions_of_all_left(runs: Sequence[RunConfig]) -> list[str]:
+    """Returns the sentences of `eviction_of` on the runs that have work left, if all of them are evicted; else none."""
+    evictions = {run.run_id: eviction for run in runs if (eviction := eviction_of(run)) is not None}
+    left = [run.run_id for run in runs if evictions and not is_finished(run)]
+    return [evictions[run_id] for run_id in left] if evictions.keys() >= {*left} else []

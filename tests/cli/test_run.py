@@ -268,6 +268,9 @@ def test_a_finished_job_says_so_and_starts_nothing(job: FakeJob) -> None:
     assert "is done: 20 of 20 steps. Raise orchestrator.steps to go on, or start anew with --fresh" in output
     assert "starting" not in output
     assert (job.output / "summary.json").read_bytes() == before
+    code, output, errors = job.run("fail", "--resume", "--orchestrator.steps", "12")
+    assert (code, errors) == (0, "")
+    assert "is done: 20 steps, 12 asked for. Raise orchestrator.steps above 20 to go on" in " ".join(output.split())
     assert "orchestrator starting" in job.run("fail", "--resume", "--orchestrator.steps", "30")[1]
 
 

@@ -17,6 +17,7 @@ import tomli_w
 from cli.orchestrator import main as orchestrator
 from cli.status import main as status
 from cli.stop import main as stop
+from job.claim_directory import NothingLeft
 from job.directory import control_directory, is_running, orchestrator_of
 from tests.support.agents import end_agents
 from tests.support.polling import wait_until
@@ -169,6 +170,27 @@ def test_a_run_that_is_about_to_come_back_is_stopped_all_the_same(
     assert finish(job)[0] == 143
 
 
+def test_what_is_to_be_removed_before_evicted_runs_go_on_and_that_a_run_was_done(
+    sweep: Sweep, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep.settings["runs"] = [{"run_id": "a"}]
+    job = sweep.start("hang", "--resume")
+    sweep.wait_for("a", 3)
+    assert stop(["a", "--job", str(sweep.output), "--evict", "it diverged"]) == 0
+    code, output, _ = finish(job)
+    assert code == 3
+    assert f"no job in {sweep.output} yet; it begins at step 0" in output.replace("\n", " ")
+    assert "Once that is removed, it goes on with: counterpoint run" in output
+    evicted = sweep.output / "run_a" / "control" / "evicted.txt"
+    evicted.unlink()
+    assert finish(sweep.start("finish", "--resume"))[0] == 0
+    (sweep.output / "run_a" / "control" / "orch.toml").write_text("steps = 20")
+    capsys.readouterr()
+    assert stop(["a", "--job", str(sweep.output), "--evict", "too late"]) == 0
+    assert "run a was done; step 20/20. It is evicted now" in capsys.readouterr().out
+    assert evicted.exists()
+
+
 def test_a_run_that_is_not_there_or_no_run_is_told(tmp_path: Path) -> None:
     (tmp_path / "run_known").mkdir()
     for name in ("unknown", "../known", "known/../known"):
@@ -286,6 +308,12 @@ def test_a_run_that_joins_has_the_jobs_model_wire_and_servers(
     sweep.wait_for("a", 3)
     assert orchestrator(join) == 0
     shown = capsys.readouterr().out
+    evicted = sweep.output / "run_visitor" / "control" / "evicted.txt"
+    evicted.parent.mkdir(parents=True)
+    evicted.write_text("it diverged")
+    with pytest.raises(NothingLeft, match=r"run 'visitor' was evicted: it diverged; before it is resumed, remove"):
+        orchestrator([*join, "--resume"])
+    evicted.unlink()
     for part in (
         f'output_dir = "{sweep.output}"',
         f'model = "{sweep.settings["model"]}"',

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import tomli_w
 
-import job.claim_directory
+import job.run_state
 import job.write_job
 from job.claim_directory import NothingLeft, check_directory, claim_directory
 from job.config import JobConfig
@@ -73,6 +73,20 @@ def test_a_run_goes_on_with_its_seed_and_environments_only(job_file: Path) -> No
     check_directory(load(JobConfig, job_file, ["--resume", "true", "--orchestrator.steps", "99"]), fresh=False)
 
 
+def test_a_run_in_the_middle_of_its_work_is_not_resumed_with_fewer_steps_than_it_has(job_file: Path) -> None:
+    """An evaluation that was interrupted after the last step asked for would wait for servers, which are not started."""
+    config = load(JobConfig, job_file, ["--resume", "true"])
+    with claim_directory(config.output_dir, fresh=False):
+        write_job(config, job_file.read_bytes())
+    write_checkpoint(config.orchestrator.run_dir, Checkpoint(18, identity_of(config.orchestrator), {}, {}, []), keep=1)
+    fewer = load(JobConfig, job_file, ["--resume", "true", "--orchestrator.steps", "12"])
+    with pytest.raises(
+        UserError, match=r"run 'test' has 18 steps already, and steps = 12 asks for fewer; set orchestrator"
+    ):
+        check_directory(fewer, fresh=False)
+    check_directory(load(JobConfig, job_file, ["--resume", "true", "--orchestrator.steps", "18"]), fresh=False)
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -119,7 +133,7 @@ def test_a_resume_of_evicted_runs_alone_is_refused_with_what_to_remove(
         assert str(files[0]) in str(refused.value)
         assert refused.value.code == 3
         with monkeypatch.context() as patched:  # a run that has all its steps is no reason to refuse
-            patched.setattr(job.claim_directory, "is_finished", lambda run: True)
+            patched.setattr(job.run_state, "is_finished", lambda run: True)
             check_directory(config, fresh=False)
     files[0].unlink()
     check_directory(config, fresh=False)
