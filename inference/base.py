@@ -41,6 +41,10 @@ class RequestRefused(InferenceError, ValueError):
     """The server will never serve this request; asking again, or another server, is pointless."""
 
 
+class ModelNotServed(InferenceError):
+    """A server does not have the model that is asked of it."""
+
+
 class ServerFailure(InferenceError):
     """One server failed one request; another attempt, or another server, may succeed."""
 

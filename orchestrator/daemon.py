@@ -42,7 +42,7 @@ from orchestrator.loop_health.threads import give_environments_threads, in_threa
 from orchestrator.loop_health.watchdog import Watchdog, awaiting
 from orchestrator.metrics import MetricsLine
 from orchestrator.opponents import opponents_of
-from orchestrator.policy import PolicyWatcher
+from orchestrator.policy import PolicyWatcher, check_base_model
 from orchestrator.rollouts.failures import most_frequent, sum_failures
 from orchestrator.rollouts.tracing import RolloutTracing
 from orchestrator.rollouts.transcripts import Transcriber
@@ -213,6 +213,7 @@ class Daemon:
         await self._start_environments(loaded, resources)
         with awaiting("the first healthy inference server", self._pool.describe_sources()):
             await self._pool.start()
+        await check_base_model(self._pool, config)
         opponents = await resources.enter_async_context(opponents_of(config))
         self._dispatcher.opponents = self._evaluations.opponents = opponents
         self._dispatcher.teacher = await resources.enter_async_context(teacher_of(config, loaded.chat))

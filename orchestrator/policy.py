@@ -13,10 +13,12 @@ from contextlib import closing
 from pathlib import Path
 from typing import Protocol
 
-from inference.base import InferenceError, Probe, WeightUpdate
+from inference.base import InferenceError, ModelNotServed, Probe, WeightUpdate
 from orchestrator.loop_health.threads import in_thread
 from orchestrator.loop_health.watchdog import awaiting
+from orchestrator.run_directory import ConfigurationError
 from orchestrator.scheduling.events import PolicyUpdated, PolicyUpdateStarting
+from run.config import RunConfig
 from transport.files.arrivals import Arrivals
 from transport.files.atomic import STABLE, published_steps
 
@@ -36,6 +38,27 @@ class Pool(Protocol):
 
         `on_loaded` is called when requests may begin, which is before the proof is complete.
         """
+
+
+class ListingPool(Protocol):
+    """The part of `inference.pool.pool.InferencePool` that shows which models the servers have."""
+
+    async def check_model(self, model: str) -> None:
+        """Raises `ModelNotServed`, which names the server, the model and those that it has."""
+
+
+async def check_base_model(pool: ListingPool, config: RunConfig) -> None:
+    """Raises `ConfigurationError` if a server has another model than the run's, under whose name it takes full weights.
+
+    An adapter has a name of its own, so that the base model's may be another one at the server: this is only logged.
+    """
+    try:
+        await pool.check_model(config.served_model or config.model)
+    except ModelNotServed as error:
+        advice = "name servers of the run's model, or, if they call it otherwise, set served_model to their name"
+        if config.training.lora is None:
+            raise ConfigurationError(f"{error}; {advice}") from error
+        logger.warning("%s. The run's adapters fit only its own model: %s", error, advice)
 
 
 class ForeignBroadcastError(RuntimeError):

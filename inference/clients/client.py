@@ -168,6 +168,15 @@ async def detokenize(connections: HttpSessions, url: str, token_ids: list[int]) 
     return text
 
 
+async def served_models(connections: HttpSessions, url: str) -> list[str]:
+    """Returns the names of the models that a server has, adapters included. Raises `ServerFailure` for another answer."""
+    answer = as_object(await call(connections.admin, f"{url}/v1/models", None), url)
+    match answer.get("data"):
+        case list(models) if all(isinstance(each, dict) and isinstance(each.get("id"), str) for each in models):
+            return [each["id"] for each in models]
+    raise ServerFailure(f"{url} answered /v1/models without the names of models")
+
+
 def as_object(body: bytes | memoryview, url: str) -> dict[str, Any]:
     """Parses a JSON object. Raises `ServerFailure` for anything else."""
     try:

@@ -22,6 +22,7 @@ from inference.base import (
     Completion,
     GenerateRequest,
     InferenceError,
+    ModelNotServed,
     ParsedText,
     SamplingParameters,
     ScoreRequest,
@@ -29,7 +30,7 @@ from inference.base import (
     ServerStatus,
     WeightUpdate,
 )
-from inference.clients.client import BinaryClient, ServerClient
+from inference.clients.client import BinaryClient, ServerClient, served_models
 from inference.clients.http_sessions import HttpSessions
 from inference.clients.openai_client import OpenAIClient
 from inference.config import PoolConfig
@@ -37,7 +38,7 @@ from inference.per_tick_limiter import PerTickLimiter
 from inference.pool import parse_call
 from inference.pool.fleet import Fleet, Server, State
 from inference.pool.meters import PoolMeters
-from inference.pool.server_monitor import ServerMonitor
+from inference.pool.server_monitor import HEALTH_DEADLINE_SECONDS, ServerMonitor
 from inference.pool.sources import Listing, Sources
 from transport.records import Float32Array, Int32Array, Turn
 from transport.telemetry.spans import Span
@@ -111,6 +112,20 @@ class InferencePool:
         except TimeoutError:
             limit = self._config.startup_timeout_seconds
             raise InferenceError(f"no inference server is healthy after {limit:g} s: {self._describe()}") from None
+
+    async def check_model(self, model: str) -> None:
+        """Raises `ModelNotServed` if a server that takes requests does not have `model`; one that lists no models is trusted."""
+        for server in self._fleet.serving:
+            try:
+                async with asyncio.timeout(HEALTH_DEADLINE_SECONDS):
+                    names = await served_models(self._connections, server.url)
+            except (InferenceError, TimeoutError) as error:
+                logger.debug(
+                    "Inference server %s does not tell its models: %s", server.url, error or "no answer in time"
+                )
+                continue
+            if model not in names:
+                raise ModelNotServed(f"{server.url} has no model {model!r}; it has {', '.join(map(repr, names))}")
 
     async def _first_serving(self) -> None:
         try:

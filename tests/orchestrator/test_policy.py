@@ -9,9 +9,11 @@ from pathlib import Path
 import orjson
 import pytest
 
-from inference.base import InferenceError, Probe, WeightUpdate
-from orchestrator.policy import POLL_SECONDS, ForeignBroadcastError, PolicyWatcher
+from inference.base import InferenceError, ModelNotServed, Probe, WeightUpdate
+from orchestrator.policy import POLL_SECONDS, ForeignBroadcastError, PolicyWatcher, check_base_model
+from orchestrator.run_directory import ConfigurationError
 from orchestrator.scheduling.events import PolicyUpdated, PolicyUpdateStarting
+from run.config import RunConfig
 from transport.files.atomic import STABLE, publish_directory, remove_directory
 
 
@@ -178,3 +180,22 @@ async def test_a_probe_of_another_version(tmp_path: Path) -> None:
     publish(tmp_path, 1, said=2)
     with pytest.raises(ForeignBroadcastError, match="is of version 2; expected 1"):
         await asyncio.wait_for(make_watcher(tmp_path, RecordingPool(), 2).load_first(1), 60)
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 2}])
+async def test_servers_of_another_model_end_a_run_that_trains_all_weights(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, lora: dict[str, int] | None
+) -> None:
+    class Others:
+        async def check_model(self, model: str) -> None:
+            raise ModelNotServed(f"http://a has no model {model!r}; it has 'theirs'")
+
+    values = {"environments": [{"name": "toy", "kind": "reverse-text"}], "training": {"lora": lora}}
+    config = RunConfig(output_dir=tmp_path, model="/models/ours", served_model="ours", **values)
+    said = "http://a has no model 'ours'; it has 'theirs'"
+    if lora is None:
+        with pytest.raises(ConfigurationError, match=f"{said}; .* set served_model"):
+            await check_base_model(Others(), config)
+    else:
+        await check_base_model(Others(), config)
+        assert said in caplog.text

@@ -40,6 +40,7 @@ ROUTES = (
     ("POST", wire.UNLOAD_PATH),
     ("GET", wire.STATUS_PATH),
     ("GET", "/metrics"),
+    ("GET", "/v1/models"),
 )
 
 
@@ -108,6 +109,8 @@ class FakeServer:
         self.draining = False
         self.metrics: str | None = None
         """The body of `/metrics`; None answers 404."""
+        self.models: list[str] | None = None
+        """The names of `/v1/models`; None answers 404."""
         self.parsed: dict[str, Any] = {"content": "text", "reasoning": "", "calls": [], "malformed": ""}
         """The answer to every parse; with `error`, it is refused."""
         self.scored: list[ScoreRequest] = []
@@ -161,6 +164,9 @@ class FakeServer:
             return web.json_response(status, status=200 if self.healthy else 503)
         if request.path == "/metrics":
             return web.Response(text=self.metrics or "", status=200 if self.metrics else 404)
+        if request.path == "/v1/models":
+            listed = [{"id": name} for name in self.models or ()]
+            return web.json_response({"data": listed}, status=404 if self.models is None else 200)
         if request.path == wire.GENERATE_PATH:
             return await self._generate(request)
         if request.path == wire.SCORE_PATH:

@@ -12,7 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from inference.base import Completion, GenerateRequest, InferenceError, RequestRefused, SamplingParameters
+from inference.base import (
+    Completion,
+    GenerateRequest,
+    InferenceError,
+    ModelNotServed,
+    RequestRefused,
+    SamplingParameters,
+)
 from inference.config import PoolConfig
 from inference.pool.pool import InferencePool
 from tests.support.fake_inference import FakeServer, digest_of, weight_update
@@ -507,6 +514,15 @@ async def test_no_healthy_server_is_an_error_that_names_each(
     assert f"Waiting up to 60 s for a healthy inference server: {server.url} is out: " in caplog.text
     await pool.close()
     await pool.close()
+
+
+async def test_a_model_that_a_server_does_not_have_is_an_error_that_names_those_it_has() -> None:
+    async with FakeServer() as server, pool_of(server) as pool:
+        await pool.check_model("other")  # a server that lists none is trusted
+        server.models = ["a-model", "an-adapter"]
+        await pool.check_model("an-adapter")
+        with pytest.raises(ModelNotServed, match=rf"{server.url} has no model 'other'; it has 'a-model', 'an-adapter'"):
+            await pool.check_model("other")
 
 
 async def test_closing_ends_what_waits() -> None:
