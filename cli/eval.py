@@ -102,7 +102,7 @@ def _sections(
 def _evaluate(
     run: RunConfig, server: InferenceConfig | None, variables: dict[str, str], given: argparse.Namespace
 ) -> int:
-    from inference.base import InferenceError
+    from inference.base import InferenceError, ModelNotServed
     from job.claim_directory import check_writable
     from job.evaluation.server import at_servers, server_of
     from job.evaluation.subject import find_checkpoint, subject_of
@@ -126,6 +126,8 @@ def _evaluate(
         directory.mkdir(parents=True, exist_ok=True)  # for its log; else for the first result
     try:
         results = asyncio.run(_play(run, evaluations, subject, directory, own, variables))
+    except ModelNotServed as error:
+        raise UserError(f"{error}. Name one of them with --model") from None
     except InferenceError as error:
         print(f"counterpoint: error: {error}", file=sys.stderr)
         return 1
@@ -134,6 +136,12 @@ def _evaluate(
     console = console_for(pipe_width=PIPE_WIDTH, markup=False)
     console.print(evaluation_table(results))
     console.print(f"results: {directory / 'evaluations.jsonl'}", highlight=False, soft_wrap=True)
+    for result in results:
+        if not result.line["rollouts/completed"]:
+            most = next(iter(result.line["failures"]), "")
+            print(
+                f"counterpoint: error: evaluation {result.config.name}: no rollout completed: {most}", file=sys.stderr
+            )
     return 0 if all(result.line["rollouts/completed"] for result in results) else 1
 
 

@@ -25,6 +25,8 @@ def evaluation_table(results: Sequence[EvaluationResult]) -> Table:
         several = len(result.config.environments) > 1
         shown = {name: each for name, each in result.estimates.items() if several or name in result.config.own_metrics}
         counts = [str(result.line[key]) for key in ("examples", "rollouts/completed", "rollouts/failed")]
+        if not shown:
+            table.add_row(printable(result.config.name), "no result", "", "", *counts)
         for position, (name, each) in enumerate(shown.items()):
             interval = "" if each.low is None or each.high is None else f"{each.low:.4g} to {each.high:.4g}"
             first = position == 0

@@ -31,6 +31,9 @@ LOG = "inference.log"
 
 _STOP_SECONDS = 30.0
 
+NAMED_SERVER_SECONDS = 30.0
+"""How long a server that a person named, and said to run, may take to be reached, unless the file says otherwise."""
+
 Result = TypeVar("Result")
 
 
@@ -61,6 +64,8 @@ def at_servers(run: RunConfig, urls: list[str], server: InferenceConfig | None =
     if server is not None:
         changes |= {"protocol": "binary", "api_key_file": server.api_key_file}
         changes["startup_timeout_seconds"] = server.startup_timeout_seconds
+    elif "startup_timeout_seconds" not in run.inference.model_fields_set:
+        changes["startup_timeout_seconds"] = NAMED_SERVER_SECONDS
     try:
         changes["urls"] = [check_url(url) for url in urls]
         pool = PoolConfig.model_validate(run.inference.model_dump() | changes)

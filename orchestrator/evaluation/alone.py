@@ -64,8 +64,8 @@ async def play_evaluations(
 
     The directory is made for the first of them, unless it is there.
 
-    Raises `InferenceError` if no server is ready or takes the weights, `ValueError` if an environment does not start, `OSError`
-    if a result cannot be written.
+    Raises `InferenceError` if no server is ready or takes the weights, its subclass `ModelNotServed` if one does not have the
+    model, `ValueError` if an environment does not start, `OSError` if a result cannot be written.
     """
     give_environments_threads(run.schedule.max_inflight_rollouts)
     transcribe = Transcriber(Chat(run.model).transcribe, run.recorded_tokens) if run.recorded_tokens else None
@@ -76,6 +76,8 @@ async def play_evaluations(
         await pool.start()
         if subject.update is not None:
             await pool.update_weights(subject.update)
+        else:
+            await pool.check_model(subject.name)
         opponents = await resources.enter_async_context(opponents_of(run))
         environments = environments_started(evaluations, directory / "environments", Path(run.model), run.seed)
         await resources.enter_async_context(environments)

@@ -1,7 +1,8 @@
 """The result of an evaluation: estimates from its rollouts, and their forms: a line of `evaluations.jsonl`, metrics, a score.
 
 No rollout is left out silently. One that failed counts as no success in pass@k; it has no reward, so that the mean reward is over
-those that have one, and the line counts both. A result of which more than `MOST_FAILED` failed is never the best.
+those that have one, and the line counts both. A result of which more than `MOST_FAILED` failed is never the best. Where inference
+failed every rollout there is no estimate: nothing was measured.
 """
 
 from __future__ import annotations
@@ -124,6 +125,8 @@ def result_of(
 
 
 def _estimates(config: EvaluationConfig, rollouts: Sequence[Rollout]) -> dict[str, Estimate]:
+    if all(rollout.error is not None and rollout.inference_failed for rollout in rollouts):
+        return {}
     examples: dict[tuple[str, int], list[Rollout]] = {}
     for rollout in rollouts:
         examples.setdefault((rollout.environment, rollout.example_index), []).append(rollout)

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
 import tomli_w
+from rich.console import Console
 
+from cli.display.evaluation_table import evaluation_table
 from cli.main import main
 from inference.config import InferenceConfig
-from job.evaluation.server import server_of
+from job.evaluation.server import NAMED_SERVER_SECONDS, at_servers, server_of
 from job.evaluation.subject import find_checkpoint, subject_of
+from orchestrator.evaluation.result import result_of
 from run.config import RunConfig
+from run.evaluations import EvaluationConfig
 from tests.orchestrator.toy_model import make_toy_model
 from tests.support.fake_inference import PROBE_TOKENS, FakeInference, probe_answer
+from tests.support.rollouts import make_rollout
 from transport.errors import UserError
 from transport.files.atomic import publish_directory
 
@@ -107,6 +114,7 @@ def test_a_server_that_is_gone_and_rollouts_that_all_fail(
     inference.generate_status = 400
     arguments = ["eval", str(file), "--server", inference.url, "--output", str(tmp_path / "out")]
     assert main(arguments) == 1
+    assert "error: evaluation toy-eval: no rollout completed: " in capsys.readouterr().err
     line = orjson.loads((tmp_path / "out/evaluations.jsonl").read_bytes())
     assert (line["rollouts/completed"], line["rollouts/failed"]) == (0, 10)
     assert line["metrics"]["pass@1"]["value"] == 0
@@ -115,6 +123,39 @@ def test_a_server_that_is_gone_and_rollouts_that_all_fail(
     assert main([*gone, "--output", str(tmp_path / "other")]) == 1
     assert "no inference server is healthy" in capsys.readouterr().err
     assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.slow
+def test_a_model_that_the_server_does_not_have_is_refused(
+    file: Path, tmp_path: Path, inference: FakeInference, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inference.models = ["base", "default"]
+    arguments = ["eval", str(file), "--server", inference.url, "--output", str(tmp_path / "out")]
+    assert main([*arguments, "--model", "defualt"]) == 2
+    assert "has no model 'defualt'; it has 'base', 'default'. Name one of them with --model" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    assert main([*arguments, "--model", "default"]) == 0
+
+
+@pytest.mark.parametrize(("inference_failed", "shown"), [(True, "no result"), (False, "pass@1")])
+def test_a_result_without_an_answer_of_inference_is_not_a_score_of_zero(inference_failed: bool, shown: str) -> None:
+    config = EvaluationConfig.model_validate(EVALUATION)
+    failure: dict[str, Any] = {"environment": "held-out", "error": "no answer", "inference_failed": inference_failed}
+    rollouts = [make_rollout(index=index, **failure) for index in range(2)]
+    result = result_of(config, {}, 3, rollouts, 0.0, 1.0)
+    assert bool(result.line["metrics"]) is not inference_failed
+    console = Console(width=160, record=True, file=io.StringIO())
+    console.print(evaluation_table([result]))
+    assert shown in console.export_text()
+    assert ("no results; 2 of 2 rollouts failed" in result.in_words()) is inference_failed
+
+
+def test_a_server_that_is_said_to_run_is_not_awaited_for_long(tmp_path: Path) -> None:
+    url, values = "http://127.0.0.1:1", {"environments": [{"name": "toy", "kind": "reverse-text"}]}
+    run = RunConfig(output_dir=tmp_path, model="/models/ours", **values)
+    assert at_servers(run, [url]).inference.startup_timeout_seconds == NAMED_SERVER_SECONDS
+    patient = RunConfig(output_dir=tmp_path, model="/models/ours", inference={"startup_timeout_seconds": 99}, **values)
+    assert at_servers(patient, [url]).inference.startup_timeout_seconds == 99
 
 
 @pytest.mark.parametrize(
