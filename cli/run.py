@@ -159,7 +159,8 @@ def _print_end(job: SupervisedJob, config: JobConfig, outcome: Outcome, console:
     """Prints why workers failed, and the summary with the paths of its files."""
     for failed in job.failed_workers():
         quoted = "\n".join(f"  | {line}" for line in failed.last_lines)
-        message = f"\ncounterpoint: {failed.name} {failed.death}. The end of {failed.log_file}:\n{quoted}"
+        cause = f"\nIts cause, further above there:\n  | {failed.cause}" if failed.cause else ""
+        message = f"\ncounterpoint: {failed.name} {failed.death}. The end of {failed.log_file}:\n{quoted}{cause}"
         print(message, file=lasting(sys.stderr))
     summary, run_dir = job.summary(outcome), config.orchestrator.run_dir
     files = {

@@ -25,6 +25,7 @@ from cluster.worker_view import ENDED, State, WorkerView
 from job.config import JobConfig
 from job.directory import control_directory, orchestrator_of, run_ids_in, steps_of
 from job.inspection.history import History
+from job.inspection.log_errors import ROOT_CAUSE, root_cause
 from job.inspection.metrics_lines import Line
 from job.inspection.summary import SUMMARY_FILE, Summary, summarize, summarize_runs, to_json
 from job.inspection.telemetry import JobTelemetry
@@ -63,6 +64,8 @@ class FailedWorker:
     """How it died, in words."""
     log_file: Path
     last_lines: list[str]
+    cause: str | None
+    """The exception to which the last lines refer as the root cause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,12 +165,7 @@ class SupervisedJob:
             if (log := role.log_of(worker)) is not None
         }
         return [
-            FailedWorker(
-                view.name,
-                view.last_death,
-                log_files[view.name],
-                last_lines(log_files[view.name], start=view.log_from or 0),
-            )
+            _failed(view, log_files[view.name])
             for view in self._job.views()
             if view.state is State.FAILED and view.name not in excluded and view.last_death
         ]
@@ -315,3 +313,10 @@ class SupervisedJob:
             for run in self._config.every_run
         }
         return guests | own
+
+
+def _failed(view: WorkerView, log_file: Path) -> FailedWorker:
+    start = view.log_from or 0
+    last = last_lines(log_file, start=start)
+    refers = any(ROOT_CAUSE in line for line in last)
+    return FailedWorker(view.name, view.last_death, log_file, last, root_cause(log_file, start) if refers else None)

@@ -20,6 +20,7 @@ from inference.server import check_configuration
 from job.check import SAFE_PATH
 from job.configuration.load import to_toml
 from job.evaluation.subject import Checkpoint
+from job.inspection.log_errors import root_cause
 from job.placement import WILDCARD_HOSTS
 from orchestrator.evaluation.alone import Subject
 from run.config import RunConfig
@@ -119,7 +120,10 @@ async def unless_ended(work: Awaitable[Result], server: asyncio.Task[int], log_f
         await asyncio.wait({task, server}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return await task
-        raise InferenceError(f"the inference server ended with exit code {server.result()}; its log is {log_file}")
+        cause = f": {found}" if (found := root_cause(log_file)) else ""
+        raise InferenceError(
+            f"the inference server ended with exit code {server.result()}{cause}; its log is {log_file}"
+        )
     finally:
         task.cancel()
         await asyncio.wait({task})

@@ -6,6 +6,7 @@ import asyncio
 import shutil
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from cluster.attended.attended_job import AttendedJob
 from cluster.manager.events import Outcome
 from cluster.notify import Heartbeat
-from cluster.worker_view import WorkerView
+from cluster.worker_view import State, WorkerView
 from job.config import JobConfig
 from job.configuration.load import load
 from job.inspection.history import History
@@ -102,3 +103,30 @@ def test_a_long_file_of_a_guest_is_read_in_many_looks_and_its_newest_steps_are_s
     assert max(map(len, looks)) == MOST_SHOWN
     assert 4 * MOST_SHOWN in {step for look in looks for step in look}
     assert warnings == []
+
+
+VLLM_LOG = """\
+(EngineCore pid=7) ERROR 11-25 23:07:45 [core.py:1366] Traceback (most recent call last):
+(EngineCore pid=7) ERROR 11-25 23:07:45 [core.py:1366]     raise ValueError(
+(EngineCore pid=7) ERROR 11-25 23:07:45 [core.py:1366] ValueError: less memory than is asked for
+(APIServer pid=6) WARNING 11-25 23:07:46 [system_utils.py:299] This can cause errors like `OSError: [Errno 24] Too many`
+(APIServer pid=6)     raise RuntimeError(
+(APIServer pid=6) RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}
+2026-11-25 23:07:58,729 ERROR   inference: vLLM on port 8413 ended before it was ready with exit code 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("log", "cause"),
+    [(VLLM_LOG, "ValueError: less memory than is asked for"), (VLLM_LOG.replace("root cause", "that"), None)],
+)
+def test_a_failed_worker_is_shown_with_the_cause_to_which_its_last_lines_refer(
+    job_file: Path, monkeypatch: pytest.MonkeyPatch, log: str, cause: str | None
+) -> None:
+    job = supervised(job_file)
+    (job_file.parent / "out" / "inference_0.log").write_text(log)
+    failed = replace(job._job.views()[0], state=State.FAILED, last_death="ended with exit code 1")
+    assert failed.name == "inference_0"
+    monkeypatch.setattr(job._job, "views", lambda: [failed])
+    (shown,) = job.failed_workers()
+    assert (shown.name, shown.cause) == ("inference_0", cause)
