@@ -19,11 +19,13 @@ from cli.display.tune_table import Row, table_of
 from job.configuration.load import load
 from job.number_format import duration
 from transport.errors import UserError
+from transport.files.lock import holder_of
 from transport.files.untrusted import UntrustedFileError, read_json
 from transport.files.wrong_types import first_wrong
 from tune.config import TuneConfig
 from tune.file_experiment import FILE
 from tune.result import DEFAULT_METRIC, TRAINING_ITERATION, Result, lookup
+from tune.runner.journal import LOCK_NAME
 from tune.runner.trial_files import STATE_FILE
 from tune.runs.exploit import read_note
 from tune.trial import Trial
@@ -31,7 +33,7 @@ from tune.trial import Trial
 USAGE = """usage: counterpoint tune status DIRECTORY [--json] [--watch]
 
 DIRECTORY is the experiment's, of `counterpoint tune` or of `tune.run`.
-  --json    an object with a list of trials
+  --json    an object with a list of trials, and whether a process runs them
   --watch   until every trial has ended"""
 
 MAX_BYTES = 2**30
@@ -56,11 +58,8 @@ def main(arguments: list[str]) -> int:
         return 0 if unknown in (["-h"], ["--help"]) else 2
     config = _shown(given.directory)
     if given.json:
-        print(
-            json.dumps(
-                {"name": config.name, "trials": [_as_json(row, config) for row in rows(given.directory)]}, indent=1
-            )
-        )
+        trials = [_as_json(row, config) for row in rows(given.directory)]
+        print(json.dumps({"name": config.name, "running": _is_run(given.directory), "trials": trials}, indent=1))
         return 0
     console = console_for(lasting(sys.stdout), pipe_width=140, markup=False)
     if given.watch:
@@ -173,9 +172,18 @@ def _table(directory: Path, found: list[Row], config: Shown) -> Group:
     note = ""
     if found and not _have_ended(found):
         silent = time.time() - (directory / STATE_FILE).stat().st_mtime
-        if silent > SILENT_SECONDS:
-            note = f"; nothing was written for {duration(silent)}: if its tuner has ended, resume it"
+        if not _is_run(directory):
+            by_file = (directory / FILE).exists()
+            command = f"`counterpoint tune resume {directory}`" if by_file else "its script and resume='AUTO'"
+            note = f"; no process runs it: it goes on with {command}"
+        elif silent > SILENT_SECONDS:
+            note = f"; its process has written nothing for {duration(silent)}"
     return table_of(found, config.name, config.metric, config.mode, note)
+
+
+def _is_run(directory: Path) -> bool:
+    """Whether a tuner is at work. The kernel releases its lock however it ends."""
+    return holder_of(directory / LOCK_NAME) is not None
 
 
 def _have_ended(found: list[Row]) -> bool:

@@ -301,10 +301,18 @@ def test_the_status_of_an_experiment_that_a_script_began(tmp_path: Path, capsys:
     assert main(["tune", "status", str(tmp_path)]) == 0
     output = capsys.readouterr().out
     assert "best: t2: loss 0.125 after 2" in output
-    assert "nothing was written" not in output
+    assert "no process runs it: it goes on with its script and resume='AUTO'" in output, "as after a kill"
+    lock = take_lock(tmp_path / LOCK_NAME, "taken")
+    assert main(["tune", "status", str(tmp_path)]) == 0
+    output = capsys.readouterr().out
+    assert "no process runs it" not in output
+    assert "has written nothing" not in output
     os.utime(tmp_path / STATE_FILE, (0, 0))
     assert main(["tune", "status", str(tmp_path)]) == 0
-    assert "nothing was written for" in capsys.readouterr().out
+    assert "its process has written nothing for" in capsys.readouterr().out
+    assert main(["tune", "status", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["running"] is True
+    os.close(lock)
     assert main(["tune", "resume", str(tmp_path)]) == 2
     assert "resume='AUTO'" in capsys.readouterr().err
 
