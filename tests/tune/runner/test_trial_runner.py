@@ -128,6 +128,18 @@ def test_a_result_that_cannot_be_used_is_a_failure_of_its_trial_alone(tmp_path: 
     assert words in Path(trials["t1"].error_file).read_text()
 
 
+def test_a_first_result_without_the_metric_ends_the_experiment(tmp_path: Path) -> None:
+    """A misspelt name would otherwise fail each trial alone, after its start and its first result."""
+    trials, _ = run(tmp_path, [[1] * 400 for _ in range(20)], metric="vlaue")
+    failed = [trial for trial in trials.values() if trial.status == "ERROR"]
+    assert failed
+    said = Path(failed[0].error_file).read_text()
+    assert "has no 'vlaue'" in said
+    assert "the nearest is 'value'; it has value. It is the first result of all, so the experiment ends" in said
+    assert {trial.num_results for trial in trials.values()} == {0}
+    assert len(trials) < 20
+
+
 @pytest.mark.parametrize("step", ["nothing", "much"])
 def test_a_trial_whose_result_nobody_can_decide_on_does_not_start_again(tmp_path: Path, step: str) -> None:
     """It would report the same."""
