@@ -252,7 +252,10 @@ class ExperimentMachine(Transfers):
     def _deliver(self, trial: Trial, progress: Progress, result: Result, stop: bool) -> None:
         """Lets everyone know of a new result, and notes what is decided."""
         if (missing := self._missing(trial, result)) is not None:
-            is_first = not any(each.num_results for each in self.table.trials)  # most likely the metric's name is wrong
+            # Most likely the metric's name is wrong: only a trial of another trainable could report something else.
+            is_first = not any(
+                each.num_results or each.trainable_name != trial.trainable_name for each in self.table.trials
+            )
             error = f"{missing}. It is the first result of all, so the experiment ends" if is_first else missing
             self._count_failure(trial, progress, error, may_recover=False)
             if is_first:
