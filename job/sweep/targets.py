@@ -25,9 +25,8 @@ from job.join import check_joins, is_local, values_of_job
 from job.resolve_model import check_model
 from job.sweep.grid import Point, describe_values, expand, with_value_at
 from run.config import RunConfig
-from sweep.lease import Terms
 from transport.config import Config
-from transport.configuration.explain import validate
+from transport.configuration.explain import Layer, Model, validate
 from transport.configuration.schema import ITEM, keys_of, nearest
 from transport.configuration.toml_file import Table, read_toml
 from transport.errors import UserError
@@ -74,10 +73,10 @@ class SweepConfig(Config):
     max_attempts: int | None = Field(default=3, ge=1)
     """How often all workers together try a target before it stays FAILED. Interrupted attempts do not count."""
 
-    heartbeat_seconds: float = Field(default=30.0, gt=0)
+    heartbeat_seconds: float = Field(default=30.0, gt=0, allow_inf_nan=False)
     """Seconds between two heartbeats of a worker."""
 
-    lease_seconds: float = Field(default=90.0, gt=0)
+    lease_seconds: float = Field(default=90.0, gt=0, allow_inf_nan=False)
     """Seconds without a heartbeat after which another worker may claim the target. At least twice `heartbeat_seconds`."""
 
     workers: int | None = Field(default=None, ge=1)
@@ -110,7 +109,11 @@ class SweepConfig(Config):
 
     @model_validator(mode="after")
     def _terms_can_be_kept(self) -> SweepConfig:
-        Terms(self.heartbeat_seconds, self.lease_seconds)
+        if self.lease_seconds < 2 * self.heartbeat_seconds:
+            raise ValueError(
+                f"lease_seconds = {self.lease_seconds:g} is below twice heartbeat_seconds = {self.heartbeat_seconds:g}, so that "
+                "one late heartbeat would lose a target; raise it, or lower heartbeat_seconds"
+            )
         return self
 
     @property
@@ -136,6 +139,10 @@ class Target:
     """The directory of the job to join; None for a job."""
     origin: str
     """The sweep's file and the target's id, for error messages."""
+    shared: str = ""
+    """The file whose values all targets share, for error messages; the sweep's without one."""
+    above: tuple[Layer, ...] = ()
+    """Where values are set that replace those of `shared`."""
 
     @property
     def file(self) -> Path:
@@ -175,7 +182,11 @@ class Target:
 
     @cached_property
     def _job(self) -> JobConfig | None:
-        return None if self.joins is not None else validate(JobConfig, self.settings, self.origin)
+        return None if self.joins is not None else self._validate(JobConfig, self.settings)
+
+    def _validate(self, model: type[Model], values: Table) -> Model:
+        """Returns the values as a configuration. Raises `UserError`, which names the table or the file that sets each."""
+        return validate(model, values, self.shared, self.above)
 
     def check_files(self, known_models: set[str]) -> None:
         """Checks what it names on this machine. `known_models` are checked already. Raises `UserError`, and as `runs`."""
@@ -217,7 +228,7 @@ class Target:
             runs = self._job.every_run
         else:
             below = values_of_job(str(self.joins)) | {"resume": True}
-            runs = [validate(RunConfig, merge(below, self.settings), self.origin)]
+            runs = [self._validate(RunConfig, merge(below, self.settings))]
         try:
             for run in runs:
                 check_run(run)
@@ -257,16 +268,33 @@ def _target(config: SweepConfig, shared: Table, point: Point, file: Path) -> Tar
             settings = with_value_at(settings, path, value)
         except ValueError as error:
             raise UserError(f"{origin}: {path} = {value!r}: {error}") from None
+    above = (Layer(_nested(point.values), lambda path: origin), Layer(config.base, lambda path: f"{file}, [base]"))
+    shared_file = str(config.file or file)
     if config.join is not None:
         job, run_id = config.join.absolute(), f"{config.name}.{point.target_id}"
-        return Target(point.target_id, point.values, settings | {"run_id": run_id}, job, run_id, job, origin)
+        return Target(
+            point.target_id, point.values, settings | {"run_id": run_id}, job, run_id, job, origin, shared_file, above
+        )
     if not isinstance(settings.get("output_dir"), str):
         raise UserError(
             f"{file}: output_dir is required and not set: write it below [base]. Each target has its own below it"
         )
     output_dir = Path(settings["output_dir"]).absolute() / config.name / point.target_id
     settings = settings | {"output_dir": str(output_dir), "resume": True}
-    return Target(point.target_id, point.values, settings, output_dir, None, None, origin)
+    return Target(point.target_id, point.values, settings, output_dir, None, None, origin, shared_file, above)
+
+
+def _nested(values: dict[str, Any]) -> Table:
+    """The values as tables below each other, in which a number stands for a position in a list."""
+    whole: dict[Any, Any] = {}
+    for path, value in values.items():
+        *parents, last = (int(part) if part.isdigit() else part for part in path.split("."))
+        holder = whole
+        for part in parents:
+            inner = holder.get(part)
+            holder[part] = holder = inner if isinstance(inner, dict) else {}
+        holder[last] = value
+    return whole
 
 
 def _check_keys(points: list[Point], config: SweepConfig, file: Path) -> None:

@@ -263,6 +263,25 @@ def test_without_a_job_to_join_each_target_is_one(fleet: Fleet, job_file: Path) 
         _ = targets(fleet)[0].runs
 
 
+def test_an_error_names_the_table_or_the_file_that_has_the_value(fleet: Fleet, job_file: Path) -> None:
+    del fleet.settings["join"]
+    fleet.settings["file"] = str(job_file)
+    wrong = {"orchestrator": {"environments": {"0": {"ratio": [-2.0]}}}}
+    for change, where in (
+        ({"base": {"orchestrator": {"stpes": 7}}}, f"{fleet.file}, [base]: orchestrator.stpes = 7"),
+        ({"grid": wrong}, f"{fleet.file}, target ratio--2.0: orchestrator.environments[0].ratio = -2.0"),
+    ):
+        fleet.settings |= {"base": {}, "grid": {"seed": [1]}} | change
+        (target,) = targets(fleet)
+        with pytest.raises(UserError) as caught:
+            _ = target.runs
+        assert where in str(caught.value)
+    fleet.settings |= {"base": {}, "grid": {"seed": [1]}}
+    job_file.write_text(job_file.read_text().replace("run_id", "rnu_id"))
+    with pytest.raises(UserError, match=rf"{job_file}: orchestrator.rnu_id = 'test'"):
+        _ = targets(fleet)[0].runs
+
+
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
@@ -279,7 +298,7 @@ def test_without_a_job_to_join_each_target_is_one(fleet: Fleet, job_file: Path) 
         ({"grid": {}}, ["there is no target"]),
         ({"root": "memory://here"}, ["root = 'memory://here'", "name a directory"]),
         ({"root": "ftp://there"}, ["root = 'ftp://there'", "none is known for ftp"]),
-        ({"lease_seconds": 1.5}, ["lease is 1.5 s", "twice the heartbeat"]),
+        ({"lease_seconds": 1.5}, ["lease_seconds = 1.5 is below twice heartbeat_seconds"]),
         ({"name": "a/b"}, ["name = 'a/b'"]),
         ({"name": "x" * 25}, ["name = 'xxx"]),
         ({"join": "nowhere"}, ["there is no job (job.json is missing)"]),
