@@ -1,10 +1,10 @@
-"""Escapes untrusted text, such as a model's, a log's or a guest's, so that it cannot control the terminal."""
+"""Prepares text for a person: escapes what is untrusted, such as a model's or a log's, and cuts what is too long."""
 
 from __future__ import annotations
 
 
 def printable(text: str) -> str:
-    """Returns the text with every unprintable character escaped, except line feeds and tabs.
+    """Returns the text with every unprintable character escaped, except line feeds and tabs: it cannot control the terminal.
 
     Unprintable are controls, changes of the writing direction and surrogates.
     """
@@ -12,3 +12,14 @@ def printable(text: str) -> str:
         letter if letter.isprintable() or letter in "\n\t" else letter.encode("unicode_escape").decode()
         for letter in text
     )
+
+
+def shortened(text: str, longest: int) -> str:
+    """Returns the text, or its beginning up to the end of a word, unless that is far away, with an ellipsis.
+
+    `longest` is in characters.
+    """
+    if len(text) <= longest:
+        return text
+    end = text.rfind(" ", 0, longest)
+    return f"{text[: end if end > longest // 2 else longest - 1]}…"

@@ -6,6 +6,7 @@ import json
 from http import HTTPStatus
 
 from inference.base import RequestRefused, ServerFailure
+from transport.printable import shortened
 
 ERROR_CHARACTERS = 500
 """Characters of a server's message in ours."""
@@ -37,5 +38,5 @@ def _reason(body: bytes) -> str:
     try:
         error = json.loads(text)["error"]
     except (ValueError, KeyError, TypeError):
-        return text[:ERROR_CHARACTERS]
-    return str(error.get("message", error) if isinstance(error, dict) else error)[:ERROR_CHARACTERS]
+        return shortened(text, ERROR_CHARACTERS)
+    return shortened(str(error.get("message", error) if isinstance(error, dict) else error), ERROR_CHARACTERS)

@@ -13,6 +13,7 @@ from typing import Any
 
 from inference.base import ServerStatus
 from inference.clients.capacity import Observation
+from transport.printable import shortened
 from transport.records import Turn
 from transport.telemetry import spans
 from transport.telemetry.intervals import BusyIntervals
@@ -96,7 +97,7 @@ class ServerActivity:
         if self._out_since is None:
             self._out_since = self._clock()
             self._totals["outages"] += self._instance is not None
-        self._last_outage = {"time": self._out_since, "reason": reason[:MAX_REASON]}
+        self._last_outage = {"time": self._out_since, "reason": shortened(reason, MAX_REASON)}
 
     def serves(self, instance: str) -> None:
         """Notes that the server serves, by the process `instance`."""
@@ -136,7 +137,7 @@ class ServerActivity:
         return {
             "url": self._url,
             "state": status.state,
-            "reason": status.reason[:MAX_REASON],
+            "reason": shortened(status.reason, MAX_REASON),
             "version": status.version,
             "in_flight": status.in_flight,
             "limit": status.cap,

@@ -17,6 +17,7 @@ from job.directory import run_ids_in
 from orchestrator.decisions import DECISIONS_FILE, Decision
 from transport.errors import UserError
 from transport.files.untrusted import UntrustedFileError, open_regular, parse_json
+from transport.printable import shortened
 
 Line = dict[str, Any]
 """One decision (`orchestrator.decisions`): `time`, `decision`, and further fields, which may hold anything."""
@@ -146,7 +147,7 @@ def _decisions(run_dir: Path) -> Iterator[Line]:
 
 
 def _value(line: Line, name: str) -> str:
-    return " ".join(str(line[name]).split())[:LONGEST_TEXT] if name in line else "?"
+    return shortened(" ".join(str(line[name]).split()), LONGEST_TEXT) if name in line else "?"
 
 
 def _time(line: Line) -> str:

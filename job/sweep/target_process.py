@@ -138,5 +138,7 @@ def _describe_failure(target: Target, code: int, log_from: int) -> str:
     exclusions = [exclusion for run in target.runs if (exclusion := exclusion_of(run.run_dir)) is not None]
     stopped = code == 0 or code in ASKED_TO_END
     how = "was stopped before it was done" if stopped else describe_exit(code)
-    output = "\n".join(last_lines(target.log_file, LAST_OUTPUT_LINES, log_from))[-LAST_OUTPUT_CHARACTERS:]
+    output = "\n".join(last_lines(target.log_file, LAST_OUTPUT_LINES, log_from))
+    if len(output) > LAST_OUTPUT_CHARACTERS:
+        output = f"…{output[-LAST_OUTPUT_CHARACTERS:].partition(' ')[2]}"
     return f"{'; '.join([how, *exclusions])} ({target.log_file})\n{output}".rstrip()

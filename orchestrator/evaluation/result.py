@@ -16,6 +16,7 @@ from typing import Any
 from orchestrator.evaluation.estimates import Estimate, mean, pass_at_k, proportion
 from run.evaluations import EvaluationConfig
 from transport.config import Config
+from transport.printable import shortened
 from transport.records import Rollout
 
 MOST_FAILED = 0.1
@@ -147,7 +148,7 @@ def _estimates(config: EvaluationConfig, rollouts: Sequence[Rollout]) -> dict[st
 
 def _failures(failed: Sequence[Rollout]) -> dict[str, int]:
     """Counts errors by their first line, the most frequent first."""
-    counts = Counter((rollout.error or "").partition("\n")[0][:_LONGEST_ERROR] for rollout in failed)
+    counts = Counter(shortened((rollout.error or "").partition("\n")[0], _LONGEST_ERROR) for rollout in failed)
     most = dict(counts.most_common(_MOST_FAILURES))
     others = counts.total() - sum(most.values())
     return most | ({"others": others} if others else {})

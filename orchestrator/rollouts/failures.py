@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from transport.printable import shortened
 from transport.records import Rollout
 
 PREFIX = "failures/"
@@ -30,17 +31,10 @@ _EXCEPTION = re.compile(r"([A-Za-z_][\w.]*): ")
 def kind_of(error: str) -> str:
     """Returns an error's kind: the exception's type, or else the part of its text that is the same for many rollouts."""
     if (named := _EXCEPTION.match(error)) is not None:
-        return _shortened(named[1])
+        return shortened(named[1], _LONGEST_KIND)
     text = error.partition(";")[0]
-    return _shortened(re.sub(r"\d+", "N", re.sub(r"'[^']*'|\"[^\"]*\"", "'...'", text)).strip())
-
-
-def _shortened(text: str) -> str:
-    """Cuts a longer text after a word, with an ellipsis."""
-    if len(text) <= _LONGEST_KIND:
-        return text
-    cut = text[: _LONGEST_KIND - 1]
-    return f"{cut.rpartition(' ')[0] or cut}…"
+    kind = re.sub(r"\d+", "N", re.sub(r"'[^']*'|\"[^\"]*\"", "'...'", text)).strip()
+    return shortened(kind, _LONGEST_KIND)
 
 
 def count_failures(rollouts: Sequence[Rollout]) -> dict[str, int]:

@@ -20,6 +20,7 @@ from orchestrator.rollouts.failures import MAX_KINDS, OTHER, failures_in_words, 
 from orchestrator.step.step_metrics import additive_metrics
 from run.config import ScheduleConfig
 from transport.files.atomic import write_atomically
+from transport.printable import shortened
 from transport.records import Rollout
 
 logger = logging.getLogger(__name__)
@@ -208,7 +209,7 @@ def in_words(report: Report) -> str:
     kinds = ", ".join(
         f"{report[name]} {kind}" for key, kind in counted.items() if report.get(name := f"rollouts/{key}", 0)
     )
-    shown = reason if len(reason) <= 300 else f"{reason[:300]}..."
+    shown = shortened(reason, 300)
     failures = failures_in_words(sum_failures([report]))
     why = f"{shown}; all failures: {failures}" if failures else shown
     return (

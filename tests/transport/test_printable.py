@@ -1,0 +1,19 @@
+"""Text for a person: too much of it is cut where a word ends, and shows that it was."""
+
+from __future__ import annotations
+
+import pytest
+
+from transport.printable import shortened
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("no answer", "no answer"),
+        ("no answer at all", "no answer…"),
+        ("nowhere:module", "nowhere:m…"),
+    ],
+)
+def test_a_long_text_is_cut_after_a_word_with_an_ellipsis(text: str, shown: str) -> None:
+    assert shortened(text, 10) == shown
