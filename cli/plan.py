@@ -61,9 +61,8 @@ def _show(plan: Plan) -> None:
         if parts:
             table.add_row("", "together", gib(sum(parts.values())), end_section=True)
     console.print(table)
-    console.print(
-        f"trainer.max_tokens = {plan.max_tokens}; the largest that fits is {plan.largest_max_tokens}", soft_wrap=True
-    )
+    largest = f"the largest that fits is {plan.largest_max_tokens}" if plan.largest_max_tokens else "none fits"
+    console.print(f"trainer.max_tokens = {plan.max_tokens}; {largest}", soft_wrap=True)
     held = ", ".join(f"{part} {gib(count)}" for part, count in plan.host.items())
     console.print(f"GiB in the host's memory for the trainer's first rank: {held}", soft_wrap=True)
     if plan.server is not None:

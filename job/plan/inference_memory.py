@@ -29,7 +29,7 @@ class ServerMemory:
     """One GPU of a server."""
 
     parts: dict[str, int]
-    """Bytes, with `KV cache` last: what is left of vLLM's share. It is negative if that is too little."""
+    """Bytes, with `KV cache` last: what is left of vLLM's share. It is absent where nothing is."""
     share: int
     """Bytes that vLLM may use."""
     token: int
@@ -48,19 +48,19 @@ def utilization(config: InferenceConfig) -> float:
     return DEFAULT_UTILIZATION
 
 
-def server_memory(sizes: ModelSizes, config: InferenceConfig, memory: int) -> ServerMemory:
-    """Returns the memory of one GPU, of `memory` bytes, of a server."""
+def server_memory(sizes: ModelSizes, config: InferenceConfig, memory: int, part: float | None = None) -> ServerMemory:
+    """Returns the memory of one GPU, of `memory` bytes, of a server; with `part` of it instead of the configuration's."""
     width, ranks = _WIDTH[config.dtype], config.tensor_parallel_size
-    share = int(utilization(config) * memory)
+    share = int((utilization(config) if part is None else part) * memory)
     parts = {
         "weights": width * weights_of_rank(sizes, ranks),
         "adapter slots": width * adapter_slots(sizes, config),
         "activations": activations(sizes, config, width),
         "engine": ENGINE,
     }
-    parts["KV cache"] = share - sum(parts.values())
+    parts["KV cache"] = max(0, share - sum(parts.values()))
     token = kv_bytes(sizes, ranks, width)
-    sequences = max(parts["KV cache"], 0) // (token * config.max_model_len)
+    sequences = parts["KV cache"] // (token * config.max_model_len)
     return ServerMemory({name: count for name, count in parts.items() if count}, share, token, sequences)
 
 

@@ -1,26 +1,24 @@
-"""Puts a job's memory together: each GPU's occupants, what does not fit and which key to change, and what would fit."""
+"""Puts a job's memory together: each GPU's occupants, and what does not fit."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from job.config import JobConfig
 from job.placement import devices
+from job.plan.advice import Advice, largest_tokens, server_advice, trainer_advice
 from job.plan.devices import GIB, Gpus
 from job.plan.dry_run import ModelSizes, model_sizes
 from job.plan.inference_memory import ServerMemory, server_memory, utilization
 from job.plan.trainer_memory import SHARED, host_parts, rank_parts
-from run.config import LoraConfig, TrainingConfig
+from run.config import TrainingConfig
 from trainer.config import TrainerConfig
 from transport.files.shared_memory import SHARED_MEMORY, shared_memory_size
 
-STEP = 256
-"""`max_tokens` are proposed in multiples of it."""
-
-MOST_TOKENS = 2**22
+LARGER = "the model or the GPUs"
+"""What to change where no change of the job suffices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +51,7 @@ class Plan:
     """That run at once on all servers."""
     problems: list[Problem]
     advice: list[str]
-    """Changes with which the trainer fits."""
+    """Changes with which a server, and those with which the trainer fits."""
 
     def as_json(self) -> dict[str, Any]:
         """Returns the plan for programs."""
@@ -73,43 +71,33 @@ def make_plan(job: JobConfig, directory: Path, gpus: Gpus) -> Plan:
     used, shared = _placed(job)
     room = gpus.memory - (server.share if server is not None and shared else 0)
 
-    def total(changed: TrainerConfig, tokens: int, trained: list[TrainingConfig] = runs) -> int:
-        return sum(rank_parts(directory, changed, trained, tokens).values())
-
     parts = rank_parts(directory, trainer, runs, trainer.max_tokens)
-    largest = largest_tokens(lambda tokens: total(trainer, tokens), room)
-    problems = [] if server is None else _server_problems(job, server)
+    largest = largest_tokens(lambda tokens: sum(rank_parts(directory, trainer, runs, tokens).values()), room)
+    problems, advice = [], []
     if used > gpus.count:
-        problems.insert(0, Problem("GPUs", "gpus", f"the job uses {used} GPUs; there are {gpus.count}"))
-    advice: list[str] = []
+        problems.append(Problem("GPUs", "gpus", f"the job uses {used} GPUs; there are {gpus.count}"))
+    if server is not None and not server.sequences:
+        advice += (found := server_advice(job, sizes, gpus))
+        problems.append(_server_problem(job, server, found))
     if sum(parts.values()) > room:
-        problems.append(_trainer_problem(parts, room, trainer, largest, server, shared))
-        advice = _advice(job, runs, room, gpus, largest, total)
+        advice += (found := trainer_advice(job, directory, sizes, runs, gpus, shared))
+        problems.append(_trainer_problem(parts, room, server, shared, found))
     host = host_parts(directory, trainer, runs)
     problems += _shared_memory_problems(host.get(SHARED, 0), trainer)
     running = min(server.sequences, job.inference.max_num_seqs) * job.inference.replicas if server is not None else 0
-    return Plan(gpus, sizes, parts, host, room, trainer.max_tokens, largest, server, running, problems, advice)
-
-
-def largest_tokens(total: Callable[[int], int], room: int) -> int:
-    """Returns the largest multiple of `STEP` tokens, nearly, for which `total` is at most `room`; 0 if there is none.
-
-    `total` grows almost evenly with the tokens, so each guess lies on the line through the last two values.
-    """
-    fits, before, after = 0, STEP, 16 * STEP
-    low, high = total(before), total(after)
-    for tokens, needed in ((before, low), (after, high)):
-        fits = tokens if needed <= room else fits
-    if not fits:
-        return 0
-    for _ in range(3):
-        slope = max((high - low) / (after - before), 1.0)
-        guess = min(int(after + (room - high) / slope), MOST_TOKENS) // STEP * STEP
-        if guess in (before, after) or guess <= fits:
-            break
-        before, low, after, high = after, high, guess, total(guess)
-        fits = guess if high <= room else fits
-    return fits
+    return Plan(
+        gpus,
+        sizes,
+        parts,
+        host,
+        room,
+        trainer.max_tokens,
+        largest,
+        server,
+        running,
+        problems,
+        [each.words for each in advice],
+    )
 
 
 def _runs(job: JobConfig) -> list[TrainingConfig]:
@@ -134,29 +122,23 @@ def _placed(job: JobConfig) -> tuple[int, bool]:
     return len(trainer | occupied), bool(trainer & occupied)
 
 
-def _server_problems(job: JobConfig, server: ServerMemory) -> list[Problem]:
-    if server.sequences:
-        return []
+def _server_problem(job: JobConfig, server: ServerMemory, advice: list[Advice]) -> Problem:
     length = job.inference.max_model_len
-    largest = {name: count for name, count in server.parts.items() if name != "KV cache"}
-    part = max(largest, key=lambda name: largest[name])
-    kv = server.parts["KV cache"]
-    key = {
-        "weights": "inference.tensor_parallel_size",
-        "adapter slots": "inference.lora.max_adapters",
-        "activations": "inference.max_num_batched_tokens",
-    }.get(part, "inference.extra_args")
-    if kv > 0:
-        fits = kv // server.token
+    parts = {name: count for name, count in server.parts.items() if name != "KV cache"}
+    part = max(parts, key=lambda name: parts[name])
+    kv = server.parts.get("KV cache", 0)
+    key = advice[0].key if advice else {"adapter slots": "inference.lora.max_adapters"}.get(part, LARGER)
+    if kv:
         message = (
-            f"the KV cache has room for {fits:,} tokens; one sequence may have {length:,} (inference.max_model_len)"
+            f"the KV cache has room for {kv // server.token:,} tokens; one sequence may have {length:,} "
+            "(inference.max_model_len)"
         )
-        return [Problem("KV cache", "inference.max_model_len" if fits >= 16 else key, message)]
+        return Problem("KV cache", key, message)
     message = (
         f"a server has {gib(server.share)} GiB ({utilization(job.inference):.0%} of a GPU), and needs "
-        f"{gib(server.share - kv)} before its KV cache; its largest part are the {part}, {gib(largest[part])} GiB"
+        f"{gib(sum(parts.values()))} before its KV cache; its largest part: {part}, {gib(parts[part])} GiB"
     )
-    return [Problem(part, key, message)]
+    return Problem(part, key, message)
 
 
 def _shared_memory_problems(needed: int, trainer: TrainerConfig) -> list[Problem]:
@@ -171,59 +153,16 @@ def _shared_memory_problems(needed: int, trainer: TrainerConfig) -> list[Problem
 
 
 def _trainer_problem(
-    parts: dict[str, int], room: int, trainer: TrainerConfig, largest: int, server: ServerMemory | None, shared: bool
+    parts: dict[str, int], room: int, server: ServerMemory | None, shared: bool, advice: list[Advice]
 ) -> Problem:
-    fixed = [name for name in parts if name not in ("activations", "row", "context and fragments")]
-    part = max(parts if largest else fixed, key=lambda name: parts[name])
-    key = {
-        "activations": "trainer.max_tokens",
-        "adapters": "trainer.max_runs",
-    }.get(part, "trainer.processes" if trainer.sharding and trainer.ranks > 1 else "trainer.sharding")
-    if largest:
-        key = "trainer.max_tokens"
+    part = max(parts, key=lambda name: parts[name])
     beside = f" beside a server ({gib(server.share)} GiB)" if shared and server is not None else ""
     return Problem(
         part,
-        key,
-        f"a rank of the trainer needs {gib(sum(parts.values()))} GiB and has {gib(room)}{beside}; its largest part are "
-        f"the {part}, {gib(parts[part])} GiB",
+        advice[0].key if advice else LARGER,
+        f"a rank of the trainer needs {gib(sum(parts.values()))} GiB and has {gib(room)}{beside}; its largest part: "
+        f"{part}, {gib(parts[part])} GiB",
     )
-
-
-def _advice(
-    job: JobConfig,
-    runs: list[TrainingConfig],
-    room: int,
-    gpus: Gpus,
-    largest: int,
-    total: Callable[[TrainerConfig, int, list[TrainingConfig]], int],
-) -> list[str]:
-    """Returns single changes, and then joined ones, with which the trainer fits."""
-    trainer = job.trainer
-    servers = job.inference.replicas * job.inference.tensor_parallel_size
-    free = max(gpus.count - servers, 1)
-    found = [f"trainer.max_tokens = {largest}"] if largest else []
-    recompute = {"activation_checkpointing": True}
-    divide = {"sharding": True, "processes": free, "nodes": 1}
-    adapter = [run.model_copy(update={"lora": LoraConfig()}) if run.lora is None else run for run in runs]
-    offered: list[tuple[str, dict[str, Any], list[TrainingConfig], int]] = [
-        ("trainer.activation_checkpointing = true", recompute, runs, room),
-        (f"trainer.sharding = true, trainer.processes = {free}, on GPUs of its own", divide, runs, gpus.memory),
-        (
-            f"trainer.sharding = true, trainer.processes = {free}, on GPUs of its own, trainer.activation_checkpointing = true",
-            divide | recompute,
-            runs,
-            gpus.memory,
-        ),
-        ("[orchestrator.training.lora], trainer.activation_checkpointing = true", recompute, adapter, room),
-    ]
-    for words, update, trained, limit in offered:
-        changed = trainer.model_copy(update=update)
-        if (changed == trainer and trained == runs) or changed.ranks % changed.expert_parallel:
-            continue
-        if total(changed, trainer.max_tokens, trained) <= limit:
-            found.append(words)
-    return found
 
 
 def gib(count: int) -> str:

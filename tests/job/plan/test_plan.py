@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,10 +12,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config, Qwen3Moe
 
 from cli.plan import main
 from job.plan import plan as planning
+from job.plan.advice import largest_tokens
 from job.plan.devices import GIB, parse_gpus
 from job.plan.dry_run import model_sizes
 from job.plan.inference_memory import kv_bytes, weights_of_rank
-from job.plan.plan import largest_tokens
 from job.plan.trainer_memory import rank_parts
 from run.config import LoraConfig, TrainingConfig
 from run.updates import ReferenceConfig
@@ -118,7 +119,7 @@ def test_what_fits_and_what_does_not(
     assert main([file, "--gpus", "2xSMALL-2", "--json"]) == 2
     plan = json.loads(capsys.readouterr().out)
     assert plan["largest_max_tokens"] == 0
-    assert {problem["part"] for problem in plan["problems"]} >= {"moments"}
+    assert {problem["part"] for problem in plan["problems"]} >= {"activations"}
 
 
 def test_versions_in_shared_memory_have_to_fit_it(
@@ -249,3 +250,48 @@ def test_moments_are_those_of_each_runs_optimizer(directories: dict[str, Path], 
     adamw = TrainingConfig(lora=LoraConfig(rank=8))
     alone, both = (rank_parts(model, trainer, runs, 256) for runs in ([adamw], [plain, adamw]))
     assert both["moments"] == alone["moments"] > 0
+
+
+@pytest.mark.slow
+def test_the_largest_part_and_what_would_fit_are_true(
+    directories: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = Path(write_job(tmp_path, directories["dense"], 8192))
+    file.write_text(file.read_text().replace("inference = [0]\ntrainer = [1]\n", ""))  # both on the first GPU
+
+    def plan(gpus: str, *flags: str) -> dict[str, Any]:
+        main([str(file), "--gpus", gpus, "--json", *flags])
+        found: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return found
+
+    found = plan("1xH100-80")
+    (problem,) = found["problems"]
+    assert problem["part"] == max(found["trainer"], key=lambda part: found["trainer"][part]) == "activations"
+    assert found["largest_max_tokens"] == 0, "not even the least that the job may have"
+    assert problem["key"] == "inference.extra_args", "there is no GPU to divide among"
+    assert not any("sharding" in words or "of its own" in words for words in found["advice"])
+    assert (first := found["advice"][0]).startswith("inference.extra_args = ")
+    assert plan("1xH100-80", "--inference.extra_args", first.partition(" = ")[2])["fits"], first
+    assert "the trainer on a GPU of its own ([gpus])" in plan("2xH100-80")["advice"]
+    assert plan("1xH100-80", "--inference.extra_args", '["--gpu-memory-utilization", "0.8"]')["advice"][0].startswith(
+        "trainer.max_tokens = "
+    )
+    long = ["--inference.max_model_len", "8192", "--inference.extra_args", '["--gpu-memory-utilization", "0.8"]']
+    assert not any("max_tokens = " in words for words in plan("1xH100-80", *long)["advice"]), "would be refused"
+
+
+@pytest.mark.slow
+def test_a_server_without_room_has_no_cache(
+    directories: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write_job(tmp_path, directories["dense"], 4096)
+    large = ["--inference.max_num_batched_tokens", "131072"]
+    assert main([file, "--gpus", "2xSMALL-4", *large]) == 2
+    said = capsys.readouterr().out
+    assert "-" not in [line for line in said.splitlines() if "together" in line][1]
+    assert "KV cache  " not in said, "nothing is left for it"
+    assert "its largest part: activations" in said
+    assert "change inference.max_num_batched_tokens" in said
+    assert "would fit: inference.max_num_batched_tokens = 2048" in said
+    assert main([file, "--gpus", "2xSMALL-4", "--inference.max_num_batched_tokens", "2048", "--json"]) == 2
+    assert json.loads(capsys.readouterr().out)["sequences"] > 0

@@ -1,0 +1,233 @@
+"""Finds changes with which a trainer or a server fits, of which each was computed as the plan itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from inference.config import InferenceConfig, LoraServingConfig
+from job.config import JobConfig
+from job.plan.devices import Gpus
+from job.plan.dry_run import ModelSizes
+from job.plan.inference_memory import server_memory
+from job.plan.trainer_memory import rank_parts
+from run.config import LoraConfig, TrainingConfig
+from trainer.config import TrainerConfig
+
+STEP = 256
+"""`max_tokens` are proposed in multiples of it."""
+
+MOST_TOKENS = 2**22
+
+FEWEST_BATCHED = 2048
+"""A server's `max_num_batched_tokens` is not proposed below it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """One way to fit."""
+
+    key: str
+    """To change."""
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """One change of the trainer, or several joined."""
+
+    parts: tuple[tuple[str, str], ...] = ()
+    """Key and words of each."""
+    trainer: tuple[tuple[str, Any], ...] = ()
+    own_gpus: bool = False
+    """Whether no server is on the trainer's GPUs."""
+    smaller_server: bool = False
+    """Whether the server beside it gets what the trainer leaves."""
+    adapter: bool = False
+
+    def __add__(self, other: _Change) -> _Change:
+        return _Change(
+            self.parts + other.parts,
+            self.trainer + other.trainer,
+            self.own_gpus or other.own_gpus,
+            self.smaller_server or other.smaller_server,
+            self.adapter or other.adapter,
+        )
+
+
+_RECOMPUTE = _Change(
+    (("trainer.activation_checkpointing", "trainer.activation_checkpointing = true"),),
+    (("activation_checkpointing", True),),
+)
+_SMALLER_SERVER = _Change((("inference.extra_args", ""),), smaller_server=True)
+_ADAPTER = _Change(
+    (("orchestrator.training.lora", "[orchestrator.training.lora] and [inference.lora]"),),
+    adapter=True,
+)
+
+
+def trainer_advice(
+    job: JobConfig, directory: Path, sizes: ModelSizes, runs: list[TrainingConfig], gpus: Gpus, shared: bool
+) -> list[Advice]:
+    """Returns changes with which a trainer fits that does not, those of one key first.
+
+    A trainer with `max_tokens` below `max_model_len` would be refused, so fewer tokens are proposed only down to that. Joined
+    changes contain none that suffices alone. Where nothing suffices, they are tried with fewer tokens.
+    """
+    fitting = _Fitting(job, directory, sizes, runs, gpus, shared)
+    changes = list(_changes(job, runs, gpus, shared))
+    fewer = fitting.tokens(_Change())
+    found = [Advice("trainer.max_tokens", f"trainer.max_tokens = {fewer}")] if fewer else []
+    for tokens in (fitting.wanted, None):
+        taken: list[_Change] = []
+        for change in changes:
+            if any(set(each.parts) <= set(change.parts) for each in taken):
+                continue
+            most = tokens if tokens is not None else fitting.tokens(change)
+            if most and (words := fitting.words(change, most)) is not None:
+                taken.append(change)
+                found.append(Advice(change.parts[0][0], words))
+        if found:
+            break
+    return found
+
+
+def _changes(job: JobConfig, runs: list[TrainingConfig], gpus: Gpus, shared: bool) -> Iterator[_Change]:
+    """Yields what may be tried, single changes before joined ones."""
+    trainer = job.trainer
+    free = gpus.count - job.inference.replicas * job.inference.tensor_parallel_size
+    apart = "on a GPU of its own ([gpus])" if free == 1 else "on GPUs of its own ([gpus])"
+    places = []
+    if shared and free >= trainer.ranks:
+        places.append(_Change((("gpus.trainer", f"the trainer {apart}"),), own_gpus=True))
+    if shared:
+        places.append(_SMALLER_SERVER)
+    if free > 1 and (not trainer.sharded or free > trainer.ranks):
+        update = (("sharding", True), ("processes", free), ("nodes", 1))
+        words = f"trainer.sharding = true and trainer.processes = {free}, {apart}"
+        places.append(_Change((("trainer.sharding", words),), update, own_gpus=True))
+    others = [] if trainer.activation_checkpointing else [_RECOMPUTE]
+    if any(run.lora is None for run in runs):
+        others += [_ADAPTER, *(_ADAPTER + each for each in others)]
+    yield from sorted(
+        [*places, *others, *(place + other for place in places for other in others)],
+        key=lambda change: (len(change.parts), change.adapter),
+    )
+
+
+class _Fitting:
+    """Computes how a changed trainer fits."""
+
+    def __init__(
+        self,
+        job: JobConfig,
+        directory: Path,
+        sizes: ModelSizes,
+        runs: list[TrainingConfig],
+        gpus: Gpus,
+        shared: bool,
+    ) -> None:
+        self._job, self._directory, self._sizes, self._runs, self._gpus = job, directory, sizes, runs, gpus
+        self._shared = shared
+        self.wanted = job.trainer.max_tokens
+        self._fewest = -(-job.inference.max_model_len // job.trainer.context_parallel)
+
+    def tokens(self, change: _Change) -> int:
+        """Returns the largest `max_tokens` that fits and that the job may have; 0 if there is none."""
+        trainer = self._changed(change)
+        if trainer is None:
+            return 0
+        if change.smaller_server:  # what the trainer may have depends on its tokens
+            return self._fewest if self.words(change, self._fewest) is not None else 0
+        most = min(largest_tokens(lambda tokens: self._total(change, trainer, tokens), self._room(change)), self.wanted)
+        return most if most >= self._fewest else 0
+
+    def words(self, change: _Change, tokens: int) -> str | None:
+        """Describes the change, if the trainer fits with it."""
+        trainer = self._changed(change)
+        if trainer is None:
+            return None
+        total = self._total(change, trainer, tokens)
+        if change.smaller_server:
+            left = (self._gpus.memory - total) * 100 // self._gpus.memory
+            beside = server_memory(self._sizes, self._servers(change), self._gpus.memory, left / 100)
+            if left <= 0 or not beside.sequences:
+                return None
+            share = f'inference.extra_args = ["--gpu-memory-utilization", "{left / 100:g}"]'
+        elif total > self._room(change):
+            return None
+        words = [words or share for _, words in change.parts]
+        words += [f"trainer.max_tokens = {tokens}"] if tokens != self.wanted else []
+        return ", ".join(words)
+
+    def _changed(self, change: _Change) -> TrainerConfig | None:
+        """Returns the changed trainer; None for one that would be refused."""
+        try:
+            trainer = TrainerConfig.model_validate(self._job.trainer.model_dump() | dict(change.trainer))
+            trainer.check_model(self._directory)
+        except ValueError:
+            return None
+        trained = self._trained(change)
+        return None if any(trainer.refuses_value_head(run) is not None for run in trained) else trainer
+
+    def _trained(self, change: _Change) -> list[TrainingConfig]:
+        if not change.adapter:
+            return self._runs
+        return [run.model_copy(update={"lora": run.lora or LoraConfig()}) for run in self._runs]
+
+    def _servers(self, change: _Change) -> InferenceConfig:
+        servers = self._job.inference
+        lora = servers.lora or LoraServingConfig() if change.adapter else servers.lora
+        return servers.model_copy(update={"lora": lora})
+
+    def _total(self, change: _Change, trainer: TrainerConfig, tokens: int) -> int:
+        return sum(rank_parts(self._directory, trainer, self._trained(change), tokens).values())
+
+    def _room(self, change: _Change) -> int:
+        if change.own_gpus or not self._shared:
+            return self._gpus.memory
+        return self._gpus.memory - server_memory(self._sizes, self._servers(change), self._gpus.memory).share
+
+
+def server_advice(job: JobConfig, sizes: ModelSizes, gpus: Gpus) -> list[Advice]:
+    """Returns single changes with which a server fits that does not."""
+    servers = job.inference
+    offered: list[tuple[str, dict[str, Any]]] = []
+    now = server_memory(sizes, servers, gpus.memory)
+    longest = max((run.longest_completion for run in job.every_run), default=0)
+    if (fits := now.parts.get("KV cache", 0) // now.token) >= longest + STEP:
+        offered.append(("max_model_len", {"max_model_len": fits // STEP * STEP}))
+    if servers.max_num_batched_tokens > FEWEST_BATCHED:
+        offered.append(("max_num_batched_tokens", {"max_num_batched_tokens": FEWEST_BATCHED}))
+    ranks = 2 * servers.tensor_parallel_size
+    while ranks * servers.replicas <= gpus.count:
+        offered.append(("tensor_parallel_size", {"tensor_parallel_size": ranks}))
+        ranks *= 2
+    found: dict[str, Advice] = {}
+    for name, update in offered:
+        if name not in found and server_memory(sizes, servers.model_copy(update=update), gpus.memory).sequences:
+            found[name] = Advice(f"inference.{name}", f"inference.{name} = {update[name]}")
+    return list(found.values())
+
+
+def largest_tokens(total: Callable[[int], int], room: int) -> int:
+    """Returns the largest multiple of `STEP` tokens, nearly, for which `total` is at most `room`; 0 if there is none.
+
+    `total` grows almost evenly with the tokens, so each guess lies on the line through the last two values.
+    """
+    fits, before, after = 0, STEP, 16 * STEP
+    low, high = total(before), total(after)
+    for tokens, needed in ((before, low), (after, high)):
+        fits = tokens if needed <= room else fits
+    if not fits:
+        return 0
+    for _ in range(3):
+        slope = max((high - low) / (after - before), 1.0)
+        guess = min(int(after + (room - high) / slope), MOST_TOKENS) // STEP * STEP
+        if guess in (before, after) or guess <= fits:
+            break
+        before, low, after, high = after, high, guess, total(guess)
+        fits = guess if high <= room else fits
+    return fits
