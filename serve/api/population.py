@@ -13,6 +13,7 @@ from serve.readers.rollouts.step_indexes import moment
 from serve.readers.rollouts.view import shown_value
 from transport.config import Config
 from transport.printable import printable
+from tune.result import lookup
 
 READ_SECONDS = 1.0
 
@@ -53,7 +54,7 @@ class TrialEntry(Config):
     failures: int
     """How often it has failed."""
     error: str
-    """The beginning of its last error; empty without one."""
+    """Its last error in one line, of a traceback what was raised; empty without one."""
     copied_from: str
     """The trial that it took over last; empty if it took over none."""
     iterations: list[int]
@@ -147,7 +148,7 @@ def _best(found: Population) -> str:
 def _entry(trial: TrialState, found: Population) -> TrialEntry:
     changes = [copy for copy in found.copies if copy.trial == trial.trial_id and copy.config]
     first = _values(0, [trial.first_values.get(name) for name in found.parameters])
-    later = [_values(copy.iteration, [copy.config.get(name) for name in found.parameters]) for copy in changes]
+    later = [_values(copy.iteration, [lookup(copy.config, name) for name in found.parameters]) for copy in changes]
     values = [first, *later]
     now = _values(trial.iteration, [trial.values.get(name) for name in found.parameters])
     if now.texts != values[-1].texts and not later:

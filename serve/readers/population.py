@@ -20,6 +20,7 @@ from serve.readers.trial_results import TrialResults
 from transport.config import IDENTIFIER_PATTERN
 from transport.files.untrusted import UntrustedFileError, read_bytes, read_json, read_toml
 from transport.printable import printable
+from tune.errors import in_one_line
 from tune.file_experiment import FILE
 from tune.result import DEFAULT_METRIC, TIME_TOTAL_S, TRAINING_ITERATION, lookup
 from tune.runner.journal import holds_experiment
@@ -170,7 +171,7 @@ class PopulationReader:
             score=finite_number(lookup(last, population.metric)),
             seconds=finite_number(last.get(TIME_TOTAL_S)),
             failures=_whole(fields.get("num_failures")),
-            error=printable(str(fields.get("error_msg") or "")[:500]),
+            error=printable(in_one_line(str(fields.get("error_msg") or ""))[:500]),
             copied_from=copies[-1].source if copies else "",
             results=self._results_of(trial_id, directory, population.metric),
         )

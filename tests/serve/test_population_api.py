@@ -149,3 +149,33 @@ def test_many_trials_are_counted_and_the_newest_shown(tmp_path: Path, monkeypatc
     found = PopulationReader(directory).read(moment(60))
     assert [one.trial_id for one in found.trials] == ["t5", "t6", "t7"]
     assert found.counts == {"PENDING": 7}
+
+
+async def test_values_that_a_copy_brought_are_found_in_nested_tables(tmp_path: Path) -> None:
+    names = ("training/learning_rate", "sampling/temperature")
+    config = {"training": {"learning_rate": 0.01, "lora": {"rank": 8}}, "sampling": {"temperature": 1.2}}
+    changed = {"training": {"learning_rate": 0.008, "lora": {"rank": 8}}, "sampling": {"temperature": 0.9}}
+    first = dict(zip(names, (0.01, 1.2), strict=True))
+    trials = [
+        Trial("t", config, "t1", "/moved", first, "1_lr"),
+        Trial("t", changed, "t2", "/moved", first, "2_lr", last_result={"training_iteration": 8}),
+    ]
+    directory = experiment(tmp_path / "nested", trials)
+    (directory / "pbt_global.txt").write_bytes(orjson.dumps(["2_lr", "1_lr", 4, 4, config, changed]) + b"\n")
+    async with api(directory) as client:
+        _, answer = await client.get("/jobs/nested/population")
+    assert answer["parameters"] == ["sampling/temperature", "training/learning_rate"]
+    two = answer["trials"][1]
+    assert [(values["iteration"], values["numbers"]) for values in two["values"]] == [
+        (0, [1.2, 0.01]),
+        (4, [0.9, 0.008]),
+    ]
+
+
+async def test_of_a_traceback_what_was_raised_is_shown(tmp_path: Path) -> None:
+    message = 'Traceback (most recent call last):\n  File "train.py", line 3, in train\n    open(path)\nOSError: no such disk\n'
+    failed = [trial(1, status="ERROR", error_msg=message), trial(2, status="ERROR", error_msg="killed by signal 9\n")]
+    directory = experiment(tmp_path / "failed", failed)
+    async with api(directory) as client:
+        _, answer = await client.get("/jobs/failed/population")
+    assert [one["error"] for one in answer["trials"]] == ["OSError: no such disk", "killed by signal 9"]
