@@ -29,9 +29,9 @@ from transport.errors import Obstructed, UserError
 
 logger = logging.getLogger(__name__)
 
-THREADS = {"read": 4, "change": 16, "urgent": 16}
-"""Apart, so that a disk that hangs under readers keeps nobody from a change, and changes of other kinds keep nobody from pausing
-or ending a run. Most changes wait for a run's answer."""
+THREADS = {"read": 4, "records": 4, "change": 16, "urgent": 16}
+"""Apart, so that a disk that hangs under readers keeps nobody from a change, lists of rollouts and searches keep nobody from the
+other views, and changes of other kinds keep nobody from pausing or ending a run. Most changes wait for a run's answer."""
 
 MOST_WAITING = 64
 """Computations that may wait for a thread; further ones are refused at once."""

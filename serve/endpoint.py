@@ -62,10 +62,14 @@ class Endpoint(Generic[Parameters, Result]):
     """How long the answer to a reading request is given to others that ask the same. Any change forgets all answers."""
     is_urgent: bool = False
     """Whether it is a change that other changes must not keep waiting: what pauses or ends a run."""
+    reads_records: bool = False
+    """Whether it reads files of rollouts, which may have gigabytes: other reading requests must not wait for these."""
 
     @property
-    def threads(self) -> Literal["read", "change", "urgent"]:
+    def threads(self) -> Literal["read", "records", "change", "urgent"]:
         """Which threads answer it."""
+        if self.reads_records:
+            return "records"
         return "urgent" if self.is_urgent else self.access
 
     @property

@@ -252,5 +252,6 @@ ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (
         GroupsParameters,
         StepGroupsAnswer,
         show_groups,
+        reads_records=True,
     ),
 )

@@ -10,7 +10,8 @@ from job.inspection.rollout_records import RolloutRecord
 from serve.errors import NotFound
 from serve.jobs import Job, Jobs
 from serve.readers.rollouts.line_index import Outcome
-from serve.readers.rollouts.step_indexes import Placed, Progress, RowFilter, StepIndexes, moment, recorded_steps
+from serve.readers.rollouts.selection import Placed, RowFilter
+from serve.readers.rollouts.step_indexes import Progress, StepIndexes, moment, recorded_steps
 from serve.readers.rollouts.view import name_of
 from transport.config import Config
 from transport.printable import printable

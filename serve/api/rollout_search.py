@@ -140,8 +140,22 @@ def show_example(jobs: Jobs, given: ExampleParameters) -> ExampleAnswer:
 
 
 ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (
-    Endpoint("GET", f"{RUN}/rollouts/search", "Searches their texts.", SearchParameters, SearchAnswer, search_rollouts),
     Endpoint(
-        "GET", f"{RUN}/example", "Follows one example across steps.", ExampleParameters, ExampleAnswer, show_example
+        "GET",
+        f"{RUN}/rollouts/search",
+        "Searches their texts.",
+        SearchParameters,
+        SearchAnswer,
+        search_rollouts,
+        reads_records=True,
+    ),
+    Endpoint(
+        "GET",
+        f"{RUN}/example",
+        "Follows one example across steps.",
+        ExampleParameters,
+        ExampleAnswer,
+        show_example,
+        reads_records=True,
     ),
 )

@@ -24,7 +24,8 @@ from serve.endpoint import Endpoint
 from serve.errors import NotFound
 from serve.jobs import Jobs
 from serve.readers.rollouts.line_index import record_in
-from serve.readers.rollouts.step_indexes import Sort, StepIndexes, moment, recorded_steps, sorted_rows
+from serve.readers.rollouts.selection import Sort
+from serve.readers.rollouts.step_indexes import StepIndexes, moment, recorded_steps
 from serve.readers.rollouts.view import Parts, Text, parts_of
 from transport.config import Config
 from transport.printable import printable
@@ -81,18 +82,16 @@ def list_rollouts(jobs: Jobs, given: ListParameters) -> RolloutList:
     shown = _span(steps, given.step, given.span)
     with jobs.reading(job, StepIndexes) as indexes:
         progress = indexes.index(given.run, shown, moment(INDEX_SECONDS))
-        everything = list(indexes.rows(given.run, shown))
-        found = sorted_rows(everything, given.rows, given.sort)
-        part = found[given.offset : given.offset + given.limit]
-        records = indexes.records(given.run, part, LISTED_BYTES)
+        found = indexes.select(given.run, shown, given.rows, given.sort, given.offset, given.limit)
+        records = indexes.records(given.run, found.part, LISTED_BYTES)
     return RolloutList(
         steps=steps[-STEPS_NAMED:],
         shown=shown,
-        total=len(found),
-        of=len(everything),
-        environments=sorted({row.environment for _, row in everything})[:200],
-        players=sorted({player for _, row in everything for player in row.players})[:200],
-        rollouts=[entry_of(placed, record) for placed, record in zip(part, records, strict=True)],
+        total=found.total,
+        of=found.of,
+        environments=sorted(found.environments)[:200],
+        players=sorted(found.players)[:200],
+        rollouts=[entry_of(placed, record) for placed, record in zip(found.part, records, strict=True)],
         progress=progress_of(progress),
     )
 
@@ -136,6 +135,22 @@ def _span(steps: list[int], step: int | None, span: int) -> list[int]:
 
 
 ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (
-    Endpoint("GET", f"{RUN}/rollouts", "Lists rollouts of steps.", ListParameters, RolloutList, list_rollouts),
-    Endpoint("GET", ROLLOUT, "Shows one rollout, turn by turn.", RolloutParameters, RolloutAnswer, show_rollout),
+    Endpoint(
+        "GET",
+        f"{RUN}/rollouts",
+        "Lists rollouts of steps.",
+        ListParameters,
+        RolloutList,
+        list_rollouts,
+        reads_records=True,
+    ),
+    Endpoint(
+        "GET",
+        ROLLOUT,
+        "Shows one rollout, turn by turn.",
+        RolloutParameters,
+        RolloutAnswer,
+        show_rollout,
+        reads_records=True,
+    ),
 )

@@ -91,6 +91,12 @@ def show_tokens(jobs: Jobs, given: TokensParameters) -> TokensAnswer:
 
 ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (
     Endpoint(
-        "GET", f"{ROLLOUT}/turns/{{turn}}/tokens", "Shows a turn's tokens.", TokensParameters, TokensAnswer, show_tokens
+        "GET",
+        f"{ROLLOUT}/turns/{{turn}}/tokens",
+        "Shows a turn's tokens.",
+        TokensParameters,
+        TokensAnswer,
+        show_tokens,
+        reads_records=True,
     ),
 )

@@ -113,3 +113,30 @@ async def test_an_answer_that_hangs_holds_one_thread_and_nobody_for_long(tmp_pat
             assert await client.post("/stop", number=4) == (200, {"number": 4})
         finally:
             go_on.set()
+
+
+async def test_lists_of_rollouts_keep_no_other_view_waiting(tmp_path: Path) -> None:
+    go_on, begun = threading.Event(), threading.Semaphore(0)
+
+    def read(jobs: Jobs, parameters: Number) -> Number:
+        begun.release()
+        go_on.wait(60)
+        return parameters
+
+    def answer(jobs: Jobs, parameters: Number) -> Number:
+        return parameters
+
+    endpoints = (
+        Endpoint("GET", "/rollouts", "Reads records.", Number, Number, read, seconds=60.0, reads_records=True),
+        Endpoint("GET", "/answer", "Answers.", Number, Number, answer, seconds=60.0),
+    )
+    async with api(tmp_path / "job", endpoints=endpoints) as client:
+        viewers = [asyncio.create_task(client.get("/rollouts", number=n)) for n in range(2 * THREADS["read"])]
+        try:
+            for _ in range(THREADS["records"]):
+                await asyncio.to_thread(begun.acquire)
+            assert await client.get("/answer", number=1) == (200, {"number": 1})
+            assert not any(viewer.done() for viewer in viewers)
+        finally:
+            go_on.set()
+        assert [status for status, _ in await asyncio.gather(*viewers)] == [200] * len(viewers)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
-from serve.readers.rollouts.step_indexes import Placed
+from serve.readers.rollouts.selection import Placed
 from transport.config import Config
 
 MOST_STEPS = 500

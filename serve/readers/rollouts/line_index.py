@@ -10,12 +10,13 @@ import math
 import os
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Literal, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
 from job.inspection.rollout_records import RolloutRecord
 from transport.files.untrusted import UntrustedFileError, open_regular, parse_json
@@ -81,6 +82,26 @@ class Row:
             completion_tokens=_tokens(record),
             players=players_of(record),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """What lists are filtered and sorted by, of each row `[R]` of a file."""
+
+    rewards_R: NDArray[np.float64]
+    """NaN where there is none."""
+    completion_tokens_R: NDArray[np.int64]
+    outcomes_R: NDArray[np.uint8]
+    """Positions in `OUTCOMES`."""
+    environments_R: NDArray[np.uint32]
+    """Positions in `names`; so are `players_R`."""
+    players_R: NDArray[np.uint32]
+    names: Sequence[object]
+    """Of environments, and tuples of the names of players."""
+
+    def codes(self, is_meant: Callable[[object], bool]) -> list[int]:
+        """Returns the positions of the names that are meant."""
+        return [code for code, name in enumerate(self.names) if is_meant(name)]
 
 
 class StepIndex:
@@ -157,6 +178,19 @@ class StepIndex:
 
     def _code(self, name: object) -> int:
         return self._names.setdefault(name, len(self._names))
+
+    def columns(self) -> Columns:
+        """Returns copies of the columns that lists are made by."""
+        tokens, rewards = self._integers[5], self._numbers[0]
+        outcomes, environments, players = self._codes
+        return Columns(
+            np.array(rewards, np.float64),
+            np.array(tokens, np.int64),
+            np.array(outcomes, np.uint8),
+            np.array(environments, np.uint32),
+            np.array(players, np.uint32),
+            list(self._names),
+        )
 
     def rows(self) -> list[Row]:
         """Returns all rows in the order of the file."""

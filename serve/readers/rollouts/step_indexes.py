@@ -2,65 +2,27 @@
 
 from __future__ import annotations
 
-import math
 import os
 import stat
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from job.inspection.rollout_records import RolloutRecord, records_file
 from serve.readers.rollouts.line_index import (
-    Outcome,
     Row,
     StepIndex,
     identity_of,
-    outcome_of,
-    players_of,
     record_in,
-    shown_name,
 )
+from serve.readers.rollouts.selection import Placed, RowFilter, Selection, Sort, select
 from transport.files.atomic import published_steps
 from transport.files.untrusted import UntrustedFileError, open_regular
 
 MOST_ROWS = 1_000_000
 """Rows that are kept of all steps of a job, some 70 MB."""
-
-Sort = Literal["worst", "best", "newest", "longest"]
-
-Placed = tuple[int, Row]
-"""A step, and a row of it."""
-
-
-@dataclass(frozen=True, slots=True)
-class RowFilter:
-    """What a list is limited to. None: no limit."""
-
-    environment: str | None = None
-    outcome: Outcome | None = None
-    least_reward: float | None = None
-    most_reward: float | None = None
-    player: str | None = None
-
-    def takes(self, row: Row) -> bool:
-        """Whether the row is in the list."""
-        return self._takes(row.environment, row.outcome, row.reward, row.players)
-
-    def takes_record(self, record: RolloutRecord) -> bool:
-        """The same of a record."""
-        return self._takes(shown_name(record.environment), outcome_of(record), record.reward, players_of(record))
-
-    def _takes(self, environment: str, outcome: Outcome, reward: float | None, players: Sequence[str]) -> bool:
-        return (
-            (self.environment is None or environment == self.environment)
-            and (self.outcome is None or outcome == self.outcome)
-            and (self.least_reward is None or (reward is not None and reward >= self.least_reward))
-            and (self.most_reward is None or (reward is not None and reward <= self.most_reward))
-            and (self.player is None or self.player in players)
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +99,13 @@ class StepIndexes:
             if (found := self._indexes.get((run, step))) is not None:
                 yield from ((step, row) for row in found.rows())
 
+    def select(
+        self, run: str, steps: Sequence[int], wanted: RowFilter, sort: Sort, offset: int, limit: int
+    ) -> Selection:
+        """Returns a part of the list of the rows that are indexed of these steps (`selection.py`)."""
+        indexes = [(step, found) for step in steps if (found := self._indexes.get((run, step))) is not None]
+        return select(indexes, wanted, sort, offset, limit)
+
     def attempts(self, run: str, steps: Sequence[int], environment: str, example_index: int) -> Iterator[Placed]:
         """Yields the indexed rows of one example."""
         for step in steps:
@@ -187,23 +156,10 @@ class StepIndexes:
             self._rows -= rows
 
 
-_ORDERS: dict[Sort, Callable[[Placed], tuple[float, ...]]] = {
-    "worst": lambda placed: (math.inf if placed[1].reward is None else placed[1].reward,),
-    "best": lambda placed: (math.inf if placed[1].reward is None else -placed[1].reward,),
-    "newest": lambda placed: (-placed[0],),
-    "longest": lambda placed: (-placed[1].completion_tokens,),
-}
-
-
 def recorded_steps(directory: Path, run: str) -> list[int]:
     """Returns the steps of a job's run whose rollouts are kept, ascending; none where a link leads away."""
     rollouts = directory / f"run_{run}" / "rollouts"
     return published_steps(rollouts) if _is_directory(rollouts) else []
-
-
-def sorted_rows(rows: Iterable[Placed], wanted: RowFilter, sort: Sort) -> list[Placed]:
-    """Returns the rows that a filter takes; those without a reward come last. Equals stay in the order of the file."""
-    return sorted((placed for placed in rows if wanted.takes(placed[1])), key=_ORDERS[sort])
 
 
 def _has_changed(index: StepIndex) -> bool:

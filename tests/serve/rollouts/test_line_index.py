@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from typing import get_args
 
 import orjson
 import pytest
@@ -13,8 +14,9 @@ from hypothesis import strategies as st
 
 from environments.chat import Chat
 from serve.readers.rollouts import line_index, step_indexes
-from serve.readers.rollouts.line_index import StepIndex
-from serve.readers.rollouts.step_indexes import RowFilter, StepIndexes, moment, sorted_rows
+from serve.readers.rollouts.line_index import StepIndex, record_in
+from serve.readers.rollouts.selection import RowFilter, Sort, select
+from serve.readers.rollouts.step_indexes import StepIndexes, moment
 from tests.serve.rollouts.jobs import spoken, write_lines, write_step
 from transport.files.untrusted import UntrustedFileError
 
@@ -75,14 +77,33 @@ def test_rows_have_what_lists_are_sorted_and_filtered_by(job: Path) -> None:
     assert (rows[1].environment, rows[1].players, rows[1].turns, rows[1].advantage) == ("duel", ("white",), 2, 0.25)
     assert [row.example_index for row in index.rows_of("toy", 7)] == [7]
     assert index.rows_of("duel", 7) == index.rows_of("nothing", 7) == index.rows_of("toy", 2**70) == []
-    placed = [(3, row) for row in rows]
-    order = {sort: [row.number for _, row in sorted_rows(placed, RowFilter(), sort)] for sort in step_indexes._ORDERS}
+    sorts: tuple[Sort, ...] = get_args(Sort)
+    order = {sort: [row.number for _, row in select([(3, index)], RowFilter(), sort).part] for sort in sorts}
     assert order["worst"] == [2, 0, 1, 4, 3, 5]
     assert order["best"] == [4, 1, 0, 2, 3, 5]
     assert order["longest"][0] == 3
     assert order["longest"][-1] == 5
-    assert [row.number for row in rows if RowFilter(least_reward=0.5, most_reward=0.8).takes(row)] == [0, 1]
-    assert [row.number for row in rows if RowFilter(player="white", environment="duel").takes(row)] == [1]
+    everything = select([(3, index), (2, index)], RowFilter(), "newest", 5, 2)
+    assert [(step, row.number) for step, row in everything.part] == [(3, 5), (2, 0)]
+    assert (everything.total, everything.of, everything.environments, everything.players) == (
+        12, 12, {row.environment for row in rows}, {player for row in rows for player in row.players},
+    )  # fmt: skip
+
+
+def test_a_list_has_the_rows_whose_records_its_filter_takes(job: Path) -> None:
+    path = job / "run_one/rollouts/step_3/rollouts.jsonl"
+    index, records = whole(path), [record_in(line) for line in path.read_bytes().splitlines()]
+    for wanted, numbers in (
+        (RowFilter(least_reward=0.5, most_reward=0.8), [0, 1]),
+        (RowFilter(player="white", environment="duel"), [1]),
+        (RowFilter(player="duel"), []),
+        (RowFilter(outcome="failed"), [3]),
+        (RowFilter(environment="nothing"), []),
+    ):
+        found = select([(3, index)], wanted, "newest")
+        assert [row.number for _, row in found.part] == numbers
+        assert [at for at, record in enumerate(records) if record and wanted.takes_record(record)] == numbers
+        assert (found.total, found.of) == (len(numbers), len(index))
 
 
 @pytest.mark.parametrize("tokens", [2**63, -(2**63), -1e308, 1e308])
