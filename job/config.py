@@ -15,6 +15,7 @@ from pydantic import ValidationInfo, field_validator, model_validator
 from inference.config import InferenceConfig
 from job.configuration.load import merge
 from job.derive import derive
+from job.directory import is_only_run
 from job.sections import JobSections
 from run.config import RunConfig
 from transport.config import Config
@@ -86,9 +87,8 @@ class JobConfig(JobSections):
     @property
     def every_run(self) -> list[RunConfig]:
         """The job's own runs: at least one, unless the job stays for guests."""
-        if self.runs or (self.stay and not self.orchestrator.environments):
-            return self.runs
-        return [self.orchestrator]
+        run = self.orchestrator
+        return [run] if is_only_run(self.runs, self.stay, run.environments) else self.runs
 
     def server(self, position: int) -> InferenceConfig:
         """Returns the configuration of one server, for its role's file."""

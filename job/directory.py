@@ -68,10 +68,9 @@ class _Job(BaseModel):
 
     @property
     def own(self) -> list[_Run]:
-        """The job's own runs, without guests. As `JobConfig.every_run`."""
-        if self.orchestrator is None or self.runs or (self.stay and not self.orchestrator.environments):
-            return self.runs
-        return [self.orchestrator]
+        """The job's own runs, without guests."""
+        run = self.orchestrator
+        return self.runs if run is None or not is_only_run(self.runs, self.stay, run.environments) else [run]
 
 
 def control_directory(directory: Path) -> Path:
@@ -94,14 +93,21 @@ def lock_file_of(directory: Path, run_id: str) -> Path:
     return directory / f"run_{run_id}" / "orchestrator.lock"
 
 
+def is_only_run(runs: object, stay: object, environments: object) -> bool:
+    """Returns whether `[orchestrator]` with these environments is the job's only own run, and not what `runs` have in common.
+
+    A job that stays and has neither is for guests alone.
+    """
+    return not runs and not (stay and not environments)
+
+
 def own_runs(job: dict[str, Any]) -> list[dict[str, Any]]:
-    """Returns the tables of the job's own runs, without guests, from the content of `job.json`. As `JobConfig.every_run`.
+    """Returns the tables of the job's own runs, without guests, from the content of `job.json`.
 
     Raises `KeyError`, `TypeError` or `AttributeError` for damaged content.
     """
-    if job.get("runs") or (job.get("stay") and not job["orchestrator"]["environments"]):
-        return list(job["runs"])
-    return [job["orchestrator"]]
+    runs, run = job.get("runs"), job.get("orchestrator") or {}
+    return [run] if is_only_run(runs, job.get("stay"), run.get("environments")) else list(job["runs"])
 
 
 def own_steps(directory: Path) -> dict[str, int] | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from job.directory import JOB_FILE, own_steps, runs_at_once
+from job.directory import JOB_FILE, own_runs, own_steps, runs_at_once
 from transport.errors import UserError
 
 RUN: dict[str, Any] = {"run_id": "a", "steps": 20}
@@ -30,10 +30,11 @@ def write(directory: Path, content: object) -> None:
         ({"orchestrator": RUN | {"environments": []}, "runs": [], "stay": True}, {}),
     ],
 )
-def test_the_own_runs_of_a_job(tmp_path: Path, content: object, steps: dict[str, int]) -> None:
+def test_the_own_runs_of_a_job(tmp_path: Path, content: dict[str, Any], steps: dict[str, int]) -> None:
     assert own_steps(tmp_path) is None
     write(tmp_path, content)
     assert own_steps(tmp_path) == steps
+    assert [run["run_id"] for run in own_runs(content)] == [*steps]
 
 
 @pytest.mark.parametrize(
