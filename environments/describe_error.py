@@ -3,27 +3,48 @@
 from __future__ import annotations
 
 import traceback
+from types import FrameType
 
 from environments.workers.errors import WorkerError
+from transport.printable import shortened
 
 _LONGEST_ERROR = 2000
-"""Characters of a description; the rest is cut off."""
+"""Characters of an exception's text; the rest is cut off."""
+
+_OURS = ("environments", "inference", "orchestrator", "run", "transport")
+"""Packages that an environment calls; those below `_TASKS` are environments."""
+
+_TASKS = "environments.tasks."
 
 
 def describe_error(error: BaseException) -> str:
-    """Returns type, text and place of a caught exception, as text that is valid UTF-8. Never raises."""
+    """Returns type, text and place of a caught exception, as text that is valid UTF-8. Never raises.
+
+    Where a library or we raised what foreign code called, the place in that code comes first.
+    """
     try:
         text = str(error)
     except BaseException as fault:  # noqa: BLE001 - an exception's `__str__` is foreign code, too
         text = f"(its text cannot be had: {type(fault).__name__})"
-    if isinstance(error, WorkerError):
-        return _bounded(text)
-    *_, (frame, line) = traceback.walk_tb(error.__traceback__)
-    code = frame.f_code
-    return _bounded(f"{type(error).__name__}: {text} (in {code.co_name}, {code.co_filename}:{line})")
-
-
-def _bounded(message: str) -> str:
-    message = message if len(message) <= _LONGEST_ERROR else message[:_LONGEST_ERROR] + "..."
+    text = shortened(text, _LONGEST_ERROR)
+    if not isinstance(error, WorkerError):
+        text = f"{type(error).__name__}: {text} (in {_place(error)})"
     # Lone surrogates, which file names and cut emoji contain, are not UTF-8: JSON and msgpack refuse them.
-    return message.encode(errors="backslashreplace").decode()
+    return text.encode(errors="backslashreplace").decode()
+
+
+def _place(error: BaseException) -> str:
+    frames = list(traceback.walk_tb(error.__traceback__))
+    inner = frames[-1]
+    theirs = next((found for found in reversed(frames) if _is_theirs(found[0])), inner)
+    return ", in ".join(
+        f"{frame.f_code.co_name}, {frame.f_code.co_filename}:{line}" for frame, line in dict.fromkeys((theirs, inner))
+    )
+
+
+def _is_theirs(frame: FrameType) -> bool:
+    """Whether it is code of the environment's author, neither ours nor a library's."""
+    module = str(frame.f_globals.get("__name__"))
+    if "/lib/python" in frame.f_code.co_filename or frame.f_code.co_filename.startswith("<"):
+        return False
+    return module.startswith(_TASKS) or module.partition(".")[0] not in _OURS

@@ -451,7 +451,8 @@ class Daemon:
         notify(f"STATUS=step {line['step']} of {self._config.steps}")
 
     def _report_discarded(self, report: discarded.Report) -> None:
-        self._watchdog.failing = most_frequent(sum_failures([report]))
+        kind = most_frequent(sum_failures([report]))
+        self._watchdog.failing = kind and f"{kind}; {discarded.short_reason(report)}"
         notify(f"STATUS=step {report['step']} of {self._config.steps}; {discarded.in_words(report)}")
         self._tasks.create_task(in_thread(discarded.save, report, self._config.run_dir))
 

@@ -18,6 +18,7 @@ from environments.gateway.errors import Refused
 from environments.gateway.messages import template_messages
 from environments.gateway.requests import Asked, ChatRequest, CompletionRequest, chat_request, completion_request
 from environments.gateway.responses import Choice, assistant_message, chat_answer, completion_answer, unsendable
+from transport.printable import shortened
 from transport.records import Turn
 
 Parameters = ParamSpec("Parameters")
@@ -77,7 +78,7 @@ class Session:
             finally:
                 self._open -= 1
         except Refused as refusal:
-            text = f"{refusal.status}: {refusal.message}"[:_LONGEST_ERROR]
+            text = shortened(f"{refusal.status}: {refusal.message}", _LONGEST_ERROR)
             self.errors.append(text.encode(errors="backslashreplace").decode())
             raise
 
@@ -214,7 +215,7 @@ def _refusal(error: BaseException) -> Refused:
     """What an agent is told of a failed call. A refused prompt is its own; for the rest it may ask again."""
     if isinstance(error, Refused):
         return error
-    text = str(error)[:_LONGEST_ERROR]
+    text = shortened(str(error), _LONGEST_ERROR)
     if isinstance(error, ValueError):
         return Refused(text, code="context_length_exceeded" if "length" in text or "long" in text else None)
     if isinstance(error, NotImplementedError):

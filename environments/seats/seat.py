@@ -13,6 +13,7 @@ from typing import Any
 
 from environments.base import EnvironmentContext, Example, Model, Unavailable
 from environments.seats.wire import PROTOCOL, SOCKET_NAME, Connection, NoPartner, PartnerGone
+from transport.printable import shortened
 from transport.records import Rollout, Turn
 from transport.wires.endpoint import socket_path
 
@@ -114,7 +115,7 @@ class Seat:
         try:
             yield connection
         except BaseException as error:
-            reason = f"{type(error).__name__}: {error}"[:1000]
+            reason = shortened(f"{type(error).__name__}: {error}", 1000)
             raise
         finally:
             connection.end(kind="leave", reason=reason)

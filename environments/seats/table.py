@@ -20,6 +20,7 @@ from environments.chat import Message
 from environments.seats.matching import Matcher, Pair
 from environments.seats.wire import PROTOCOL, SOCKET_NAME, Connection, NoPartner, PartnerGone
 from transport.files.lock import take_lock
+from transport.printable import shortened
 from transport.wires.endpoint import socket_path
 
 logger = logging.getLogger(__name__)
@@ -149,7 +150,7 @@ class Table:
             yield episode
             reason = "the host gave this seat no reward"
         except Exception as error:
-            reason = f"the episode failed at its host: {type(error).__name__}: {error}"[:1000]
+            reason = shortened(f"the episode failed at its host: {type(error).__name__}: {error}", 1000)
             raise
         finally:
             for seat, arrival in arriving.items():

@@ -22,6 +22,7 @@ from pydantic import Field, model_validator
 from environments.chat import Tool
 from environments.tools.definition import ToolError, ToolFunction, ToolUnavailable, make_definition, without_titles
 from transport.config import Config
+from transport.printable import shortened
 
 logger = logging.getLogger(__name__)
 
@@ -272,7 +273,7 @@ def _describe(error: BaseException) -> str:
     """Returns an error for a person; of a group, its first leaf."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    return f"{type(error).__name__}: {error}"[:500]
+    return shortened(f"{type(error).__name__}: {error}", 500)
 
 
 def _read_token(path: Path) -> str:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from environments.workers.boot import Boot
-from transport.printable import printable
+from transport.printable import printable, shortened
 from transport.process.launch import guarded
 
 NICE = 5
@@ -120,11 +120,14 @@ def last_output(log_file: Path, begin: int) -> str:
     except OSError:
         return "none"
     crash = max((number for number, line in enumerate(lines) if line.startswith(_CRASH)), default=None)
-    shown = [line.strip()[:_LONGEST_LINE] for line in lines if line.strip()]
+    shown = [shortened(line.strip(), _LONGEST_LINE) for line in lines if line.strip()]
     if crash is not None:  # faulthandler's first lines say what happened, its last ones list modules
         shown = [line.strip() for line in lines[crash : crash + 5] if line.strip()]
     text = " | ".join(shown)
-    text = text[-_LAST_OUTPUT:] if crash is None else text[:_LAST_OUTPUT]
+    if crash is not None:
+        text = shortened(text, _LAST_OUTPUT)
+    elif len(text) > _LAST_OUTPUT:
+        text = f"…{text[1 - _LAST_OUTPUT :].partition(' ')[2]}"
     return repr(printable(text)) if text else "none"
 
 

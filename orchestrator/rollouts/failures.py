@@ -27,14 +27,17 @@ _LONGEST_KIND = 80
 
 _EXCEPTION = re.compile(r"([A-Za-z_][\w.]*): ")
 
+_NUMBER = re.compile(r"(?P<setting>\b[a-z][a-z0-9]*(_[a-z0-9]+)+ = [\d.]+(e[+-]?\d+)?)|\d+")
+"""A number, which may differ from rollout to rollout, or the value of a key of the configuration, which does not."""
+
 
 def kind_of(error: str) -> str:
     """Returns an error's kind: the exception's type, or else the part of its text that is the same for many rollouts."""
     if (named := _EXCEPTION.match(error)) is not None:
         return shortened(named[1], _LONGEST_KIND)
     text = error.partition(";")[0]
-    kind = re.sub(r"\d+", "N", re.sub(r"'[^']*'|\"[^\"]*\"", "'...'", text)).strip()
-    return shortened(kind, _LONGEST_KIND)
+    text = re.sub(r"'[^']*'|\"[^\"]*\"", "'...'", text)
+    return shortened(_NUMBER.sub(lambda found: found["setting"] or "N", text).strip(), _LONGEST_KIND)
 
 
 def count_failures(rollouts: Sequence[Rollout]) -> dict[str, int]:

@@ -50,6 +50,9 @@ PAUSE_SECONDS = (0.1, 10.0)
 
 PAUSE_DOUBLES_AFTER_GROUPS = 8
 
+LONGEST_REASON = 300
+"""Characters of a report's reason in one line."""
+
 _COUNTED = "unrecorded/"
 _UNRECORDED = "rollouts/unrecorded"
 
@@ -202,14 +205,18 @@ def with_unrecorded(line: Mapping[str, Any], counts: Mapping[str, int]) -> dict[
     return whole
 
 
+def short_reason(report: Report) -> str:
+    """Returns why the last group was dropped, in one line."""
+    return shortened(" ".join(report["reason"].split()), LONGEST_REASON)
+
+
 def in_words(report: Report) -> str:
     """Returns a report as one short line."""
-    reason = " ".join(report["reason"].split())
     counted = {"failed": "failed", "inference_failed": "without an answer from inference", "filtered": "filtered"}
     kinds = ", ".join(
         f"{report[name]} {kind}" for key, kind in counted.items() if report.get(name := f"rollouts/{key}", 0)
     )
-    shown = shortened(reason, 300)
+    shown = short_reason(report)
     failures = failures_in_words(sum_failures([report]))
     why = f"{shown}; all failures: {failures}" if failures else shown
     return (

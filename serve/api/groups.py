@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from orchestrator.rollouts.failures import kind_of
 from serve.api.rollout_entries import (
     INDEX_SECONDS,
     RUN,
@@ -196,7 +197,7 @@ def _cause(row: Row, record: Any) -> str:
         return "a record that cannot be read"
     if row.outcome == "filtered":
         return f"filter {shown(record.filtered_by)}"
-    return shown((record.error or "").partition(":")[0].partition("\n")[0][:80]) or "an error without a message"
+    return shown(kind_of(record.error or "")) or "an error without a message"
 
 
 def _entry(number: int, fate: GroupFate | None, rows: Sequence[Row], causes: Counter[str]) -> GroupEntry:

@@ -23,7 +23,7 @@ from environments.rewards.judge.cache import Answer
 from environments.rewards.judge.config import JudgeConfig
 from environments.rewards.judge.score import NoScore
 from transport.files.untrusted import read_text
-from transport.printable import printable
+from transport.printable import printable, shortened
 
 Scored = TypeVar("Scored")
 
@@ -206,7 +206,7 @@ class JudgeClient:
             if not isinstance(text, str):
                 raise TypeError(f"the content is {type(text).__name__}")
         except (orjson.JSONDecodeError, LookupError, TypeError) as error:
-            raise _Failure(f"the answer is no chat completion: {error!r}"[:200], is_charged=True) from None
+            raise _Failure(shortened(f"the answer is no chat completion: {error!r}", 200), is_charged=True) from None
         if choice.get("finish_reason") == "length":
             raise _Failure(f"the answer was cut at max_tokens = {self._config.max_tokens}", is_charged=True)
         usage = parsed.get("usage")
@@ -221,7 +221,7 @@ class JudgeClient:
         await _sleep(min(wait, LONGEST_WAIT))
 
     def _quoted(self, text: str) -> str:
-        return printable(self._without_key(text)[:300]).replace("\n", " ")
+        return printable(shortened(self._without_key(text), 300)).replace("\n", " ")
 
     def _without_key(self, text: str) -> str:
         return text.replace(self._key, "***") if self._key else text

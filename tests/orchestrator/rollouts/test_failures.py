@@ -34,6 +34,11 @@ def failed(error: str, environment: str = "reverse") -> Rollout:
         ("aiohttp.ClientError: no (in f, x:1)", "aiohttp.ClientError"),
         ("the reward is nan; expected a finite number", "the reward is nan"),
         ("turn 12: prompt_ids is empty; expected at least one token", "turn N: prompt_ids is empty"),
+        (
+            "missed its deadline of rollout_timeout_seconds = 2.5",
+            "missed its deadline of rollout_timeout_seconds = 2.5",
+        ),
+        ("rows 3 to 5: row_limit = 1e-3 of 7", "rows N to N: row_limit = 1e-3 of N"),
         ("the reward is '0.7'; expected a number", "the reward is '...'"),
     ],
 )

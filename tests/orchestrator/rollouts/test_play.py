@@ -153,7 +153,7 @@ class Unspeakable(Exception):
         (GeneratorExit(), "GeneratorExit"),
         (Unusual("no exception"), "Unusual: no exception"),
         (asyncio.CancelledError(), "cancelled itself"),
-        (ValueError("x" * 10_000), "x..."),
+        (ValueError("x" * 10_000), "x… (in rollout, "),
         (OSError("no file 'caf\udce9'"), "no file 'caf\\udce9'"),
         (Unspeakable(), "Unspeakable: (its text cannot be had: KeyError) (in rollout, "),
         ("0.7", "the reward is '0.7' (str); expected a number"),

@@ -1,0 +1,51 @@
+"""What is said of an exception of an environment: its text in full, and the place in the author's code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from environments.describe_error import describe_error
+from transport.printable import shortened
+
+
+def raised(call: Callable[[], Any]) -> BaseException:
+    with pytest.raises(Exception) as found:  # noqa: PT011 - anything
+        call()
+    return found.value
+
+
+def theirs(tmp_path: Path, body: str) -> Callable[[], Any]:
+    """A function of an author's module."""
+    file = tmp_path / "theirs.py"
+    names: dict[str, Any] = {"__name__": "theirs", "json": json, "shortened": shortened}
+    exec(compile(f"def score():\n    {body}\n", str(file), "exec"), names)
+    score: Callable[[], Any] = names["score"]
+    return score
+
+
+def test_the_place_is_in_the_authors_code(tmp_path: Path) -> None:
+    place = f"(in score, {tmp_path}/theirs.py:2"
+    assert describe_error(raised(theirs(tmp_path, "{}['x']"))) == f"KeyError: 'x' {place})"
+    of_library = describe_error(raised(theirs(tmp_path, "json.loads('{')")))
+    assert f"{place}, in raw_decode, " in of_library
+    of_us = describe_error(raised(theirs(tmp_path, "shortened(None, 3)")))
+    assert f"{place}, in shortened, " in of_us
+    assert "transport/printable.py:" in of_us
+
+
+def test_a_long_text_is_cut_after_a_word_and_keeps_its_place(tmp_path: Path) -> None:
+    said = describe_error(raised(theirs(tmp_path, "raise ValueError('word ' * 1000)")))
+    assert said.startswith("ValueError: word word")
+    assert said.endswith(f"word word… (in score, {tmp_path}/theirs.py:2)")
+    assert "\udcff" not in describe_error(raised(theirs(tmp_path, "raise ValueError(chr(0xdcff))")))
+
+
+def test_a_shortened_text_ends_with_an_ellipsis() -> None:
+    assert shortened("one two three", 13) == "one two three"
+    assert shortened("one two three", 12) == "one two…"
+    assert shortened("a " + "x" * 20, 12) == "a xxxxxxxxx…"
