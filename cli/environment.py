@@ -102,6 +102,7 @@ def _check(arguments: list[str]) -> int:
     given = _check_parser().parse_args(arguments)
     from environments.config import EnvironmentConfig, SamplingConfig
     from environments.registry import load_environment
+    from job.environments.examples import fault_of_examples
     from job.environments.findings import Level, findings
     from job.environments.observe import Plan
     from job.resolve_model import resolve_model
@@ -113,12 +114,12 @@ def _check(arguments: list[str]) -> int:
     sampled = {"temperature": given.temperature, "max_tokens": given.max_tokens}
     sampling = validate(SamplingConfig, sampled, "env check")
     plan = Plan(given.examples, given.rollouts, given.rounds)
-    try:
-        loaded = load_environment(
-            environment
-        )  # before a model is built and a server starts: its errors are there at once
+    try:  # before a model is built and a server starts: its errors are there at once
+        loaded = load_environment(environment)
     except ValueError as error:
         raise UserError(str(error)) from None
+    if (fault := fault_of_examples(loaded)) is not None:
+        raise UserError(f"environment {given.kind!r}: {fault}")
     model = resolve_model(given.model)
     seen = _played(given, environment, loaded, sampling, model, plan)
     found = findings(seen)

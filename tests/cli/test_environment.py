@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -38,3 +40,58 @@ def test_arguments_that_are_no_table(given: str, capsys: pytest.CaptureFixture[s
     with pytest.raises(SystemExit):
         main(["env", "check", "reverse-text", "--args", given])
     assert "JSON" in capsys.readouterr().err
+
+
+TASK = """
+from environments.base import Example
+from environments.data.load import load_rows
+
+
+class Task:
+    group_scoring = False
+
+    def __init__(self, data):
+        self._rows = load_rows(data)
+
+    def __len__(self):
+        return len(self._rows)
+
+    def example(self, index):
+        row = self._rows[index]
+        return Example(index, row["question"], row["answer"])
+
+    async def rollout(self, example, model, state): ...
+
+    async def score(self, example, rollout): ...
+
+    async def score_group(self, example, rollouts): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"question": "1 + 1"}, "cannot be made: KeyError: 'answer' (in example, "),
+        ({"question": "1 + 1", "answer": 2}, "its answer is int ('2'); expected text"),
+        ({"question": None, "answer": "2"}, "its prompt is NoneType ('None'); expected text"),
+    ],
+)
+def test_a_bad_row_is_named_before_a_model_is_resolved(
+    row: dict[str, object],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("job.resolve_model.resolve_model", lambda name: pytest.fail("a model was resolved"))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "task_of_rows", raising=False)
+    (tmp_path / "task_of_rows.py").write_text(TASK)
+    rows = [*[{"question": "2 + 1", "answer": "3"}] * 7, row]
+    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in rows))
+    given = json.dumps({"data": {"path": str(tmp_path / "rows.jsonl")}})
+    assert main(["env", "check", "task_of_rows:Task", "--args", given]) == 2
+    assert (
+        f"environment 'task_of_rows:Task': example 7 of 8{':' if 'its' in said else ''} {said}"
+        in capsys.readouterr().err
+    )
