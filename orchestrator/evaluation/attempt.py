@@ -38,6 +38,8 @@ class Attempt:
         ]
         self._to_play = [self._size] * len(loaded.examples)
         """Rollouts that have not ended, by example."""
+        self.ended = 0
+        """Rollouts that have ended, for whoever awaits the others."""
 
     async def play(self, index: int) -> None:
         """Plays rollout `index`, and scores its group if that is scored as one and it is the last to end.
@@ -50,6 +52,7 @@ class Attempt:
         chat, sampling = self._loaded.calling[rollout.environment]
         await play(loaded, rollout, PolicyModel(rollout, chat, self._pool, sampling, self._opponents))
         self._to_play[rollout.group_id] -= 1
+        self.ended += 1
         if not loaded.environment.group_scoring:
             _drop_routing(rollout)
         elif not self._to_play[rollout.group_id]:
@@ -63,6 +66,12 @@ class Attempt:
                 await score_group(loaded, group)
             for each in group:
                 _drop_routing(each)
+
+    def in_words(self) -> str:
+        """Says how far it is, to one in a hundred of its rollouts."""
+        total = len(self.rollouts)
+        shown = self.ended - self.ended % max(1, total // 100) if self.ended < total else total
+        return f"evaluation {self._loaded.config.name} of step {self._step}: {shown} of {total} rollouts have ended"
 
     async def result(self) -> EvaluationResult:
         """Returns the result, computed in a thread. All rollouts must have ended."""

@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from cluster.notify import notify
 from inference.base import InferenceError
 from orchestrator.evaluation import weights
 from orchestrator.evaluation.attempt import Attempt
@@ -88,6 +89,9 @@ class Evaluations:
         self._ended = asyncio.Event()
         self._busy = False
         self._cancelled = False
+        self._finishing = False
+        """Whether all steps are made, and the run waits for evaluations alone."""
+        self._said = ""
         self._number = 0
         self._player: asyncio.Task[None] | None = None
         self._unreported: dict[str, float] = {}
@@ -121,6 +125,8 @@ class Evaluations:
         """Waits until the last version is loaded and evaluated. One that is not loaded in time is not evaluated."""
         if self.all_done:  # as in a resume of a run that was evaluated: it loads no version
             return
+        self._finishing = True
+        self._say_progress()
         limit = self._config.trainer_timeout_seconds
         async with self._changed:
             try:
@@ -132,6 +138,14 @@ class Evaluations:
                 for name in self._loaded:
                     await self._write_line({"evaluation": name, "step": self._config.steps, "error": error})
             await self._changed.wait_for(lambda: self._cancelled or self._idle)
+
+    def _say_progress(self) -> None:
+        """Says in the process's status what the run still waits for, now that no step does."""
+        attempt, steps = self._playing, self._config.steps
+        what = f"waiting for policy version {steps}, to evaluate it" if attempt is None else attempt.in_words()
+        if self._finishing and what != self._said:
+            self._said = what
+            notify(f"STATUS=step {steps} of {steps}; {what}")
 
     @property
     def _idle(self) -> bool:
@@ -254,6 +268,7 @@ class Evaluations:
         self._ended.clear()
         async with asyncio.TaskGroup() as self._rollouts:
             self._handle(EvaluationRequested(self._number, loaded.rollouts, self._shares[loaded.config.name]))
+            self._say_progress()
             await self._ended.wait()
         self._playing = None
         return await attempt.result(), attempt.rollouts
@@ -266,6 +281,7 @@ class Evaluations:
             raise
         finally:
             self._on_progress()
+            self._say_progress()
             self._handle(EvaluationRolloutEnded(evaluation_id, index))
 
     # --- writing ---

@@ -15,6 +15,7 @@ import uvloop
 
 import orchestrator.ending
 from orchestrator.daemon import run
+from orchestrator.evaluation import evaluations as evaluations_module
 from orchestrator.evaluation import weights
 from orchestrator.evaluation.evaluations import Evaluations
 from orchestrator.evaluation.versions import adapter_name
@@ -121,6 +122,22 @@ def test_failed_rollouts_are_counted_and_no_success(make_config: Callable[..., R
         assert line["metrics"]["pass@1"]["value"] == pytest.approx(1 - failed / 100)
         assert sum(line["failures"].values()) == failed
     assert published_steps(config.run_dir / "best") == [], "more than a tenth failed"
+
+
+def test_a_run_that_waits_for_its_last_evaluation_says_how_far_it_is(
+    make_config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(evaluations_module, "notify", said.append)
+    config = make_config(steps=1, evaluations=[evaluation()], training=LORA)
+    with ScriptedTrainer(config.output_dir, "one", 1):
+        assert run(config, lambda: None, uvloop.new_event_loop) == 0
+    status = "STATUS=step 1 of 1; "
+    expected = [f"{status}evaluation toy-eval of step 1: {ended} of 12 rollouts have ended" for ended in range(13)]
+    told = [text for text in said if "evaluation toy-eval of step 1" in text]
+    assert told[-2:] == expected[-2:]
+    assert told == expected[-len(told) :], "the first rollouts may end before the run waits for them"
+    assert {text.partition("; ")[0] for text in said} == {"STATUS=step 1 of 1"}
 
 
 async def test_weights_are_held_once_where_an_evaluation_begins_while_they_are_linked(
