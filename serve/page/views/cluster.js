@@ -12,6 +12,9 @@ export const path = "/jobs/{job}/cluster";
 export const key = "c";
 export const kinds = ["cluster", "job"];
 
+/** The name of every job of runs. */
+const UNNAMED = "job";
+
 const TONES = { running: "good", ready: "good", finished: "idle", stopped: "idle", removed: "idle", failed: "bad", stuck: "bad", restarting: "warn", held: "warn", recycling: "warn", stopping: "warn" };
 
 /** Draws the view. */
@@ -19,7 +22,7 @@ export function render(root, context) {
   const name = element("bdi", {}, visible(context.parameters.job, 64));
   const state = badge("");
   const summary = element("span", { class: "muted" });
-  const note = element("p", { class: "muted", role: "status" });
+  const note = element("p", { class: "muted note", role: "status" });
   const numbers = figures("Roles");
   const nodes = element("ul", { class: "nodes" });
   const workers = table({ caption: "Workers", columns: workerColumns(), keyOf: (worker) => worker.worker, tone: toneOf, empty: "No worker yet." });
@@ -29,13 +32,13 @@ export function render(root, context) {
     element("section", { class: "section" }, element("h2", {}, "Workers"), workers.element), element("section", { class: "section" }, element("h2", {}, "Newest changes"), changes.element));
 
   function draw(answer) {
-    setText(name, visible(answer.name || context.parameters.job, 64));
+    setText(name, visible(answer.name && answer.name !== UNNAMED ? answer.name : context.parameters.job, 64));
     changeBadge(state, answer.code === null ? answer.stage.toLowerCase() || "unknown" : answer.code === 0 ? "complete" : `ended with ${answer.code}`, answer.code ? "bad" : undefined);
     setText(summary, `${visible(answer.backend, 60)} · master ${whole(answer.epoch)} · journal entry ${whole(answer.entries)}${answer.written === null ? "" : `, ${ago(answer.written, Date.now() / 1000)}`}${answer.is_complete ? "" : " · reading on"}`);
     const notes = [answer.problem, answer.outcome, answer.set_aside.length > 0 && `Nodes that are used no more: ${answer.set_aside.join(", ")}`].filter(Boolean);
     setText(note, visible(notes.join(" · "), 1500));
     note.hidden = notes.length === 0;
-    numbers.update(answer.roles.map((role) => figureOf(role, answer.workers)));
+    numbers.update(answer.roles.map((role) => figureOf(role, answer.workers, answer.code !== null)));
     const byNode = new Map();
     for (const worker of answer.workers) if (worker.node) byNode.set(worker.node, (byNode.get(worker.node) ?? 0) + (worker.pid > 0 ? 1 : 0));
     keep(nodes, byNode.size > 1 ? [...byNode].slice(0, 100) : [], ([node]) => node, ([node]) => element("li", {}, element("bdi", {}, visible(node, 64)), element("span", { class: "muted" })), (item, [, count]) => setText(item.lastChild, ` ${whole(count)} processes`));
@@ -55,11 +58,11 @@ export function render(root, context) {
   };
 }
 
-function figureOf(role, workers) {
+function figureOf(role, workers, hasEnded) {
   const own = workers.filter((worker) => worker.role === role.role && worker.rank >= 0);
   const ready = own.filter((worker) => ["running", "ready", "finished", "starting"].includes(worker.phase)).length;
   const restarts = own.reduce((sum, worker) => sum + worker.restarts, 0);
-  return { name: visible(role.role, 30), value: `${whole(ready)} / ${whole(role.wanted)}`, unit: restarts > 0 ? `${whole(restarts)} ${restarts === 1 ? "restart" : "restarts"}` : "", tone: own.some((worker) => worker.phase === "failed") ? "bad" : ready < role.wanted ? "warn" : "", help: role.is_task ? "A task: the job is over when all tasks have ended" : "A service" };
+  return { name: visible(role.role, 30), value: `${whole(ready)} / ${whole(role.wanted)}`, unit: restarts > 0 ? `${whole(restarts)} ${restarts === 1 ? "restart" : "restarts"}` : "", tone: own.some((worker) => worker.phase === "failed") ? "bad" : ready < role.wanted && !hasEnded ? "warn" : "", help: role.is_task ? "A task: the job is over when all tasks have ended" : "A service" };
 }
 
 function toneOf(worker) {
@@ -89,7 +92,7 @@ function changeColumns() {
   return [
     { key: "time", title: "When", width: 150, value: (change) => change.time, cell: (change) => clock(change.time) },
     { key: "worker", title: "Worker", width: 180, value: (change) => change.worker, cell: (change) => visible(change.worker || "the job", 48) },
-    { key: "after", title: "Change", width: 210, value: (change) => change.after, cell: (change) => visible(change.before ? `${change.before} → ${change.after}` : change.after, 60) },
+    { key: "after", title: "Change", width: 210, value: (change) => change.after, cell: (change) => visible(change.before ? `${change.before} → ${change.after}` : change.after, 60).toLowerCase() },
     { key: "incarnation", title: "Incarnation", width: 96, number: true, value: (change) => change.incarnation, cell: (change) => (change.worker ? whole(change.incarnation) : "–") },
     { key: "cause", title: "Event", width: 150, value: (change) => change.cause, cell: (change) => visible(change.cause, 40) },
     { key: "reason", title: "Reason", value: (change) => change.reason, cell: (change) => visible(change.reason, 200) },

@@ -22,7 +22,7 @@ export const FIRST = [
 const SECTIONS = new Map(Object.entries({
   batch: "Batch", environment: "Environments", evaluation: "Evaluations", event_loop_lag: "Event loop: lag", event_loop_late: "Event loop: late moments",
   examples: "Examples", failures: "Failures", filters: "Filters", importance_ratio: "Importance ratio", inference: "Inference", inflight: "In flight",
-  memory: "Memory", phase: "Phases", policy: "Policy", reward: "Reward", rollouts: "Rollouts", staleness: "Staleness", tokens: "Tokens",
+  memory: "Memory", mismatch_kl: "Mismatch KL", phase: "Phases", policy: "Policy", reward: "Reward", rollouts: "Rollouts", staleness: "Staleness", tokens: "Tokens",
 }));
 const NO_CURVES = new Set(["step", "time", "run_id"]);
 
@@ -54,10 +54,15 @@ export function chartsOf(available) {
   for (const name of names.filter((one) => !used.has(one)).sort((a, b) => a.localeCompare(b, "en", { numeric: true }))) {
     const [prefix, ...rest] = name.split("/");
     const key = rest.length > 0 ? prefix : "other";
-    if (!sections.has(key)) sections.set(key, { key, title: SECTIONS.get(key) ?? (key === "other" ? "Other metrics" : key), charts: [] });
+    if (!sections.has(key)) sections.set(key, { key, title: SECTIONS.get(key) ?? (key === "other" ? "Other metrics" : inWords(key)), charts: [] });
     sections.get(key).charts.push({ key: name, title: rest.length > 0 ? rest.join("/") : name, unit: "", help: name, format: formatOf(name), metrics: [{ name, label: name }] });
   }
   return { first, sections: [...sections.values()].sort((a, b) => (a.key === "other") - (b.key === "other") || a.title.localeCompare(b.title, "en")) };
+}
+
+/** A part of a metric's name as a heading: `masked_share` as `Masked share`. */
+function inWords(part) {
+  return (part.slice(0, 1).toUpperCase() + part.slice(1)).replaceAll("_", " ");
 }
 
 /** The last part of a metric's name, as a curve's label. */

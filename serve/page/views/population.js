@@ -36,7 +36,7 @@ export function render(root, context) {
 
   function draw(answer) {
     setText(name, visible(answer.name, 64));
-    const counts = answer.counts.map((one) => `${whole(one.count)} ${one.status}`).join(", ");
+    const counts = answer.counts.map((one) => `${whole(one.count)} ${one.status.toLowerCase()}`).join(", ");
     const written = answer.written === null ? "it has not begun" : `written ${ago(answer.written, Date.now() / 1000)}`;
     setText(summary, `${visible(counts, 200) || "no trial yet"} · ${visible(answer.metric, 60)}, ${answer.mode === "min" ? "less is better" : "more is better"} · ${written}${answer.is_complete ? "" : " · reading the results"}`);
     keep(problems, answer.problems, (text) => text, (text) => element("li", {}, visible(text, 300)));
@@ -80,13 +80,13 @@ function makeTable(parameters) {
     columns: [
       { key: "trial", title: "Trial", value: (trial) => trial.trial_id, cell: (trial) => `${visible(trial.trial_id, 64)}${trial.isBest ? " ★ best" : ""}` },
       { key: "status", title: "State", value: (trial) => trial.status, change: (cell, trial) => changeStatus(cell, trial) },
+      { key: "error", title: "Last error", wide: true, value: (trial) => trial.error, cell: (trial) => visible(trial.error, 160) },
       { key: "score", title: "Score", number: true, value: (trial) => trial.score, cell: (trial) => number(trial.score) },
       { key: "iteration", title: "Iteration", number: true, value: (trial) => trial.iteration, cell: (trial) => whole(trial.iteration) },
       ...parameters.map((one, index) => ({ key: `parameter ${one}`, title: visible(one.split(/[./]/).pop(), 24), help: visible(one, 200), number: true, value: (trial) => now(trial).numbers[index] ?? now(trial).texts[index], cell: (trial) => (now(trial).numbers[index] === null ? visible(now(trial).texts[index], 40) : number(now(trial).numbers[index])) })),
       { key: "copied", title: "Copied", help: "The trial whose state it took over last", value: (trial) => trial.copied_from, cell: (trial) => visible(trial.copied_from, 64) },
       { key: "seconds", title: "Trained", number: true, value: (trial) => trial.seconds, cell: (trial) => seconds(trial.seconds) },
       { key: "failures", title: "Failures", number: true, value: (trial) => trial.failures, cell: (trial) => whole(trial.failures) },
-      { key: "error", title: "Last error", value: (trial) => trial.error, cell: (trial) => visible(trial.error, 120) },
     ],
   });
 }

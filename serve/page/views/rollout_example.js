@@ -15,7 +15,7 @@ const LISTED = 40;
 export function exampleChart(context) {
   const { job, run } = context.parameters;
   const curve = chart({ title: "Reward of this example", help: "Mean, least and greatest reward of its attempts in each step", format: number, group: new ZoomGroup(), onPick: (step) => openStep(step) });
-  const note = element("p", { class: "muted", role: "status" });
+  const note = element("p", { class: "muted note", role: "status" });
   const list = element("ul", { class: "attempts" });
   const section = element("section", { class: "section", hidden: true }, element("h2", {}, "The same example in other steps"), note, element("div", { class: "charts" }, curve.element), list);
   let wanted = null;

@@ -67,7 +67,7 @@ function makeTable(keys) {
       { key: "owner", title: "Owner", value: (target) => target.owner, cell: (target) => visible(target.owner, 60) },
       { key: "started", title: "Claimed", number: true, value: (target) => target.started, cell: (target) => clock(target.started) },
       { key: "seconds", title: "Took", number: true, value: (target) => target.seconds, cell: (target) => seconds(target.seconds) },
-      { key: "error", title: "Last error", value: (target) => target.error, cell: (target) => visible(target.error, 160) },
+      { key: "error", title: "Last error", wide: true, value: (target) => target.error, cell: (target) => visible(target.error, 160) },
     ],
   });
 }

@@ -13,7 +13,8 @@ export const AXES = {
 export function tickOf(value, step, format) {
   let decimals = 0;
   while (decimals < 6 && Math.abs(step * 10 ** decimals - Math.round(step * 10 ** decimals)) > 1e-6) decimals += 1;
-  if (format !== number || Math.abs(value) >= 1e6 || decimals > 5) return format(value);
+  if (format !== number || Math.abs(value) >= 1e6) return format(value);
+  if (decimals > 5) return value === 0 ? "0" : value.toExponential(2).replace(/\.?0+e/, "e").replaceAll("-", "−").replace("e+", "e");
   return value.toLocaleString("en-US", { minimumFractionDigits: decimals, maximumFractionDigits: decimals }).replace("-", "−");
 }
 

@@ -5,16 +5,19 @@ import { whole } from "../shell/format.js";
 const ROWS = 100;
 const SHARE_PIXELS = 140;
 
+/** Characters from which a text may be cut, and is whole when it is pointed at. */
+const CUT_FROM = 16;
+
 /**
  * Makes a table.
  *
  * @param {Object} options
  * @param {string} options.caption - What it lists, for screen readers.
- * @param {Array<{key: string, title: string, unit?: string, number?: boolean, help?: string, wide?: boolean, width?: number,
+ * @param {Array<{key: string, title: string, unit?: string, number?: boolean, help?: string, wide?: boolean, width?: number, least?: number,
  *   value: function(*): *, cell?: function(*): (string|Node), change?: function(Element, *): void}>} options.columns - `value` sorts
  *   and, without `cell` or `change`, shows. `cell` makes text or a node anew for every update; `change` brings the given `<td>` up
  *   to date and so can keep what is in it. `number` aligns to the right. If any column has a `width` in pixels, tables of the same
- *   columns align with each other; a column without one takes what is left.
+ *   columns align with each other; a column without one takes what is left, and at least `least`.
  * @param {function(*): string} options.keyOf - A row's own key.
  * @param {string} [options.empty] - What an empty table says, and why it is empty.
  * @param {{key: string, descending: boolean}} [options.sort] - At first; without it the rows keep their order.
@@ -31,7 +34,7 @@ export function table({ caption, columns, keyOf, empty = "Nothing here yet.", so
   const nothing = element("p", { class: "empty", hidden: true }, empty);
   const isFixed = columns.some((column) => column.width);
   const grid = element("table", { class: isFixed ? "data fixed" : "data" }, element("caption", { class: "visually-hidden" }, caption), widths(columns), element("thead", {}, element("tr", {}, headings)), body);
-  if (isFixed) grid.style.minWidth = `${columns.reduce((sum, column) => sum + (column.width ?? SHARE_PIXELS), 0)}px`;
+  if (isFixed) grid.style.minWidth = `${columns.reduce((sum, column) => sum + (column.width ?? column.least ?? SHARE_PIXELS), 0)}px`;
   const scroller = element("div", { class: "table-scroll", tabindex: "0", role: "region", "aria-label": caption }, grid);
   const box = element("div", { class: "table" }, scroller, nothing, more);
 
@@ -86,7 +89,10 @@ function changeCell(cell, column, item) {
   else {
     const content = (column.cell ?? column.value)(item);
     if (content instanceof Node) setChildren(cell, content);
-    else setText(cell, content ?? "");
+    else {
+      setText(cell, content ?? "");
+      if (!column.number) setAttribute(cell, "title", String(content ?? "").length > CUT_FROM ? content : null);
+    }
   }
 }
 

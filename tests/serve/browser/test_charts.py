@@ -145,3 +145,33 @@ async def test_the_loop_names_the_code_at_its_peaks(reader: Open, tmp_path: Path
         row = page.page.get_by_role("row").filter(has_text="500")
         await expect(row).to_contain_text("Grader.score")
         await expect(row).to_contain_text("tasks/grader.py:41")
+
+
+async def test_small_values_beside_an_axis_are_short_and_sections_have_words(reader: Open, tmp_path: Path) -> None:
+    async with reader(small_job(tmp_path / "job"), path=RUN) as page:
+        ticks = await page.page.evaluate(
+            "Promise.all([import('./widgets/chart_series.js'), import('./shell/format.js')]).then(([{ tickOf }, { number }]) =>"
+            " [[0, 2.5e-5], [7.5e-5, 2.5e-5], [1e-4, 2.5e-5], [-1.25e-4, 2.5e-5], [0.25, 0.05], [1e-3, 5e-4]]"
+            ".map(([value, step]) => tickOf(value, step, number)))"
+        )
+        assert [tick.replace("\N{MINUS SIGN}", "-") for tick in ticks] == [
+            "0",
+            "7.5e-5",
+            "1e-4",
+            "-1.25e-4",
+            "0.25",
+            "0.0010",
+        ]
+        titles = await page.page.evaluate(
+            "import('./views/metric_charts.js').then(({ chartsOf }) =>"
+            " chartsOf(['masked_share/toy', 'mismatch_kl/toy', 'phase/merge']).sections.map(({ title }) => title))"
+        )
+        assert titles == ["Masked share", "Mismatch KL", "Phases"]
+
+
+async def test_the_overview_fits_a_common_screen(reader: Open, tmp_path: Path) -> None:
+    async with reader(small_job(tmp_path / "job"), width=1265) as page:
+        await expect(page.page.get_by_role("columnheader", name="Updated")).to_be_visible()
+        assert await page.page.evaluate(
+            "[...document.querySelectorAll('.table-scroll')].every((box) => box.scrollWidth <= box.clientWidth)"
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -91,6 +92,8 @@ async def test_populations_sweeps_and_clusters_are_drawn(reader: Open, tmp_path:
         await expect(page.page.get_by_role("row").filter(has_text="t2")).to_contain_text("running")
         await expect(page.page.locator("svg.lineage .lane-name")).to_have_count(2)
         await expect(page.page.get_by_role("row").filter(has_text="<script>")).to_have_count(1)
+        await expect(page.page.locator("td", has_text="<script>")).to_have_attribute("title", re.compile("<script>"))
+        await expect(page.page.get_by_text("1 pending, 1 running")).to_be_visible()
         await stays_text(page)
         await page.go("/jobs/sweep/sweep")
         await expect(page.page.get_by_role("row").filter(has_text="bad")).to_contain_text("<script>")
