@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cli.display.blame_table import blame_table
+from job.inspection.failure_example import example_of_failure
 from job.inspection.history import History
 from job.inspection.status import RATE_STEPS, JobStatus
 from job.number_format import milliseconds, number, scientific
@@ -49,8 +50,10 @@ def _remarks(status: JobStatus, run_id: str) -> list[Text]:
         remarks.append(_text(f"run {run_id} cannot be read: {history.unreadable}", "red"))
     if phases := phases_in_words(sum_phases([history.last_shipped])):
         remarks.append(_text(f"run {run_id} step {history.step}: {phases}", "dim"))
-    if failed := failures_in_words(sum_failures([*history.shipped.values(), history.discarded])):
-        remarks.append(_text(f"run {run_id} failed rollouts: {failed}", "yellow"))
+    if failures := sum_failures([*history.shipped.values(), history.discarded]):
+        example = example_of_failure(status.directory, history, failures)
+        such_as = f"; such as: {example}" if example else ""
+        remarks.append(_text(f"run {run_id} failed rollouts: {failures_in_words(failures)}{such_as}", "yellow"))
     if unanswered := status.inference_failed(run_id):
         remarks.append(_text(f"run {run_id} rollouts without an answer from inference: {unanswered}", "yellow"))
     if history.discarded.get("notable"):

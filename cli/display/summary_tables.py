@@ -7,6 +7,7 @@ from pathlib import Path
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from job.inspection.summary import Summary
 from job.number_format import duration, milliseconds, number, scientific
@@ -23,7 +24,7 @@ def print_summary(summary: Summary, files: dict[str, Path], console: Console) ->
     console.print(_table_of_runs(summary) if "runs" in summary else _table_of_run(summary))
     for run_id, run in summary.get("runs", {}).items():
         for remark in _remarks(run):
-            console.print(f"  run {run_id}: {printable(remark)}", highlight=False, soft_wrap=True)
+            console.print(f"  run {run_id}: {printable(remark)}", highlight=False, soft_wrap=True, markup=False)
     for name, path in files.items():
         console.print(f"  {name:<8} {path}", highlight=False, soft_wrap=True)
 
@@ -34,6 +35,7 @@ def _remarks(run: Summary) -> list[str]:
     remarks = [
         run["outcome"] if ":" in run["outcome"] else None,
         f"failed rollouts: {failed}" if failed else None,
+        f"such as: {run['failure_example']}" if run["failure_example"] else None,
         f"time: {phases}" if phases else None,
         run["discarded"],
     ]
@@ -71,7 +73,7 @@ def _table_of_run(summary: Summary) -> Table:
     table.add_column()
     for name, text in _rows_of_run(summary).items():
         if text is not None:
-            table.add_row(name, text)
+            table.add_row(name, Text(printable(text)))
     return table
 
 
@@ -83,6 +85,7 @@ def _rows_of_run(summary: Summary) -> dict[str, str | None]:
         "steps": f"{steps['trained']} trained, {steps['shipped']} shipped, of {steps['wanted'] or '?'}",
         "rollouts": ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in summary["rollouts"].items()),
         "failed": failures_in_words(summary["failures"]) or None,
+        "such as": summary["failure_example"],
         "tokens": f"{number(summary['tokens_per_second'], 0)} completion tokens/s",
         "event loop lag": f"p50 {milliseconds(lag['p50'])}, p99 {milliseconds(lag['p99'])}, max {milliseconds(lag['max'])}",
         "time": phases_in_words(summary["phase_seconds"]) or None,

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from job.inspection.failure_example import example_of_failure
 from job.inspection.history import History
 from job.inspection.metrics_lines import Line
 from orchestrator.rollouts.failures import sum_failures
@@ -42,6 +43,7 @@ def summarize(history: History, output_dir: Path, elapsed: float, outcome: str) 
     mismatch = [value for _, value in history.series("mismatch_kl")]
     staleness = [value for _, value in history.series("staleness/max")]
     counted = [*history.shipped.values(), history.discarded]
+    failures = sum_failures(counted)
     return {
         "outcome": outcome,
         "steps": {"shipped": history.step, "trained": max(history.trained, default=0), "wanted": history.steps},
@@ -51,7 +53,8 @@ def summarize(history: History, output_dir: Path, elapsed: float, outcome: str) 
             "edge_steps": edge,
         },
         "rollouts": _totals(counted, "rollouts", ROLLOUT_OUTCOMES),
-        "failures": sum_failures(counted),
+        "failures": failures,
+        "failure_example": example_of_failure(output_dir, history, failures),
         "discarded": in_words(history.discarded) if history.discarded.get("notable") else None,
         "tokens": _totals(counted, "tokens", ("prompt", "completion")),
         "tokens_per_second": history.tokens_per_second(),

@@ -19,6 +19,7 @@ from job.inspection.status import read_status
 from job.inspection.summary import lag_quantiles, summarize, summarize_runs
 from tests.support.jobs import shipped_line, write_lines
 from tests.support.past_jobs import history_of, write_discarded
+from transport.files.atomic import publish_directory
 
 
 @pytest.mark.parametrize(("steps", "edge"), [(1, 1), (2, 1), (3, 1), (9, 4), (10, 5), (11, 5)])
@@ -181,16 +182,31 @@ def test_failures_are_told_by_environment_and_kind(tmp_path: Path) -> None:
         for step in (1, 2)
     ]
     (tmp_path / "run_test" / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    errors = [
+        None,
+        "KeyError: 'x' (in score, my.py:3)",
+        f"the reward is nan; expected\n[bold]a number[/bold]{' word' * 100}",
+    ]
+    records = [{"environment": name, "error": error} for name in ("other", "reverse") for error in errors]
+    with publish_directory(tmp_path / "run_test" / "rollouts" / "step_2", durable=False) as step:
+        (step / "rollouts.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     history = History.of(tmp_path, "test", 2)
     history.refresh()
     assert "failed 94: 56 the reward is nan, 38 KeyError (in reverse)  " in describe_step(history.shipped[1], history)
     summary = summarize(history, tmp_path, 1.0, "done")
     assert summary["failures"] == {"reverse": {"the reward is nan": 112, "KeyError": 76}}
-    words = "112 the reward is nan, 76 KeyError (in reverse)"
+    words, example = (
+        "112 the reward is nan, 76 KeyError (in reverse)",
+        "the reward is nan; expected [bold]a number[/bold] word",
+    )
+    assert summary["failure_example"].startswith(example)
+    assert summary["failure_example"].endswith(" word…")
     for shown in (summary, summarize_runs([history, history], {}, tmp_path, 1.0, "done")):
         console = Console(file=io.StringIO(), width=200)
         print_summary(shown, {}, console)
         assert words in console.file.getvalue()  # type: ignore[attr-defined]
+        assert "such as" in console.file.getvalue()  # type: ignore[attr-defined]
+        assert example in console.file.getvalue()  # type: ignore[attr-defined]
     console = Console(file=io.StringIO(), width=200)
     for part in status_parts(read_status(tmp_path)):
         console.print(part)
