@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from inference.config import InferenceConfig, LoraServingConfig
 from job.config import JobConfig
 from job.plan.devices import Gpus
 from job.plan.dry_run import ModelSizes
-from job.plan.inference_memory import server_memory
+from job.plan.inference_memory import server_memory, with_utilization
 from job.plan.trainer_memory import rank_parts
 from run.config import LoraConfig, TrainingConfig
 from trainer.config import TrainerConfig
@@ -155,7 +156,8 @@ class _Fitting:
             beside = server_memory(self._sizes, self._servers(change), self._gpus.memory, left / 100)
             if left <= 0 or not beside.sequences:
                 return None
-            share = f'inference.extra_args = ["--gpu-memory-utilization", "{left / 100:g}"]'
+            extra_args = with_utilization(self._job.inference.extra_args, left / 100)
+            share = f"inference.extra_args = {json.dumps(extra_args)}"
         elif total > self._room(change):
             return None
         words = [words or share for _, words in change.parts]

@@ -12,6 +12,8 @@ from inference.config import InferenceConfig
 from job.plan.devices import GIB
 from job.plan.dry_run import ModelSizes
 
+UTILIZATION = "--gpu-memory-utilization"
+
 DEFAULT_UTILIZATION = 0.92
 """vLLM 0.30's `--gpu-memory-utilization`."""
 
@@ -43,9 +45,19 @@ def utilization(config: InferenceConfig) -> float:
     words = [word.replace("_", "-") for word in config.extra_args]
     for word, following in zip_longest(words, config.extra_args[1:], fillvalue=""):
         name, equals, value = word.partition("=")
-        if name == "--gpu-memory-utilization":
+        if name == UTILIZATION:
             return float(value if equals else following)
     return DEFAULT_UTILIZATION
+
+
+def with_utilization(extra_args: list[str], share: float) -> list[str]:
+    """Returns `extra_args` with another share of a GPU, and all else that they have."""
+    kept: list[str] = []
+    for before, word in zip(["", *extra_args], extra_args, strict=False):
+        name, previous = (each.replace("_", "-") for each in (word, before))
+        if name.partition("=")[0] != UTILIZATION and previous != UTILIZATION:
+            kept.append(word)
+    return [*kept, UTILIZATION, f"{share:g}"]
 
 
 def server_memory(sizes: ModelSizes, config: InferenceConfig, memory: int, part: float | None = None) -> ServerMemory:

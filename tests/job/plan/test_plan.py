@@ -15,7 +15,7 @@ from job.plan import plan as planning
 from job.plan.advice import largest_tokens
 from job.plan.devices import GIB, parse_gpus
 from job.plan.dry_run import model_sizes
-from job.plan.inference_memory import kv_bytes, weights_of_rank
+from job.plan.inference_memory import kv_bytes, weights_of_rank, with_utilization
 from job.plan.trainer_memory import rank_parts
 from run.config import LoraConfig, TrainingConfig
 from run.updates import ReferenceConfig
@@ -278,6 +278,13 @@ def test_the_largest_part_and_what_would_fit_are_true(
     )
     long = ["--inference.max_model_len", "8192", "--inference.extra_args", '["--gpu-memory-utilization", "0.8"]']
     assert not any("max_tokens = " in words for words in plan("1xH100-80", *long)["advice"]), "would be refused"
+
+
+def test_another_share_of_a_gpu_keeps_all_else() -> None:
+    share = ["--gpu-memory-utilization", "0.5"]
+    assert with_utilization([], 0.5) == share
+    for given in (["--gpu_memory_utilization=0.9"], ["--gpu-memory-utilization", "0.9"]):
+        assert with_utilization(["--a", "1", *given, "--b"], 0.5) == ["--a", "1", "--b", *share]
 
 
 @pytest.mark.slow
