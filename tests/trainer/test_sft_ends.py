@@ -48,7 +48,7 @@ def test_two_ranks_refuse_an_adapter_of_another_model_together(place: Path, tmp_
     same = make_config(place, tmp_path / "same", **settings)
     another = make_config(place, tmp_path / "another", model=str(tmp_path / "other"), **settings)
     work = [(each, free_port(), 0) for each in (same, another)]
-    launch(2, tmp_path, work, module="ranked_sft", seconds=DEADLINE)
+    launch(2, tmp_path, work, module="tests.trainer.ranked_sft", seconds=DEADLINE)
     assert (tmp_path / "ended").read_text().splitlines() == ["0", "2"]
 
 
