@@ -19,11 +19,6 @@ from trainer.config import TrainerConfig
 from transport.process.imports import trainer_imports
 from transport.process.launch import die_with_parent
 
-if not os.environ.keys() & {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}:
-    # Rows differ in length. Without it a GPU's memory is cut into pieces of every length there was, and a row may find no room in
-    # memory that is free. torch reads it once. vLLM, which shares such memory between processes, must not have it.
-    os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
-
 with trainer_imports():
     from trainer.ranks import is_follower
     from trainer.train import train

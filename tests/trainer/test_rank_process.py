@@ -1,4 +1,4 @@
-"""What a rank's process sets before it imports torch."""
+"""What a trainer's process sets before it imports torch."""
 
 from __future__ import annotations
 
@@ -11,9 +11,19 @@ import pytest
 pytestmark = pytest.mark.slow
 
 
+STARTS = {
+    "ranks": "import trainer.rank_process",
+    "alone": "import pathlib, sys, tempfile, types; sys.modules['trainer.train'] = types.SimpleNamespace(train=lambda *_: 0)\n"
+    "from trainer import config, launch\n"
+    "launch.run(config.TrainerConfig(output_dir=pathlib.Path(tempfile.mkdtemp()), model='.'), lambda: None)",
+}
+"""A rank among several, and the trainer of one rank."""
+
+
+@pytest.mark.parametrize("start", STARTS.values(), ids=STARTS)
 @pytest.mark.parametrize("given", [{}, {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:512"}])
-def test_a_rank_has_memory_that_grows_unless_the_environment_says_otherwise(given: dict[str, str]) -> None:
-    program = "import trainer.rank_process, torch; print(torch._C._accelerator_getAllocatorSettings())"
+def test_a_rank_has_memory_that_grows_unless_the_environment_says_otherwise(given: dict[str, str], start: str) -> None:
+    program = f"{start}\nimport torch\nprint(torch._C._accelerator_getAllocatorSettings())"
     plain = {name: value for name, value in os.environ.items() if "ALLOC_CONF" not in name}
     done = subprocess.run(
         [sys.executable, "-c", program], env=plain | given, capture_output=True, text=True, timeout=120, check=True

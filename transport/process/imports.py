@@ -1,8 +1,9 @@
-"""Imports large libraries in less time."""
+"""Imports large libraries in less time, and for trainers with what torch reads from the environment."""
 
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +18,14 @@ detection, boto3 by accelerate for jobs in a cloud. They are a fifth of the CPU 
 
 @contextmanager
 def trainer_imports() -> Iterator[None]:
-    """Lets the block import torch and transformers in the least time that a trainer needs for it."""
+    """Lets the block import torch and transformers in the least time that a trainer needs for it.
+
+    It also sets how torch divides a GPU's memory, unless the environment does. Rows differ in length; without segments that grow
+    the memory is cut into pieces of every length there was: a row may find no room in memory that is free. vLLM must not have it,
+    since it shares its memory between processes.
+    """
+    if not os.environ.keys() & {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}:
+        os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
     with without_gc(), without_modules(*UNUSED_BY_TRAINERS), one_scan_of_transformers():
         yield
 
