@@ -6,6 +6,7 @@ or memory.
 
 from __future__ import annotations
 
+import fcntl
 import shutil
 import types
 from datetime import timedelta
@@ -19,6 +20,8 @@ from torch.utils import cpp_extension
 
 NAME = "host"
 """Of the device, and of the backend of its collective calls."""
+
+EXTENSION = "counterpoint_host_device"
 
 SOURCES = [str(Path(__file__).with_name(name)) for name in ("host_device.cpp", "host_collectives.cpp")]
 
@@ -48,7 +51,11 @@ def can_be_built() -> bool:
 @cache
 def host_device() -> torch.device:
     """Builds the device, which takes half a minute the first time, and registers it for the life of this process."""
-    built = cpp_extension.load("counterpoint_host_device", SOURCES, extra_cflags=["-O1"])
+    directory = Path(cpp_extension._get_build_directory(EXTENSION, verbose=False))
+    with (directory / "one_build").open("w") as one_build:
+        fcntl.flock(one_build, fcntl.LOCK_EX)
+        (directory / "lock").unlink(missing_ok=True)  # of torch, which would wait for ever for a build that was killed
+        built = cpp_extension.load(EXTENSION, SOURCES, extra_cflags=["-O1"], build_directory=str(directory))
     torch.utils.rename_privateuse1_backend(NAME)
     torch._register_device_module(NAME, _Module(NAME))
     built.register_hooks()
