@@ -9,7 +9,7 @@ from cluster.notify import notify_ready
 from job.admin.reload import Reload
 from job.check import check_run
 from job.configuration.named_files import check_run_files
-from job.join import check_joins, values_of_job
+from job.join import check_goes_on, check_joins, values_of_job
 from job.resolve_model import check_model, resolve_model
 from run.config import RunConfig
 from transport.process.hangup import ReloadOnHangup
@@ -37,3 +37,4 @@ def check(command: Command[RunConfig]) -> None:
     check_run_files(command.config)
     if command.join is not None:
         check_joins(command.config, command.join)
+        check_goes_on(command.config)

@@ -18,7 +18,7 @@ from cluster.attended.left_running import has_agents
 from cluster.errors import ClusterError
 from job.config import JobConfig
 from job.directory import JOB_FILE, JOB_LOCK, control_directory, living_runs, own_steps, read_json
-from job.run_state import committed_steps, evictions_of_all_left, is_finished
+from job.run_state import committed_steps, eviction_of, evictions_of_all_left, is_finished
 from orchestrator.run_directory import ConfigurationError
 from orchestrator.step.checkpoint import CheckpointError, check_resumable
 from sweep.store import StoreError
@@ -124,10 +124,11 @@ def _check_not_evicted(config: JobConfig) -> None:
 def _check_steps(config: JobConfig) -> None:
     """Raises `UserError` for a run that is in the middle of its work, and has more steps than it is now to have.
 
-    Whether its last evaluation needs servers, for example, is then not known.
+    Whether its last evaluation needs servers, for example, is then not known. An evicted run does not go on.
     """
     for run in config.every_run:
-        if (committed := committed_steps(run)) > run.steps and not is_finished(run):
+        goes_on = not is_finished(run) and eviction_of(run) is None
+        if (committed := committed_steps(run)) > run.steps and goes_on:
             raise UserError(
                 f"--resume: run {run.run_id!r} has {committed} steps already, and steps = {run.steps} asks for fewer; set "
                 f"{'its steps' if config.runs else 'orchestrator.steps'} to {committed} or more, or start anew with --fresh"

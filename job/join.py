@@ -37,7 +37,7 @@ def is_local(directory: Path) -> bool:
 
 
 def check_joins(run: RunConfig, directory: Path) -> None:
-    """Raises `UserError` unless the job runs and can take the run; its subclass `NothingLeft` if the run is evicted."""
+    """Raises `UserError` unless the job runs and can take the run."""
     job = _job(directory)
     if run.output_dir != directory.absolute():
         raise UserError(
@@ -51,8 +51,6 @@ def check_joins(run: RunConfig, directory: Path) -> None:
             f"run_id = {run.run_id!r} is one of the job's own runs ({', '.join(own)}): choose another, or, once that run has "
             "ended, go on with it by --resume"
         )
-    if run.resume and (eviction := eviction_of(run)) is not None:
-        raise NothingLeft(eviction)
     servers = validate(ServersConfig, job["inference"], f"{directory / JOB_FILE}, inference")
     trainer = validate(TrainerConfig, job["trainer"], f"{directory / JOB_FILE}, trainer")
     if servers.lora is None:
@@ -64,6 +62,12 @@ def check_joins(run: RunConfig, directory: Path) -> None:
         check_fits("", run, servers, trainer)
     except ValueError as error:
         raise UserError(f"the job in {directory} cannot take this run: {error}") from None
+
+
+def check_goes_on(run: RunConfig) -> None:
+    """Raises `NothingLeft` for a run that is to go on and is evicted."""
+    if run.resume and (eviction := eviction_of(run)) is not None:
+        raise NothingLeft(eviction)
 
 
 def _job(directory: Path) -> dict[str, Any]:

@@ -23,3 +23,14 @@ def shortened(text: str, longest: int) -> str:
         return text
     end = text.rfind(" ", 0, longest)
     return f"{text[: end if end > longest // 2 else longest - 1]}…"
+
+
+def ending(text: str, longest: int) -> str:
+    """Returns the text, or its end from the beginning of a word, unless that is far away, after an ellipsis.
+
+    `longest` is in characters.
+    """
+    if len(text) <= longest:
+        return text
+    start = text.find(" ", -longest, -longest // 2) + 1
+    return f"…{text[start:] if start else text[1 - longest :]}"

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from environments.workers.boot import Boot
-from transport.printable import printable, shortened
+from transport.printable import ending, printable, shortened
 from transport.process.launch import guarded
 
 NICE = 5
@@ -124,10 +124,7 @@ def last_output(log_file: Path, begin: int) -> str:
     if crash is not None:  # faulthandler's first lines say what happened, its last ones list modules
         shown = [line.strip() for line in lines[crash : crash + 5] if line.strip()]
     text = " | ".join(shown)
-    if crash is not None:
-        text = shortened(text, _LAST_OUTPUT)
-    elif len(text) > _LAST_OUTPUT:
-        text = f"…{text[1 - _LAST_OUTPUT :].partition(' ')[2]}"
+    text = ending(text, _LAST_OUTPUT) if crash is None else shortened(text, _LAST_OUTPUT)
     return repr(printable(text)) if text else "none"
 
 

@@ -26,7 +26,7 @@ from job.configuration.load import load
 from job.configuration.named_files import check_run_files
 from job.directory import orchestrator_of
 from job.file_kind import other_kind
-from job.join import check_joins, values_of_job
+from job.join import check_goes_on, check_joins, values_of_job
 from orchestrator.run_directory import holds_run
 from run.config import RunConfig
 from trainer.runs.control_files import MAX_CONFIG_BYTES
@@ -81,6 +81,7 @@ def join_run(
         check_run(config)
         check_run_files(config)
         check_joins(config, job)
+        check_goes_on(config)
         check_imports([config])
         with _alone(job, guests, config.run_id):
             _check_free(job, config)

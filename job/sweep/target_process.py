@@ -27,6 +27,7 @@ from job.sweep.targets import Target
 from sweep.lease import MARGIN
 from sweep.lock import Claim
 from transport.files.atomic import write_atomically
+from transport.printable import ending
 from transport.process import launch
 
 logger = logging.getLogger(__name__)
@@ -138,7 +139,5 @@ def _describe_failure(target: Target, code: int, log_from: int) -> str:
     exclusions = [exclusion for run in target.runs if (exclusion := exclusion_of(run.run_dir)) is not None]
     stopped = code == 0 or code in ASKED_TO_END
     how = "was stopped before it was done" if stopped else describe_exit(code)
-    output = "\n".join(last_lines(target.log_file, LAST_OUTPUT_LINES, log_from))
-    if len(output) > LAST_OUTPUT_CHARACTERS:
-        output = f"…{output[-LAST_OUTPUT_CHARACTERS:].partition(' ')[2]}"
+    output = ending("\n".join(last_lines(target.log_file, LAST_OUTPUT_LINES, log_from)), LAST_OUTPUT_CHARACTERS)
     return f"{'; '.join([how, *exclusions])} ({target.log_file})\n{output}".rstrip()

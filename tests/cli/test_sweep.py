@@ -18,7 +18,9 @@ from cli.display.sweep_table import show_live
 from cli.main import main
 from cli.sweep import main as sweep
 from cli.sweep_status import main as status_of
+from job.claim_directory import NothingLeft
 from job.configuration.load import load
+from job.join import check_goes_on
 from job.sweep.rows import Row
 from job.sweep.targets import SweepConfig, Target, targets_of
 from sweep.lock import step_lock
@@ -344,3 +346,16 @@ def test_a_place_without_a_sweep_is_told(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no target was ever claimed there"):
         status_of([str(tmp_path)])
     assert status_of([]) == 2
+
+
+def test_a_target_whose_run_was_evicted_keeps_no_other_from_its_work(fleet: Fleet) -> None:
+    """Its own worker finds that it does not go on."""
+    file = Path(fleet.write())
+    evicted = fleet.output / "run_test.seed-1" / "control" / "evicted.txt"
+    evicted.parent.mkdir(parents=True)
+    evicted.write_text("the loss is not finite")
+    first, second = (target.runs[0] for target in targets_of(load(SweepConfig, file, []), file))
+    assert [first.run_id, second.run_id] == ["test.seed-1", "test.seed-2"]
+    with pytest.raises(NothingLeft, match="evicted: the loss is not finite"):
+        check_goes_on(first)
+    check_goes_on(second)

@@ -85,6 +85,10 @@ def test_a_run_in_the_middle_of_its_work_is_not_resumed_with_fewer_steps_than_it
     ):
         check_directory(fewer, fresh=False)
     check_directory(load(JobConfig, job_file, ["--resume", "true", "--orchestrator.steps", "18"]), fresh=False)
+    evicted = config.orchestrator.run_dir / "control" / "evicted.txt"
+    evicted.parent.mkdir(parents=True, exist_ok=True)
+    evicted.write_text("the loss is not finite")
+    check_directory(fewer.model_copy(update={"stay": True}), fresh=False)  # it does not go on
 
 
 @pytest.mark.parametrize(

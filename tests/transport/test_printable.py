@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from transport.printable import shortened
+from transport.printable import ending, shortened
 
 
 @pytest.mark.parametrize(
@@ -17,3 +17,15 @@ from transport.printable import shortened
 )
 def test_a_long_text_is_cut_after_a_word_with_an_ellipsis(text: str, shown: str) -> None:
     assert shortened(text, 10) == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("the cause", "the cause"),
+        ("this is the cause", "…the cause"),
+        ("the cause: nowhere:module", "…re:module"),
+    ],
+)
+def test_of_a_long_text_that_ends_with_the_cause_the_end_is_kept(text: str, shown: str) -> None:
+    assert ending(text, 10) == shown
