@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cli.display.blame_table import blame_table
-from job.inspection.failure_example import example_of_failure
+from job.inspection.failure_example import FailureExamples
 from job.inspection.history import History
 from job.inspection.status import RATE_STEPS, JobStatus
 from job.number_format import milliseconds, number, scientific
@@ -29,8 +29,9 @@ PROCESS_COLUMNS = ("process", "state", "pid", "alive", "restarts", "status")
 def status_parts(status: JobStatus) -> list[RenderableType]:
     """Returns the parts to print, from top to bottom."""
     parts: list[RenderableType] = [_runs(status)]
+    examples = FailureExamples(status.directory)
     for run_id in status.histories:
-        parts += _remarks(status, run_id)
+        parts += _remarks(status, run_id, examples)
     lines = (line for history in status.histories.values() for line in history.shipped.values())
     if slow_spots := slow_spots_of(lines).worst():
         parts.append(blame_table(slow_spots))
@@ -40,7 +41,7 @@ def status_parts(status: JobStatus) -> list[RenderableType]:
     return [*parts, _processes(status), *errors]
 
 
-def _remarks(status: JobStatus, run_id: str) -> list[Text]:
+def _remarks(status: JobStatus, run_id: str, examples: FailureExamples) -> list[Text]:
     """What has no column in the table of runs."""
     history = status.histories[run_id]
     remarks = []
@@ -51,7 +52,7 @@ def _remarks(status: JobStatus, run_id: str) -> list[Text]:
     if phases := phases_in_words(sum_phases([history.last_shipped])):
         remarks.append(_text(f"run {run_id} step {history.step}: {phases}", "dim"))
     if failures := sum_failures([*history.shipped.values(), history.discarded]):
-        example = example_of_failure(status.directory, history, failures)
+        example = examples.example(history, failures)
         such_as = f"; such as: {example}" if example else ""
         remarks.append(_text(f"run {run_id} failed rollouts: {failures_in_words(failures)}{such_as}", "yellow"))
     if unanswered := status.inference_failed(run_id):

@@ -3,44 +3,73 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from job.inspection.history import History
-from job.inspection.rollout_records import read_records
+from job.inspection.rollout_records import RolloutRecord, records_file
 from orchestrator.rollouts.failures import PREFIX, kind_of
-from transport.errors import UserError
 from transport.files.atomic import published_steps
+from transport.files.untrusted import UntrustedFileError, open_regular, parse_json
 from transport.printable import printable, shortened
 
-READ_SECONDS = 1.0
-"""A step's records are read for so long."""
+READ_SECONDS = 0.5
+"""The records of all runs are read for so long."""
+
+READ_BYTES = 16 * 2**20
+"""So much is read of the records of all runs."""
+
+MAX_LINE_BYTES = 256 * 2**10
+"""Longer lines are passed over: an object that is parsed may take twenty times its bytes."""
+
+LONGEST_COMPARED = 2000
+"""Characters of an error by which its kind is found."""
 
 LONGEST = 300
-"""Characters."""
+"""Characters that are shown."""
 
 
-def example_of_failure(job: Path, history: History, failures: Mapping[str, Mapping[str, int]]) -> str | None:
-    """Returns an error of the most frequent kind of `failures` (`sum_failures`), of the newest step whose records have one.
+class FailureExamples:
+    """Finds errors in the records of a job's runs. One limit of time and one of bytes hold for all runs together."""
 
-    None if there is none that is kept, or none was found in time.
-    """
-    for environment, kinds in failures.items():
-        name = f"{PREFIX}{environment}/{next(iter(kinds))}"
-        rollouts = job / f"run_{history.run_id}" / "rollouts"
-        with_it = [step for step in published_steps(rollouts) if name in history.shipped.get(step, {})]
-        with suppress(UserError, OSError):
-            return _found(job, history.run_id, with_it[-1], environment, next(iter(kinds))) if with_it else None
+    def __init__(self, job: Path, read_bytes: int = READ_BYTES) -> None:
+        self._job = job
+        self._left = read_bytes
+        self._until = time.monotonic() + READ_SECONDS
+
+    def example(self, history: History, failures: Mapping[str, Mapping[str, int]]) -> str | None:
+        """Returns an error of the most frequent kind of `failures` (`sum_failures`), of the newest step that counts one.
+
+        None if no such error is kept, or none was found within the limits.
+        """
+        for environment, kinds in failures.items():
+            kind = next(iter(kinds))
+            name = f"{PREFIX}{environment}/{kind}"
+            rollouts = self._job / f"run_{history.run_id}" / "rollouts"
+            with_it = [step for step in published_steps(rollouts) if name in history.shipped.get(step, {})]
+            return (
+                self._found(records_file(self._job, history.run_id, with_it[-1]), environment, kind)
+                if with_it
+                else None
+            )
         return None
-    return None
 
+    def _found(self, path: Path, environment: str, kind: str) -> str | None:
+        try:
+            for record in self._records(path):
+                error = (record.error or "")[:LONGEST_COMPARED]
+                if error and record.environment == environment and kind_of(error) == kind:
+                    return shortened(printable(" ".join(error.split())), LONGEST)
+        except (UntrustedFileError, OSError):
+            pass
+        return None
 
-def _found(job: Path, run_id: str, step: int, environment: str, kind: str) -> str | None:
-    until = time.monotonic() + READ_SECONDS
-    for record in read_records(job, run_id, step):
-        if record.environment == environment and record.error is not None and kind_of(record.error) == kind:
-            return shortened(printable(" ".join(record.error.split())), LONGEST)
-        if time.monotonic() > until:
-            return None
-    return None
+    def _records(self, path: Path) -> Iterator[RolloutRecord]:
+        """Yields the records of short lines, until a limit is reached."""
+        skips = False
+        with open_regular(path) as file:
+            while self._left > 0 and time.monotonic() < self._until and (line := file.readline(MAX_LINE_BYTES)):
+                self._left -= len(line)
+                if line.endswith(b"\n") and not skips:
+                    yield RolloutRecord(parse_json(line))
+                skips = not line.endswith(b"\n")

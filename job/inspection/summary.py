@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from job.inspection.failure_example import example_of_failure
+from job.inspection.failure_example import FailureExamples
 from job.inspection.history import History
 from job.inspection.metrics_lines import Line
 from orchestrator.rollouts.failures import sum_failures
@@ -32,11 +32,13 @@ ROLLOUT_OUTCOMES = ("completed", "failed", "inference_failed", "cancelled", "fil
 Summary = dict[str, Any]
 
 
-def summarize(history: History, output_dir: Path, elapsed: float, outcome: str) -> Summary:
+def summarize(
+    history: History, output_dir: Path, elapsed: float, outcome: str, examples: FailureExamples | None = None
+) -> Summary:
     """Computes all numbers of a run. A number that was not measured is None.
 
     `elapsed`, in seconds, and the token rate are of this invocation. The other numbers are of the whole run, including the
-    rollouts discarded since its last step.
+    rollouts discarded since its last step. `examples` is shared by the runs of a job.
     """
     rewards = [value for _, value in history.series("reward/mean")]
     edge = max(1, min(EDGE_STEPS, len(rewards) // 2))
@@ -54,7 +56,7 @@ def summarize(history: History, output_dir: Path, elapsed: float, outcome: str) 
         },
         "rollouts": _totals(counted, "rollouts", ROLLOUT_OUTCOMES),
         "failures": failures,
-        "failure_example": example_of_failure(output_dir, history, failures),
+        "failure_example": (examples or FailureExamples(output_dir)).example(history, failures),
         "discarded": in_words(history.discarded) if history.discarded.get("notable") else None,
         "tokens": _totals(counted, "tokens", ("prompt", "completion")),
         "tokens_per_second": history.tokens_per_second(),
@@ -72,8 +74,9 @@ def summarize_runs(
     histories: Sequence[History], outcomes: Mapping[str, str], output_dir: Path, elapsed: float, outcome: str
 ) -> Summary:
     """Computes all numbers of a job of several runs: under each run's id those of `summarize`, with its outcome."""
+    examples = FailureExamples(output_dir)
     runs = {
-        history.run_id: summarize(history, output_dir, elapsed, outcomes.get(history.run_id, "-"))
+        history.run_id: summarize(history, output_dir, elapsed, outcomes.get(history.run_id, "-"), examples)
         for history in histories
     }
     return {"outcome": outcome, "elapsed_seconds": elapsed, "output_dir": str(output_dir), "runs": runs}
