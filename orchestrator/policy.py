@@ -44,16 +44,17 @@ class ListingPool(Protocol):
     """The part of `inference.pool.pool.InferencePool` that shows which models the servers have."""
 
     async def check_model(self, model: str) -> None:
-        """Raises `ModelNotServed`, which names the server, the model and those that it has."""
+        """Raises `ModelNotServed`, which names a server, the model and those that it has, if no server has it."""
 
 
 async def check_base_model(pool: ListingPool, config: RunConfig) -> None:
-    """Raises `ConfigurationError` if a server has another model than the run's, under whose name it takes full weights.
+    """Raises `ConfigurationError` if the servers have other models than the run's, under whose name they take full weights.
 
     An adapter has a name of its own, so that the base model's may be another one at the server: this is only logged.
     """
     try:
-        await pool.check_model(config.served_model or config.model)
+        with awaiting("the names of the models that the servers have", "inference"):
+            await pool.check_model(config.served_model or config.model)
     except ModelNotServed as error:
         advice = "name servers of the run's model, or, if they call it otherwise, set served_model to their name"
         if config.training.lora is None:

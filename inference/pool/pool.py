@@ -40,6 +40,7 @@ from inference.pool.fleet import Fleet, Server, State
 from inference.pool.meters import PoolMeters
 from inference.pool.server_monitor import HEALTH_DEADLINE_SECONDS, ServerMonitor
 from inference.pool.sources import Listing, Sources
+from transport.printable import shortened
 from transport.records import Float32Array, Int32Array, Turn
 from transport.telemetry.spans import Span
 
@@ -56,9 +57,11 @@ QUIET_SECONDS = 3.0
 UNLOAD_SECONDS = 5.0
 """How long the servers may take, when the pool closes, to unload the run's adapter."""
 
+LONGEST_NAMES = 300
+"""Characters of the names of a server's models in a message."""
+
 STARTS_PER_TICK = 2
 """Requests sent in one tick of the loop: a step begins with hundreds at once, which would delay everything else."""
-
 
 MAX_DESCRIBED = 256
 """Servers that `InferencePool.fleet` describes: it is called once a second, on the loop."""
@@ -114,18 +117,32 @@ class InferencePool:
             raise InferenceError(f"no inference server is healthy after {limit:g} s: {self._describe()}") from None
 
     async def check_model(self, model: str) -> None:
-        """Raises `ModelNotServed` if a server that takes requests does not have `model`; one that lists no models is trusted."""
-        for server in self._fleet.serving:
-            try:
-                async with asyncio.timeout(HEALTH_DEADLINE_SECONDS):
-                    names = await served_models(self._connections, server.url)
-            except (InferenceError, TimeoutError) as error:
-                logger.debug(
-                    "Inference server %s does not tell its models: %s", server.url, error or "no answer in time"
-                )
-                continue
-            if model not in names:
-                raise ModelNotServed(f"{server.url} has no model {model!r}; it has {', '.join(map(repr, names))}")
+        """Raises `ModelNotServed` if servers that take requests list models, and none of these has `model`.
+
+        One that lists none is trusted. A server without it beside one that has it is logged.
+        """
+        serving = list(self._fleet.serving)
+        lists = zip(serving, await asyncio.gather(*map(self._models_of, serving)), strict=True)
+        listing = [(server, names) for server, names in lists if names]
+        lacking = [
+            f"{server.url} has no model {model!r}; it has {shortened(', '.join(map(repr, names)), LONGEST_NAMES)}"
+            for server, names in listing
+            if model not in names
+        ]
+        if lacking and len(lacking) == len(listing):
+            others = f" (nor has any of {len(lacking) - 1} other servers)" if lacking[1:] else ""
+            raise ModelNotServed(f"{lacking[0]}{others}")
+        for said in lacking:
+            logger.warning("%s. Other servers have it; the run's requests fail at this one", said)
+
+    async def _models_of(self, server: Server) -> list[str]:
+        """Returns the names of a server's models; none if it does not tell them."""
+        try:
+            async with asyncio.timeout(HEALTH_DEADLINE_SECONDS):
+                return await served_models(self._connections, server.url)
+        except (InferenceError, TimeoutError) as error:
+            logger.debug("%s does not tell its models: %s", server.url, error or "no answer in time")
+            return []
 
     async def _first_serving(self) -> None:
         try:

@@ -64,7 +64,7 @@ async def play_evaluations(
 
     The directory is made for the first of them, unless it is there.
 
-    Raises `InferenceError` if no server is ready or takes the weights, its subclass `ModelNotServed` if one does not have the
+    Raises `InferenceError` if no server is ready or takes the weights, its subclass `ModelNotServed` if none has the
     model, `ValueError` if an environment does not start, `OSError` if a result cannot be written.
     """
     give_environments_threads(run.schedule.max_inflight_rollouts)

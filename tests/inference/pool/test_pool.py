@@ -521,7 +521,44 @@ async def test_a_model_that_a_server_does_not_have_is_an_error_that_names_those_
         await pool.check_model("other")  # a server that lists none is trusted
         server.models = ["a-model", "an-adapter"]
         await pool.check_model("an-adapter")
-        with pytest.raises(ModelNotServed, match=rf"{server.url} has no model 'other'; it has 'a-model', 'an-adapter'"):
+        with pytest.raises(
+            ModelNotServed, match=rf"{server.url} has no model 'other'; it has 'a-model', 'an-adapter'$"
+        ):
+            await pool.check_model("other")
+        server.models = []
+        await pool.check_model("other")
+        server.models = [f"model-{number}" for number in range(1000)]
+        with pytest.raises(ModelNotServed, match=r"…$"):
+            await pool.check_model("other")
+
+
+async def test_one_server_that_has_the_model_suffices(caplog: pytest.LogCaptureFixture) -> None:
+    async with FakeServer() as good, FakeServer() as bad, FakeServer() as silent, pool_of(bad, good, silent) as pool:
+        await until_states(pool, *["serving"] * 3)
+        good.models, bad.models = ["ours"], ["theirs"]
+        await pool.check_model("ours")
+        assert f"{bad.url} has no model 'ours'; it has 'theirs'" in caplog.text
+        good.models = ["other"]
+        with pytest.raises(ModelNotServed, match="nor has any of 1 other servers"):
+            await pool.check_model("ours")
+
+
+async def test_all_servers_are_asked_for_their_models_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = asyncio.Barrier(3)
+
+    async def names_when_all_are_asked(*_: object) -> list[str]:
+        await asked.wait()
+        return ["ours"]
+
+    async with (
+        FakeServer() as first,
+        FakeServer() as second,
+        FakeServer() as third,
+        pool_of(first, second, third) as pool,
+    ):
+        await until_states(pool, *["serving"] * 3)
+        monkeypatch.setattr("inference.pool.pool.served_models", names_when_all_are_asked)
+        with pytest.raises(ModelNotServed):
             await pool.check_model("other")
 
 
