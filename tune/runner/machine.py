@@ -252,14 +252,14 @@ class ExperimentMachine(Transfers):
     def _deliver(self, trial: Trial, progress: Progress, result: Result, stop: bool) -> None:
         """Lets everyone know of a new result, and notes what is decided."""
         if (missing := self._missing(trial, result)) is not None:
-            # Most likely the metric's name is wrong: only a trial of another trainable could report something else.
-            is_first = not any(
-                each.num_results or each.trainable_name != trial.trainable_name for each in self.table.trials
-            )
-            error = f"{missing}. It is the first result of all, so the experiment ends" if is_first else missing
+            progress.counted = result[TRAINING_ITERATION] - 1  # nobody has seen it
+            progress.lacks_metric = True
+            progress.held.clear()
+            ends = self._all_lack_metric(trial)
+            error = f"{missing}. No trial has reported it so far, so the experiment ends" if ends else missing
             self._count_failure(trial, progress, error, may_recover=False)
-            if is_first:
-                self._stop_everything(error)
+            if ends:
+                self._end_in_error(error)
             return
         trial.last_result = result
         trial.num_results += 1
@@ -302,6 +302,32 @@ class ExperimentMachine(Transfers):
                 for trial in self.table.trials:
                     self.stop_trial(trial)
 
+    def _all_lack_metric(self, trial: Trial) -> bool:
+        """Whether the metric's name is most likely wrong: all first results lack it, of as many trials as run, and not of one.
+
+        Trials of another trainable could report something else.
+        """
+        trials = self.table.trials
+        if any(each.num_results or each.trainable_name != trial.trainable_name for each in trials):
+            return False
+        lacking = sum(self.table.progress(each).lacks_metric for each in trials)
+        return lacking >= max(2, self.table.count(Trial.RUNNING))
+
+    def _end_in_error(self, error: str) -> None:
+        """Ends everything for a reason that can be mended: the trials are in ERROR, so that they can run again."""
+        self.stopping = error
+        for trial in self.table.trials:
+            progress = self.table.progress(trial)
+            if trial.is_finished() or progress.end in (Trial.TERMINATED, Trial.ERROR):
+                continue
+            self._count_failure(trial, progress, error, may_recover=False)
+            progress.held.clear()
+            self._drop_exploit(progress)
+            if progress.phase is Phase.OUT:
+                self._settle(trial, progress, Trial.ERROR)
+            elif progress.phase not in (Phase.RESTING, Phase.STOPPING):
+                self._stop_attempt(trial, progress)
+
     def _open(self, errored: bool) -> None:
         self.search.asked = False
         self.may_start = True
@@ -314,6 +340,7 @@ class ExperimentMachine(Transfers):
             elif errored and trial.status == Trial.ERROR:
                 self.stopping = None
                 trial.num_failures, trial.error_msg, progress.end = 0, None, None
+                progress.lacks_metric = False
                 self.table.move(trial, Trial.PENDING)
                 self.scheduler.on_trial_add(self, trial)
 

@@ -56,6 +56,8 @@ class Progress:
     phase: Phase = Phase.OUT
     counted: int = 0
     """The `training_iteration` of the newest result that counted; an earlier one is a repetition after a restore."""
+    lacks_metric: bool = False
+    """Whether a result lacked a metric on which someone must decide."""
     latest: Result = field(default_factory=dict)
     """The newest result of this attempt, be it a repetition; what a checkpoint that is made now holds."""
     saves: int = 0

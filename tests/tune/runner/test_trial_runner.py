@@ -128,16 +128,38 @@ def test_a_result_that_cannot_be_used_is_a_failure_of_its_trial_alone(tmp_path: 
     assert words in Path(trials["t1"].error_file).read_text()
 
 
-def test_a_first_result_without_the_metric_ends_the_experiment(tmp_path: Path) -> None:
+def test_first_results_without_the_metric_end_the_experiment(tmp_path: Path) -> None:
     """A misspelt name would otherwise fail each trial alone, after its start and its first result."""
     trials, _ = run(tmp_path, [[1] * 400 for _ in range(20)], metric="vlaue")
-    failed = [trial for trial in trials.values() if trial.status == "ERROR"]
-    assert failed
-    said = Path(failed[0].error_file).read_text()
+    assert {trial.status for trial in trials.values()} == {"ERROR"}, "they can run again"
+    said = list(trials.values())[-1].error_msg
     assert "has no 'vlaue'" in said
-    assert "the nearest is 'value'; it has value. It is the first result of all, so the experiment ends" in said
+    assert "the nearest is 'value'; it has value. No trial has reported it so far, so the experiment ends" in said
     assert {trial.num_results for trial in trials.values()} == {0}
     assert len(trials) < 20
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_one_odd_trial_that_reports_first_does_not_end_the_others(tmp_path: Path, slots: int) -> None:
+    trials, _ = run(tmp_path, [["nothing"], [1, 2], [1, 2]], ScriptedExecutor(slots), metric="value")
+    assert [trial.status for trial in trials.values()] == ["ERROR", "TERMINATED", "TERMINATED"]
+
+
+def test_trials_that_ended_for_want_of_the_metric_run_again_on_request(tmp_path: Path) -> None:
+    scripts = [["nothing"] for _ in range(4)]
+    broken, _ = run(tmp_path, scripts, metric="value")
+    assert {(trial.status, trial.num_results) for trial in broken.values()} == {("ERROR", 0)}
+    runner = TrialRunner(
+        ScriptedTrials(tmp_path, scripts),
+        local_checkpoint_dir=tmp_path,
+        trial_executor=ScriptedExecutor(),
+        metric="value",
+        resume="ERRORED_ONLY",
+    )
+    for trial in runner.get_trials():
+        trial.config["script"] = [5]
+    mended = run_to_the_end(runner).values()
+    assert {(trial.status, trial.num_results, trial.num_failures) for trial in mended} == {("TERMINATED", 1, 0)}
 
 
 @pytest.mark.parametrize("step", ["nothing", "much"])
