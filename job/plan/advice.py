@@ -14,6 +14,7 @@ from job.plan.devices import Gpus
 from job.plan.dry_run import ModelSizes
 from job.plan.inference_memory import server_memory, with_utilization
 from job.plan.trainer_memory import rank_parts
+from job.sections import GpuConfig
 from run.config import LoraConfig, TrainingConfig
 from trainer.config import TrainerConfig
 
@@ -194,7 +195,10 @@ class _Fitting:
 
 
 def server_advice(job: JobConfig, sizes: ModelSizes, gpus: Gpus) -> list[Advice]:
-    """Returns single changes with which a server fits that does not."""
+    """Returns single changes with which a server fits that does not.
+
+    More GPUs of a server are proposed apart from the trainer's, and not where `[gpus]` says which each role has.
+    """
     servers = job.inference
     offered: list[tuple[str, dict[str, Any]]] = []
     now = server_memory(sizes, servers, gpus.memory)
@@ -203,14 +207,15 @@ def server_advice(job: JobConfig, sizes: ModelSizes, gpus: Gpus) -> list[Advice]
         offered.append(("max_model_len", {"max_model_len": fits // STEP * STEP}))
     if servers.max_num_batched_tokens > FEWEST_BATCHED:
         offered.append(("max_num_batched_tokens", {"max_num_batched_tokens": FEWEST_BATCHED}))
-    ranks = 2 * servers.tensor_parallel_size
-    while ranks * servers.replicas <= gpus.count:
+    ranks, is_placed = 2 * servers.tensor_parallel_size, job.gpus != GpuConfig()
+    while not is_placed and ranks * servers.replicas + job.trainer.ranks <= gpus.count:
         offered.append(("tensor_parallel_size", {"tensor_parallel_size": ranks}))
         ranks *= 2
     found: dict[str, Advice] = {}
     for name, update in offered:
         if name not in found and server_memory(sizes, servers.model_copy(update=update), gpus.memory).sequences:
-            found[name] = Advice(f"inference.{name}", f"inference.{name} = {update[name]}")
+            apart = ", on GPUs of its own ([gpus])" if name == "tensor_parallel_size" else ""
+            found[name] = Advice(f"inference.{name}", f"inference.{name} = {update[name]}{apart}")
     return list(found.values())
 
 

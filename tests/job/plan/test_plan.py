@@ -302,3 +302,27 @@ def test_a_server_without_room_has_no_cache(
     assert "would fit: inference.max_num_batched_tokens = 2048" in said
     assert main([file, "--gpus", "2xSMALL-4", "--inference.max_num_batched_tokens", "2048", "--json"]) == 2
     assert json.loads(capsys.readouterr().out)["sequences"] > 0
+
+
+@pytest.mark.slow
+def test_more_gpus_of_a_server_are_proposed_only_where_they_are_free(
+    directories: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = Path(write_job(tmp_path, directories["dense"], 1024, checkpointing=True))
+    placed = file.read_text()
+    small = ["--inference.max_num_batched_tokens", "2048", "--inference.extra_args"]
+    small += ['["--gpu-memory-utilization", "0.73"]']
+
+    def advice(gpus: str, *flags: str) -> list[str]:
+        main([str(file), "--gpus", gpus, "--json", *small, *flags])
+        plan = json.loads(capsys.readouterr().out)
+        assert not plan["sequences"]
+        return [words for words in plan["advice"] if "tensor_parallel_size" in words]
+
+    assert advice("8xTINY-3") == [], "[gpus] names one"
+    file.write_text(placed.replace("inference = [0]\ntrainer = [1]\n", ""))
+    assert advice("2xTINY-3") == [], "one is the trainer's"
+    assert advice("3xTINY-3") == ["inference.tensor_parallel_size = 2, on GPUs of its own ([gpus])"]
+    file.write_text(placed.replace("inference = [0]", "inference = [0, 2]"))
+    main([str(file), "--gpus", "3xTINY-3", "--json", *small, "--inference.tensor_parallel_size", "2"])
+    assert json.loads(capsys.readouterr().out)["sequences"] > 0
