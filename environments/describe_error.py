@@ -11,8 +11,22 @@ from transport.printable import shortened
 _LONGEST_ERROR = 2000
 """Characters of an exception's text; the rest is cut off."""
 
-_OURS = ("environments", "inference", "orchestrator", "run", "transport")
-"""Packages that an environment calls; those below `_TASKS` are environments."""
+_OURS = (
+    "cli",
+    "cluster",
+    "environments",
+    "inference",
+    "job",
+    "models",
+    "orchestrator",
+    "run",
+    "serve",
+    "sweep",
+    "trainer",
+    "transport",
+    "tune",
+)
+"""Packages that call an environment or are called by it; those below `_TASKS` are environments."""
 
 _TASKS = "environments.tasks."
 

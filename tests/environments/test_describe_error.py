@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import environments
 from environments.describe_error import describe_error
 from transport.printable import shortened
 
@@ -19,10 +20,10 @@ def raised(call: Callable[[], Any]) -> BaseException:
     return found.value
 
 
-def theirs(tmp_path: Path, body: str) -> Callable[[], Any]:
+def theirs(tmp_path: Path, body: str, **more: Any) -> Callable[[], Any]:
     """A function of an author's module."""
     file = tmp_path / "theirs.py"
-    names: dict[str, Any] = {"__name__": "theirs", "json": json, "shortened": shortened}
+    names: dict[str, Any] = {"__name__": "theirs", "json": json, "shortened": shortened} | more
     exec(compile(f"def score():\n    {body}\n", str(file), "exec"), names)
     score: Callable[[], Any] = names["score"]
     return score
@@ -36,6 +37,17 @@ def test_the_place_is_in_the_authors_code(tmp_path: Path) -> None:
     of_us = describe_error(raised(theirs(tmp_path, "shortened(None, 3)")))
     assert f"{place}, in shortened, " in of_us
     assert "transport/printable.py:" in of_us
+
+
+def test_no_package_of_ours_is_taken_for_the_authors_code(tmp_path: Path) -> None:
+    root = Path(environments.__file__).parents[1]
+    packages = {found.parent.name for found in root.glob("*/__init__.py")} - {"tests", "perf", "examples"}
+    assert packages
+    for package in sorted(packages):
+        names: dict[str, Any] = {"__name__": f"{package}.some.module"}
+        exec(compile("def fails(): {}['x']", f"/{package}.py", "exec"), names)
+        said = describe_error(raised(theirs(tmp_path, "fails()", fails=names["fails"])))
+        assert said.endswith(f"(in score, {tmp_path}/theirs.py:2, in fails, /{package}.py:1)")
 
 
 def test_a_long_text_is_cut_after_a_word_and_keeps_its_place(tmp_path: Path) -> None:
