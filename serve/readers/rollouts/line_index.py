@@ -123,7 +123,9 @@ class StepIndex:
         self.torn_bytes = 0
         """Bytes after the last newline: the file was cut."""
         self._skips = False
-        self._names: dict[object, int] = {}
+        self._codes_by_name: dict[object, int] = {}
+        self._names: list[object] = []
+        """By code: names of environments, and tuples of the names of players."""
         self._integers: tuple[array[int], ...] = tuple(array("q") for _ in range(6))
         self._numbers: tuple[array[float], ...] = (array("d"), array("d"))
         self._codes: tuple[array[int], ...] = (array("B"), array("I"), array("I"))
@@ -177,7 +179,10 @@ class StepIndex:
         self.read_bytes += length
 
     def _code(self, name: object) -> int:
-        return self._names.setdefault(name, len(self._names))
+        code = self._codes_by_name.setdefault(name, len(self._names))
+        if code == len(self._names):
+            self._names.append(name)
+        return code
 
     def columns(self) -> Columns:
         """Returns copies of the columns that lists are made by."""
@@ -194,13 +199,12 @@ class StepIndex:
 
     def rows(self) -> list[Row]:
         """Returns all rows in the order of the file."""
-        names = list(self._names)
         columns: list[Sequence[float]] = [*self._integers, *self._numbers, *self._codes]
-        return [_row(number, values, names) for number, values in enumerate(zip(*columns, strict=True))]
+        return [_row(number, values, self._names) for number, values in enumerate(zip(*columns, strict=True))]
 
     def rows_of(self, environment: str, example_index: int) -> list[Row]:
         """Returns the rows of one example, without looking at each in Python."""
-        code = self._names.get(environment)
+        code = self._codes_by_name.get(environment)
         if code is None or abs(example_index) > _LARGEST:
             return []
         of_example = np.frombuffer(self._integers[2], np.int64) == example_index
@@ -212,7 +216,7 @@ class StepIndex:
         if not 0 <= number < len(self):
             return None
         columns: list[Sequence[float]] = [*self._integers, *self._numbers, *self._codes]
-        return _row(number, [column[number] for column in columns], list(self._names))
+        return _row(number, [column[number] for column in columns], self._names)
 
 
 def _row(number: int, values: Sequence[float], names: Sequence[object]) -> Row:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import tracemalloc
 from pathlib import Path
 from typing import get_args
 
@@ -208,3 +209,17 @@ def test_what_is_no_file_is_not_read(tmp_path: Path, kind: str) -> None:
     assert list(indexes.rows("one", [1])) == []
     with pytest.raises((UntrustedFileError, OSError)):
         StepIndex(path).advance(time.monotonic()) if kind != "linked step" else indexes._advance(StepIndex(path), 0.0)
+
+
+def test_a_row_is_made_without_a_copy_of_all_names(tmp_path: Path) -> None:
+    path = tmp_path / "rollouts.jsonl"
+    lines = [orjson.dumps(RECORD | {"environment": f"toy-{number}"}) for number in range(2000)]
+    path.write_bytes(b"\n".join([*lines, b""]))
+    index = whole(path)
+    tracemalloc.start()
+    row = index.row(1999)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert row is not None
+    assert row.environment == "toy-1999"
+    assert peak < 8000, "2,000 names take 16,000 bytes"
