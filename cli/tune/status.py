@@ -33,7 +33,7 @@ from tune.trial import Trial
 USAGE = """usage: counterpoint tune status DIRECTORY [--json] [--watch]
 
 DIRECTORY is the experiment's, of `counterpoint tune` or of `tune.run`.
-  --json    an object with a list of trials, and whether a process runs them
+  --json    an object with a list of trials, and whether a process runs them (null: unknown)
   --watch   until every trial has ended"""
 
 MAX_BYTES = 2**30
@@ -172,18 +172,22 @@ def _table(directory: Path, found: list[Row], config: Shown) -> Group:
     note = ""
     if found and not _have_ended(found):
         silent = time.time() - (directory / STATE_FILE).stat().st_mtime
-        if not _is_run(directory):
+        is_run = _is_run(directory)
+        if is_run is False:
             by_file = (directory / FILE).exists()
             command = f"`counterpoint tune resume {directory}`" if by_file else "its script and resume='AUTO'"
             note = f"; no process runs it: it goes on with {command}"
-        elif silent > SILENT_SECONDS:
+        elif is_run and silent > SILENT_SECONDS:
             note = f"; its process has written nothing for {duration(silent)}"
     return table_of(found, config.name, config.metric, config.mode, note)
 
 
-def _is_run(directory: Path) -> bool:
-    """Whether a tuner is at work. The kernel releases its lock however it ends."""
-    return holder_of(directory / LOCK_NAME) is not None
+def _is_run(directory: Path) -> bool | None:
+    """Whether a tuner is at work: the kernel releases its lock however it ends. None where the lock cannot be read."""
+    try:
+        return holder_of(directory / LOCK_NAME) is not None
+    except OSError:  # such as a file system without locks, or another user's file
+        return None
 
 
 def _have_ended(found: list[Row]) -> bool:

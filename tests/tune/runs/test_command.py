@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -18,7 +19,7 @@ from cli.main import main
 from job.configuration.load import load
 from tests.support.polling import wait_until
 from tests.tune.runs.conftest import BASE, PretendedJob
-from transport.files.lock import take_lock
+from transport.files.lock import Holder, take_lock
 from tune.config import TuneConfig
 from tune.file_experiment import FileExperiment
 from tune.runner.journal import LOCK_NAME
@@ -292,7 +293,13 @@ def test_a_dry_run_prints_a_file_that_loads_to_the_same(command: Command, capsys
     assert FileExperiment(config, again).directory == command.directory
 
 
-def test_the_status_of_an_experiment_that_a_script_began(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def without_locks(path: Path) -> Holder | None:
+    raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK), str(path))
+
+
+def test_the_status_of_an_experiment_that_a_script_began(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     results = [{"loss": loss, "training_iteration": 2} for loss in (0.25, 0.125)]
     trials = [Trial("run", {"x": 1.0}, f"t{number}", local_dir=str(tmp_path)) for number in (1, 2)]
     for trial, result in zip(trials, results, strict=True):
@@ -313,6 +320,12 @@ def test_the_status_of_an_experiment_that_a_script_began(tmp_path: Path, capsys:
     assert main(["tune", "status", str(tmp_path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["running"] is True
     os.close(lock)
+    monkeypatch.setattr("cli.tune.status.holder_of", without_locks)
+    assert main(["tune", "status", str(tmp_path)]) == 0
+    output = capsys.readouterr().out
+    assert "process" not in output, "nobody knows"
+    assert main(["tune", "status", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["running"] is None
     assert main(["tune", "resume", str(tmp_path)]) == 2
     assert "resume='AUTO'" in capsys.readouterr().err
 
