@@ -14,7 +14,7 @@ The rules, for each trial:
   when the trial runs again.
 - **Failures.** A failure counts against `max_failures`. Within them the trial is PENDING again and resumes from its newest
   durable checkpoint; beyond them it is in ERROR. A result that lacks a metric on which someone must decide is a failure after
-  which the trial does not start again, since it would report the same.
+  which the trial does not start again, since it would report the same; if all first results lack it, everything ends in ERROR.
 - **Stopping.** Whoever stops a trial has told the scheduler and the search algorithm at once; its status follows when its
   attempt has ended, which also frees its resources. A failure meanwhile changes nothing.
 - **Starting.** One trial a `ResourcesFree`, chosen by the scheduler.
