@@ -298,15 +298,22 @@ class Trainer:
             logger.info("run %s is ready for step %d of %d", run.run_id, step + 1, steps)
 
     def _has_own_base(self, run: Occupancy) -> bool:
-        """Returns whether this model can be the one over which the run's first adapter was trained; else the run is refused."""
+        """Returns whether this model can be the one over which the run's first adapter was trained; else the run leaves."""
         lora, learner = run.config.training.lora, self._learner
         if lora is None or lora.start_from is None or run.progress.step:
             return True
         try:
-            assembled = learner.assemble(run.slot)
-            loaded = learner.loaded
-            check_base(lora.start_from, assembled.answers if assembled else ask(loaded.model, loaded.replay, run.slot))
-        except (OSError, ValueError, BrokenWeights) as error:
+            assembled, loaded = learner.assemble(run.slot), learner.loaded
+            answers = assembled.answers if assembled else ask(loaded.model, loaded.replay, run.slot)
+        except Exception as error:
+            if is_fatal(error):
+                raise
+            logger.warning("run %s: the probe of its first adapter failed", run.run_id, exc_info=True)
+            self._evict(run, f"the probe of its first adapter failed: {error!r}")
+            return False
+        try:
+            check_base(lora.start_from, answers)
+        except (OSError, ValueError) as error:
             self._manager.refuse_run(run.slot, f"training.lora.start_from = {str(lora.start_from)!r}: {error}")
             self._slots_change = True
             return False

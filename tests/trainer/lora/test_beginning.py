@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,16 @@ from tests.trainer.one_process_trainer import broadcast, life, write_member
 from trainer.lora.adapter_file import start_directory
 
 pytestmark = pytest.mark.slow
+
+PLAIN = {"rank": 2, "target_modules": ["q_proj"]}
+
+
+def published(output_dir: Path, model: Path, **config: Any) -> Path:
+    """The broadcast of a run that has trained an adapter of `PLAIN`."""
+    write_member(output_dir, model, "winner", lora=PLAIN, learning_rate=1e-3)
+    with life(output_dir, model, {"winner": 1}, **config) as one:
+        one.until_step(winner=1)
+    return output_dir / "run_winner" / "broadcast" / "step_1"
 
 
 @pytest.mark.parametrize(("kind", "layers"), [("dense", ["q_proj", "down_proj"]), ("moe", ["q_proj"])])
@@ -76,3 +87,20 @@ def test_a_run_without_a_checkpoint_begins_again_after_its_adapters_directory_is
     with life(tmp_path / "job", dense_directory, {"other": 1}) as one:
         one.turn_until(lambda: "other" in one.wire.evicted, "the refusal")
         assert "No such file" in one.wire.evicted["other"]
+
+
+def test_a_probe_that_cannot_be_computed_evicts_its_run_alone(
+    dense_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = published(tmp_path / "first", dense_directory)
+
+    def lacks_memory(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
+
+    monkeypatch.setattr("trainer.train.ask", lacks_memory)
+    write_member(tmp_path / "job", dense_directory, "child", lora={**PLAIN, "start_from": str(given)})
+    write_member(tmp_path / "job", dense_directory, "other")
+    with life(tmp_path / "job", dense_directory, {"child": 1, "other": 1}) as one:
+        one.turn_until(lambda: "child" in one.wire.evicted, "the eviction")
+        assert "Tried to allocate 1 GiB" in one.wire.evicted["child"]
+        one.until_step(other=1)
