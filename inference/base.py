@@ -219,8 +219,13 @@ class Probe:
         """
         if (size := path.stat().st_size) > MAX_PROBE_BYTES:
             raise ValueError(f"{path}: {size} bytes; a probe has at most {MAX_PROBE_BYTES}")
+        return cls.parse(path.read_bytes(), path)
+
+    @classmethod
+    def parse(cls, data: bytes, path: Path) -> Probe:
+        """Returns the probe in `data`, the content of the file at `path`. Raises `ValueError`, naming that, if it is none."""
         try:
-            content = orjson.loads(path.read_bytes())
+            content = orjson.loads(data)
             return cls(
                 version=int(content["version"]),
                 token_ids=[int(token) for token in content["token_ids"]],

@@ -22,13 +22,13 @@ import orjson
 import torch
 from torch import Tensor, nn
 
-from inference.base import Probe
+from inference.base import MAX_PROBE_BYTES, Probe
 from inference.plugin.digest import Digest
 from trainer.lora.multi_lora import adapter_spans
 from trainer.model.load import log_probabilities
 from trainer.model.packing_proof import can_pack
 from trainer.model.router_replay import RouterReplay
-from transport.files.untrusted import open_regular
+from transport.files.untrusted import read_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +127,7 @@ def check_base(directory: Path, answers: Answers) -> None:
     """
     path = directory / "probe.json"
     try:
-        open_regular(path).close()  # a FIFO would be waited for
-        probe = replace(Probe.read(path), previous=None)
+        probe = replace(Probe.parse(read_bytes(path, MAX_PROBE_BYTES), path), previous=None)
     except FileNotFoundError:
         return
     for tokens_T, values_P in zip(answers.tokens_CT.tolist(), answers.values_CP.numpy(), strict=True):

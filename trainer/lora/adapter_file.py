@@ -80,8 +80,8 @@ def load_adapter(state: Callable[[], Mapping[str, Tensor]], config: LoraConfig, 
 
 def _read(path: Path, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Reads the tensors of the file, whose names and shapes must be those of `own`."""
-    open_regular(path).close()  # safetensors would wait for a FIFO
-    with safe_open(path, "pt") as file:
+    # By its descriptor: safetensors would wait for a FIFO, and another file may have this name by now.
+    with open_regular(path) as opened, safe_open(f"/proc/self/fd/{opened.fileno()}", "pt") as file:
         found = set(file.keys())
         if found != own.keys():
             missing, unknown = sorted(own.keys() - found), sorted(found - own.keys())
