@@ -31,6 +31,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
+from trainer.faults import is_fatal
 from trainer.optimizer import STATE_KEYS
 from trainer.runs import checkpoint
 from trainer.runs.run import Run
@@ -169,9 +170,12 @@ def read(run: Run, output_dir: Path, step: int) -> CopiedState:
         position = _check_fits(directory, copy, run)
         tensors = load_file(directory / _STATE)
         run.optimizer.check_state(tensors)
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
+    except Exception as error:  # a lack of memory, or any error of damaged files; the other ranks wait for the answer
+        if is_fatal(error):
+            raise
+        said = str(error) if isinstance(error, OSError | ValueError) else repr(error)
         raise CopyRefused(
-            f"the copy of step {copy.source_step} of run {copy.source} cannot be used: {error}; its files are in {directory}"
+            f"the copy of step {copy.source_step} of run {copy.source} cannot be used: {said}; its files are in {directory}"
         ) from error
     return CopiedState(copy, tensors, position)
 
@@ -261,10 +265,13 @@ def _durable_directory(output_dir: Path, run_id: str, step: int) -> Path:
 def _check_fits(directory: Path, copy: Copy, run: Run | None) -> int:
     """Returns the source's position in its schedule. Raises `ValueError` unless the checkpoint is its, and fits the run."""
     description = read_json(directory / _DESCRIPTION, _MAX_BYTES)
-    if (found := description.get("run_id")) != copy.source or description["progress"]["step"] != copy.source_step:
-        raise ValueError(f"its checkpoint is of step {description['progress']['step']} of run {found!r}")
+    progress = description.get("progress")
+    if not isinstance(progress, dict) or type(offset := progress.get("schedule_offset", 0)) is not int:
+        raise ValueError(f"progress in {directory / _DESCRIPTION} is {progress!r}; expected a table of whole numbers")
+    if (found := description.get("run_id")) != copy.source or progress.get("step") != copy.source_step:
+        raise ValueError(f"its checkpoint is of step {progress.get('step')} of run {found!r}")
     open_regular(directory / _STATE).close()  # safetensors would wait for a FIFO
-    position = copy.source_step + int(description["progress"].get("schedule_offset", 0))
+    position = copy.source_step + offset
     if run is None:
         return position
     if run.config.training.lora is None:
@@ -301,7 +308,11 @@ def _words(training: Any) -> str:
     if not isinstance(training, dict):
         return "an unknown adapter, since another version of counterpoint wrote the checkpoint"
     lora = training.get("lora")
-    kind = f"an adapter of rank {lora['rank']} and alpha {lora['alpha']:g}" if isinstance(lora, dict) else "all weights"
+    kind = (
+        f"an adapter of rank {lora.get('rank')} and alpha {lora.get('alpha')}"
+        if isinstance(lora, dict)
+        else "all weights"
+    )
     return f"{training.get('optimizer')} and {kind}"
 
 

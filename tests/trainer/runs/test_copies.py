@@ -227,31 +227,6 @@ def test_what_does_not_fit_is_refused_and_harms_nobody(dense_directory: Path, tm
             request_copy(tmp_path, bad, "winner")
 
 
-def test_a_damaged_copy_costs_its_receiver_no_step(dense_directory: Path, tmp_path: Path) -> None:
-    write_population(tmp_path, dense_directory, checkpoint_interval=99)
-    write_member(tmp_path, dense_directory, "winner", checkpoint_interval=2)
-    committed = {"winner": 2, "loser": 3, "third": 0}
-    with life(tmp_path, dense_directory, committed) as one:
-        one.until_step(**committed)
-        before = own_copy(one.run("loser").optimizer.state())
-        request_copy(tmp_path, "loser", "winner")
-        one.turn()
-        journal = copies.copies_directory(tmp_path, "loser") / "step_4"
-        (journal / "state.safetensors").unlink()  # not the source's, which it is a link to
-        (journal / "state.safetensors").write_bytes(b"damaged")
-        one.wire.committed["loser"] = 4
-        one.turn_until(lambda: "loser" in one.wire.evicted, "the eviction")
-        assert str(journal) in one.wire.evicted["loser"]
-        one.turn()
-    assert same(saved_state(tmp_path, "loser", 3), before)
-    shutil.rmtree(journal)
-    (tmp_path / "run_loser" / "control" / "evicted.txt").unlink()
-    with life(tmp_path, dense_directory, {"loser": STEPS}) as again:
-        again.until_step(loser=STEPS)
-    steps = [line["step"] for line in metrics_lines(tmp_path) if line["run_id"] == "loser"]
-    assert steps == list(range(1, STEPS + 1))
-
-
 def test_a_position_beyond_the_receivers_schedule_is_refused(
     dense_directory: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
