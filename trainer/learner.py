@@ -29,7 +29,7 @@ from trainer.config import TrainerConfig
 from trainer.fair_share import Row
 from trainer.faults import is_fatal
 from trainer.loaded_model import LoadedModel
-from trainer.lora.adapter_file import beginning, load_adapter
+from trainer.lora.adapter_file import load_adapter
 from trainer.lora.multi_lora import check_targets
 from trainer.losses.registry import load_loss
 from trainer.metrics import MetricValue
@@ -461,10 +461,9 @@ class Learner:
         self.loaded.add_adapters(self.manager)
         self.manager.reset_run_parameters(slot)
         occupancy = self.manager.registry.in_slot(slot)
-        lora = occupancy.config.training.lora
-        if lora is not None and lora.start_from is not None and not occupancy.progress.step:
-            directory = beginning(self.config.output_dir, occupancy.run_id, lora.start_from)
-            load_adapter(lambda: self.manager.get_state_dict_for_run(slot), lora, directory)
+        lora, beginning = occupancy.config.training.lora, occupancy.beginning
+        if lora is not None and beginning is not None and not occupancy.progress.step:
+            load_adapter(lambda: self.manager.get_state_dict_for_run(slot), lora, beginning)
         return self.manager.get_named_parameters_for_run(slot)
 
     def _shards(self, slot: int) -> Shards:

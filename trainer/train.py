@@ -26,7 +26,7 @@ from trainer.config import TrainerConfig
 from trainer.fair_share import FairShare
 from trainer.faults import LacksMemory, is_fatal, is_out_of_memory
 from trainer.learner import Learner
-from trainer.lora.adapter_file import keep_start
+from trainer.lora.adapter_file import keep_start, start_directory
 from trainer.metrics import MetricsFile, MetricValue
 from trainer.model.load import choose_device
 from trainer.open_step import OpenStep
@@ -286,9 +286,11 @@ class Trainer:
             self._config.whole_broadcast_every, self._memory, self._config.server_dtypes,
         )  # fmt: skip
         self._metrics.truncate(run.run_id, step)
-        if not (self._has_own_base(run) and self._publish(run, anew=True)):
+        if not self._has_own_base(run):
             return
-        self._keep_start(run)
+        self._keep_start(run)  # first: once version 0 is there, batches are generated that must be trained from it
+        if not self._publish(run, anew=True):
+            return
         run.durable_step = self._durable_step(run)
         run.idle_since = time.monotonic()
         self._sessions.admit(run)
@@ -299,8 +301,8 @@ class Trainer:
 
     def _has_own_base(self, run: Occupancy) -> bool:
         """Returns whether this model can be the one over which the run's first adapter was trained; else the run leaves."""
-        lora, learner = run.config.training.lora, self._learner
-        if lora is None or lora.start_from is None or run.progress.step:
+        learner = self._learner
+        if run.beginning is None or run.progress.step:
             return True
         try:
             assembled, loaded = learner.assemble(run.slot), learner.loaded
@@ -312,19 +314,21 @@ class Trainer:
             self._evict(run, f"the probe of its first adapter failed: {error!r}")
             return False
         try:
-            check_base(lora.start_from, answers)
+            check_base(run.beginning, answers)
         except (OSError, ValueError) as error:
-            self._manager.refuse_run(run.slot, f"training.lora.start_from = {str(lora.start_from)!r}: {error}")
+            self._manager.refuse_run(run.slot, f"training.lora.start_from = {str(run.beginning)!r}: {error}")
             self._slots_change = True
             return False
         return True
 
     def _keep_start(self, run: Occupancy) -> None:
         """Makes a new run independent of the directory of its first adapter."""
-        lora = run.config.training.lora
-        if lora is not None and lora.start_from is not None and not run.progress.step:
-            adapter = self._manager.get_state_dict_for_run(run.slot)
-            keep_start(self._config.output_dir, run.run_id, lora, self._config.model, adapter)
+        lora, output_dir = run.config.training.lora, self._config.output_dir
+        if lora is None or run.progress.step or run.beginning in (None, start_directory(output_dir, run.run_id)):
+            return
+        adapter = self._manager.get_state_dict_for_run(run.slot)
+        with self._learner.kept_alive():
+            keep_start(output_dir, run.run_id, lora, self._config.model, adapter)
 
     def _evict(self, run: Occupancy, reason: str) -> None:
         """Evicts a run; what it has trained is kept."""

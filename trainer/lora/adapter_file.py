@@ -9,6 +9,7 @@ checkpoints: a resume before the first one begins there again.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from run.config import LoraConfig
+from run.config import LoraConfig, RunConfig
 from trainer.lora.adapter_description import check_description
 from trainer.lora.multi_lora import export_adapter
 from transport.files.atomic import STABLE, publish_directory, remove_directory
@@ -35,19 +36,22 @@ def keep_start(
 ) -> None:
     """Keeps the adapter that a run begins with, by PEFT's names; replaces that of an earlier beginning. Raises `OSError`."""
     directory = start_directory(output_dir, run_id)
-    assert config.start_from is not None
-    if beginning(output_dir, run_id, config.start_from) == directory:
-        return  # it began with this one
     remove_directory(directory)
     with publish_directory(directory) as partial:
         export_adapter(adapter, config, base_model, partial)
         (partial / _ORIGIN).write_text(str(config.start_from))
 
 
-def beginning(output_dir: Path, run_id: str, start_from: Path) -> Path:
-    """Returns `start_from`, or if that is gone, the adapter that the run has kept of it."""
-    kept = start_directory(output_dir, run_id)
-    is_gone = not (start_from / "adapter_config.json").exists() and (kept / STABLE).exists()
+def beginning(output_dir: Path, config: RunConfig) -> Path | None:
+    """Returns the directory of the adapter with which a new run begins; None: with a fresh one.
+
+    It is the run's `training.lora.start_from`, or if that cannot be found, what the run has kept of it.
+    """
+    if config.training.lora is None or (start_from := config.training.lora.start_from) is None:
+        return None
+    kept = start_directory(output_dir, config.run_id)
+    # `os.path.exists` is False, too, where the directory may not be read, which is no error of the trainer's.
+    is_gone = not os.path.exists(start_from / "adapter_config.json") and (kept / STABLE).exists()
     return kept if is_gone and (kept / _ORIGIN).read_text() == str(start_from) else start_from
 
 

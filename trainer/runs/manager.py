@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from run.config import LoraConfig, RunConfig
+from trainer.lora.adapter_file import beginning
 from trainer.lora.layer import MultiLora
 from trainer.lora.multi_lora import is_target, peft_state
 from trainer.runs import control_files
@@ -124,6 +125,7 @@ class MultiRunManager:
             self._vacate(slot)
         for slot, run_id in changes.admitted.items():
             occupancy = self.registry.occupy(slot, run_id, self._open_directory(run_id))
+            occupancy.beginning = beginning(self._output_dir, occupancy.config)
             self._call("discovered", run_id, slot, run_id, occupancy.config)
         if changes.waiting and changes.waiting != before:
             logger.info(
@@ -223,7 +225,8 @@ class MultiRunManager:
             if each["slot"] not in self.registry.run_ids:
                 config = RunConfig.model_validate(json.loads(each["config"]))
                 progress = Progress(**each["progress"])
-                self.registry.adopt(each["slot"], each["run_id"], each["admission"], config, progress)
+                start = Path(each["beginning"]) if each["beginning"] is not None else None
+                self.registry.adopt(each["slot"], each["run_id"], each["admission"], config, progress, start)
 
     # --- adapters ---
 
@@ -327,4 +330,5 @@ def _packed(occupancy: Occupancy) -> dict[str, Any]:
         "admission": occupancy.number,
         "config": json.dumps(occupancy.config.model_dump(mode="json")),  # pydantic's own JSON has no infinity
         "progress": asdict(occupancy.progress),
+        "beginning": None if occupancy.beginning is None else str(occupancy.beginning),
     }

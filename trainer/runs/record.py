@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 from typing import Literal
 
 from run.config import RunConfig
@@ -81,6 +82,8 @@ class Occupancy:
     """Open file descriptor of that directory: while it is open, no other directory gets the inode; on rank 0."""
     progress: Progress = field(default_factory=Progress)
     """Set by rank 0's discovered hooks to the step from which the run continues; all ranks then have it."""
+    beginning: Path | None = None
+    """The directory of the adapter with which the run begins, if it has no checkpoint; rank 0 decides it for all ranks."""
     created: bool = False
     """Whether the creation hooks have been called on this rank."""
     failure: str | None = None

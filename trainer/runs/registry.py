@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
 from typing import Literal
 
 from run.config import RunConfig
@@ -165,10 +166,12 @@ class RunRegistry:
         self._admissions += 1
         return self._put(Occupancy(slot, run_id, self._admissions, record.config, record.checked.directory, descriptor))
 
-    def adopt(self, slot: int, run_id: str, number: int, config: RunConfig, progress: Progress) -> None:
+    def adopt(
+        self, slot: int, run_id: str, number: int, config: RunConfig, progress: Progress, beginning: Path | None = None
+    ) -> None:
         """Does on another rank what `occupy` has done on rank 0."""
         self._move(self._record(run_id), Stage.WAITING)
-        self._put(Occupancy(slot, run_id, number, config, progress=progress))
+        self._put(Occupancy(slot, run_id, number, config, progress=progress, beginning=beginning))
 
     def leave(self, slot: int) -> None:
         """Stops taking batches of the run in a slot; it loses the slot at the next discovery."""

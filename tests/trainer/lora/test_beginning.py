@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +13,10 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from tests.trainer.one_process_trainer import broadcast, life, write_member
+from tests.trainer.one_process_trainer import Death, broadcast, life, write_member
+from trainer.broadcast import Broadcaster
 from trainer.lora.adapter_file import start_directory
+from transport.files.atomic import published_steps
 
 pytestmark = pytest.mark.slow
 
@@ -104,3 +109,55 @@ def test_a_probe_that_cannot_be_computed_evicts_its_run_alone(
         one.turn_until(lambda: "child" in one.wire.evicted, "the eviction")
         assert "Tried to allocate 1 GiB" in one.wire.evicted["child"]
         one.until_step(other=1)
+
+
+def test_a_run_keeps_what_it_begins_with_before_its_version_0_is_published(
+    dense_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batches of version 0 may be committed from then on, and must be trained from these weights."""
+    given = published(tmp_path / "first", dense_directory)
+    adapter = broadcast(tmp_path / "first", "winner", 1)
+    write_member(tmp_path / "job", dense_directory, "child", lora={**PLAIN, "start_from": str(given)})
+    publish = Broadcaster.publish
+
+    def publish_and_die(*arguments: Any) -> None:
+        publish(*arguments)
+        raise Death
+
+    with monkeypatch.context() as patched, life(tmp_path / "job", dense_directory, {"child": 0}) as one:
+        patched.setattr(Broadcaster, "publish", publish_and_die)
+        with pytest.raises(Death):
+            one.until_step(child=0)
+    assert published_steps(tmp_path / "job" / "run_child" / "broadcast") == [0]
+    shutil.rmtree(given)
+    with life(tmp_path / "job", dense_directory, {"child": 1}) as one:
+        one.until_step(child=1)
+        begun = broadcast(tmp_path / "job", "child", 0)
+        assert all(torch.equal(begun[name], adapter[name]) for name in adapter)
+
+
+def test_a_directory_that_may_not_be_read_costs_no_other_run(
+    dense_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = published(tmp_path / "first", dense_directory)
+    write_member(tmp_path / "job", dense_directory, "child", lora={**PLAIN, "start_from": str(given)})
+    with life(tmp_path / "job", dense_directory, {"child": 0}) as one:
+        one.until_step(child=0)
+    write_member(tmp_path / "job", dense_directory, "late", lora={**PLAIN, "start_from": str(given)})
+    for name in ("stat", "open"):
+        monkeypatch.setattr(os, name, denied(getattr(os, name), given))
+    with life(tmp_path / "job", dense_directory, {"child": 1, "late": 1}) as one:
+        one.until_step(child=1)
+        one.turn_until(lambda: "late" in one.wire.evicted, "the refusal")
+        assert "Permission denied" in one.wire.evicted["late"]
+
+
+def denied(real: Callable[..., Any], directory: Path) -> Callable[..., Any]:
+    """A function of `os` for a user who may not look into `directory`."""
+
+    def function(path: Any, *arguments: Any, **more: Any) -> Any:
+        if isinstance(path, str | os.PathLike) and directory in Path(path).parents:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return real(path, *arguments, **more)
+
+    return function
