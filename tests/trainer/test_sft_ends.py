@@ -14,6 +14,7 @@ from tests.trainer.orchestrator_end import DEADLINE
 from tests.trainer.test_sft import LORA, TEMPLATE, TRAINING, make_config, messages_of, order_of, run, weights_in
 from tests.trainer.test_sft import _no_manager_is_left as _no_manager_is_left
 from tests.trainer.test_sft import place as place
+from trainer.sft.batches import SftBatches
 from trainer.sft.train import newest_weights
 from transport.files.atomic import published_steps
 
@@ -74,3 +75,17 @@ def test_too_long_a_conversation_is_found_before_the_training_begins(place: Path
         run(config)
     assert not (tmp_path / "out" / "run_sft").exists()
     assert run(make_config(place, tmp_path / "out", on_long="drop", **settings)) == 0, "as the message says"
+
+
+def test_a_row_that_no_step_draws_may_be_too_long(place: Path, tmp_path: Path) -> None:
+    """It has the weight 0, or is in the rest of an epoch of which a part is trained."""
+    rows: list[dict[str, Any]] = [{"messages": messages_of(index), "weight": 1} for index in range(8)]
+    long = {"messages": [*messages_of(0), {"role": "assistant", "content": "long " * 200}]}
+    weighted = {"data": {"rows": [{**long, "weight": 0}, *rows], "weight": "weight"}, "epochs": 2.0}
+    data: dict[str, Any] = {"rows": [{"messages": row["messages"]} for row in rows]}
+    last = order_of(make_config(place, tmp_path, data=data, epochs=1))[-1]
+    data["rows"][last] = long
+    for settings in (weighted, {"data": data, "epochs": 0.5}):
+        SftBatches(make_config(place, tmp_path, on_long="error", **settings)).check_lengths()
+    with pytest.raises(ValueError, match=rf"rows\[{last}\]: a conversation of \d+ tokens; at most 300 are trained"):
+        SftBatches(make_config(place, tmp_path, on_long="error", data=data, epochs=1.0)).check_lengths()

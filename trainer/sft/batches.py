@@ -81,11 +81,16 @@ class SftBatches:
             )
 
     def check_lengths(self) -> None:
-        """Reads all conversations. Raises `DataError` for one that is too long with "error", or cannot be trained on."""
-        logger.info(
-            "looks for conversations of more than %d tokens among %d rows", self._config.longest, len(self._rows)
-        )
-        for row in range(len(self._rows)):
+        """Reads the rows of all steps. Raises `DataError` for one that is too long with "error", or cannot be trained on."""
+        weights = self._rows.weights
+        most = len(self._rows) if weights is None else np.count_nonzero(weights)
+        drawn: set[int] = set()
+        for position in range(self._drawn):
+            drawn.add(self._order.at(position))
+            if len(drawn) == most:
+                break
+        logger.info("looks for conversations of more than %d tokens among %d rows", self._config.longest, len(drawn))
+        for row in sorted(drawn):
             for each in self._conversation(row):
                 self._shortened(row, each)
 
