@@ -19,6 +19,10 @@ class LacksMemory(RuntimeError):
     """A rank lacks memory whatever is trained, so the trainer cannot go on, and no run is to blame."""
 
 
+class ModelLost(RuntimeError):
+    """The model was given back and cannot be loaded again, such as for a missing file, so the trainer cannot go on."""
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Returns whether the error is a lack of memory, so that a smaller piece of work may succeed."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
@@ -37,7 +41,7 @@ def has_lost_ranks(error: Exception) -> bool:
 
 
 def is_fatal(error: Exception) -> bool:
-    """Returns whether this process can no longer use the accelerator, reach the others or get memory: all calls would fail."""
-    if isinstance(error, LacksMemory) or has_lost_ranks(error):
+    """Returns whether this process has lost the accelerator, the other ranks, its model or memory: all calls would fail."""
+    if isinstance(error, LacksMemory | ModelLost) or has_lost_ranks(error):
         return True
     return isinstance(error, torch.AcceleratorError) and not is_out_of_memory(error)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from trainer.config import TrainerConfig
-from trainer.faults import LacksMemory
+from trainer.faults import ModelLost, is_fatal
 from trainer.lora.multi_lora import wrap_linears
 from trainer.model.compiled import compile_layers
 from trainer.model.load import load_model, trainable_parameters
@@ -74,7 +74,7 @@ class LoadedModel:
     def loaded_again(self, manager: MultiRunManager) -> LoadedModel:
         """Returns the model as it was given. First the memory of this one is given back, so it must not be used any more.
 
-        `manager` has its layers with adapters; no slot has one. Raises `LacksMemory`: there is no model now.
+        `manager` has its layers with adapters; no slot has one. Raises `ModelLost`: there is none now.
         """
         manager.forget_modules()
         del self.model, self.replay, self.passes, self.rows
@@ -82,7 +82,9 @@ class LoadedModel:
         try:
             return LoadedModel.load(self.config, self.ranks)
         except Exception as error:
-            raise LacksMemory(f"{self.config.model} cannot be loaded again: {error}") from error
+            if is_fatal(error):
+                raise
+            raise ModelLost(f"{self.config.model} cannot be loaded again: {error}") from error
 
     @property
     def is_as_loaded(self) -> bool:

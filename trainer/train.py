@@ -24,7 +24,7 @@ from trainer import ranks
 from trainer.broadcast import Broadcaster
 from trainer.config import TrainerConfig
 from trainer.fair_share import FairShare
-from trainer.faults import LacksMemory, is_fatal, is_out_of_memory
+from trainer.faults import LacksMemory, ModelLost, is_fatal, is_out_of_memory
 from trainer.learner import Learner
 from trainer.lora.adapter_file import keep_start, start_directory
 from trainer.metrics import MetricsFile, MetricValue
@@ -113,7 +113,7 @@ def train(
             with closing((make or Trainer)(config, learner, receiver)) as trainer:
                 trainer.endpoint = endpoint
                 code = trainer.serve(stop)
-        except LacksMemory as error:
+        except (LacksMemory, ModelLost) as error:
             logger.error("%s", error)
             return 1
         except (OSError, SafetensorError) as error:

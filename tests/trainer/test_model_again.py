@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import weakref
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from tests.trainer.conftest import make_run_config
 from tests.trainer.one_process_trainer import life, write_member
 from tests.trainer.orchestrator_end import write_run
+from trainer.faults import ModelLost
 from trainer.model.load import load_model
 from transport.messages import Bye, Hello
 
@@ -44,3 +46,20 @@ def test_the_former_model_is_given_back_before_it_is_loaded_again(
             one.wire.say(run_id, Bye())
         assert len(former) > len(KINDS)
     assert alive == [0, 0, 0]
+
+
+def test_a_model_that_cannot_be_loaded_again_ends_the_trainer_by_its_name(
+    dense_directory: Path, tmp_path: Path
+) -> None:
+    """There is no model for any run then. The error is no hook's, so that `train` reports it and exits with 1."""
+    model = shutil.copytree(dense_directory, tmp_path / "model")
+    write_member(tmp_path, model, "adapter", steps=1)
+    write_run(make_run_config(tmp_path, model, steps=1).model_copy(update={"run_id": "full"}))
+    with life(tmp_path, model, {"adapter": 1}, max_runs=1) as one:
+        one.until_step(adapter=1)
+        (model / "config.json").unlink()
+        one.wire.say("adapter", Bye())
+        one.wire.committed["full"] = 1
+        one.wire.say("full", Hello("full", 0))
+        with pytest.raises(ModelLost, match=rf"{model} cannot be loaded again"):
+            one.until_step(full=1)

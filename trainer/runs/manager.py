@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from run.config import LoraConfig, RunConfig
+from trainer.faults import is_fatal
 from trainer.lora.adapter_file import beginning
 from trainer.lora.layer import MultiLora
 from trainer.lora.multi_lora import is_target, peft_state
@@ -43,7 +44,7 @@ DirectoryDeletedHook = Callable[[str], object]
 
 
 class HookError(RuntimeError):
-    """A hook raised; the message names the hook, the run and the error."""
+    """A hook raised an error that is not fatal (`trainer/faults.py`); the message names the hook, the run and the error."""
 
 
 class MultiRunManager:
@@ -93,6 +94,8 @@ class MultiRunManager:
             try:
                 hook(*arguments)
             except Exception as error:
+                if is_fatal(error):  # no error of the hook
+                    raise
                 raise HookError(
                     f"the {kind} hook {hook_name(hook)} failed for run {run_id!r} on rank {_rank()}: {error!r}"
                 ) from error
