@@ -96,7 +96,9 @@ def accept(output_dir: Path, receiver: str, copy: Copy, run: Run | None) -> None
     """
     try:
         source = _durable_directory(output_dir, copy.source, copy.source_step)
-        _check_fits(source, copy, run)
+        position = _check_fits(source, copy, run)
+        if run is not None:
+            _check_schedule(copy, position, run)
         with publish_directory(copies_directory(output_dir, receiver) / f"step_{copy.step}") as directory:
             for name in (_STATE, _DESCRIPTION):
                 _link(source / name, directory / name)
@@ -168,6 +170,10 @@ def read(run: Run, output_dir: Path, step: int) -> CopiedState:
     directory = copies_directory(output_dir, run.run_id) / f"step_{step}"
     try:
         position = _check_fits(directory, copy, run)
+        if (
+            step == 0
+        ):  # a later one was checked when it was accepted; if `steps` is less now, it is journalled all the same
+            _check_schedule(copy, position, run)
         tensors = load_file(directory / _STATE)
         run.optimizer.check_state(tensors)
     except Exception as error:  # a lack of memory, or any error of damaged files; the other ranks wait for the answer
@@ -196,8 +202,8 @@ def put(run: Run, state: CopiedState) -> None:
         if ahead > 0 and run.config.training.lr_schedule != "constant":
             logger.warning(
                 "run %s takes over position %d of the learning-rate schedule at step %d: the last %d of its %d steps have the "
-                "learning rate 0; raise steps by as many, or copy without schedule",
-                run.run_id, state.position, copy.step, ahead, run.config.steps,
+                "learning rate 0; raise steps by %d, or copy without schedule",
+                run.run_id, state.position, copy.step, min(ahead, run.config.steps - copy.step), run.config.steps, ahead,
             )  # fmt: skip
     run.progress.step = copy.step
 
@@ -280,6 +286,11 @@ def _check_fits(directory: Path, copy: Copy, run: Run | None) -> int:
     if theirs != own:
         raise ValueError(f"it was trained with {_words(theirs)}, and run {run.run_id} with {_words(own)}")
     _check_tensors(directory / _STATE, run)
+    return position
+
+
+def _check_schedule(copy: Copy, position: int, run: Run) -> None:
+    """Raises `ValueError` if no update after the copy would learn."""
     decay, steps = run.config.training.lr_schedule, run.config.steps
     if copy.schedule and decay != "constant" and position >= steps:
         raise ValueError(
@@ -287,7 +298,6 @@ def _check_fits(directory: Path, copy: Copy, run: Run | None) -> int:
             f"{decay!r}) at steps = {steps}: every update would have the learning rate 0; raise steps, or copy it without "
             "schedule"
         )
-    return position
 
 
 def _check_tensors(path: Path, run: Run) -> None:

@@ -95,3 +95,22 @@ def test_any_damage_of_a_copy_evicts_its_receiver_alone(
         assert said in one.wire.evicted["loser"]
         committed["third"] = 1
         one.until_step(third=1)
+
+
+def test_steps_that_are_lowered_after_a_copy_was_accepted_do_not_undo_it(
+    dense_directory: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its journal would refuse the step forever, and nothing is damaged."""
+    write_population(tmp_path, dense_directory, checkpoint_interval=1, lr_schedule="linear")
+    write_member(tmp_path, dense_directory, "loser", steps=9, checkpoint_interval=1, lr_schedule="linear")
+    committed = {"winner": 6, "loser": 2, "third": 0}
+    with life(tmp_path, dense_directory, committed) as one:
+        one.until_step(**committed)
+        request_copy(tmp_path, "loser", "winner", schedule=True)
+        one.turn()
+        assert copies.accepted_steps(tmp_path, "loser") == [3]
+    write_member(tmp_path, dense_directory, "loser", steps=5, checkpoint_interval=1, lr_schedule="linear")
+    with life(tmp_path, dense_directory, {"loser": 5}) as two:
+        two.until_step(loser=5)
+        assert not two.wire.evicted
+    assert "the last 2 of its 5 steps have the learning rate 0; raise steps by 3, or copy" in caplog.text
