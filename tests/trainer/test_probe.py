@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from inference.base import Probe
 from trainer.model.load import load_model
-from trainer.probe import Answers, check_base, write_probe
+from trainer.probe import Answers, ask, check_base, write_probe
 
 
 @pytest.mark.parametrize(("dtype", "known"), [("float32", True), ("bfloat16", False)])
@@ -57,3 +58,44 @@ def test_what_takes_the_place_of_a_probe_while_it_is_read_is_not_waited_for(
     assert opened == [str(file)]
     with pytest.raises(ValueError, match="is a FIFO; expected a regular file"):
         check_base(tmp_path, answers)
+
+
+@pytest.mark.parametrize(
+    ("shift", "said"),
+    [(0.05, None), (0.2, "from those in"), (0.49, "from those in"), (0.51, "refused"), (float("nan"), "refused")],
+)
+def test_another_base_is_far_from_the_published_answers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, shift: float, said: str | None
+) -> None:
+    """The answers spread by 1; up to a tenth is what rounding does."""
+    values = [-1.0, -3.0, -1.0, -3.0]
+    (tmp_path / "probe.json").write_text(
+        json.dumps({"version": 1, "token_ids": [1, 2, 3, 4, 5], "log_probabilities": values})
+    )
+    answers = Answers(torch.tensor([[9, 8, 7, 6, 5], [1, 2, 3, 4, 5]]), torch.tensor([values, values]) + shift, 0)
+    if said == "refused":
+        with pytest.raises(ValueError, match=r"another base model, or the adapter is not the one that was published"):
+            check_base(tmp_path, answers)
+        return
+    check_base(tmp_path, answers)
+    assert (said or "") in caplog.text
+    assert bool(caplog.records) == (said is not None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["dense", "moe"])
+def test_the_other_precision_of_the_same_base_passes_and_another_base_does_not(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """With weights so large that rounding changes which experts compute a token."""
+    config = AutoConfig.from_pretrained(request.getfixturevalue(f"{kind}_directory"))
+    config.initializer_range = 0.3
+    for seed in range(2):
+        torch.manual_seed(seed)
+        AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / str(seed))
+        model = load_model(tmp_path / str(seed), "bfloat16", torch.device("cpu"))
+        write_probe(model, None, 1, tmp_path / str(seed) / "probe.json", 0, {}, None)
+    answers = ask(load_model(tmp_path / "0", "float32", torch.device("cpu")), None, 0)
+    check_base(tmp_path / "0", answers)
+    with pytest.raises(ValueError, match="another base model"):
+        check_base(tmp_path / "1", answers)

@@ -73,6 +73,8 @@ def load_adapter(state: Callable[[], Mapping[str, Tensor]], config: LoraConfig, 
         with torch.no_grad():
             for name, tensor in own.items():
                 tensor.copy_(given[name])
+                if not bool(tensor.isfinite().all()):
+                    raise ValueError(f"{name} has numbers that are not finite: the adapter is damaged; use another one")
         for name, tensor in state().items():
             if not torch.equal(tensor.cpu(), given[name].to(tensor.dtype)):
                 raise ValueError(

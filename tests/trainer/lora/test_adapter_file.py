@@ -117,6 +117,11 @@ UP = "base_model.model.model.layers.0.mlp.experts.1.up_proj.lora_A.weight"
         (tensors(lambda loaded: loaded.update(x=torch.zeros(1))), "has 1 more, such as x"),
         (tensors(lambda loaded: loaded.update({NAME: loaded[NAME][:, :-1].clone()})), r"has the shape \[4, "),
         (tensors(lambda loaded: loaded[UP].add_(1)), "fused layers share one lora_A"),
+        (tensors(lambda loaded: loaded[NAME][0, 1:].fill_(torch.inf)), f"{NAME} has numbers that are not finite"),
+        (
+            tensors(lambda loaded: loaded.update({NAME: loaded[NAME].double() * 1e300})),
+            f"{NAME} has numbers that are not",
+        ),
         (lambda directory: (directory / "adapter_model.safetensors").write_bytes(b"x" * 99), "header"),
         (lambda directory: (directory / "adapter_config.json").write_text("["), "this is not JSON"),
         (lambda directory: (directory / "adapter_config.json").unlink(), "No such file"),
