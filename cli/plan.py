@@ -25,11 +25,17 @@ def main(arguments: list[str]) -> int:
     given, flags = _parser().parse_known_args(arguments)
     from job.config import JobConfig  # imports every role's configuration
     from job.configuration.load import load
+    from job.file_kind import other_kind
     from job.plan.devices import parse_gpus
     from job.resolve_model import resolve_model
 
     gpus = parse_gpus(given.gpus)
-    job = load(JobConfig, given.file, flags)
+    try:
+        job = load(JobConfig, given.file, flags)
+    except UserError:
+        if (other := other_kind(Path(given.file), JobConfig)) is not None:
+            raise UserError(f"{given.file}: this is a {other[0]} file; only a job's memory is planned") from None
+        raise
     directory = resolve_model(job.model)
     from job.plan.plan import make_plan  # imports torch
 

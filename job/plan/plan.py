@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from job.config import JobConfig
-from job.placement import devices
 from job.plan.advice import Advice, largest_tokens, server_advice, trainer_advice
 from job.plan.devices import GIB, Gpus
 from job.plan.dry_run import ModelSizes, model_sizes
@@ -69,13 +68,25 @@ def make_plan(job: JobConfig, directory: Path, gpus: Gpus) -> Plan:
     runs = _runs(job)
     server = server_memory(sizes, job.inference, gpus.memory) if job.inference.replicas else None
     used, shared = _placed(job)
-    room = gpus.memory - (server.share if server is not None and shared else 0)
+    together = 0 if server is None else server.share * _servers_a_gpu(job)
+    room = gpus.memory - (together if shared else 0)
 
     parts = rank_parts(directory, trainer, runs, trainer.max_tokens)
     largest = largest_tokens(lambda tokens: sum(rank_parts(directory, trainer, runs, tokens).values()), room)
     problems, advice = [], []
-    if used > gpus.count:
-        problems.append(Problem("GPUs", "gpus", f"the job uses {used} GPUs; there are {gpus.count}"))
+    if len(used) > gpus.count:
+        problems.append(Problem("GPUs", "gpus", f"the job uses {len(used)} GPUs; there are {gpus.count}"))
+    elif max(used) >= gpus.count:
+        problems.append(Problem("GPUs", "gpus", f"the job names GPU {max(used)}; there are {gpus.count}, from 0 on"))
+    if together > gpus.memory:
+        problems.append(
+            Problem(
+                "GPUs",
+                "gpus.inference",
+                f"without it, the {job.inference.replicas} servers are all on the first GPU, and take {gib(together)} GiB of its "
+                f"{gib(gpus.memory)}",
+            )
+        )
     if server is not None and not server.sequences:
         advice += (found := server_advice(job, sizes, gpus))
         problems.append(_server_problem(job, server, found))
@@ -109,17 +120,22 @@ def _runs(job: JobConfig) -> list[TrainingConfig]:
     return by_rank[: job.trainer.max_runs]
 
 
-def _placed(job: JobConfig) -> tuple[int, bool]:
-    """Returns how many GPUs the job uses, and whether the trainer shares one with a server."""
-    by_role = {name: set(its) for name, its in devices(job).items()}
-    trainer = by_role.pop("trainer") or set(range(job.trainer.processes))
-    servers = [
-        its or set(range(job.inference.tensor_parallel_size)) for its in by_role.values()
-    ]  # without [gpus] all see all
-    occupied = set().union(*servers)
+def _placed(job: JobConfig) -> tuple[set[int], bool]:
+    """Returns the GPUs that the job uses, and whether the trainer shares one with a server.
+
+    Without `[gpus]` all roles see all GPUs, and each takes the first ones.
+    """
+    trainer = set(job.gpus.trainer or range(job.trainer.processes))
+    each = range(job.inference.tensor_parallel_size)
+    occupied = set(job.gpus.inference or each) if job.inference.replicas else set[int]()
     if job.trainer.nodes > 1:  # each on a machine of its own
-        return job.trainer.ranks + len(occupied), False
-    return len(trainer | occupied), bool(trainer & occupied)
+        return set(range(job.trainer.ranks + len(occupied))), False
+    return trainer | occupied, bool(trainer & occupied)
+
+
+def _servers_a_gpu(job: JobConfig) -> int:
+    """Returns how many servers are on one GPU: without `[gpus]` all are on the first ones."""
+    return job.inference.replicas if job.gpus.inference is None else 1
 
 
 def _server_problem(job: JobConfig, server: ServerMemory, advice: list[Advice]) -> Problem:

@@ -326,3 +326,32 @@ def test_more_gpus_of_a_server_are_proposed_only_where_they_are_free(
     file.write_text(placed.replace("inference = [0]", "inference = [0, 2]"))
     main([str(file), "--gpus", "3xTINY-3", "--json", *small, "--inference.tensor_parallel_size", "2"])
     assert json.loads(capsys.readouterr().out)["sequences"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("gpus", "flags", "said"),
+    [
+        ("1xH100-80", ["--inference.tensor_parallel_size", "2"], "the job uses 2 GPUs; there are 1"),
+        ("1xH100-80", ["--trainer.processes", "4"], "the job uses 4 GPUs; there are 1"),
+        (
+            "2xH100-80",
+            ["--gpus.inference", "[0]", "--gpus.trainer", "[5]"],
+            "the job names GPU 5; there are 2, from 0 on",
+        ),
+        ("1xH100-80", ["--inference.replicas", "4"], "the 4 servers are all on the first GPU, and take "),
+    ],
+)
+def test_a_job_that_needs_other_gpus_than_there_are_does_not_fit(
+    directories: dict[str, Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    gpus: str,
+    flags: list[str],
+    said: str,
+) -> None:
+    file = Path(write_job(tmp_path, directories["dense"], 1024))
+    file.write_text(file.read_text().replace("inference = [0]\ntrainer = [1]\n", ""))
+    share = ["--inference.extra_args", '["--gpu-memory-utilization", "0.5"]']
+    assert main([str(file), "--gpus", gpus, *share, *flags]) == 2
+    assert said in " ".join(capsys.readouterr().out.split())
