@@ -465,7 +465,14 @@ class RunConfig(Config):
         reason, penalised = self._trains_without_advantage(), self.training.has_penalty
         if (reason or penalised) and "filters" not in self.model_fields_set:
             self.__dict__["filters"] = []
-        if reason and any(isinstance(each, ZeroAdvantageFilter) and each.mode == "enforce" for each in self.filters):
+        enforced = any(isinstance(each, ZeroAdvantageFilter) and each.mode == "enforce" for each in self.filters)
+        if enforced and not reason and self.schedule.group_size == 1 and ":" not in self.advantage.kind:
+            raise ValueError(
+                f"schedule.group_size = 1: advantage.kind = {self.advantage.kind!r} compares the rollouts of a group, so each "
+                "would have the advantage 0 and be filtered; set group_size to 2 or more, or choose an algorithm that compares "
+                'those of a step, such as training.loss.kind = "reinforce_plus_plus"'
+            )
+        if reason and enforced:
             raise ValueError(
                 f"filters: zero_advantage removes rollouts by advantages within their groups, and {reason}; remove that filter "
                 '(filters = [], if there is no other), or set mode = "monitor"'

@@ -6,6 +6,7 @@ import gc
 import json
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor
 
-from run.config import TrainingConfig
+from run.config import RunConfig, TrainingConfig
 from run.updates import ReferenceConfig
 from tests.trainer.conftest import VOCABULARY, make_batch, make_run_config
 from tests.trainer.forked_ranks import launch
@@ -333,6 +334,18 @@ def test_a_value_head_needs_rollouts_that_no_group_filters(tmp_path: Path) -> No
     filters = [{"kind": "zero_advantage"}]
     with pytest.raises(ValueError, match=r"filters: zero_advantage .* remove that filter \(filters = \[\]"):
         type(config).model_validate(config.model_dump() | {"filters": filters})
+
+
+@pytest.mark.parametrize(
+    ("loss", "refused"), [("grpo", True), ("rloo", True), ("reinforce_plus_plus", False), ("importance_ratio", True)]
+)
+def test_a_group_of_one_is_not_compared_with_itself(tmp_path: Path, loss: str, refused: bool) -> None:
+    """Its rollout would always be filtered, and another drawn in its place, for ever."""
+    values = make_run_config(tmp_path, tmp_path).model_dump(exclude={"filters", "advantage", "training"})
+    values |= {"training": {"loss": {"kind": loss}}, "schedule": {"group_size": 1}}
+    with pytest.raises(ValueError, match="group_size = 1: ") if refused else nullcontext():
+        RunConfig.model_validate(values)
+    RunConfig.model_validate(values | {"filters": []})
 
 
 class Kills:
