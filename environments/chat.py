@@ -192,10 +192,16 @@ class Chat:
                     **given,
                 }
             )
-        except TemplateError as error:
+        except (
+            TemplateError,
+            TypeError,
+            AttributeError,
+            LookupError,
+        ) as error:  # such as of text and a list that are added
             roles = ", ".join(str(message.get("role")) for message in messages)
+            said = str(error) if isinstance(error, TemplateError) else f"{type(error).__name__}: {error}"
             raise ValueError(
-                f"{self._directory}: its chat template refuses messages of roles [{roles}]: {error}"
+                f"{self._directory}: its chat template refuses messages of roles [{roles}]: {said}"
             ) from error
 
     def _after_completion(

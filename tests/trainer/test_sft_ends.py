@@ -53,13 +53,26 @@ def test_two_ranks_refuse_an_adapter_of_another_model_together(place: Path, tmp_
     assert (tmp_path / "ended").read_text().splitlines() == ["0", "2"]
 
 
-def test_a_row_that_cannot_be_used_costs_no_step_before_it(place: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("messages", "said"),
+    [
+        ("hello", "messages is 'hello'; .*"),
+        (
+            [*messages_of(1)[:1], {"role": "assistant", "content": [{"type": "text", "text": "x"}]}],
+            r"messages\[1\].content is .*; expected text",
+        ),
+    ],
+    ids=["no list", "content in parts"],
+)
+def test_a_row_that_cannot_be_used_costs_no_step_before_it(
+    place: Path, tmp_path: Path, messages: Any, said: str
+) -> None:
     rows: list[dict[str, Any]] = [{"messages": messages_of(index)} for index in range(8)]
     last = order_of(make_config(place, tmp_path, data={"rows": rows}, epochs=1))[-1]
-    rows[last] = {"messages": "hello"}
+    rows[last] = {"messages": messages}
     training = {**TRAINING, "checkpoint_interval": 99}
     config = make_config(place, tmp_path / "out", data={"rows": rows}, epochs=1, samples_per_step=2, training=training)
-    with pytest.raises(ValueError, match=r"messages is 'hello'; .*; the weights of step 3 are in .*step_3"):
+    with pytest.raises(ValueError, match=rf"{said}; the weights of step 3 are in .*step_3"):
         run(config)
     assert published_steps(tmp_path / "out" / "trainer" / "sft" / "checkpoints") == [3]
     assert weights_in(newest_weights(config))

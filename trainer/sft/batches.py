@@ -136,6 +136,9 @@ class SftBatches:
                 f"{where}: messages is {str(messages)[:80]!r}; expected a list of {{role, content}} (data.columns takes it from "
                 "another column)"
             )
+        for number, each in enumerate(messages):
+            if not isinstance(content := each.get("content"), str | None):
+                raise DataError(f"{where}: messages[{number}].content is {str(content)[:80]!r}; expected text")
         try:
             return demonstrations_of(self._chat, messages, tools)
         except ValueError as error:

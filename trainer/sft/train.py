@@ -50,11 +50,13 @@ def run(config: SftConfig, on_ready: Callable[[], object] = lambda: None) -> int
             "--fresh, or use another output_dir"
         )
     batches = SftBatches(config, _ends_of_trained(run_dir / "sft.json", config))
+    file = run_dir / "sft.json"
+    if config.on_long == "error" and not (config.resume and file.exists()):
+        batches.check_lengths()
+    _check_identity(file, batches, config.resume)
     if config.resume:
         batches.refuse_fewer_epochs(checkpoint.newest_step(config.output_dir, config.run_id))
-    if config.on_long == "error" and not (config.resume and (run_dir / "sft.json").exists()):
-        batches.check_lengths()
-    _check_identity(run_dir / "sft.json", batches, config.resume)
+    _note_identity(file, batches)
     described = config.run(batches.steps).model_dump(mode="json", exclude_none=True)
     (run_dir / "control").mkdir(parents=True, exist_ok=True)
     (config.output_dir / "trainer").mkdir(exist_ok=True)
@@ -89,7 +91,7 @@ def _ends_of_trained(path: Path, config: SftConfig) -> dict[int, int]:
 
 
 def _check_identity(path: Path, batches: SftBatches, resume: bool) -> None:
-    """Refuses to resume with another model or batches; notes those of a run that begins or goes on. Raises `ValueError`."""
+    """Raises `ValueError` for a resume with another model or batches than the run began with."""
     identity = json.loads(json.dumps(batches.identity))
     former = json.loads(path.read_text()) if resume and path.exists() else identity
     known = identity.keys() & former.keys()  # what a former version did not note is not compared
@@ -98,8 +100,12 @@ def _check_identity(path: Path, batches: SftBatches, resume: bool) -> None:
             f"{path}: {', '.join(changed)} changed since the run began, so its steps would be those of another run; put them "
             "back, or use another output_dir"
         )
+
+
+def _note_identity(path: Path, batches: SftBatches) -> None:
+    """Notes the model and batches of a run that begins or goes on."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, json.dumps(identity | {"ends": batches.ends}, indent=2).encode() + b"\n")
+    write_atomically(path, json.dumps(batches.identity | {"ends": batches.ends}, indent=2).encode() + b"\n")
 
 
 class SftTrainer(Trainer):
