@@ -73,10 +73,7 @@ def main(arguments: list[str]) -> int:
         _print_end(job, resolved, outcome, console)
     if outcome.reason != "done" or not job.is_complete:
         _print_evictions(resolved, console)
-        begun = "Once the configuration is right, it goes" if outcome.code == UserError.code else "It goes"
-        if not resolved.stay and evictions_of_all_left(resolved.every_run):
-            begun = "Once that is removed, it goes"
-        console.print(f"\n{begun} on with: {resuming_command(arguments)}", highlight=False)
+        console.print(f"\n{_how_to_go_on(resolved, outcome, arguments)}", highlight=False)
     return outcome.code
 
 
@@ -85,6 +82,17 @@ def check(command: Command[JobConfig]) -> None:
     if "fresh" in command.switches and command.config.resume:
         raise UserError("--resume and --fresh exclude each other")
     check_job(command.config)
+
+
+def _how_to_go_on(job: JobConfig, outcome: Outcome, arguments: Sequence[str]) -> str:
+    """Returns how a job goes on that has ended before it was done. Of one that did no step nothing is worth keeping."""
+    if not job.stay and evictions_of_all_left(job.every_run):
+        return f"Once that is removed, it goes on with: {resuming_command(arguments)}"
+    if outcome.code != UserError.code:
+        return f"It goes on with: {resuming_command(arguments)}"
+    if any(map(committed_steps, job.every_run)):
+        return f"Once the configuration is right, it goes on with: {resuming_command(arguments)}"
+    return "No step was done. Mend the configuration, and start it again with --fresh"
 
 
 def resuming_command(arguments: Sequence[str]) -> str:

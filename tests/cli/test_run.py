@@ -20,10 +20,11 @@ from typing import Any
 import pytest
 import tomli_w
 
-from cli.run import resuming_command
+from cli.run import _how_to_go_on, resuming_command
 from cluster.attended.left_running import has_agents
 from cluster.errors import ClusterError
 from cluster.job_files import control_path, read_outcome
+from cluster.manager.events import Outcome
 from cluster.master.control import ask
 from cluster.notify import NotifySocket
 from job.config import JobConfig
@@ -318,6 +319,19 @@ def test_what_a_stopped_job_is_said_to_go_on_with_can_be_typed() -> None:
     assert resuming_command(["--trainer.compile", "true", "job.toml"]).endswith(
         "--trainer.compile true job.toml --resume"
     )
+
+
+@pytest.mark.parametrize("steps", [0, 3])
+def test_a_job_that_its_configuration_ended_goes_on_if_a_step_was_done(job: FakeJob, steps: int) -> None:
+    """Else --resume would refuse the very change that is needed, such as another model."""
+    config = load(JobConfig, Path(job.arguments[0]), [])
+    if steps:
+        run = config.orchestrator
+        write_checkpoint(run.run_dir, Checkpoint(steps, identity_of(run), {}, {}, []), keep=1)
+    said = _how_to_go_on(config, Outcome(2, "trainer ended with exit code 2"), job.arguments)
+    assert ("--resume" in said) == bool(steps)
+    assert ("again with --fresh" in said) == (not steps)
+    assert _how_to_go_on(config, Outcome(1, "it was killed"), job.arguments).endswith("--resume")
 
 
 def test_ctrl_c_stops_the_job_and_leaves_it_resumable(job: FakeJob) -> None:
