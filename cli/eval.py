@@ -161,7 +161,10 @@ async def _play(
 
     if server is None:
         return await play_evaluations(run, evaluations, subject, directory, announce)
-    print(f"starting a server of {subject.described}; its log is {server.log_file}", file=sys.stderr)
+    print(
+        f"starting a server of {', '.join(map(str, subject.described.values()))}; its log is {server.log_file}",
+        file=sys.stderr,
+    )
     async with server_running(server, directory, variables) as ended:
         work = play_evaluations(at_servers(run, [url_of(server)], server), evaluations, subject, directory, announce)
         return await unless_ended(work, ended, directory / "inference.log")

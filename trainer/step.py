@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
+from environments.describe_error import describe_error
 from trainer.faults import is_fatal, is_out_of_memory
 from trainer.lora.multi_lora import adapter_spans
 from trainer.losses.contract import Gradients, LossInputs, LossOutputs
@@ -213,7 +214,7 @@ def _loss_and_gradients(
         if is_out_of_memory(error):
             raise  # fewer tokens may fit
         logger.warning("run %s: the loss of step %d failed", step.run.run_id, step.batch.step, exc_info=True)
-        step.fault = f"the loss of step {step.batch.step} raised {type(error).__name__}: {error}"
+        step.fault = f"the loss of step {step.batch.step} raised {describe_error(error)}"
         return None, Gradients(torch.zeros_like(inputs.advantages_P))
     return outputs, gradients
 

@@ -43,7 +43,7 @@ def find_checkpoint(given: Path) -> Checkpoint:
         directory /= f"step_{steps[-1]}"
     name, _, number = directory.name.partition("_")
     step = int(number) if name == "step" and number.isascii() and number.isdigit() else None
-    if step is not None and not directory.is_dir():
+    if not directory.is_dir():
         there = published_steps(directory.parent)
         advice = f"; {directory.parent} has steps {', '.join(map(str, there))}" if there else ""
         raise UserError(f"--checkpoint {directory}: there is no such directory{advice}")

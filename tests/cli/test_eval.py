@@ -222,6 +222,8 @@ def test_the_server_of_each_kind_of_checkpoint(file: Path, tmp_path: Path) -> No
         find_checkpoint(tmp_path / "full" / "step_7")
     with pytest.raises(UserError, match=r"step_1: there is no such directory$"):
         find_checkpoint(tmp_path / "nowhere" / "step_1")
+    with pytest.raises(UserError, match=r"nowhere: there is no such directory$"):
+        find_checkpoint(tmp_path / "nowhere")
     (full / "STABLE").unlink()
     with pytest.raises(UserError, match="being written or removed"):
         find_checkpoint(full)
