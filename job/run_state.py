@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.worker_view import ENDED, State, WorkerView
-from job.directory import orchestrator_of
+from job.directory import is_running, orchestrator_of
 from job.inspection.history import History
 from orchestrator.evaluation.lines import evaluated_steps
 from run.config import RunConfig
@@ -88,8 +88,10 @@ def current_state(output_dir: Path, history: History, is_guest: bool, is_to_star
     if exclusion is not None:
         return exclusion.partition(":")[0]
     if (output_dir / f"run_{history.run_id}" / "sft.json").exists():
-        # There is no orchestrator, so nothing says that it lives.
-        return "done" if history.steps and max(history.trained, default=0) >= history.steps else "unfinished"
+        # There is no orchestrator. The command has the directory's lock.
+        if history.steps and max(history.trained, default=0) >= history.steps:
+            return "done"
+        return "running" if is_running(output_dir) else "unfinished"
     if history.complete:
         return "done"
     return "starting" if is_to_start else "not running"

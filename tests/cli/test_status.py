@@ -229,6 +229,9 @@ def test_status_of_fine_tuning_goes_by_the_trained_steps(tmp_path: Path, capsys:
     (tmp_path / "run_sft" / "control").mkdir(parents=True)
     (tmp_path / "run_sft" / "sft.json").write_text("{}")
     (tmp_path / "run_sft" / "control" / "orch.toml").write_text("steps = 2\n")
-    for step, state in ((1, "unfinished"), (2, "done")):
+    lock = take_lock(tmp_path / JOB_LOCK, "")
+    for step, state in ((1, "running"), (1, "unfinished"), (2, "done")):
         write_lines(tmp_path / "trainer" / "metrics.jsonl", [{"run_id": "sft", "step": step, "time": 1.0}])
+        if state == "unfinished":
+            os.close(lock)
         assert state in shown_by_status(tmp_path, capsys)
