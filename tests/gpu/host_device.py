@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import fcntl
 import shutil
+import subprocess
+import sys
 import types
 from datetime import timedelta
 from functools import cache
@@ -20,6 +22,10 @@ from torch.utils import cpp_extension
 
 NAME = "host"
 """Of the device, and of the backend of its collective calls."""
+
+ON_HOST = "TESTS_ON_HOST_DEVICE"
+"""Set in the environment of tests that use the device, in a process of their own: torch counts its devices once, when it first
+differentiates, and the device is then torch's accelerator for all else."""
 
 EXTENSION = "counterpoint_host_device"
 
@@ -80,3 +86,12 @@ def _keep_ties() -> None:
             torch.__future__.set_swap_module_params_on_conversion(False)
 
     torch.nn.Module.to = to
+
+
+def build() -> None:
+    """Builds the device in a process of its own."""
+    subprocess.run([sys.executable, "-m", __name__], cwd=Path(__file__).parents[2], check=True, timeout=600)
+
+
+if __name__ == "__main__":
+    host_device()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.gpu.host_device import can_be_built, host_device
+from tests.gpu.host_device import build, can_be_built
 from tests.trainer.expert_learner import LORA
 from tests.trainer.forked_ranks import launch
 from tests.trainer.sharded_learner import SCENARIOS
@@ -27,7 +27,7 @@ NAMES = ["dense-full", "moe-lora-two"]
 
 def train(directory: Path, learner: str, *arguments: object) -> None:
     """Has two ranks train on the device in the host's memory."""
-    host_device()  # once, before both ranks would build it
+    build()  # once, before both ranks would
     launch(2, directory, f"tests.trainer.{learner}", *arguments, module="tests.gpu.host_ranks")
 
 
