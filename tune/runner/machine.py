@@ -190,7 +190,15 @@ class ExperimentMachine(Transfers):
             trial.checkpoint = Checkpoint("", 0, trial.restore_path)
         self.scheduler.on_trial_add(self, trial)
         if self.stopping is not None and progress.phase is Phase.OUT:
-            self.stop_trial(trial)
+            trials = self.table.trials
+            if any(self.table.progress(each).lacks_metric for each in trials) and not any(
+                each.num_results for each in trials
+            ):
+                # It was proposed before the experiment ended for want of the metric, and can run again as the others can.
+                self._count_failure(trial, progress, self.stopping, may_recover=False)
+                self._settle(trial, progress, Trial.ERROR)
+            else:
+                self.stop_trial(trial)
 
     def _start_one(self, needs: Sequence[str]) -> None:
         self.may_start = False
