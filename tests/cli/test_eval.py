@@ -164,7 +164,7 @@ def test_a_server_that_is_said_to_run_is_not_awaited_for_long(tmp_path: Path) ->
         ([], "describes no server to start"),
         (["--server", "http://127.0.0.1:1", "--evaluation", "toyeval"], "there is no evaluation 'toyeval'"),
         (["--server", "ftp://nowhere"], "--server ftp://nowhere"),
-        (["--server", "http://127.0.0.1:1", "--checkpoint", "/nowhere"], "neither adapter_config.json"),
+        (["--server", "http://127.0.0.1:1", "--checkpoint", "/nowhere"], "/nowhere: there is no such directory"),
         (["--server", "http://127.0.0.1:1", "--stpes", "3"], "there is no key stpes"),
     ],
 )
