@@ -192,12 +192,8 @@ class Chat:
                     **given,
                 }
             )
-        except (
-            TemplateError,
-            TypeError,
-            AttributeError,
-            LookupError,
-        ) as error:  # such as of text and a list that are added
+        except (TemplateError, TypeError, AttributeError, LookupError) as error:
+            # A template may, for example, add text and a list.
             roles = ", ".join(str(message.get("role")) for message in messages)
             said = str(error) if isinstance(error, TemplateError) else f"{type(error).__name__}: {error}"
             raise ValueError(

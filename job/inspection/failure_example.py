@@ -42,17 +42,16 @@ class FailureExamples:
 
         None if no such error is kept, or none was found within the limits.
         """
-        for environment, kinds in failures.items():
-            kind = next(iter(kinds))
-            name = f"{PREFIX}{environment}/{kind}"
-            rollouts = self._job / f"run_{history.run_id}" / "rollouts"
-            with_it = [step for step in published_steps(rollouts) if name in history.shipped.get(step, {})]
-            return (
-                self._found(records_file(self._job, history.run_id, with_it[-1]), environment, kind)
-                if with_it
-                else None
-            )
-        return None
+        if not failures:
+            return None
+        environment, kinds = next(iter(failures.items()))
+        kind = next(iter(kinds))
+        name = f"{PREFIX}{environment}/{kind}"
+        rollouts = self._job / f"run_{history.run_id}" / "rollouts"
+        with_it = [step for step in published_steps(rollouts) if name in history.shipped.get(step, {})]
+        if not with_it:
+            return None
+        return self._found(records_file(self._job, history.run_id, with_it[-1]), environment, kind)
 
     def _found(self, path: Path, environment: str, kind: str) -> str | None:
         try:

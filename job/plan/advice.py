@@ -191,7 +191,13 @@ class _Fitting:
     def _room(self, change: _Change) -> int:
         if change.own_gpus or not self._shared:
             return self._gpus.memory
-        return self._gpus.memory - server_memory(self._sizes, self._servers(change), self._gpus.memory).share
+        server = server_memory(self._sizes, self._servers(change), self._gpus.memory)
+        return self._gpus.memory - server.share * servers_a_gpu(self._job)
+
+
+def servers_a_gpu(job: JobConfig) -> int:
+    """Returns how many servers are on one GPU: without `[gpus]` all are on the first ones."""
+    return job.inference.replicas if job.gpus.inference is None else 1
 
 
 def server_advice(job: JobConfig, sizes: ModelSizes, gpus: Gpus) -> list[Advice]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from job.config import JobConfig
-from job.plan.advice import Advice, largest_tokens, server_advice, trainer_advice
+from job.plan.advice import Advice, largest_tokens, server_advice, servers_a_gpu, trainer_advice
 from job.plan.devices import GIB, Gpus
 from job.plan.dry_run import ModelSizes, model_sizes
 from job.plan.inference_memory import ServerMemory, server_memory, utilization
@@ -68,7 +68,7 @@ def make_plan(job: JobConfig, directory: Path, gpus: Gpus) -> Plan:
     runs = _runs(job)
     server = server_memory(sizes, job.inference, gpus.memory) if job.inference.replicas else None
     used, shared = _placed(job)
-    together = 0 if server is None else server.share * _servers_a_gpu(job)
+    together = 0 if server is None else server.share * servers_a_gpu(job)
     room = gpus.memory - (together if shared else 0)
 
     parts = rank_parts(directory, trainer, runs, trainer.max_tokens)
@@ -131,11 +131,6 @@ def _placed(job: JobConfig) -> tuple[set[int], bool]:
     if job.trainer.nodes > 1:  # each on a machine of its own
         return set(range(job.trainer.ranks + len(occupied))), False
     return trainer | occupied, bool(trainer & occupied)
-
-
-def _servers_a_gpu(job: JobConfig) -> int:
-    """Returns how many servers are on one GPU: without `[gpus]` all are on the first ones."""
-    return job.inference.replicas if job.gpus.inference is None else 1
 
 
 def _server_problem(job: JobConfig, server: ServerMemory, advice: list[Advice]) -> Problem:

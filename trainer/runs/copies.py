@@ -172,7 +172,7 @@ def read(run: Run, output_dir: Path, step: int) -> CopiedState:
         position = _check_fits(directory, copy, run)
         if (
             step == 0
-        ):  # a later one was checked when it was accepted; if `steps` is less now, it is journalled all the same
+        ):  # a later one was checked when it was accepted, and is carried out although `steps` may be less now
             _check_schedule(copy, position, run)
         tensors = load_file(directory / _STATE)
         run.optimizer.check_state(tensors)

@@ -1,4 +1,4 @@
-"""Imports large libraries in less time, and for trainers with what torch reads from the environment."""
+"""Imports large libraries in less time; for trainers it also sets the environment that torch reads."""
 
 from __future__ import annotations
 
