@@ -170,9 +170,8 @@ def read(run: Run, output_dir: Path, step: int) -> CopiedState:
     directory = copies_directory(output_dir, run.run_id) / f"step_{step}"
     try:
         position = _check_fits(directory, copy, run)
-        if (
-            step == 0
-        ):  # a later one was checked when it was accepted, and is carried out although `steps` may be less now
+        # A later one was checked when it was accepted, and is carried out although `steps` may be less now.
+        if step == 0:
             _check_schedule(copy, position, run)
         tensors = load_file(directory / _STATE)
         run.optimizer.check_state(tensors)
