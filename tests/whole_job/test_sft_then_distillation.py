@@ -20,8 +20,8 @@ from tests.support.vllm_server import ServerProcess
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(600)]
 
-STEPS = 8
-EPOCHS = 4
+STEPS = 12
+EPOCHS = 6
 LORA = {"rank": 8}
 ANSWER = "zzzz"
 
