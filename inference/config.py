@@ -177,9 +177,10 @@ class PoolConfig(Config):
     update_timeout_seconds: float = Field(default=300.0, gt=0)
     """Deadline of one weight update of one server, the sending included."""
 
-    send_weights: bool = False
-    """Send new weights to the servers over HTTP, for servers that do not see the job's directory (docs/weights.md). False: they
-    get the path, and read the files themselves."""
+    send_weights: bool | Literal["nixl"] = False
+    """Send new weights to the servers over HTTP, for servers that do not see the job's directory (docs/weights.md). `"nixl"`:
+    those in shared memory are read by the servers, through InfiniBand or RoCE where there is any. False: they get the path, and
+    read the files themselves."""
 
     probe_tolerance: float | None = Field(default=None, gt=0)
     """Largest root mean square difference between the trainer's and a server's log-probabilities of a probe, in nats. Unset: a
@@ -189,7 +190,7 @@ class PoolConfig(Config):
     def _can_be_sent(self) -> PoolConfig:
         if self.send_weights and self.protocol != "binary":
             raise ValueError(
-                f"send_weights = true with protocol = {self.protocol!r}: a stock vLLM reads adapters from a path; use "
+                f"send_weights with protocol = {self.protocol!r}: a stock vLLM reads adapters from a path; use "
                 'protocol = "binary", or let it see the job\'s directory'
             )
         return self

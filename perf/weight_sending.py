@@ -1,10 +1,12 @@
 """Measures what it costs to send a version's weights to a server: seconds, CPU seconds of both ends, and the sender's loop lag.
 
-    python -m perf.weight_sending [--mib 1024] [--servers 1]
+    python -m perf.weight_sending [--mib 1024] [--servers 1] [--nixl]
 
 A file in shared memory goes by the orchestrator's own sender over loopback to processes that receive it as a server does
-(`inference/plugin/receiving.py`), under uvicorn, and load nothing. The lag is that of a coroutine that sleeps a millisecond, over
-and over, with a stall counted for as long as it lasts: while nothing is sent and while weights are, in turns.
+(`inference/plugin/receiving.py`), under uvicorn, and load nothing. With `--nixl` every other turn they read it themselves
+(`inference/remote_memory/`); `UCX_TLS=tcp` keeps NIXL from what two machines do not have. The lag is that of a coroutine that
+sleeps a millisecond, over and over, with a stall counted for as long as it lasts: while nothing is sent and while weights are, in
+turns. CPU seconds include those of processes that were started for it.
 """
 
 from __future__ import annotations
@@ -18,8 +20,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import uvicorn
@@ -34,7 +37,7 @@ from inference.clients.http_sessions import HttpSessions
 from inference.clients.weight_sender import WeightSender
 from inference.config import PoolConfig
 from inference.plugin.receiving import Receiver
-from inference.sent_weights import MAX_OFFER_BYTES, OFFER_PATH, SEND_PATH, Offer
+from inference.sent_weights import MAX_OFFER_BYTES, OFFER_PATH, READ_PATH, SEND_PATH, Offer, Readable
 from orchestrator.loop_health.lag import LagDistribution
 from transport.files.atomic import STABLE
 from transport.files.shared_memory import SHARED_MEMORY
@@ -55,6 +58,7 @@ def main() -> None:
         "--mib", type=int, default=1024, help="MiB of the weights; each end holds them in shared memory"
     )
     parser.add_argument("--servers", type=int, default=1, help="receiving processes, to which they go at once")
+    parser.add_argument("--nixl", action="store_true", help="have servers read the weights every other turn")
     parser.add_argument("--receive", nargs=2, metavar=("MODEL", "DESCRIPTOR"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.receive:
@@ -63,7 +67,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=SHARED_MEMORY) as memory:
         save_file({"weights": np.ones(arguments.mib << 18, np.float32)}, Path(memory) / "model.safetensors")
         (Path(memory) / STABLE).touch()
-        Console(width=140).print(uvloop.run(measure(Path(memory), arguments.servers)))
+        Console(width=140).print(uvloop.run(measure(Path(memory), arguments.servers, arguments.nixl)))
 
 
 def receive(model: Path, descriptor: int) -> None:
@@ -72,42 +76,62 @@ def receive(model: Path, descriptor: int) -> None:
     receiver, app = Receiver(model), FastAPI()
 
     @app.post(OFFER_PATH)
-    async def offer(request: Request) -> dict[str, list[str]]:
+    async def offer(request: Request) -> dict[str, object]:
         body = await request.body()
         assert len(body) <= MAX_OFFER_BYTES
-        return {"holds": sorted(await receiver.consider(Offer.decode(body)))}
+        held, reads = await receiver.consider(Offer.decode(body))
+        return {"holds": sorted(held), "reads": reads}
 
     @app.post(SEND_PATH)
     async def send(request: Request) -> float:
-        began = time.process_time()
+        began = cpu_seconds()
         _, received = await receiver.receive(request.stream())
-        taken = time.process_time() - began
+        taken = cpu_seconds() - began
+        await asyncio.to_thread(received.remove)
+        return taken
+
+    @app.post(READ_PATH)
+    async def read(request: Request) -> float:
+        began = cpu_seconds()
+        received = await receiver.read(Readable.decode(await request.body()))
+        taken = cpu_seconds() - began
         await asyncio.to_thread(received.remove)
         return taken
 
     uvicorn.run(app, fd=descriptor, log_level="warning")
 
 
-async def measure(directory: Path, servers: int) -> Table:
+def cpu_seconds() -> float:
+    """Returns those of this process, and of all that it has started and that have ended."""
+    return time.process_time() + os.times().children_user + os.times().children_system
+
+
+async def measure(directory: Path, servers: int, nixl: bool) -> Table:
     """Returns the table of all turns."""
     table = Table("turn", "seconds", "MB/s", "CPU s, sender", "CPU s, each server", "lag p50, ms", "p99", "max")
     nbytes = servers * (directory / "model.safetensors").stat().st_size
     with receivers(directory, servers) as urls:
-        async with HttpSessions(PoolConfig(send_weights=True, connect_timeout_seconds=START_SECONDS)) as sessions:
-            senders = [sender for url in urls if (sender := sessions.weight_sender(url)) is not None]
-            await send_to_all(senders, directory, 0)
+        async with AsyncExitStack() as stack:
+            senders: dict[str, list[WeightSender]] = {}
+            for way in ("are sent", "are read by NIXL") if nixl else ("are sent",):
+                setting: bool | Literal["nixl"] = "nixl" if way == "are read by NIXL" else True
+                config = PoolConfig(send_weights=setting, connect_timeout_seconds=START_SECONDS)
+                sessions = await stack.enter_async_context(HttpSessions(config))
+                senders[way] = [sender for url in urls if (sender := sessions.weight_sender(url)) is not None]
+                await send_to_all(senders[way], directory, 0)
             for turn in range(1, TURNS + 1):
                 lags = asyncio.create_task(sample_lags())
                 await asyncio.sleep(IDLE_SECONDS)
                 lags.cancel()
                 table.add_row(f"{turn}: nothing is sent", "", "", "", "", *await lags)
-                lags = asyncio.create_task(sample_lags())
-                began, cpu = time.perf_counter(), time.process_time()
-                taken = await send_to_all(senders, directory, turn)
-                elapsed, cpu = time.perf_counter() - began, time.process_time() - cpu
-                lags.cancel()
-                figures = f"{elapsed:.2f}", f"{nbytes / elapsed / 1e6:.0f}", f"{cpu:.2f}", f"{max(taken):.2f}"
-                table.add_row(f"{turn}: weights are sent", *figures, *await lags)
+                for way, those in senders.items():
+                    lags = asyncio.create_task(sample_lags())
+                    began, cpu = time.perf_counter(), cpu_seconds()
+                    taken = await send_to_all(those, directory, turn)
+                    elapsed, cpu = time.perf_counter() - began, cpu_seconds() - cpu
+                    lags.cancel()
+                    figures = f"{elapsed:.2f}", f"{nbytes / elapsed / 1e6:.0f}", f"{cpu:.2f}", f"{max(taken):.2f}"
+                    table.add_row(f"{turn}: weights {way}", *figures, *await lags)
     return table
 
 

@@ -8,6 +8,7 @@ the binary route use a `BinaryHttpClient` of each server instead.
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
@@ -23,9 +24,12 @@ from inference.clients.binary_http import BinaryHttpClient, TickLimits
 from inference.clients.failures import ERROR_BYTES, failure_of
 from inference.clients.weight_sender import WeightSender
 from inference.config import PoolConfig
+from inference.remote_memory.agent import has_rdma, require_nixl
 from inference.token import read_token
 from inference.wire import MAX_RESPONSE_BYTES
 from transport.telemetry.trace_context import is_header, traceparent
+
+logger = logging.getLogger(__name__)
 
 KEEPALIVE_SECONDS = 600.0
 READ_BUFFER_BYTES = 1 << 20
@@ -38,6 +42,14 @@ class HttpSessions:
     """The sessions, shared by the clients of all servers."""
 
     def __init__(self, config: PoolConfig) -> None:
+        """Opens nothing yet. Raises `ValueError` for a file, or a library, that `config` needs and that is not there."""
+        if config.send_weights == "nixl":
+            require_nixl()
+            if not has_rdma():
+                logger.warning(
+                    'send_weights = "nixl": this machine has no adapter for InfiniBand or RoCE (/sys/class/infiniband), '
+                    "and over TCP NIXL is slower than send_weights = true"
+                )
         self._config = config
         # So that Content-Length is the length of the body as read; log-probabilities and routed experts hardly compress anyway.
         self._headers = {"Accept-Encoding": "identity"}
@@ -63,7 +75,8 @@ class HttpSessions:
         if not self._config.send_weights:
             return None
         timeout = self._config.connect_timeout_seconds
-        return WeightSender(url, self._headers, timeout, self._senders, lambda: self._tls)
+        lends = self._config.send_weights == "nixl"
+        return WeightSender(url, self._headers, timeout, self._senders, lambda: self._tls, lends=lends)
 
     def forget(self, client: BinaryHttpClient) -> None:
         """Closes one binary client now."""

@@ -1,7 +1,8 @@
 """Sends the files of a version to a server, in a thread: the bytes go from file to socket without the event loop.
 
-A thread of its own reads a megabyte and writes it, both without the GIL. Silence of the server ends it, and so does the caller's
-cancellation, which shuts the socket down.
+A thread of its own reads a quarter of a megabyte and writes it, both without the GIL. Silence of the server ends it, and so does
+the caller's cancellation, which shuts the socket down. With NIXL the server reads files that are in this machine's memory itself
+(`inference/remote_memory/`), and the thread waits.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ import orjson
 
 from inference.base import InferenceError, RequestRefused, ServerFailure, ServerUnreachable, WeightUpdate
 from inference.clients.failures import ERROR_BYTES, failure_of
-from inference.sent_weights import OFFER_PATH, SEND_PATH, Offer, opened
+from inference.remote_memory.lending import Lending, are_in_memory
+from inference.sent_weights import OFFER_PATH, READ_PATH, SEND_PATH, Offer, opened
 from transport.process.permanent_errors import is_permanent
 
 SILENT_SECONDS = 30.0
@@ -46,14 +48,19 @@ class WeightSender:
         connect_timeout_seconds: float,
         threads: Executor,
         tls: Callable[[], ssl.SSLContext],
+        *,
+        lends: bool = False,
     ) -> None:
+        """Sends nothing yet. `lends`: a server that has NIXL reads what is in this machine's memory; not under `https`."""
         self._url = url
         self._headers = headers
         self._connect_timeout_seconds = connect_timeout_seconds
         self._threads = threads
         self._tls = tls
+        self._lends = lends and urlsplit(url).scheme == "http"
         self._sent: int | None = None
-        """The version that was sent last. Sent again, it comes whole, whatever the server holds: it was not proven."""
+        """The version that was sent last. Sent again, it comes whole and over HTTP, whatever the server holds or can read: it was
+        not proven."""
 
     async def send(self, update: WeightUpdate) -> bytes:
         """Sends the files of a version, waits until the server has loaded them, and returns its answer.
@@ -61,7 +68,10 @@ class WeightSender:
         Raises `RequestRefused` if the server refuses or the files are no version, `ServerFailure` or `ServerUnreachable` if the
         server fails, else `InferenceError`: the files cannot be read now. Has no deadline for the loading.
         """
-        transfer = _Transfer(self._url, self._connect(), self._headers, update, self._sent == update.version)
+        again = self._sent == update.version
+        transfer = _Transfer(
+            self._url, self._connect(), self._headers, update, whole=again, lends=self._lends and not again
+        )
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, transfer.run)
         except asyncio.CancelledError:
@@ -88,10 +98,14 @@ class _Transfer:
         connection: http.client.HTTPConnection,
         headers: Mapping[str, str],
         update: WeightUpdate,
+        *,
         whole: bool,
+        lends: bool,
     ) -> None:
         self._url = url
         self._whole = whole
+        self._lends = lends
+        self._lending = Lending()
         self._connection = connection
         self._headers = {**headers, "Content-Type": "application/octet-stream"}
         self._update = update
@@ -103,6 +117,7 @@ class _Transfer:
         """Does it all; see `WeightSender.send`."""
         version = self._update.version
         with ExitStack() as stack:
+            stack.enter_context(self._lending)
             stack.callback(self._connection.close)
             try:
                 offer, files = stack.enter_context(opened(self._update))
@@ -122,6 +137,7 @@ class _Transfer:
     def abort(self) -> None:
         """Ends it soon, from another thread."""
         self._aborted = True
+        self._lending.abort()
         if (connected := self._connection.sock) is not None:
             with suppress(OSError):  # it has ended already
                 # Past TLS, whose own shutdown would let the other thread write in the clear.
@@ -134,10 +150,12 @@ class _Transfer:
         self._connection.timeout = SILENT_SECONDS
         self._connection.sock.settimeout(SILENT_SECONDS)
         self._post(OFFER_PATH, [encoded := offer.encode()], len(encoded))
-        holds = _names(self._answer(), self._url)
+        holds, reads = _considered(self._answer(), self._url)
         if not self._whole:
             offer = replace(offer, left_out=holds & offer.identities.keys())
         self.has_begun = True
+        if self._lends and reads and are_in_memory({name: files[name] for name in offer.coming}):
+            return self._lend(offer, files)
         try:
             self._post(SEND_PATH, self._pieces(offer, files), len(offer.preamble()) + offer.nbytes)
         except (BrokenPipeError, ConnectionResetError, ssl.SSLEOFError, ssl.SSLZeroReturnError):
@@ -145,6 +163,14 @@ class _Transfer:
                 raise
             return self._answer()  # it may have said why before it hung up
         self._connection.sock.settimeout(None)  # it loads now, for which the caller has a deadline
+        return self._answer()
+
+    def _lend(self, offer: Offer, files: Mapping[str, FileIO]) -> bytes:
+        body = self._lending.start(offer, files).encode()
+        self._post(READ_PATH, [body], len(body))
+        self._connection.sock.settimeout(
+            None
+        )  # the server watches what comes, and the caller has a deadline for the whole
         return self._answer()
 
     def _unsendable(self, error: Exception) -> InferenceError:
@@ -182,10 +208,10 @@ class _Transfer:
                 yield piece
 
 
-def _names(answer: bytes, url: str) -> frozenset[str]:
-    """Returns the files that a server holds. Raises `ServerFailure` for an answer that does not say so."""
+def _considered(answer: bytes, url: str) -> tuple[frozenset[str], bool]:
+    """Returns the files that a server holds, and whether it can read others. Raises `ServerFailure` for any other answer."""
     try:
-        names = orjson.loads(answer)["holds"]
-        return frozenset(str(name) for name in names)
-    except (orjson.JSONDecodeError, KeyError, TypeError) as error:
+        said = orjson.loads(answer)
+        return frozenset(str(name) for name in said["holds"]), bool(said.get("reads"))
+    except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
         raise ServerFailure(f"{url} did not answer which files of an offer it holds: {error!r}") from error

@@ -1,7 +1,8 @@
 """Weights that a client sends (`inference/sent_weights.py`): written to a directory of this process's own, and loaded from there.
 
-In shared memory if there is room, else in the temporary directory, while requests run. What comes incomplete is removed. They are
-then loaded as any published directory. The base of what changed stays until another comes, so that it travels once.
+In shared memory if there is room, else in the temporary directory, while requests run. They come in a body, or are read out of
+the client's memory. What comes incomplete is removed. They are then loaded as any published directory. The base of what changed
+stays until another comes, so that it travels once.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ import errno
 import math
 import os
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
 from inference.plugin.checkpoint import BASE, read_manifest
-from inference.sent_weights import LENGTH_BYTES, MAX_OFFER_BYTES, Offer
+from inference.remote_memory import agent as remote_memory
+from inference.remote_memory.reading import read_files
+from inference.sent_weights import LENGTH_BYTES, MAX_OFFER_BYTES, Offer, Readable
 from transport.files.atomic import STABLE, write_buffers
 from transport.files.own_directory import OwnDirectory, remove_left
 from transport.files.shared_memory import SHARED_MEMORY, is_memory, lack_of_room
@@ -50,11 +53,14 @@ class Receiver:
         self._held: dict[str, tuple[str, int]] = {}
         """Identity and bytes of each file in `_base`, by its path in a published directory."""
 
-    async def consider(self, offer: Offer) -> frozenset[str]:
-        """Returns the files of an offer that need not come. Raises as `check`, of those that do."""
+    async def consider(self, offer: Offer) -> tuple[frozenset[str], bool]:
+        """Returns the files of an offer that need not come, and whether those that do can be read out of the client's memory.
+
+        They can where NIXL is installed, into memory alone. Raises as `check`, of those that come.
+        """
         held = self._held_of(offer)
-        await asyncio.to_thread(self.check, replace(offer, left_out=held), self._coming)
-        return held
+        place = await asyncio.to_thread(self.check, replace(offer, left_out=held), self._coming)
+        return held, place == SHARED_MEMORY and remote_memory.is_installed()
 
     def check(self, offer: Offer, coming: int) -> Path:
         """Returns the directory that has room for an offer beside `coming` bytes of others. Blocks on the disk.
@@ -92,6 +98,24 @@ class Receiver:
         if length > MAX_OFFER_BYTES:
             raise ValueError(f"an offer of {length} bytes comes; at most {MAX_OFFER_BYTES} are read")
         offer = Offer.decode(await reader.read(length))
+
+        async def write(directory: Path) -> None:
+            for name, nbytes in offer.coming.items():
+                await _write(reader, directory / name, nbytes)
+            if await reader.some(1):
+                raise ValueError("more bytes come than were offered")
+
+        return offer, await self._take(offer, write)
+
+    async def read(self, lent: Readable) -> OwnDirectory:
+        """Returns the directory of files that were read out of the client's memory, as a published directory.
+
+        Raises as `receive`.
+        """
+        return await self._take(lent.offer, lambda directory: read_files(lent, directory, SILENT_SECONDS))
+
+    async def _take(self, offer: Offer, fill: Callable[[Path], Awaitable[None]]) -> OwnDirectory:
+        """Makes a directory, which `fill` gives the files of an offer that come. Raises what it raises, and nothing is left."""
         others, own = self._coming, None
         self._coming += offer.nbytes  # before the check, so that whoever comes meanwhile is counted with it
         try:
@@ -99,10 +123,7 @@ class Receiver:
             own = await asyncio.to_thread(OwnDirectory, place, PREFIX)
             (own.path / BASE).mkdir()
             self._link_held(offer, own.path)
-            for name, nbytes in offer.coming.items():
-                await _write(reader, own.path / name, nbytes)
-            if await reader.some(1):
-                raise ValueError("more bytes come than were offered")
+            await fill(own.path)
             (own.path / STABLE).touch()
             await self._hold_base(offer, own.path)
         except BaseException:
@@ -111,7 +132,7 @@ class Receiver:
             raise
         finally:
             self._coming -= offer.nbytes
-        return offer, own
+        return own
 
     def _held_of(self, offer: Offer) -> frozenset[str]:
         return frozenset(

@@ -1,4 +1,4 @@
-"""Our HTTP routes inside vLLM's API server: generate, score, parse, probe, update, offer, send, unload, drain, status.
+"""Our HTTP routes inside vLLM's API server: generate, score, parse, probe, update, offer, send, read, unload, drain, status.
 
 `generate` answers in raw bytes what the JSON routes answer in text and base64. `update` is one transaction, so that a client that
 dies halfway leaves no server paused. The routes reach the engine through `EngineClient`, as vLLM's own do.
@@ -35,7 +35,16 @@ from inference.plugin.parsing import ParserFailed, ParserProcess, ParserRefused,
 from inference.plugin.receiving import Receiver
 from inference.plugin.scoring import MAX_ONE_BY_ONE, scores_of, scoring_prompts
 from inference.plugin.update import Updater
-from inference.sent_weights import MAX_OFFER_BYTES, OFFER_PATH, SEND_PATH, Offer
+from inference.sent_weights import (
+    MAX_OFFER_BYTES,
+    MAX_READABLE_BYTES,
+    OFFER_PATH,
+    READ_PATH,
+    SEND_PATH,
+    Offer,
+    Readable,
+)
+from transport.files.own_directory import OwnDirectory
 from transport.telemetry.trace_context import is_header
 
 logger = init_logger(__name__)
@@ -71,6 +80,7 @@ class CounterpointRoutes:
         router.add_api_route(wire.UPDATE_PATH, self.update, methods=["POST"])
         router.add_api_route(OFFER_PATH, self.offer, methods=["POST"])
         router.add_api_route(SEND_PATH, self.send, methods=["POST"])
+        router.add_api_route(READ_PATH, self.read, methods=["POST"])
         router.add_api_route(wire.UNLOAD_PATH, self.unload, methods=["POST"])
         router.add_api_route(wire.DRAIN_PATH, self.drain, methods=["POST"])
         router.add_api_route(wire.STATUS_PATH, self.status, methods=["GET"])
@@ -266,17 +276,17 @@ class CounterpointRoutes:
         return await self._load(version, Path(directory), adapter)
 
     async def offer(self, raw_request: Request) -> Response:
-        """Answers an offer of weights (`inference/sent_weights.py`) with `{"holds": names of files that need not come}`.
+        """Answers an offer of weights (`inference/sent_weights.py`) with `{"holds": names of files that need not come, "reads"}`.
 
         422 if they could never be taken, 503 if not now.
         """
         try:
-            held = await self.receiver.consider(Offer.decode(await _read(raw_request, MAX_OFFER_BYTES)))
+            held, reads = await self.receiver.consider(Offer.decode(await _read(raw_request, MAX_OFFER_BYTES)))
         except Refusal as refusal:
             return _answer({"error": str(refusal)}, refusal.status)
         except (OSError, ValueError) as error:
             return _not_taken(error)
-        return _answer({"holds": sorted(held)})
+        return _answer({"holds": sorted(held), "reads": reads})
 
     async def send(self, raw_request: Request) -> Response:
         """Loads weights that come in the body, and answers as `update` does."""
@@ -287,6 +297,20 @@ class CounterpointRoutes:
             return Response(status_code=HTTPStatus.NO_CONTENT)
         except (OSError, ValueError) as error:
             return _not_taken(error)
+        return await self._load_received(offer, received)
+
+    async def read(self, raw_request: Request) -> Response:
+        """Loads weights that it reads out of the client's memory, and answers as `update` does."""
+        try:
+            lent = Readable.decode(await _read(raw_request, MAX_READABLE_BYTES))
+            received = await self.receiver.read(lent)
+        except Refusal as refusal:
+            return _answer({"error": str(refusal)}, refusal.status)
+        except (OSError, ValueError) as error:
+            return _not_taken(error)
+        return await self._load_received(lent.offer, received)
+
+    async def _load_received(self, offer: Offer, received: OwnDirectory) -> Response:
         try:
             return await self._load(offer.version, received.path, offer.adapter)
         finally:

@@ -56,7 +56,7 @@ def test_a_longer_context_is_refused_with_what_to_do(tmp_path: Path, monkeypatch
 
 @pytest.mark.vllm
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.torch.jit.:DeprecationWarning")  # vLLM imports these where it has not seen the model before
+@pytest.mark.filterwarnings("ignore:.torch.jit.:DeprecationWarning")  # vLLM imports these for a new model
 @pytest.mark.parametrize(
     "changes",
     [

@@ -1,0 +1,76 @@
+"""Lets a server read files of this machine that are in memory (`inference/sent_weights.py`): starts their source, and ends it."""
+
+from __future__ import annotations
+
+import base64
+import select
+import subprocess
+import sys
+from collections.abc import Mapping
+from io import FileIO
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+import orjson
+
+from inference.sent_weights import Offer, Readable
+from transport.files.shared_memory import is_memory
+
+START_SECONDS = 60.0
+"""How long a source may take to start: a second, but longer on a busy machine, or where it registers hundreds of gigabytes."""
+
+
+def are_in_memory(files: Mapping[str, FileIO]) -> bool:
+    """Returns whether all of these open files are in memory, also those that were removed. Raises `OSError`."""
+    return all(is_memory(Path(f"/proc/self/fd/{file.fileno()}")) for file in files.values())
+
+
+class Lending:
+    """The source of one transfer, as a context: its process has ended when the context is left."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._aborted = False
+
+    def start(self, offer: Offer, files: Mapping[str, FileIO]) -> Readable:
+        """Returns the files of an offer that come, as they can be read until the context is left.
+
+        Raises `OSError` if they cannot be; `TimeoutError` after `START_SECONDS`.
+        """
+        names = list(offer.coming)
+        descriptors = [files[name].fileno() for name in names]
+        command = [sys.executable, "-P", "-m", "inference.remote_memory.source", *map(str, descriptors)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=descriptors)
+        if self._aborted:
+            self.abort()
+        assert self._process.stdout is not None
+        said = _line(self._process.stdout)
+        if not said:
+            raise ConnectionAbortedError(f"the source of files in memory ended with exit code {self._process.wait()}")
+        about = orjson.loads(said)
+        addresses = dict(zip(names, about["addresses"], strict=True))
+        return Readable(offer, base64.b64decode(about["agent"]), addresses)
+
+    def abort(self) -> None:
+        """Ends it at once, from another thread."""
+        self._aborted = True
+        if self._process is not None:
+            self._process.kill()
+
+    def __enter__(self) -> Lending:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._process is not None:
+            self._process.kill()
+            with self._process:  # closes the pipes, and waits
+                pass
+
+
+def _line(output: IO[bytes]) -> bytes:
+    if not select.select([output], [], [], START_SECONDS)[0]:
+        raise TimeoutError(f"the source of files in memory did not start within {START_SECONDS:g} s")
+    return output.readline()
