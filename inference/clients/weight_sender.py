@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import http.client
+import logging
 import socket
 import ssl
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -25,8 +26,10 @@ import orjson
 from inference.base import InferenceError, RequestRefused, ServerFailure, ServerUnreachable, WeightUpdate
 from inference.clients.failures import ERROR_BYTES, failure_of
 from inference.remote_memory.lending import Lending, are_in_memory
-from inference.sent_weights import OFFER_PATH, READ_PATH, SEND_PATH, Offer, opened
+from inference.sent_weights import OFFER_PATH, READ_PATH, SEND_PATH, Offer, Readable, opened
 from transport.process.permanent_errors import is_permanent
+
+logger = logging.getLogger(__name__)
 
 SILENT_SECONDS = 30.0
 """How long a server may take for a piece. Long, since it may wait for CPU time on a busy machine."""
@@ -107,6 +110,7 @@ class _Transfer:
         self._lends = lends
         self._lending = Lending()
         self._connection = connection
+        self._connect_timeout = connection.timeout
         self._headers = {**headers, "Content-Type": "application/octet-stream"}
         self._update = update
         self._aborted = False
@@ -144,18 +148,29 @@ class _Transfer:
                 socket.socket.shutdown(connected, socket.SHUT_RDWR)
 
     def _offer_and_send(self, offer: Offer, files: Mapping[str, FileIO]) -> bytes:
-        self._connection.connect()
-        if self._aborted:  # while there was no socket to shut down
-            raise ConnectionAbortedError("the caller gave up")
-        self._connection.timeout = SILENT_SECONDS
-        self._connection.sock.settimeout(SILENT_SECONDS)
+        self._open()
         self._post(OFFER_PATH, [encoded := offer.encode()], len(encoded))
         holds, reads = _considered(self._answer(), self._url)
         if not self._whole:
             offer = replace(offer, left_out=holds & offer.identities.keys())
         self.has_begun = True
         if self._lends and reads and are_in_memory({name: files[name] for name in offer.coming}):
-            return self._lend(offer, files)
+            lent = self._lend(offer, files)
+            self._connection.close()  # so does the server, if it was idle for seconds meanwhile
+            self._open()
+            if lent is not None:
+                return self._have_read(lent)
+        return self._send(offer, files)
+
+    def _open(self) -> None:
+        self._connection.timeout = self._connect_timeout
+        self._connection.connect()
+        if self._aborted:  # while there was no socket to shut down
+            raise ConnectionAbortedError("the caller gave up")
+        self._connection.timeout = SILENT_SECONDS
+        self._connection.sock.settimeout(SILENT_SECONDS)
+
+    def _send(self, offer: Offer, files: Mapping[str, FileIO]) -> bytes:
         try:
             self._post(SEND_PATH, self._pieces(offer, files), len(offer.preamble()) + offer.nbytes)
         except (BrokenPipeError, ConnectionResetError, ssl.SSLEOFError, ssl.SSLZeroReturnError):
@@ -165,12 +180,20 @@ class _Transfer:
         self._connection.sock.settimeout(None)  # it loads now, for which the caller has a deadline
         return self._answer()
 
-    def _lend(self, offer: Offer, files: Mapping[str, FileIO]) -> bytes:
-        body = self._lending.start(offer, files).encode()
+    def _lend(self, offer: Offer, files: Mapping[str, FileIO]) -> Readable | None:
+        """Returns where the server can read the files; None, with a line of the log, if NIXL does not start here."""
+        try:
+            return self._lending.start(offer, files)
+        except OSError as error:
+            if self._aborted:
+                raise
+            logger.warning("version %d goes to %s over HTTP: %s", offer.version, self._url, error)
+            return None
+
+    def _have_read(self, lent: Readable) -> bytes:
+        body = lent.encode()
         self._post(READ_PATH, [body], len(body))
-        self._connection.sock.settimeout(
-            None
-        )  # the server watches what comes, and the caller has a deadline for the whole
+        self._connection.sock.settimeout(None)  # the server watches what comes; the caller has a deadline for it all
         return self._answer()
 
     def _unsendable(self, error: Exception) -> InferenceError:

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -347,6 +348,24 @@ async def test_what_a_server_does_not_read_is_sent(
     async with sender_to(peer, identity=identity, send=why == "not asked for" or "nixl") as sender:
         await sender.send(update if why == "on the disk" else update_in_memory)
     assert requests == [OFFER_PATH, SEND_PATH]
+
+
+async def test_weights_are_sent_where_nixl_does_not_start(
+    update_in_memory: WeightUpdate, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No server is blamed for what fails on this machine."""
+    requests: list[str] = []
+
+    async def peer(head: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        requests.append(head.split()[1])
+        await body_of(head, reader)
+        answer(writer, orjson.dumps({"holds": [], "reads": True}))
+
+    monkeypatch.setattr(sys, "executable", shutil.which("false"))
+    async with sender_to(peer, send="nixl") as sender:
+        await sender.send(update_in_memory)
+    assert requests == [OFFER_PATH, SEND_PATH]
+    assert "over HTTP: the source of files in memory ended with exit code 1" in caplog.text
 
 
 @pytest.mark.slow
