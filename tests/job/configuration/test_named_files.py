@@ -98,6 +98,9 @@ def test_a_dry_run_takes_what_is_there(job_file: Path, tmp_path: Path, capsys: p
         ),
     }
     flags = [f"--{key}={value}" for key, value in here.items()]
+    assert main(["run", str(job_file), "--dry-run", *flags]) == 2
+    assert f"model = '{tmp_path}': there are no weights in that directory" in capsys.readouterr().err
+    (tmp_path / "model.safetensors").touch()
     assert main(["run", str(job_file), "--dry-run", *flags]) == 0
     assert "secret" not in capsys.readouterr().out
     kwargs = ["--orchestrator.sampling.chat_template_kwargs", '{"openning": "Hm"}']
