@@ -92,9 +92,12 @@ class Offer:
     def decode(cls, content: bytes) -> Offer:
         """Reads what `encode` returned. Raises `ValueError` for anything else."""
         try:
-            fields: Any = orjson.loads(content)
+            return cls._of(orjson.loads(content))
         except orjson.JSONDecodeError as error:
             raise ValueError(f"the offer is not JSON: {error}") from error
+
+    @classmethod
+    def _of(cls, fields: Any) -> Offer:
         match fields:
             case {
                 "version": int(version),
@@ -145,8 +148,8 @@ class Readable:
         except orjson.JSONDecodeError as error:
             raise ValueError(f"what can be read is not JSON: {error}") from error
         match fields:
-            case {"offer": dict(offered), "agent": str(agent), "addresses": dict(addresses)}:
-                offer = Offer.decode(orjson.dumps(offered))
+            case {"offer": offered, "agent": str(agent), "addresses": dict(addresses)}:
+                offer = Offer._of(offered)
                 if addresses.keys() == offer.coming.keys() and all(
                     type(address) is int and 0 <= address < 1 << 64 for address in addresses.values()
                 ):

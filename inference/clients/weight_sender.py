@@ -13,6 +13,7 @@ import http.client
 import logging
 import socket
 import ssl
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import ExitStack, suppress
@@ -26,13 +27,16 @@ import orjson
 from inference.base import InferenceError, RequestRefused, ServerFailure, ServerUnreachable, WeightUpdate
 from inference.clients.failures import ERROR_BYTES, failure_of
 from inference.remote_memory.lending import Lending, are_in_memory
-from inference.sent_weights import OFFER_PATH, READ_PATH, SEND_PATH, Offer, Readable, opened
+from inference.sent_weights import OFFER_PATH, READ_PATH, SEND_PATH, Offer, opened
 from transport.process.permanent_errors import is_permanent
 
 logger = logging.getLogger(__name__)
 
 SILENT_SECONDS = 30.0
 """How long a server may take for a piece. Long, since it may wait for CPU time on a busy machine."""
+
+LEND_AGAIN_SECONDS = 600
+"""For how long weights go over HTTP to a server that could not read them out of memory."""
 
 PIECE_BYTES = 1 << 18
 """Bytes read and written at once. The deadline of a write holds for all of them, so a slow link needs small ones."""
@@ -61,6 +65,8 @@ class WeightSender:
         self._threads = threads
         self._tls = tls
         self._lends = lends and urlsplit(url).scheme == "http"
+        self._lend_from = 0.0
+        """When it may read again, by the monotonic clock, after it could not."""
         self._sent: int | None = None
         """The version that was sent last. Sent again, it comes whole and over HTTP, whatever the server holds or can read: it was
         not proven."""
@@ -72,9 +78,8 @@ class WeightSender:
         server fails, else `InferenceError`: the files cannot be read now. Has no deadline for the loading.
         """
         again = self._sent == update.version
-        transfer = _Transfer(
-            self._url, self._connect(), self._headers, update, whole=again, lends=self._lends and not again
-        )
+        lends = self._lends and not again and time.monotonic() >= self._lend_from
+        transfer = _Transfer(self._url, self._connect(), self._headers, update, whole=again, lends=lends)
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, transfer.run)
         except asyncio.CancelledError:
@@ -83,6 +88,8 @@ class WeightSender:
         finally:
             if transfer.has_begun:
                 self._sent = update.version
+            if transfer.failed_to_lend:
+                self._lend_from = time.monotonic() + LEND_AGAIN_SECONDS
 
     def _connect(self) -> http.client.HTTPConnection:
         parts, seconds = urlsplit(self._url), self._connect_timeout_seconds
@@ -90,6 +97,10 @@ class WeightSender:
         if parts.scheme == "https":
             return http.client.HTTPSConnection(parts.hostname, parts.port, timeout=seconds, context=self._tls())
         return http.client.HTTPConnection(parts.hostname, parts.port, timeout=seconds)
+
+
+class _NotRead(Exception):
+    """A server could not read what is in this machine's memory. Nothing has changed at it."""
 
 
 class _Transfer:
@@ -116,6 +127,8 @@ class _Transfer:
         self._aborted = False
         self.has_begun = False
         """Whether the server may have got a part of the files."""
+        self.failed_to_lend = False
+        """Whether the server could not read them out of memory."""
 
     def run(self) -> bytes:
         """Does it all; see `WeightSender.send`."""
@@ -155,14 +168,15 @@ class _Transfer:
             offer = replace(offer, left_out=holds & offer.identities.keys())
         self.has_begun = True
         if self._lends and reads and are_in_memory({name: files[name] for name in offer.coming}):
-            lent = self._lend(offer, files)
-            self._connection.close()  # so does the server, if it was idle for seconds meanwhile
+            answer = self._lend(offer, files)
+            if answer is not None:
+                return answer
             self._open()
-            if lent is not None:
-                return self._have_read(lent)
         return self._send(offer, files)
 
     def _open(self) -> None:
+        """Connects, also anew: a server closes a connection that was idle for seconds."""
+        self._connection.close()
         self._connection.timeout = self._connect_timeout
         self._connection.connect()
         if self._aborted:  # while there was no socket to shut down
@@ -177,24 +191,40 @@ class _Transfer:
             if self._aborted:
                 raise
             return self._answer()  # it may have said why before it hung up
-        self._connection.sock.settimeout(None)  # it loads now, for which the caller has a deadline
+        self._wait_for_loading()
         return self._answer()
 
-    def _lend(self, offer: Offer, files: Mapping[str, FileIO]) -> Readable | None:
-        """Returns where the server can read the files; None, with a line of the log, if NIXL does not start here."""
+    def _lend(self, offer: Offer, files: Mapping[str, FileIO]) -> bytes | None:
+        """Has the server read the files, and returns its answer; None if that is not possible: nothing has changed then."""
         try:
-            return self._lending.start(offer, files)
+            body = self._lending.start(offer, files).encode()
         except OSError as error:
             if self._aborted:
                 raise
-            logger.warning("version %d goes to %s over HTTP: %s", offer.version, self._url, error)
+            self._give_up_lending(str(error))
+            return None
+        self._open()
+        self._post(READ_PATH, [body], len(body))
+        self._wait_for_loading()
+        try:
+            return self._answer()
+        except _NotRead as error:
+            self._give_up_lending(self._lending.fault or str(error))
             return None
 
-    def _have_read(self, lent: Readable) -> bytes:
-        body = lent.encode()
-        self._post(READ_PATH, [body], len(body))
-        self._connection.sock.settimeout(None)  # the server watches what comes; the caller has a deadline for it all
-        return self._answer()
+    def _give_up_lending(self, reason: str) -> None:
+        self.failed_to_lend = True
+        logger.warning(
+            "Version %d goes to %s over HTTP, and so do those of the next %d minutes: %s",
+            self._update.version, self._url, LEND_AGAIN_SECONDS // 60, reason,
+        )  # fmt: skip
+
+    def _wait_for_loading(self) -> None:
+        """Lets the server take as long as its caller allows, unless its machine is gone."""
+        self._connection.sock.settimeout(None)
+        for option, value in ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 4)):
+            self._connection.sock.setsockopt(socket.IPPROTO_TCP, option, value)
+        self._connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
     def _unsendable(self, error: Exception) -> InferenceError:
         """Returns what follows from an error of this machine's files: a later attempt may read them, unless it lasts."""
@@ -208,6 +238,8 @@ class _Transfer:
 
     def _answer(self) -> bytes:
         response = self._connection.getresponse()
+        if response.status == HTTPStatus.FAILED_DEPENDENCY:
+            raise _NotRead(str(failure_of(self._url, response.status, response.read(ERROR_BYTES))))
         if response.status != HTTPStatus.OK:
             raise failure_of(self._url, response.status, response.read(ERROR_BYTES))
         answer = response.read(MAX_ANSWER_BYTES)

@@ -110,16 +110,23 @@ class Receiver:
     async def read(self, lent: Readable) -> OwnDirectory:
         """Returns the directory of files that were read out of the client's memory, as a published directory.
 
-        Raises as `receive`.
+        Raises as `receive`, and `OSError` where there is no room for them in memory.
         """
-        return await self._take(lent.offer, lambda directory: read_files(lent, directory, SILENT_SECONDS))
+        return await self._take(lent.offer, lambda directory: read_files(lent, directory, SILENT_SECONDS), memory=True)
 
-    async def _take(self, offer: Offer, fill: Callable[[Path], Awaitable[None]]) -> OwnDirectory:
-        """Makes a directory, which `fill` gives the files of an offer that come. Raises what it raises, and nothing is left."""
+    async def _take(
+        self, offer: Offer, fill: Callable[[Path], Awaitable[None]], *, memory: bool = False
+    ) -> OwnDirectory:
+        """Makes a directory, which `fill` gives the files of an offer that come; in shared memory alone if `memory` is set.
+
+        Raises as `check` and `fill`, and nothing is left.
+        """
         others, own = self._coming, None
         self._coming += offer.nbytes  # before the check, so that whoever comes meanwhile is counted with it
         try:
             place = await asyncio.to_thread(self.check, offer, others)
+            if memory and place != SHARED_MEMORY:
+                raise OSError(errno.ENOSPC, "there is no room for the weights in shared memory")
             own = await asyncio.to_thread(OwnDirectory, place, PREFIX)
             (own.path / BASE).mkdir()
             self._link_held(offer, own.path)

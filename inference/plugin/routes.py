@@ -300,13 +300,21 @@ class CounterpointRoutes:
         return await self._load_received(offer, received)
 
     async def read(self, raw_request: Request) -> Response:
-        """Loads weights that it reads out of the client's memory, and answers as `update` does."""
+        """Loads weights that it reads out of the client's memory, and answers as `update` does.
+
+        424 if they could not be read, and nothing has changed.
+        """
         try:
             lent = Readable.decode(await _read(raw_request, MAX_READABLE_BYTES))
             received = await self.receiver.read(lent)
         except Refusal as refusal:
             return _answer({"error": str(refusal)}, refusal.status)
-        except (OSError, ValueError) as error:
+        except ClientDisconnect:
+            return Response(status_code=HTTPStatus.NO_CONTENT)
+        except OSError as error:
+            logger.warning("Weights of a client's memory were not read: %s", error)
+            return _answer({"error": str(error)}, HTTPStatus.FAILED_DEPENDENCY)
+        except ValueError as error:
             return _not_taken(error)
         return await self._load_received(lent.offer, received)
 

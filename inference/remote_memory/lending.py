@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import base64
+import os
 import select
 import subprocess
-import sys
 from collections.abc import Mapping
 from io import FileIO
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import IO
 
 import orjson
 
+from inference.remote_memory.agent import environment_of, program
 from inference.sent_weights import Offer, Readable
 from transport.files.shared_memory import is_memory
 
@@ -22,8 +23,11 @@ START_SECONDS = 60.0
 
 
 def are_in_memory(files: Mapping[str, FileIO]) -> bool:
-    """Returns whether all of these open files are in memory, also those that were removed. Raises `OSError`."""
-    return all(is_memory(Path(f"/proc/self/fd/{file.fileno()}")) for file in files.values())
+    """Returns whether all of these open files are in memory, also those that were removed."""
+    try:
+        return all(is_memory(Path(f"/proc/self/fd/{file.fileno()}")) for file in files.values())
+    except OSError:  # of a disk
+        return False
 
 
 class Lending:
@@ -40,17 +44,30 @@ class Lending:
         """
         names = list(offer.coming)
         descriptors = [files[name].fileno() for name in names]
-        command = [sys.executable, "-P", "-m", "inference.remote_memory.source", *map(str, descriptors)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=descriptors)
+        self._process = subprocess.Popen(
+            program("source", *map(str, descriptors)),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=descriptors,
+            env=environment_of(os.environ),
+        )
         if self._aborted:
             self.abort()
         assert self._process.stdout is not None
-        said = _line(self._process.stdout)
-        if not said:
+        if not (said := _line(self._process.stdout)).endswith(b"\n"):
             raise ConnectionAbortedError(f"the source of files in memory ended with exit code {self._process.wait()}")
-        about = orjson.loads(said)
-        addresses = dict(zip(names, about["addresses"], strict=True))
-        return Readable(offer, base64.b64decode(about["agent"]), addresses)
+        try:
+            about = orjson.loads(said)
+            addresses = dict(zip(names, about["addresses"], strict=True))
+            return Readable(offer, base64.b64decode(about["agent"]), addresses)
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConnectionAbortedError(f"the source of files in memory said {said[:100]!r}: {error!r}") from error
+
+    @property
+    def fault(self) -> str:
+        """What happened to the source, if it has ended by itself; else empty."""
+        code = None if self._process is None else self._process.poll()
+        return "" if code is None else f"the source of files in memory ended with exit code {code}"
 
     def abort(self) -> None:
         """Ends it at once, from another thread."""

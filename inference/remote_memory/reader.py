@@ -1,8 +1,8 @@
 """The program at a server: `python -m inference.remote_memory.reader` reads files out of a source's memory into new files.
 
-It reads one line of JSON, `{"agent": base64, "files": [[path, address, bytes], ...]}`, prints how many bytes have come, line by
-line, and after the last of them `done`. If the source is gone it prints `failed` and the reason. It ends at once when its
-standard input does.
+It reads one line of JSON, `{"agent": base64, "files": [[path, address, bytes], ...]}`. While it works it prints how many bytes
+have come, line by line, also when there are no more, and after the last of them `done`. If the source is gone or memory is full
+it prints `failed` and the reason. Between reads it looks whether its standard input has ended, and ends then.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import base64
 import os
 import select
 import sys
+import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,16 +20,19 @@ from typing import Any, TextIO
 
 import orjson
 
-from inference.remote_memory.agent import MEMORY, MappedFile, open_agent, own_output
+from inference.remote_memory.agent import MEMORY, MappedFile, begin, open_agent
 
-PIECE_BYTES = 1 << 24
-"""Bytes of one read."""
+PIECE_BYTES = 1 << 21
+"""Bytes of one read. Those under way advance together: on a slow network the first of them takes as long as all."""
 
 AT_ONCE = 16
 """Reads under way at a time: enough to keep a fast network busy while Python looks at each."""
 
-LOOK_SECONDS = 0.001
-"""Between looks at the reads under way."""
+ALLOCATED_BYTES = 1 << 27
+"""Bytes of a new file that get their memory at once."""
+
+LOOK_SECONDS = 0.0005
+"""Between looks at the reads under way, where none is done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +46,10 @@ class _Piece:
 
 def main() -> None:
     """Runs to the end."""
-    answers = own_output()
+    answers = begin()
     request = orjson.loads(sys.stdin.buffer.readline())
     try:
-        agent = open_agent()
-        mapped = [(_make(agent, Path(path), nbytes), address, nbytes) for path, address, nbytes in request["files"]]
-        source = agent.add_remote_agent(base64.b64decode(request["agent"]))
-        pieces = [
-            piece for file, address, nbytes in mapped if file is not None for piece in _pieces(file, address, nbytes)
-        ]
-        for come in _read(agent, source, deque(pieces)):
+        for come in _read_all(base64.b64decode(request["agent"]), request["files"]):
             _say(answers, str(come))
         _say(answers, "done")
     except Exception as error:  # noqa: BLE001 - NIXL's have only Exception in common, and any of them is the reason
@@ -64,11 +62,25 @@ def _say(answers: TextIO, line: str) -> None:
     answers.flush()
 
 
-def _make(agent: Any, path: Path, nbytes: int) -> MappedFile | None:
-    """Makes a file of `nbytes` and registers its memory, if it has any."""
-    with path.open("x+b") as file:
-        file.truncate(nbytes)
-        return MappedFile(agent, file.fileno(), nbytes, writable=True) if nbytes else None
+def _read_all(metadata: bytes, files: list[tuple[str, int, int]]) -> Iterator[int]:
+    """Reads the files, one after the other; yields how many bytes have come, now and then.
+
+    Raises `OSError` if memory is full, and NIXL's errors when the source is gone.
+    """
+    agent = open_agent()
+    source = agent.add_remote_agent(metadata)
+    come = 0
+    for path, address, nbytes in files:
+        yield come
+        with Path(path).open("x+b") as file:
+            for start in range(0, nbytes, ALLOCATED_BYTES):
+                os.posix_fallocate(file.fileno(), start, min(ALLOCATED_BYTES, nbytes - start))
+                yield come
+            if nbytes:
+                mapped = MappedFile(agent, file.fileno(), nbytes, writable=True)
+                for more in _read(agent, source, deque(_pieces(mapped, address, nbytes))):
+                    come += more
+                    yield come
 
 
 def _pieces(file: MappedFile, address: int, nbytes: int) -> Iterator[_Piece]:
@@ -77,22 +89,21 @@ def _pieces(file: MappedFile, address: int, nbytes: int) -> Iterator[_Piece]:
 
 
 def _read(agent: Any, source: str, waiting: deque[_Piece]) -> Iterator[int]:
-    """Reads all, and yields how many bytes have come whenever more have. Raises NIXL's errors when the source is gone."""
+    """Reads all pieces; yields the bytes of those that are done."""
     under_way: list[tuple[Any, int]] = []
-    come = 0
     while waiting or under_way:
         while waiting and len(under_way) < AT_ONCE:
             under_way.append(_begin(agent, source, waiting.popleft()))
-        if select.select([0], [], [], LOOK_SECONDS)[0]:
+        if select.select([0], [], [], 0)[0]:
             os._exit(1)  # the server is gone
-        before = come
-        for handle, nbytes in list(under_way):
-            if _is_done(agent, handle):
-                agent.release_xfer_handle(handle)
-                under_way.remove((handle, nbytes))
-                come += nbytes
-        if come > before:
-            yield come
+        done = [each for each in under_way if _is_done(agent, each[0])]
+        for each in done:
+            agent.release_xfer_handle(each[0])
+            under_way.remove(each)
+        if done:
+            yield sum(nbytes for _, nbytes in done)
+        else:
+            time.sleep(LOOK_SECONDS)
 
 
 def _begin(agent: Any, source: str, piece: _Piece) -> tuple[Any, int]:

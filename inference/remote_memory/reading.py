@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import sys
+import os
 from asyncio.subprocess import PIPE
 from contextlib import suppress
 from pathlib import Path
 
 import orjson
 
+from inference.remote_memory.agent import environment_of, program
 from inference.sent_weights import Readable
 
 
@@ -20,13 +21,14 @@ async def read_files(lent: Readable, directory: Path, silent_seconds: float) -> 
     Raises `TimeoutError` once no more of their bytes come for `silent_seconds`, `ConnectionAbortedError` if they cannot be read.
     """
     files = [(str(directory / name), lent.addresses[name], nbytes) for name, nbytes in lent.offer.coming.items()]
-    command = [sys.executable, "-P", "-m", "inference.remote_memory.reader"]
-    process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
+    environment = environment_of(os.environ)
+    process = await asyncio.create_subprocess_exec(*program("reader"), stdin=PIPE, stdout=PIPE, env=environment)
     assert process.stdin is not None
     assert process.stdout is not None
     come = "0"
     try:
-        process.stdin.write(orjson.dumps({"agent": base64.b64encode(lent.agent).decode(), "files": files}) + b"\n")
+        with suppress(RuntimeError, OSError):  # it has ended already, which is found below
+            process.stdin.write(orjson.dumps({"agent": base64.b64encode(lent.agent).decode(), "files": files}) + b"\n")
         while True:
             try:
                 async with asyncio.timeout(silent_seconds):

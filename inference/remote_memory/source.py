@@ -1,31 +1,36 @@
 """The program at the sender: `python -m inference.remote_memory.source DESCRIPTOR ...` lets open files in memory be read.
 
 It prints `{"agent": base64, "addresses": [of each file]}`, and ends when its standard input does. Readers that know the agent's
-metadata may read until then; no code of this file takes part in it.
+metadata may read until then. Over RDMA the network adapter answers them, over TCP this process does.
 """
 
 from __future__ import annotations
 
 import base64
 import os
+import select
 import sys
 from typing import Any
 
 import orjson
 
-from inference.remote_memory.agent import MappedFile, open_agent, own_output
+from inference.remote_memory.agent import MappedFile, begin, open_agent
+
+LOOK_SECONDS = 0.001
+"""Between looks at what readers ask for."""
 
 
 def main() -> None:
     """Runs to the end."""
-    answers = own_output()
+    answers = begin()
     agent = open_agent()
     mapped = [_map(agent, int(descriptor)) for descriptor in sys.argv[1:]]
     metadata = base64.b64encode(agent.get_agent_metadata()).decode()
     addresses = [each.address if each is not None else 0 for each in mapped]
     answers.write(orjson.dumps({"agent": metadata, "addresses": addresses}).decode() + "\n")
     answers.flush()
-    sys.stdin.buffer.read()
+    while not select.select([0], [], [], LOOK_SECONDS)[0]:
+        agent.get_new_notifs()  # answers what has come over TCP
     os._exit(0)  # past NIXL's own end, which waits for its peers
 
 

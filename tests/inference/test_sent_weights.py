@@ -110,5 +110,7 @@ def test_what_says_not_where_to_read_is_refused(fields: dict[str, object]) -> No
     good = orjson.loads(Readable(Offer(1, None, {"a.safetensors": 1}), b"agent", {"a.safetensors": 7}).encode())
     with pytest.raises(ValueError, match=r"what can be read is|an offer is"):
         Readable.decode(orjson.dumps(good | fields))
+    with pytest.raises(ValueError, match="an offer is"):
+        Readable.decode(b'{"agent": "", "addresses": {}, "offer": %s}' % (b"[" * 500 + b"]" * 500))
     with pytest.raises(ValueError, match="what can be read is not JSON"):
         Readable.decode(b"{")

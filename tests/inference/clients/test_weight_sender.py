@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import re
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -13,7 +15,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from io import FileIO
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import orjson
 import pytest
@@ -365,7 +367,48 @@ async def test_weights_are_sent_where_nixl_does_not_start(
     async with sender_to(peer, send="nixl") as sender:
         await sender.send(update_in_memory)
     assert requests == [OFFER_PATH, SEND_PATH]
-    assert "over HTTP: the source of files in memory ended with exit code 1" in caplog.text
+    assert re.search("over HTTP, .*: the source of files in memory ended with exit code 1$", caplog.text, re.MULTILINE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("source_dies", [False, True])
+async def test_weights_that_a_server_cannot_read_are_sent(
+    update_in_memory: WeightUpdate,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    source_dies: bool,
+) -> None:
+    """At once, and those of the next minutes without another attempt; the server is not blamed for a source that has ended."""
+    requests: list[str] = []
+    sources: list[subprocess.Popen[bytes]] = []
+    start = subprocess.Popen.__init__
+
+    def noted(process: Any, *arguments: Any, **options: Any) -> None:
+        start(process, *arguments, **options)
+        sources.append(process)
+
+    async def peer(head: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        requests.append(head.split()[1])
+        await body_of(head, reader)
+        if READ_PATH in head:
+            if source_dies:
+                sources[-1].kill()
+                await asyncio.to_thread(os.waitid, os.P_PID, sources[-1].pid, os.WEXITED | os.WNOWAIT)
+            answer(writer, b'{"error": "no more could be read"}', "424 Failed Dependency")
+        else:
+            answer(writer, orjson.dumps({"holds": [], "reads": True}))
+
+    monkeypatch.setattr(subprocess.Popen, "__init__", noted)
+    async with sender_to(peer, send="nixl") as sender:
+        await sender.send(update_in_memory)
+        await sender.send(replace(update_in_memory, version=4))
+        monkeypatch.setattr(weight_sender, "LEND_AGAIN_SECONDS", 0)
+        monkeypatch.setattr(sender, "_lend_from", 0.0)
+        await sender.send(replace(update_in_memory, version=5))
+    first, later = [OFFER_PATH, READ_PATH, SEND_PATH], [OFFER_PATH, SEND_PATH]
+    assert requests == [*first, *later, *first]
+    said = "memory ended with exit code -9" if source_dies else "answered 424: no more could be read"
+    assert caplog.text.count(said) == 2
 
 
 @pytest.mark.slow

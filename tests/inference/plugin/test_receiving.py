@@ -18,7 +18,7 @@ from inference.plugin import receiving
 from inference.plugin.receiving import Receiver
 from inference.remote_memory import agent as remote_memory
 from inference.remote_memory.lending import Lending
-from inference.sent_weights import Offer
+from inference.sent_weights import Offer, Readable
 from transport.files.atomic import STABLE
 from transport.files.own_directory import OwnDirectory
 
@@ -257,3 +257,5 @@ async def test_files_are_read_into_memory_alone(
     monkeypatch.setattr(receiving, "lack_of_room", lambda *_: "memory is scarce")
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
     assert await receiver.consider(OFFER) == (frozenset(), False)
+    with pytest.raises(OSError, match="no room for the weights in shared memory"):
+        await receiver.read(Readable(OFFER, b"agent", dict.fromkeys(FILES, 0)))
