@@ -61,6 +61,7 @@ class FakeJob:
         self.model = tmp_path / "model"
         self.model.mkdir()
         (self.model / "config.json").write_text("{}")
+        (self.model / "model.safetensors").touch()
         port = free_port()
         self.arguments = [str(job_file), "--model", str(self.model), "--inference.port", str(port)]
         self.started: list[subprocess.Popen[str]] = []

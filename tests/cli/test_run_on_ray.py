@@ -83,6 +83,7 @@ def job(job_file: Path, tmp_path: Path, ray_nodes: RayNodes) -> Iterator[JobOnRa
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text("{}")
+    (model / "model.safetensors").touch()
     made = JobOnRay(job_file, model, tmp_path / "out", ray_nodes.address)
     yield made
     for process in made.started:

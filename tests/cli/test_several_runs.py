@@ -37,6 +37,7 @@ class Sweep:
         model = tmp_path / "model"
         model.mkdir()
         (model / "config.json").write_text("{}")
+        (model / "model.safetensors").touch()
         port = free_port()
         self.file = tmp_path / "sweep.toml"
         self.settings: dict[str, Any] = {
