@@ -123,6 +123,7 @@ def test_a_server_that_is_killed_ten_times_does_nothing_to_its_job(tmp_path: Pat
     file, output, model = tmp_path / "job.toml", tmp_path / "out", tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text("{}")
+    (model / "model.safetensors").touch()
     file.write_text("serve = { port = 0 }\n" + JOB.format(output_dir=output))
     command = [sys.executable, "-m", "tests.serve.served_job", str(file), "--model", str(model)]
     command += ["--inference.port", str(free_port())]
