@@ -98,9 +98,7 @@ def check_job(config: JobConfig) -> None:
         check_job_files(config)
     check_runs(config)
     if ((model := Path(config.model)) / "config.json").is_file():
-        if not any(
-            any(model.glob(weights)) for weights in ("*.safetensors", "base/*.safetensors", "pytorch_model*.bin")
-        ):
+        if not any(any(model.glob(weights)) for weights in ("*.safetensors", "pytorch_model*.bin")):
             raise UserError(f"model = {config.model!r}: there are no weights in that directory; expected *.safetensors")
         check_fit(config.with_model(model.resolve()))
     check_extras(Destinations(tracking=config.tracking, tracing=config.tracing))

@@ -402,7 +402,6 @@ async def test_weights_that_a_server_cannot_read_are_sent(
     async with sender_to(peer, send="nixl") as sender:
         await sender.send(update_in_memory)
         await sender.send(replace(update_in_memory, version=4))
-        monkeypatch.setattr(weight_sender, "LEND_AGAIN_SECONDS", 0)
         monkeypatch.setattr(sender, "_lend_from", 0.0)
         await sender.send(replace(update_in_memory, version=5))
     first, later = [OFFER_PATH, READ_PATH, SEND_PATH], [OFFER_PATH, SEND_PATH]
