@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-SUITE = Path(__file__).with_name("ray_suite.py")
-
-SECONDS = 400.0
+from tests.support.suite_process import SUITE_SECONDS, run_suite
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(SECONDS + 20)
+@pytest.mark.timeout(SUITE_SECONDS + 60)
 def test_the_executor_on_ray_does_what_it_must(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "pytest", "-x", "--durations=5", f"--basetemp={tmp_path / 'suite'}", str(SUITE)]
-    ran = subprocess.run(command, check=False, capture_output=True, text=True, timeout=SECONDS)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    run_suite(Path(__file__).with_name("ray_suite.py"), tmp_path / "suite")
