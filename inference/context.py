@@ -1,4 +1,4 @@
-"""The longest context of a model, read from its config.json before vLLM starts."""
+"""What a model's config.json says of how it can be served, read before vLLM starts."""
 
 from __future__ import annotations
 
@@ -20,6 +20,13 @@ def longest_context(model: Mapping[str, Any]) -> int | None:
         return None
     lengths = [part["max_position_embeddings"] for part in parts if type(part.get("max_position_embeddings")) is int]
     return max(lengths, default=None)
+
+
+def attention_heads(model: Mapping[str, Any]) -> int | None:
+    """Returns how many attention heads the model of this config.json has; None if the file does not say so."""
+    text = model.get("text_config")
+    heads = (text if isinstance(text, Mapping) else model).get("num_attention_heads")
+    return heads if type(heads) is int and heads > 0 else None
 
 
 def _scales(rope: object) -> bool:

@@ -17,16 +17,16 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import orjson
 
 from cluster.parent_death import bound_command, end_group, stopped_members
 from inference.config import InferenceConfig
-from inference.context import longest_context
+from inference.context import attention_heads, longest_context
 from inference.delta import is_delta
 from inference.token import read_token
 from transport.process.cores import own_cores
@@ -89,6 +89,22 @@ def serve(
 
 def check_configuration(config: InferenceConfig) -> None:
     """Raises `ValueError`, with advice, for a model or a combination on which vLLM would fail after half a minute."""
+    model = read_model(config)
+    check_sizes(config, model)
+    experts = any(model.get(key) for key in ("num_experts", "n_routed_experts", "num_local_experts"))
+    if config.return_routed_experts and not experts:
+        raise ValueError(
+            f"return_routed_experts = true, but the model in {config.model} has no experts; remove the setting"
+        )
+    if config.lora is not None and experts and _on_cpu():
+        raise ValueError(
+            f"[lora] is set, but the model in {config.model} is a mixture of experts, whose adapters vLLM cannot serve on a CPU; "
+            "train full weights, use a dense model, or use a GPU"
+        )
+
+
+def read_model(config: InferenceConfig) -> dict[str, Any]:
+    """Returns the config.json of the model to serve. Raises `ValueError` for one that vLLM cannot read or start from."""
     path = Path(config.model) / "config.json"
     if is_delta(Path(config.model)):
         raise ValueError(
@@ -105,16 +121,25 @@ def check_configuration(config: InferenceConfig) -> None:
         raise ValueError(f"model = {config.model!r}: cannot read {path}: {error}") from error
     if not isinstance(model, dict):
         raise ValueError(f"model = {config.model!r}: {path} holds a JSON {type(model).__name__}; expected an object")
+    return model
+
+
+def check_sizes(config: InferenceConfig, model: Mapping[str, Any]) -> None:
+    """Raises `ValueError` if the model of this config.json takes fewer tokens, or cannot be divided over so many GPUs.
+
+    Only what vLLM refuses too, on any machine.
+    """
     _check_context(config, longest_context(model))
-    experts = any(model.get(key) for key in ("num_experts", "n_routed_experts", "num_local_experts"))
-    if config.return_routed_experts and not experts:
+    heads, ranks = attention_heads(model), config.tensor_parallel_size
+    if (
+        heads is not None
+        and heads % ranks
+        and not config.sets("--hf-overrides")
+        and not config.sets("--hf-config-path")
+    ):
         raise ValueError(
-            f"return_routed_experts = true, but the model in {config.model} has no experts; remove the setting"
-        )
-    if config.lora is not None and experts and _on_cpu():
-        raise ValueError(
-            f"[lora] is set, but the model in {config.model} is a mixture of experts, whose adapters vLLM cannot serve on a CPU; "
-            "train full weights, use a dense model, or use a GPU"
+            f"tensor_parallel_size = {ranks}: the model in {config.model} has {heads} attention heads (num_attention_heads in "
+            f"its config.json), of which each of a server's GPUs gets as many; expected a divisor of {heads}"
         )
 
 

@@ -214,7 +214,7 @@ def server_advice(job: JobConfig, sizes: ModelSizes, gpus: Gpus) -> list[Advice]
     if servers.max_num_batched_tokens > FEWEST_BATCHED:
         offered.append(("max_num_batched_tokens", {"max_num_batched_tokens": FEWEST_BATCHED}))
     ranks, is_placed = 2 * servers.tensor_parallel_size, job.gpus != GpuConfig()
-    while not is_placed and ranks * servers.replicas + job.trainer.ranks <= gpus.count:
+    while not is_placed and ranks * servers.replicas + job.trainer.ranks <= gpus.count and sizes.heads % ranks == 0:
         offered.append(("tensor_parallel_size", {"tensor_parallel_size": ranks}))
         ranks *= 2
     found: dict[str, Advice] = {}

@@ -46,6 +46,7 @@ class ModelSizes:
     layers: int
     hidden: int
     vocabulary: int
+    heads: int
     kv_heads: int
     head_dim: int
     alike: bool
@@ -151,6 +152,7 @@ def _model_sizes(directory: Path) -> ModelSizes:
         layers=config.num_hidden_layers,
         hidden=config.hidden_size,
         vocabulary=config.vocab_size,
+        heads=heads,
         kv_heads=getattr(config, "num_key_value_heads", None) or heads,
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
         alike=len({count for layer, count in layers.items() if layer}) == 1

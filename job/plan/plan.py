@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from inference.server import check_sizes, read_model
 from job.config import JobConfig
 from job.plan.advice import Advice, largest_tokens, server_advice, servers_a_gpu, trainer_advice
 from job.plan.devices import GIB, Gpus
@@ -58,13 +59,17 @@ class Plan:
 
 
 def make_plan(job: JobConfig, directory: Path, gpus: Gpus) -> Plan:
-    """Predicts the memory of a job whose model is in `directory`. Raises `ValueError` for a model that cannot be read."""
+    """Predicts the memory of a job whose model is in `directory`.
+
+    Raises `ValueError` for a model that cannot be read, or that trainer or servers refuse whatever the memory.
+    """
     job.trainer.check_model(directory)
     sizes, trainer = model_sizes(directory), job.trainer
     if trainer.expert_parallel > 1 and not sizes.expert_layers:
         raise ValueError(
             f"trainer.expert_parallel = {trainer.expert_parallel}: the experts of the model in {directory} cannot be divided"
         )
+    _check_servers(job, directory)
     runs = _runs(job)
     server = server_memory(sizes, job.inference, gpus.memory) if job.inference.replicas else None
     used, shared = _placed(job)
@@ -109,6 +114,15 @@ def make_plan(job: JobConfig, directory: Path, gpus: Gpus) -> Plan:
         problems,
         [each.words for each in advice],
     )
+
+
+def _check_servers(job: JobConfig, directory: Path) -> None:
+    if job.inference.replicas:
+        servers = job.inference.model_copy(update={"model": str(directory)})
+        try:
+            check_sizes(servers, read_model(servers))
+        except ValueError as error:
+            raise ValueError(f"inference: {error}") from None
 
 
 def _runs(job: JobConfig) -> list[TrainingConfig]:

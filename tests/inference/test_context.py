@@ -1,7 +1,8 @@
-"""The longest context of a model: what config.json decides is a bound, and what it does not decide is not guessed."""
+"""What config.json says of how a model can be served: what it decides is a bound, and what it does not decide is not guessed."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import orjson
 import pytest
 
 from inference.config import InferenceConfig
-from inference.context import longest_context
+from inference.context import attention_heads, longest_context
 from inference.server import ALLOW_LONG, check_configuration
 from models.tiny_models import ARCHITECTURES
 
@@ -89,6 +90,45 @@ def test_vllm_refuses_whatever_is_refused(tmp_path: Path, changes: dict[str, Any
     else:
         assert starts(longest)
         assert not starts(longest + 1)
+
+
+def test_a_model_that_cannot_be_divided_over_so_many_gpus_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes(orjson.dumps({"num_attention_heads": 6, "vision_config": {}}))
+
+    def check(ranks: int, **values: Any) -> None:
+        check_configuration(InferenceConfig(model=str(tmp_path), tensor_parallel_size=ranks, **values))
+
+    for ranks in (1, 2, 3, 6):
+        check(ranks)
+    for ranks in (4, 12):
+        with pytest.raises(
+            ValueError, match=rf"^tensor_parallel_size = {ranks}: .* 6 attention heads .* divisor of 6$"
+        ):
+            check(ranks)
+    check(4, extra_args=["--hf-overrides={}"])
+
+
+@pytest.mark.parametrize("config", [{}, {"num_attention_heads": "many"}, {"text_config": {}, "num_attention_heads": 3}])
+def test_heads_that_a_configuration_does_not_name_are_not_guessed(config: dict[str, Any]) -> None:
+    assert attention_heads(config) is None
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.torch.jit.:DeprecationWarning")
+def test_vllm_divides_heads_as_is_expected_here(tmp_path: Path) -> None:
+    from vllm.config import ModelConfig, ParallelConfig
+
+    write_model(tmp_path, {})
+    heads = attention_heads(orjson.loads((tmp_path / "config.json").read_bytes()))
+    assert heads is not None
+    served = ModelConfig(model=str(tmp_path), skip_tokenizer_init=True)
+    for ranks in range(1, heads + 1):
+        parallel = ParallelConfig()
+        parallel.tensor_parallel_size = ranks  # a real one would look for as many devices
+        refused = pytest.raises(ValueError, match="attention heads") if heads % ranks else nullcontext()
+        with refused:
+            served.verify_with_parallel_config(parallel)
 
 
 def write_model(directory: Path, changes: dict[str, Any]) -> None:

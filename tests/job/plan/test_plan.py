@@ -355,3 +355,21 @@ def test_a_job_that_needs_other_gpus_than_there_are_does_not_fit(
     share = ["--inference.extra_args", '["--gpu-memory-utilization", "0.5"]']
     assert main([str(file), "--gpus", gpus, *share, *flags]) == 2
     assert said in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--inference.tensor_parallel_size", "3"], r"inference: tensor_parallel_size = 3: .* 16 attention heads"),
+        (["--inference.max_model_len", "40000"], r"inference: max_model_len = 40000: .* at most 32768 tokens"),
+    ],
+)
+def test_what_servers_refuse_whatever_the_memory_is_refused(
+    directories: dict[str, Path], tmp_path: Path, flags: list[str], said: str
+) -> None:
+    file = Path(write_job(tmp_path, directories["dense"], 40_000))
+    file.write_text(file.read_text().replace("inference = [0]\ntrainer = [1]\n", ""))
+    with pytest.raises(UserError, match=said):
+        main([str(file), "--gpus", "8xH100-80", *flags])
+    elsewhere = ["--inference.replicas", "0", "--orchestrator.inference.urls", '["http://127.0.0.1:8000"]']
+    main([str(file), "--gpus", "8xH100-80", *flags, *elsewhere])
