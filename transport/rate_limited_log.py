@@ -29,7 +29,7 @@ class RateLimitedLog:
         now = time.monotonic()
         if now - self._since >= _WINDOW_SECONDS:
             if self._noted > _LINES:
-                self._logger.warning("%d further lines about peers were left out", self._noted - _LINES)
+                self._logger.warning("%d further lines were left out", self._noted - _LINES)
             self._since, self._noted = now, 0
         self._noted += 1
         if self._noted <= _LINES:

@@ -102,3 +102,27 @@ def test_a_row_that_no_step_draws_may_be_too_long(place: Path, tmp_path: Path) -
         SftBatches(make_config(place, tmp_path, on_long="error", **settings)).check_lengths()
     with pytest.raises(ValueError, match=rf"rows\[{last}\]: a conversation of \d+ tokens; at most 300 are trained"):
         SftBatches(make_config(place, tmp_path, on_long="error", data=data, epochs=1.0)).check_lengths()
+
+
+def test_roles_that_are_most_likely_misspelt_and_empty_answers_are_logged(
+    place: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    good = messages_of(0)
+    bad: dict[str, list[dict[str, Any]]] = {
+        "role": [*good, {"role": "asistant", "content": "b"}, {"role": "user", "content": "c"}, *good],
+        "empty": [{"role": "user", "content": "a"}, {"role": "assistant", "content": ""}],
+        "calls": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": [{"id": "0"}]}],
+    }
+
+    def logged(*names: str) -> list[str]:
+        caplog.clear()
+        rows = [{"messages": bad[name]} for name in names]
+        config = make_config(place, tmp_path, data={"rows": rows}, epochs=1)
+        SftBatches(config).batch(1)
+        return sorted({record.message for record in caplog.records if "messages[" in record.message})
+
+    (role,) = logged("role", "role")
+    assert "messages[2].role is 'asistant', which is read and not trained; known: assistant, developer" in role
+    (empty,) = logged("empty")
+    assert empty == "rows[0]: messages[1] is an empty answer; the model learns to end its turn at once"
+    assert logged("calls") == []
