@@ -85,7 +85,7 @@ def locate(message: str, values: Table, origin: str, above: Sequence[Layer] = ()
     place = _named_place(message, bases, values)
     if place is None:
         return unplaced
-    where, quoted = _where(place, origin, above, Lines(text))
+    where, quoted = _where(place, values, origin, above, Lines(text))
     first, newline, rest = message.partition("\n")
     return f"{where}: {first}{quoted}{newline}{rest}"
 
@@ -99,14 +99,16 @@ def _named_place(message: str, bases: Sequence[list[str | int]], values: Table) 
     parts: list[str | int] = [int(name) if name.isdigit() else name for name in names]
     for base in bases:
         for length in range(len(parts), 0, -1):
-            if _holds(values, [*base, *parts[:length]]):
+            if _held(values, [*base, *parts[:length]]) is not _NOTHING:
                 return [*base, *parts[:length]]
     return None
 
 
-def _where(location: list[str | int], origin: str, above: Sequence[Layer], lines: Lines) -> tuple[str, str]:
+def _where(
+    location: list[str | int], values: Table, origin: str, above: Sequence[Layer], lines: Lines
+) -> tuple[str, str]:
     """Where the value at `location` is set, and the line of the file, to append to a message; empty if it is no line's."""
-    where = _origin(location, origin, above)
+    where = _origin(location, values, origin, above)
     if where == origin and (line := lines.of(location)) is not None:
         return f"{origin}:{line.number}:{line.column}", f"\n    {line.number} | {line.text}"
     return where, ""
@@ -114,7 +116,7 @@ def _where(location: list[str | int], origin: str, above: Sequence[Layer], lines
 
 def _repeats(details: ErrorDetails, places: set[tuple[int | str, ...]], values: Table) -> bool:
     """Whether the error concerns a value that was copied from the top of the file, where the same error is reported."""
-    return details["loc"][1:] in places and not _holds(values, list(details["loc"]))
+    return details["loc"][1:] in places and _held(values, list(details["loc"])) is _NOTHING
 
 
 def _follows(details: ErrorDetails, places: set[tuple[int | str, ...]]) -> bool:
@@ -125,21 +127,33 @@ def _follows(details: ErrorDetails, places: set[tuple[int | str, ...]]) -> bool:
     )
 
 
-def _origin(path: list[str | int], origin: str, above: Sequence[Layer]) -> str:
-    """The name of the highest layer that has the value."""
+def _origin(path: list[str | int], values: Table, origin: str, above: Sequence[Layer]) -> str:
+    """The name of the highest layer that has the value.
+
+    A list is replaced whole, so one that has it also lacks what its entries lack. Of a section that several layers fill, `origin`
+    is named.
+    """
+    listed = next((path[:place] for place, part in enumerate(path) if isinstance(part, int)), path)
     for layer in above:
-        if path and _holds(layer.values, path):
+        own = _held(layer.values, path)
+        if path and isinstance(_held(layer.values, listed), list):
+            return layer.written(".".join(map(str, listed)))
+        if path and own is not _NOTHING and (not isinstance(own, dict) or own == _held(values, path)):
             return layer.written(".".join(map(str, path)))
     return origin
 
 
-def _holds(table: Any, path: list[str | int]) -> bool:
+_NOTHING = object()
+
+
+def _held(table: Any, path: list[str | int]) -> Any:
+    """What a table has at a path; `_NOTHING` if it has no such place."""
     for part in path:
         held = range(len(table)) if isinstance(table, list) else table if isinstance(table, dict) else ()
         if part not in held:
-            return False
+            return _NOTHING
         table = table[part]
-    return True
+    return table
 
 
 def _explain(
@@ -149,8 +163,8 @@ def _explain(
     location = _without_tags(list(details["loc"]), keys)
     shown = _show_path(location)
     pattern = ".".join(ITEM if isinstance(part, int) else part for part in location)
-    is_section = isinstance(details["input"], dict)  # whose keys may come from several layers
-    where, quoted = _where(location, origin, [] if is_section else above, lines)
+    is_section = isinstance(details["input"], dict)
+    where, quoted = _where(location, values, origin, above, lines)
     key = keys.get(pattern)
     if (home := _home(details, keys)) is not None:
         section, _, name = home.rpartition(".")
@@ -176,7 +190,7 @@ def _explain(
         bases = [location[:length] for length in range(len(location), -1, -1)]
         place = _named_place(message, bases, values)
         if place is not None and len(place) > len(location) and place[: len(location)] == location:
-            where, quoted = _where(place, origin, above, lines)
+            where, quoted = _where(place, values, origin, above, lines)
             return f"  {where}: {message}{quoted}"
     if not location:
         return f"  {where}: {message}"

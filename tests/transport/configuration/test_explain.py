@@ -11,7 +11,7 @@ import pytest
 from pydantic import Field
 
 from transport.config import Config
-from transport.configuration.explain import Layer, validate
+from transport.configuration.explain import Layer, locate, validate
 from transport.configuration.toml_file import parse, read_text
 from transport.errors import UserError
 
@@ -86,6 +86,19 @@ def test_all_errors_come_at_once() -> None:
 def test_a_value_of_a_layer_above_is_named_as_written_there() -> None:
     flags = Layer({"parts": 3}, lambda path: f"--{path}")
     assert "--parts: parts = 3\n" in complaint("parts = 4\n", [flags])
+
+
+def test_an_entry_lacks_what_the_layer_with_its_list_did_not_give() -> None:
+    flags = Layer({"parts": [{"count": 2}]}, lambda path: f"--{path}")
+    assert "  --parts: parts[0].name is required" in complaint('[[parts]]\nname = "a"\n', [flags])
+
+
+def test_a_section_that_a_layer_fills_in_part_is_not_that_layers() -> None:
+    values = {"parts": {"old": {"name": "", "count": 2}}}
+    part = Layer({"parts": {"old": {"count": 2}}}, lambda path: f"--{path}")
+    assert locate("parts.old: bad", values, "named.toml", [part]) == "named.toml: parts.old: bad"
+    whole = Layer(values, lambda path: f"--{path}")
+    assert locate("parts.old: bad", values, "named.toml", [whole]) == "--parts.old: parts.old: bad"
 
 
 def test_what_is_no_toml_is_quoted(tmp_path: Path) -> None:
