@@ -27,6 +27,7 @@ from tune.executors.executor import TrialExecutor
 from tune.executors.runs import RunTrialExecutor
 from tune.experiment import Experiment
 from tune.from_file import check_keys, listed_values, scheduler_of, search_of, space_of, stopper_of
+from tune.runner.resume import Resume
 from tune.runner.trial_runner import TrialRunner
 from tune.runs.host_job import HostJob
 from tune.runs.varied_run import VariedRun
@@ -75,7 +76,7 @@ class FileExperiment:
         here = self.config.model_copy(update={"local_dir": self.directory.parent})
         write_atomically(self.directory / FILE, to_toml(here).encode())
 
-    def runner(self, executor: TrialExecutor, callbacks: Sequence[Callback], resume: bool) -> TrialRunner:
+    def runner(self, executor: TrialExecutor, callbacks: Sequence[Callback], resume: Resume) -> TrialRunner:
         """Returns its runner. Raises `UserError`."""
         config, file = self.config, self.file
         scheduler, search = scheduler_of(config, file), self._search()

@@ -1,7 +1,7 @@
 """`counterpoint tune FILE`: runs an experiment over trials, shows a table of them, and prints the best.
 
-`tune resume DIRECTORY` goes on with one that was stopped or killed; `tune status DIRECTORY` (`cli/status.py`) shows it from
-outside.
+`tune resume DIRECTORY` goes on with one that was stopped or killed, or whose trials have failed; `tune status DIRECTORY`
+(`cli/tune/status.py`) shows it from outside.
 """
 
 from __future__ import annotations
@@ -30,10 +30,14 @@ from tune.config import TuneConfig
 from tune.errors import TuneError
 from tune.file_experiment import FileExperiment, run_to_end
 from tune.runner.journal import LOCK_NAME, holds_experiment
+from tune.runner.resume import Resume
+from tune.runner.trial_runner import TrialRunner
 from tune.telemetry import ExperimentTelemetry
 from tune.trial import Trial
 
-USAGE = """usage: counterpoint tune resume DIRECTORY"""
+USAGE = """usage: counterpoint tune resume DIRECTORY [--errored]
+
+  --errored   trials that have failed for good run again, from their newest checkpoint, with no failures counted"""
 
 PIPE_WIDTH = 140
 
@@ -63,7 +67,7 @@ def main(arguments: list[str]) -> int:
             f"{experiment.directory}`, or begin anew with --fresh or another name"
         )
     experiment.write()
-    return _run(experiment, resume=False)
+    return _run(experiment, False)
 
 
 def check(command: Command[TuneConfig]) -> None:
@@ -72,17 +76,20 @@ def check(command: Command[TuneConfig]) -> None:
 
 
 def _resume(arguments: list[str]) -> int:
-    if len(arguments) != 1 or arguments[0].startswith("-"):
+    is_errored, words = "--errored" in arguments, [word for word in arguments if word != "--errored"]
+    if len(words) != 1 or words[0].startswith("-"):
         print(USAGE)
-        return 0 if arguments in (["-h"], ["--help"]) else 2
-    experiment = FileExperiment.in_directory(Path(arguments[0]))
+        return 0 if words in (["-h"], ["--help"]) else 2
+    experiment = FileExperiment.in_directory(Path(words[0]))
     check_experiment(experiment, begins=False)
     forget_environment()
-    return _run(experiment, resume=holds_experiment(experiment.directory))
+    if not holds_experiment(experiment.directory):  # it was ended before anything was journalled
+        return _run(experiment, False)
+    return _run(experiment, "ERRORED_ONLY" if is_errored else True)
 
 
-def _run(experiment: FileExperiment, resume: bool) -> int:
-    config = experiment.config
+def _run(experiment: FileExperiment, resume: Resume) -> int:
+    config, again = experiment.config, f"counterpoint tune resume {experiment.directory}"
     console = console_for(lasting(sys.stdout), pipe_width=PIPE_WIDTH, markup=False)
     if console.is_terminal:
         _log_above_table(console)
@@ -97,14 +104,20 @@ def _run(experiment: FileExperiment, resume: bool) -> int:
         with telemetry.of(runner):
             received = asyncio.run(_run_until_signal(lambda stop: run_to_end(runner, stop)))
     except TuneError as error:
-        raise Obstructed(f"{error}\nIt goes on with: counterpoint tune resume {experiment.directory}") from None
+        raise Obstructed(f"{error}\nIt goes on with: {again}{' --errored' if _failed(runner) else ''}") from None
     finally:
         table.close()
     if received:
-        console.print(f"It goes on with: counterpoint tune resume {experiment.directory}", highlight=False)
+        console.print(f"It goes on with: {again}", highlight=False, soft_wrap=True)
         return 128 + received[0]
-    failed = [trial for trial in runner.get_trials() if trial.status == Trial.ERROR]
+    if failed := _failed(runner):
+        said = f"{failed} of its trials failed; they run again with: {again} --errored"
+        console.print(said, highlight=False, soft_wrap=True)
     return 1 if failed else 0
+
+
+def _failed(runner: TrialRunner) -> int:
+    return sum(trial.status == Trial.ERROR for trial in runner.get_trials())
 
 
 async def _run_until_signal(begin: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> list[signal.Signals]:

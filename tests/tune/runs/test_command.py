@@ -250,6 +250,24 @@ def test_the_reason_of_a_trial_with_a_wrong_configuration_is_shown(
     assert reason in capsys.readouterr().out
 
 
+@pytest.mark.slow
+def test_trials_that_have_failed_for_good_run_again_when_asked(
+    command: Command, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command.settings |= {"num_samples": 2}
+    with monkeypatch.context() as broken:
+        broken.setattr("tune.runs.orchestrator_process.PROGRAM", (sys.executable, "-c", "import sys; sys.exit(1)"))
+        assert main(["tune", command.write()]) == 1
+    again = ["tune", "resume", str(command.directory)]
+    said = f"2 of its trials failed; they run again with: counterpoint {' '.join(again)} --errored"
+    assert said in capsys.readouterr().out
+    assert main(again) == 1
+    assert command.steps() == {}
+    assert main([*again, "--errored"]) == 0
+    assert list(command.steps().values()) == [STEPS] * 2
+    assert "2 TERMINATED" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("sampler", ["tpe", "random"])
 def test_optuna_proposes_runs(command: Command, capsys: pytest.CaptureFixture[str], sampler: str) -> None:
     command.settings |= {"search": {"kind": "optuna", "sampler": sampler}}
