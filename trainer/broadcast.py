@@ -20,7 +20,7 @@ from transformers.utils import GENERATION_CONFIG_NAME
 
 from inference import delta
 from inference.plugin.checkpoint import BASE, DELTA, weight_files
-from inference.plugin.digest import DTYPES, digests_of
+from inference.plugin.digest import DTYPES, Digest, digests_of
 from trainer.lora.multi_lora import digest_adapter, export_adapter
 from trainer.model.router_replay import RouterReplay
 from trainer.probe import Answers, write_probe
@@ -56,6 +56,8 @@ class Assembled:
 
     weights: dict[str, Tensor]
     """On the CPU, by name; empty on all ranks but the first, and where only an adapter is published."""
+    digests: dict[str, Digest]
+    """Of the weights, by the precision of a server; empty where only an adapter is published."""
     answers: Answers
 
 
@@ -118,7 +120,7 @@ class Broadcaster:
                 if durable or not self._write_to_memory(model, state, run, directory):
                     self._write(model, state, run, directory, None if self._newest_in_memory else self._newest)
                 self._copy_tokenizer(directory)
-                digests = digests_of(own_memory(state), self._precisions)
+                digests = assembled.digests if assembled else digests_of(own_memory(state), self._precisions)
             else:
                 adapter = self._manager.get_state_dict_for_run(run.slot)
                 written = export_adapter(adapter, lora, self._base_model, directory)

@@ -20,12 +20,14 @@ from typing import Any
 
 import msgpack
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from inference.plugin.digest import Digest
 from run.config import RunConfig
 from trainer import batch_parts
 from trainer.broadcast import Assembled
 from trainer.config import TrainerConfig
+from trainer.divided_digest import digests_over_ranks
 from trainer.fair_share import Row
 from trainer.faults import is_fatal
 from trainer.loaded_model import LoadedModel
@@ -324,7 +326,10 @@ class Learner:
 
     def _assemble(self, slot: int) -> Assembled:
         rest(self.loaded.model)
-        weights = whole_weights(self.loaded.model, self.ranks.index == 0) if self.runs[slot].shards is not None else {}
+        weights, digests = dict[str, Tensor](), dict[str, Digest]()
+        if self.runs[slot].shards is not None:
+            weights = whole_weights(self.loaded.model, self.ranks.index == 0)
+            digests = digests_over_ranks(self.loaded.model, self.config.server_dtypes, self.ranks)
         assert self.loaded.passes is not None
         self.loaded.passes.begin()
         answers = fault = None
@@ -342,7 +347,7 @@ class Learner:
         if faults := self.ranks.faults(fault):
             raise BrokenWeights("; ".join(dict.fromkeys(faults)))
         assert answers is not None
-        return Assembled(weights, answers)
+        return Assembled(weights, digests, answers)
 
     def _write_others(self, slot: int) -> OtherSlices:
         self._command({"kind": "slice", "slot": slot})

@@ -19,12 +19,14 @@ import pytest
 import torch
 from torch import nn
 
+from inference.plugin.digest import digests_of
 from run.config import RunConfig
 from tests.support.polling import wait_until
 from tests.trainer.conftest import EXPERTS, TOP_K, make_batch, make_run_config
 from tests.trainer.lone_run import ALONE
 from tests.trainer.orchestrator_end import write_run
 from trainer import batch_parts, learner, ranks
+from trainer.broadcast import own_memory
 from trainer.config import TrainerConfig
 from trainer.fair_share import FairShare
 from trainer.learner import Learner
@@ -125,6 +127,7 @@ class Bench:
         assembled = self.learner.assemble(slot)
         if assembled is None or run.shards is None:
             return {name: each.detach().flatten().tolist() for name, each in run.optimizer.parameters.items()}
+        assert assembled.digests == digests_of(own_memory(assembled.weights), self.config.server_dtypes)
         names = run.optimizer.parameters
         return {name: assembled.weights[name].flatten().tolist() for name in names}
 
