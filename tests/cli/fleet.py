@@ -13,11 +13,9 @@ import tomli_w
 from job.config import JobConfig
 from job.directory import orchestrator_of
 from sweep.status import TargetStatus, sweep_status
-from tests.support.polling import wait_until
+from tests.support.polling import DEADLINE_SECONDS, wait_until
 from tests.support.running_job import steps_of
 from transport.files.lock import take_lock
-
-DEADLINE_SECONDS = 120.0
 
 ALL_STEPS = list(range(1, 21))
 

@@ -38,7 +38,7 @@ from orchestrator.step.checkpoint import Checkpoint, identity_of, write_checkpoi
 from run.config import RunConfig
 from tests.support.agents import end_agents
 from tests.support.jobs import shipped_line
-from tests.support.polling import wait_until
+from tests.support.polling import DEADLINE_SECONDS, wait_until
 from tests.support.ports import free_port
 from tests.transport.telemetry.scraping import families
 from trainer.config import TrainerConfig
@@ -46,8 +46,6 @@ from transport.files.atomic import publish_directory
 from transport.files.lock import take_lock
 
 pytestmark = pytest.mark.slow
-
-DEADLINE_SECONDS = 120.0
 
 REPETITION_SECONDS = 1.1
 """Between two signals: one within a second of another is taken for the same."""

@@ -18,12 +18,10 @@ from cluster.agent.settings import mark_of, read_endpoint
 from cluster.backends.local import AGENTS
 from job.directory import control_directory, orchestrator_of
 from job.processes_file import read_workers
-from tests.support.polling import wait_until
+from tests.support.polling import DEADLINE_SECONDS, wait_until
 from tests.support.ray_nodes import RayNodes
 
-DEADLINE_SECONDS = 150.0
-
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * DEADLINE_SECONDS)]
+pytestmark = [pytest.mark.slow]
 
 
 @dataclass

@@ -20,13 +20,11 @@ from cli.stop import main as stop
 from job.claim_directory import NothingLeft
 from job.directory import control_directory, is_running, orchestrator_of
 from tests.support.agents import end_agents
-from tests.support.polling import wait_until
+from tests.support.polling import DEADLINE_SECONDS, wait_until
 from tests.support.ports import free_port
 from transport.errors import UserError
 
 pytestmark = pytest.mark.slow
-
-DEADLINE_SECONDS = 120.0
 
 
 class Sweep:

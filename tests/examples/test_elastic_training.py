@@ -60,7 +60,6 @@ def ranks_of(training: Path) -> set[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_a_job_that_loses_and_gains_workers_ends_where_an_undisturbed_one_ends(tmp_path: Path) -> None:
     training, calm = tmp_path / "disturbed", tmp_path / "undisturbed"
     # Meanwhile, since it takes as long as it takes to start torch.

@@ -29,7 +29,6 @@ def wait_for_iteration(directory: Path, iteration: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_the_reward_rises_although_every_role_dies_twice(tmp_path: Path) -> None:
     directory = tmp_path / "job"
     fields = load_spec(JOB).model_dump(mode="json")

@@ -60,7 +60,6 @@ def results_in(directory: Path, records: Path) -> tuple[dict[str, Any], dict[tup
     }
 
 
-@pytest.mark.timeout(300)
 def test_an_evaluation_beside_training_equals_one_alone(lora_server: ServerProcess, tmp_path: Path) -> None:
     values: dict[str, Any] = {
         "run_id": "evaluated",

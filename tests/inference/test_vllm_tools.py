@@ -16,7 +16,7 @@ from inference.config import PoolConfig
 from inference.pool.pool import InferencePool
 from tests.support.vllm_server import ServerProcess
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 TOOLS = [
     {

@@ -46,7 +46,6 @@ def short_warm_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_transformers_loads_it(built: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(built)
     tokenizer = AutoTokenizer.from_pretrained(built)
@@ -58,7 +57,6 @@ def test_transformers_loads_it(built: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_the_mixture_of_experts_has_the_size_promised_and_uses_all_its_experts(tiny_moe: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(tiny_moe)
     parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -99,7 +97,6 @@ class _SampledModel(OnePolicy):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("environment", [ReverseText(), GuessNumber()], ids=["reverse-text", "guess-number"])
 async def test_rewards_start_where_reinforcement_learning_can_raise_them(built: Path, environment: Environment) -> None:
     chat, generator = Chat(built), torch.Generator().manual_seed(0)

@@ -30,7 +30,6 @@ def test_a_plan_can_ask_for_each_fault_once() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_a_job_whose_master_and_trainer_are_killed_loses_nothing() -> None:
     command = [sys.executable, "-m", "cli.main", "bench", "cluster-chaos", "--rounds", "2", "--json"]
     completed = subprocess.run(

@@ -8,7 +8,6 @@ from tests.perf.guard import assert_not_grossly_worse
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "case", ["send", "receive", "events", "garbage", "memory", "scaling", "multi-run", "cluster-manager"]
 )

@@ -22,17 +22,14 @@ from job.processes_file import read_workers
 from job.serving.config import ServeConfig
 from serve.main import serve
 from tests.support.jobs import JOB
-from tests.support.polling import wait_until
+from tests.support.polling import DEADLINE_SECONDS, wait_until
 from tests.support.ports import free_port
 from transport.errors import UserError
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow]
 
 SERVE = [sys.executable, "-m", "cli.main", "serve"]
 KILLS = 10
-
-DEADLINE_SECONDS = 240.0
-"""Of every wait. The server yields the CPU to whatever else runs, and ten of them start, one after the other."""
 
 
 @contextmanager
@@ -118,7 +115,6 @@ def pid_of_server(output: Path) -> int | None:
     return pid if pid is not None and Path(f"/proc/{pid}").exists() else None
 
 
-@pytest.mark.timeout(1200)
 def test_a_server_that_is_killed_ten_times_does_nothing_to_its_job(tmp_path: Path) -> None:
     file, output, model = tmp_path / "job.toml", tmp_path / "out", tmp_path / "model"
     model.mkdir()

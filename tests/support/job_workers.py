@@ -7,9 +7,7 @@ import signal
 from collections.abc import Collection
 
 from cluster import JobHandle, WorkerStatus
-from tests.support.polling import wait_until
-
-DEADLINE_SECONDS = 120.0
+from tests.support.polling import DEADLINE_SECONDS, wait_until
 
 RUNNING = ("RUNNING",)
 

@@ -15,12 +15,11 @@ from typing import Any
 
 import tomli_w
 
-from tests.support.polling import wait_until
+from tests.support.polling import DEADLINE_SECONDS, wait_until
 from tests.support.ports import free_port
 from tests.support.vllm_server import ServerProcess
 
 STEPS = 8
-DEADLINE_SECONDS = 240.0
 
 
 def settings(

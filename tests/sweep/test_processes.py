@@ -16,9 +16,7 @@ import pytest
 from perf.chaos.sweep_worker import Witness, targets, work
 from sweep.lock import step_lock
 from sweep.status import TargetStatus, sweep_status
-from tests.support.polling import wait_until
-
-DEADLINE_SECONDS = 60.0
+from tests.support.polling import DEADLINE_SECONDS, wait_until
 
 
 def start(count: int, function: Callable[..., None], *arguments: object) -> list[ForkServerProcess]:

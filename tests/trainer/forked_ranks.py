@@ -13,11 +13,12 @@ from collections.abc import Sequence
 from multiprocessing.connection import wait
 from pathlib import Path
 
+from tests.support.polling import DEADLINE_SECONDS
 from tests.support.ports import free_port
-from tests.trainer.orchestrator_end import DEADLINE, processes
+from tests.trainer.orchestrator_end import processes
 
 
-def launch(count: int, directory: Path, *arguments: object, module: str, seconds: float = 4 * DEADLINE) -> None:
+def launch(count: int, directory: Path, *arguments: object, module: str, seconds: float = 3 * DEADLINE_SECONDS) -> None:
     """Calls `main(directory, *arguments)` of a module on so many ranks, with torchrun's variables.
 
     What they print goes to `log_COUNT` in the directory. Fails with its end once one of them has failed, or after `seconds`.

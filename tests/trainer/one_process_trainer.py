@@ -21,6 +21,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from run.config import RunConfig
+from tests.support.polling import DEADLINE_SECONDS
 from tests.trainer.conftest import make_batch, make_run_config
 from tests.trainer.lone_run import ALONE
 from tests.trainer.orchestrator_end import write_run
@@ -31,8 +32,6 @@ from trainer.runs.run import Run
 from trainer.train import Trainer
 from transport.messages import Acknowledged, Bye, Commit, Evicted, Hello, Ready, ToOrchestrator
 from transport.records import Batch
-
-DEADLINE = 60.0
 
 RUNS = ("loser", "third", "winner")
 STEPS = 6
@@ -116,7 +115,7 @@ class Life:
 
     def turn_until(self, condition: Callable[[], bool], what: str) -> None:
         """Passes until the condition holds."""
-        deadline = time.monotonic() + DEADLINE
+        deadline = time.monotonic() + DEADLINE_SECONDS
         while not condition():
             assert time.monotonic() < deadline, f"in vain for {what}; evicted: {self.wire.evicted}"
             self.turn()

@@ -23,14 +23,12 @@ import orjson
 import tomli_w
 
 from run.config import RunConfig
+from tests.support.polling import DEADLINE_SECONDS
 from trainer.config import TrainerConfig
 from transport.messages import Acknowledged, Commit, Hello, Offer, Ready, ToOrchestrator
 from transport.records import Batch
 from transport.wires.base import TrainerLink
 from transport.wires.open import open_link
-
-DEADLINE = 90.0
-"""Seconds; a trainer that is not where it should be by then is stuck."""
 
 sys.path.append(str(Path(__file__).parents[2]))  # each trainer imports this module by its name, and gets our path
 processes = multiprocessing.get_context("forkserver")
@@ -80,7 +78,7 @@ def trainer_process(config: TrainerConfig, largest_file: int | None = None) -> I
     process.start()
     sender.close()
     try:
-        assert wait([receiver, process.sentinel], DEADLINE), "the trainer is neither ready nor ended"
+        assert wait([receiver, process.sentinel], DEADLINE_SECONDS), "the trainer is neither ready nor ended"
         yield process
     finally:
         process.kill()
@@ -105,7 +103,7 @@ class Feeder:
 
     async def until(self, kind: type[ToOrchestrator], **expected: Any) -> ToOrchestrator:
         """The next message of `kind` whose fields are as expected; those before it are only noted."""
-        async with asyncio.timeout(DEADLINE):
+        async with asyncio.timeout(DEADLINE_SECONDS):
             while True:
                 message = await self.link.receive()
                 self.received.append(message)
@@ -145,7 +143,7 @@ async def feeder(config: TrainerConfig, run_id: str = "default") -> AsyncIterato
 
 async def ended(process: ForkServerProcess) -> int:
     """The exit code of the process."""
-    await asyncio.to_thread(process.join, DEADLINE)
+    await asyncio.to_thread(process.join, DEADLINE_SECONDS)
     assert process.exitcode is not None, "the trainer does not end"
     return process.exitcode
 

@@ -21,12 +21,11 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 
 from cluster.notify import NotifySocket
-from tests.support.polling import until
+from tests.support.polling import DEADLINE_SECONDS, until
 from tests.trainer.conftest import make_batch, make_run_config
 from tests.trainer.forked_ranks import launch
 from tests.trainer.lone_run import make_lone_run
 from tests.trainer.orchestrator_end import (
-    DEADLINE,
     ended,
     feeder,
     log_path,
@@ -234,11 +233,11 @@ def test_the_first_ranks_heart_is_heard(moe_directory: Path, tmp_path: Path) -> 
     try:
         said: list[dict[str, str]] = []
         while {"READY": "1"} not in said or {"WATCHDOG": "1"} not in said:
-            assert select.select([listener], [], [], DEADLINE)[0]
+            assert select.select([listener], [], [], DEADLINE_SECONDS)[0]
             said += [message] if (message := listener.receive()) is not None else []
         assert said.count({"READY": "1"}) == 1
         process.send_signal(signal.SIGTERM)
-        assert process.wait(DEADLINE) == 143
+        assert process.wait(DEADLINE_SECONDS) == 143
     finally:
         process.kill()
         process.wait()

@@ -23,12 +23,11 @@ import torch
 from pydantic import ValidationError
 from safetensors.torch import load_file
 
-from tests.support.polling import wait_until
+from tests.support.polling import DEADLINE_SECONDS, wait_until
 from tests.support.ports import free_port
 from tests.support.tiny_model import make_model
 from tests.trainer.forked_ranks import launch
 from tests.trainer.lone_run import make_lone_run
-from tests.trainer.orchestrator_end import DEADLINE
 from tests.trainer.ranked_sft import stop_at
 from tests.trainer.test_ranks import process_of_rank
 from trainer.runs import manager
@@ -347,7 +346,7 @@ def test_two_ranks_train_as_one_and_one_goes_on_where_two_were_stopped(place: Pa
         tmp_path,
         [(each, free_port(), last) for each, last in work],
         module="tests.trainer.ranked_sft",
-        seconds=DEADLINE,
+        seconds=DEADLINE_SECONDS,
     )
     refused, *codes = (tmp_path / "ended").read_text().splitlines()
     assert refused == "rows[1]: it has no message of role assistant; there is nothing to train"
@@ -380,7 +379,7 @@ def test_the_command_ends_when_one_of_its_ranks_was_killed(place: Path, tmp_path
         wait_until(lambda: bool(published_steps(checkpoints)), "a checkpoint")
         children = descendants(process.pid)
         os.kill(process_of_rank(children, 1), signal.SIGKILL)
-        assert process.wait(DEADLINE) == 1
+        assert process.wait(DEADLINE_SECONDS) == 1
         wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children), f"the end of {children}")
         assert "a rank of the trainer died (rank 1" in log.read_text()
     finally:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from tests.support.polling import DEADLINE_SECONDS
 from tests.support.ports import free_port
 from tests.support.tiny_model import make_model
 from tests.trainer.forked_ranks import launch
-from tests.trainer.orchestrator_end import DEADLINE
 from tests.trainer.test_sft import LORA, TEMPLATE, TRAINING, make_config, messages_of, order_of, run, weights_in
 from tests.trainer.test_sft import _no_manager_is_left as _no_manager_is_left
 from tests.trainer.test_sft import place as place
@@ -49,7 +49,7 @@ def test_two_ranks_refuse_an_adapter_of_another_model_together(place: Path, tmp_
     same = make_config(place, tmp_path / "same", **settings)
     another = make_config(place, tmp_path / "another", model=str(tmp_path / "other"), **settings)
     work = [(each, free_port(), 0) for each in (same, another)]
-    launch(2, tmp_path, work, module="tests.trainer.ranked_sft", seconds=DEADLINE)
+    launch(2, tmp_path, work, module="tests.trainer.ranked_sft", seconds=DEADLINE_SECONDS)
     assert (tmp_path / "ended").read_text().splitlines() == ["0", "2"]
 
 

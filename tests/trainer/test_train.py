@@ -16,11 +16,10 @@ from transformers import AutoModelForCausalLM
 
 from inference.plugin.digest import digests_of
 from orchestrator.run_directory import check_control
-from tests.support.polling import until
+from tests.support.polling import DEADLINE_SECONDS, until
 from tests.trainer.conftest import make_batch, make_run_config
 from tests.trainer.one_process_trainer import life, write_member
 from tests.trainer.orchestrator_end import (
-    DEADLINE,
     Feeder,
     ended,
     feeder,
@@ -106,7 +105,7 @@ async def test_resumes_exactly_after_a_kill(dense_directory: Path, tmp_path: Pat
                     # Step 4's acknowledgement says that step 3 is published.
                     await end.train(make_batch(3), make_batch(4))
                     checkpoint = output_dir / "trainer" / "default" / "checkpoints" / "step_2" / "STABLE"
-                    await until(checkpoint.exists, "the checkpoint, which is written meanwhile", DEADLINE)
+                    await until(checkpoint.exists, "the checkpoint, which is written meanwhile", DEADLINE_SECONDS)
                     send_signal(process, signal.SIGKILL)
             published = published_steps(output_dir / "run_default" / "broadcast")
             assert published[:4] == [0, 1, 2, 3]

@@ -15,10 +15,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.support.polling import until
+from tests.support.polling import DEADLINE_SECONDS, until
 from tests.trainer.conftest import WINDOW, make_batch, make_run_config
 from tests.trainer.orchestrator_end import (
-    DEADLINE,
     Feeder,
     ended,
     feeder,
@@ -69,7 +68,7 @@ async def until_trained(output_dir: Path, run_id: str, step: int) -> None:
     await until(
         lambda: (run_id, step) in {(line["run_id"], line["step"]) for line in metrics_lines(output_dir)},
         f"step {step} of {run_id}",
-        DEADLINE,
+        DEADLINE_SECONDS,
     )
 
 
@@ -126,7 +125,7 @@ async def test_a_run_beyond_the_slots_is_told_and_has_the_slot_of_one_that_pause
             await first.link.close()
             await second.until(Ready, next_step=1)
             checkpoints = tmp_path / "trainer" / "first" / "checkpoints"
-            await until(lambda: published_steps(checkpoints) == [1], "the checkpoint of the first", DEADLINE)
+            await until(lambda: published_steps(checkpoints) == [1], "the checkpoint of the first", DEADLINE_SECONDS)
             async with feeder(config, "first") as again:
                 await again.until(Waiting, reason=reason)
                 await second.train(make_batch(1, run_id="second"), make_batch(2, run_id="second"))
@@ -154,7 +153,7 @@ async def test_a_run_deleted_while_another_has_its_slot_is_not_continued_under_i
         async with feeder(config, "second") as second:
             await second.until(Ready, next_step=1)
             (tmp_path / "run_first").rename(tmp_path / "deleted")
-            async with asyncio.timeout(DEADLINE):
+            async with asyncio.timeout(DEADLINE_SECONDS):
                 while not (tmp_path / "trainer" / ".deleted-first").exists():  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
             configure(tmp_path, dense_directory, "first", steps=1)
@@ -426,7 +425,7 @@ async def test_a_killed_trainer_goes_on_with_all_its_runs(dense_directory: Path,
                         await until_trained(tmp_path, run_id, steps)
                     for run_id in ("two", "three"):
                         path = tmp_path / "trainer" / run_id / "checkpoints" / "step_2" / "STABLE"
-                        await until(path.exists, "the checkpoint, which is written meanwhile", DEADLINE)
+                        await until(path.exists, "the checkpoint, which is written meanwhile", DEADLINE_SECONDS)
                     send_signal(process, signal.SIGKILL)
                     continue
                 async with asyncio.TaskGroup() as tasks:

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import zmq
 
-from tests.support.polling import wait_until
+from tests.support.polling import DEADLINE_SECONDS, wait_until
 from transport.codec import encode_message
 from transport.config import TransportConfig
 from transport.files.atomic import Buffer, as_bytes_view
@@ -25,8 +25,6 @@ from transport.wires.endpoint import resolve_address
 from transport.wires.filesystem import DirectoryConnection
 from transport.wires.link import Connected
 from transport.wires.open import EXCHANGE, open_receiver
-
-DEADLINE_SECONDS = 60.0
 
 SESSION = 7
 """That every READY of these tests opens."""

@@ -19,7 +19,7 @@ from tests.support.ports import free_port
 from tests.support.running_job import STEPS, RunningJob, assert_nothing_is_left, steps_of, write_config
 from tests.support.vllm_server import ServerProcess
 
-pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.vllm]
 
 ALL_STEPS = list(range(1, STEPS + 1))
 MORE_STEPS = 24

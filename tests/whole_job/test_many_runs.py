@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 import tomli_w
 
-from tests.support.running_job import DEADLINE_SECONDS, RunningJob, assert_nothing_is_left, settings, steps_of
+from tests.support.polling import DEADLINE_SECONDS
+from tests.support.running_job import RunningJob, assert_nothing_is_left, settings, steps_of
 from tests.support.vllm_server import ServerProcess
 
-pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.vllm]
 
 STEPS_OF_GUEST = 3
 WITHOUT_END = 1000

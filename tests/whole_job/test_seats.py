@@ -12,7 +12,7 @@ import tomli_w
 from tests.support.running_job import RunningJob, assert_nothing_is_left, settings, steps_of
 from tests.support.vllm_server import ServerProcess
 
-pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.vllm]
 
 REPOSITORY = Path(__file__).parents[2]
 STEPS = 2

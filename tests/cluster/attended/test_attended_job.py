@@ -23,11 +23,9 @@ from cluster.attended.left_running import has_agents
 from cluster.process import last_lines
 from cluster.spec import JobSpec, RoleSpec
 from tests.support.agents import end_agents
-from tests.support.polling import wait_until
+from tests.support.polling import DEADLINE_SECONDS, wait_until
 
 pytestmark = pytest.mark.slow
-
-DEADLINE_SECONDS = 60.0
 
 SERVICE = """
 import signal, sys, time

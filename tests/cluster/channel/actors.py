@@ -17,10 +17,10 @@ from cluster.channel.consumer import ChannelConsumer
 from cluster.channel.exactly_once import CommitFile
 from cluster.channel.host import ChannelHost
 from cluster.channel.producer import ChannelProducer
+from tests.support.polling import DEADLINE_SECONDS
 from transport.process.launch import die_with_parent
 
 RECORDS = 200
-DEADLINE_SECONDS = 60.0
 
 
 def host(config: ChannelConfig, directory: Path) -> None:

@@ -24,8 +24,8 @@ from cluster.channel.link import ChannelError
 from cluster.channel.producer import ChannelProducer
 from cluster.channel.role import HostWorker
 from cluster.worker import Context
-from tests.cluster.channel.actors import DEADLINE_SECONDS, actor, first_line, wait_for
-from tests.support.polling import wait_until
+from tests.cluster.channel.actors import actor, first_line, wait_for
+from tests.support.polling import DEADLINE_SECONDS, wait_until
 
 
 def config_of(tmp_path: Path, **fields: object) -> ChannelConfig:

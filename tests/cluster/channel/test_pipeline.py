@@ -10,7 +10,8 @@ import msgpack
 import pytest
 
 from cluster.channel.config import ChannelConfig
-from tests.cluster.channel.actors import DEADLINE_SECONDS, RECORDS, first_line, kill, spawn, wait_for
+from tests.cluster.channel.actors import RECORDS, first_line, kill, spawn, wait_for
+from tests.support.polling import DEADLINE_SECONDS
 
 STAGES = ("stage-0", "stage-1")
 TRAINERS = ("trainer-0", "trainer-1")

@@ -13,11 +13,11 @@ import pytest
 
 from cluster import ClusterError, JobBuilder, JobFailed, JobHandle, JobSpec, NoMaster, submit
 from cluster.job_files import read_master
+from tests.support.polling import DEADLINE_SECONDS
 
 pytestmark = pytest.mark.slow
 
 WORKERS = "tests.cluster.master.tiny_workers"
-DEADLINE = 60.0
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def processes_of(directory: Path) -> list[int]:
 
 
 def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + DEADLINE
+    deadline = time.monotonic() + DEADLINE_SECONDS
     while not condition():
         assert time.monotonic() < deadline, "waited for too long"
         time.sleep(0.02)
@@ -68,7 +68,7 @@ def test_a_job_runs_to_its_end_and_is_seen_from_another_handle(directory: Path) 
     until(lambda: other.status().stage == "RUNNING")
     assert {one.worker for one in other.get_nodes_by_role("counter")} == {"counter-0", "counter-1"}
     (directory / "go").touch()
-    assert handle.wait(DEADLINE).code == 0
+    assert handle.wait(DEADLINE_SECONDS).code == 0
     status = other.status()
     assert (status.stage, [one.incarnation for one in status.workers]) == ("STOPPED", [1, 1, 1])
     assert other.logs("counter-0") == "counter-0 has started"
@@ -89,7 +89,7 @@ def test_the_death_of_the_master_costs_nothing(directory: Path) -> None:
 
     until(taken_over)  # by the standby
     (directory / "go").touch()
-    assert handle.wait(DEADLINE).code == 0
+    assert handle.wait(DEADLINE_SECONDS).code == 0
     assert [(directory / f"counter-{rank}.started").read_text() for rank in (0, 1)] == ["1\n", "1\n"]
     until(lambda: not processes_of(directory))
 
@@ -103,7 +103,7 @@ def test_wait_starts_another_master(directory: Path, monkeypatch: pytest.MonkeyP
         handle = JobHandle(directory)  # it died before it answered
     monkeypatch.delenv("CLUSTER_FAULT")
     (directory / "go").touch()
-    assert handle.wait(DEADLINE).code == 0
+    assert handle.wait(DEADLINE_SECONDS).code == 0
     assert handle.status().epoch == 2
     assert [(directory / f"counter-{rank}.started").read_text() for rank in (0, 1)] == ["1\n", "1\n"]
 
@@ -115,7 +115,7 @@ def test_a_job_is_stopped(directory: Path, given: dict[str, int], code: int) -> 
     until((directory / "counter-0.started").exists)
     handle.stop("enough", **given)
     with pytest.raises(JobFailed, match="enough") as failure:
-        handle.wait(DEADLINE)
+        handle.wait(DEADLINE_SECONDS)
     assert failure.value.code == code
 
 
@@ -123,14 +123,14 @@ def test_the_failure_of_a_worker_is_named(directory: Path) -> None:
     spec = JobBuilder("broken").role("broken", worker=f"{WORKERS}:Broken", task=True, max_restarts=0).build()
     handle = submit(spec, directory, standby=False)
     with pytest.raises(JobFailed, match=r"(?s)broken-0.*the model is missing"):
-        handle.wait(DEADLINE)
+        handle.wait(DEADLINE_SECONDS)
 
 
 def test_a_job_that_does_not_fit_says_what_is_missing(directory: Path) -> None:
     spec = JobBuilder("large").role("large", worker=f"{WORKERS}:Service", resources={"cpu": 5000}).build()
     handle = submit(spec, directory, standby=False)
     with pytest.raises(JobFailed, match="cpu: wanted 5000, present"):
-        handle.wait(DEADLINE)
+        handle.wait(DEADLINE_SECONDS)
 
 
 def test_a_directory_without_a_master_says_so(directory: Path) -> None:

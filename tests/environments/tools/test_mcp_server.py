@@ -22,7 +22,6 @@ COMMAND = [sys.executable, str(SERVER)]
 ADD = {"left": 1, "right": 2}
 
 pytestmark = [
-    pytest.mark.timeout(400),  # A server imports its library, which takes seconds of a busy core.
     pytest.mark.skipif(find_spec("mcp") is None, reason="the extra `mcp` is not installed"),
 ]
 

@@ -22,7 +22,6 @@ from tests.support.running_job import RunningJob, assert_nothing_is_left
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.vllm,
-    pytest.mark.timeout(600),
     pytest.mark.asyncio(loop_scope="package"),
 ]
 

@@ -16,10 +16,10 @@ import torch
 from safetensors.torch import load_file
 
 from job.population.exploit import outcome, request_save, wait
-from tests.support.polling import wait_until
+from tests.support.polling import DEADLINE_SECONDS, wait_until
 from tests.trainer.conftest import make_batch
 from tests.trainer.lone_run import make_lone_run
-from tests.trainer.one_process_trainer import DEADLINE, STEPS, Death, Deaths, life, saved_state, write_population
+from tests.trainer.one_process_trainer import STEPS, Death, Deaths, life, saved_state, write_population
 from trainer.runs import checkpoint
 from trainer.runs.checkpoint import Snapshot, checkpoints_directory
 from trainer.runs.checkpoints import Checkpoints
@@ -46,7 +46,7 @@ class Disk:
         if self.seen_early:
             self._write(snapshot, output_dir, keep)
         self.begun.release()
-        assert self._may_write.acquire(timeout=DEADLINE)
+        assert self._may_write.acquire(timeout=DEADLINE_SECONDS)
         if not self.seen_early:
             self._write(snapshot, output_dir, keep)
 
@@ -89,7 +89,7 @@ def test_training_goes_on_meanwhile_and_the_checkpoint_is_of_its_step(
         one.waits_for_the_disk = False
         one.until_step(winner=2, loser=2)
         states = {run_id: state_of(one, run_id) for run_id in ("winner", "loser")}
-        assert disk.begun.acquire(timeout=DEADLINE)
+        assert disk.begun.acquire(timeout=DEADLINE_SECONDS)
         committed |= {"winner": 3, "loser": 3}
         one.until_step(winner=3, loser=3)
         assert not same(states["winner"], state_of(one, "winner"))
@@ -109,7 +109,7 @@ def test_a_run_has_one_checkpoint_on_its_way_and_the_last_step_needs_its_own(
     with life(tmp_path, dense_directory, committed, keep_checkpoints=1) as one, slow_disk(monkeypatch) as disk:
         one.waits_for_the_disk = False
         one.until_step(winner=STEPS - 1)
-        assert disk.begun.acquire(timeout=DEADLINE)
+        assert disk.begun.acquire(timeout=DEADLINE_SECONDS)
         seen: list[int] = []
         durables = one.trainer._sessions.durable
 
@@ -120,7 +120,7 @@ def test_a_run_has_one_checkpoint_on_its_way_and_the_last_step_needs_its_own(
         monkeypatch.setattr(one.trainer._sessions, "durable", noted)
         disk.go_on()  # the wait for the first ends, and the second is begun
         one.until_step(winner=STEPS)
-        assert disk.begun.acquire(timeout=DEADLINE)
+        assert disk.begun.acquire(timeout=DEADLINE_SECONDS)
         assert durable(one, "winner") == STEPS - 1
         assert one.trainer._over() is False
         disk.go_on()
@@ -140,7 +140,7 @@ def test_a_save_is_answered_once_it_is_durable_while_training_goes_on(
         state = state_of(one, "winner")
         request = request_save(tmp_path, "winner")
         one.turn()
-        assert disk.begun.acquire(timeout=DEADLINE)
+        assert disk.begun.acquire(timeout=DEADLINE_SECONDS)
         committed["winner"] = 4
         one.until_step(winner=4)
         assert outcome(tmp_path, "winner", request) is None
@@ -159,7 +159,7 @@ def test_a_run_deleted_meanwhile_leaves_nothing_under_its_name(
     with life(tmp_path, dense_directory, committed) as one, slow_disk(monkeypatch) as disk:
         one.waits_for_the_disk = False
         one.until_step(winner=2, loser=2)
-        assert disk.begun.acquire(timeout=DEADLINE)
+        assert disk.begun.acquire(timeout=DEADLINE_SECONDS)
         (tmp_path / "run_winner").rename(tmp_path / "deleted")
         disk.go_on(2)
         one.turn_until((tmp_path / "trainer" / ".deleted-winner").exists, "the checkpoints set aside")
@@ -264,7 +264,7 @@ def test_the_slices_of_a_run_are_asked_for_while_those_of_a_later_one_are_waited
     waiting.start()
     for each in flushed.values():
         each.set()
-    waiting.join(DEADLINE)
+    waiting.join(DEADLINE_SECONDS)
     assert not waiting.is_alive()
     assert durable == ["second"]
     checkpoints.settle()

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from job.population.exploit import outcome, request_copy, wait
-from tests.support.polling import until
+from tests.support.polling import DEADLINE_SECONDS, until
 from tests.trainer.conftest import make_batch
 from tests.trainer.one_process_trainer import (
     STEPS,
@@ -24,7 +24,6 @@ from tests.trainer.one_process_trainer import (
     write_population,
 )
 from tests.trainer.orchestrator_end import (
-    DEADLINE,
     ended,
     feeder,
     log_path,
@@ -138,13 +137,13 @@ async def test_a_trainer_that_is_killed_goes_on_with_the_same_copy(
             await loser.until(Ready, next_step=1)
             await winner.train(*(make_batch(step, run_id="winner") for step in (1, 2)))
             await loser.train(*(make_batch(step, run_id="loser") for step in (1, 2, 3)))
-            await until((tmp_path / "trainer/winner/checkpoints/step_2/STABLE").exists, "the source", DEADLINE)
-            await until((tmp_path / "run_loser/broadcast/step_3/STABLE").exists, "step 3", DEADLINE)
+            await until((tmp_path / "trainer/winner/checkpoints/step_2/STABLE").exists, "the source", DEADLINE_SECONDS)
+            await until((tmp_path / "run_loser/broadcast/step_3/STABLE").exists, "step 3", DEADLINE_SECONDS)
             await asyncio.to_thread(request_copy, tmp_path, "loser", "winner", 2, request_id="exploit")
-            await until(marks["accepted"].exists, "the journal", DEADLINE)
+            await until(marks["accepted"].exists, "the journal", DEADLINE_SECONDS)
             if instant != "accepted":
                 await loser.send(make_batch(COPIED, run_id="loser"))
-                await until(marks[instant].exists, instant, DEADLINE)
+                await until(marks[instant].exists, instant, DEADLINE_SECONDS)
             send_signal(process, signal.SIGKILL)
         assert await ended(process) == -signal.SIGKILL
     with trainer_process(config.model_copy(update={"resume": True})) as process:
@@ -153,9 +152,9 @@ async def test_a_trainer_that_is_killed_goes_on_with_the_same_copy(
             assert loser.ready is not None
             for step in range(loser.ready.next_step, STEPS + 1):
                 await loser.train(make_batch(step, run_id="loser"))
-            await until(lambda: outcome(tmp_path, "loser", "exploit") is not None, "the answer", DEADLINE)
+            await until(lambda: outcome(tmp_path, "loser", "exploit") is not None, "the answer", DEADLINE_SECONDS)
             path = tmp_path / "trainer" / "loser" / "checkpoints" / f"step_{STEPS}" / STABLE
-            await until(path.exists, "the last checkpoint", DEADLINE)
+            await until(path.exists, "the last checkpoint", DEADLINE_SECONDS)
         send_signal(process, signal.SIGTERM)
         assert await ended(process) == 128 + signal.SIGTERM, log_path(config).read_text()
     check_one_copy(tmp_path)

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 import zmq
 
+from tests.support.polling import DEADLINE_SECONDS
 from tests.trainer.conftest import make_batch
-from tests.trainer.orchestrator_end import DEADLINE, ended, feeder, log_path, metrics_lines, trainer_process
+from tests.trainer.orchestrator_end import ended, feeder, log_path, metrics_lines, trainer_process
 from tests.trainer.test_train_many import configure, trainer
 from trainer.config import TrainerConfig
 from transport import codec
@@ -63,7 +64,7 @@ def ten_gigabytes_claimed(config: TrainerConfig) -> None:
     """In ZMTP 3.0 by hand: a frame of which only the length is ever sent. The trainer hangs up."""
     address = resolve_address(config.transport, config.output_dir).removeprefix(IPC)
     with socket.socket(socket.AF_UNIX) as peer:
-        peer.settimeout(DEADLINE)
+        peer.settimeout(DEADLINE_SECONDS)
         peer.connect(address)
         peer.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32))
         ready = b"\x05READY\x0bSocket-Type" + struct.pack(">I", 6) + b"DEALER"
@@ -116,7 +117,7 @@ async def test_who_means_harm_costs_itself_only(
             attacker.start()
             for step in range(1, STEPS):
                 await good.train(make_batch(step, run_id="good"))
-            await asyncio.to_thread(attacker.join, DEADLINE)
+            await asyncio.to_thread(attacker.join, DEADLINE_SECONDS)
             assert not attacker.is_alive()
             assert not failures
             assert peak_address_space(process.pid) - before < 5 * 2**30, "it allocated what was only claimed"

@@ -15,6 +15,7 @@ import pytest
 from cluster.worker_view import State, WorkerView
 from job.config import JobConfig
 from job.processes_file import ProcessesFile
+from tests.support.polling import DEADLINE_SECONDS
 from transport.files.lock import take_lock
 from tune.checkpoint import Checkpoint
 from tune.executors.executor import Event
@@ -22,8 +23,6 @@ from tune.executors.runs import RunTrialExecutor
 from tune.runs.host_job import HostJob
 from tune.runs.varied_run import VariedRun
 from tune.trial import Trial
-
-DEADLINE_SECONDS = 60.0
 
 BASE: dict[str, Any] = {
     "steps": 6,

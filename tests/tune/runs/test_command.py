@@ -17,7 +17,7 @@ import tomli_w
 
 from cli.main import main
 from job.configuration.load import load
-from tests.support.polling import wait_until
+from tests.support.polling import DEADLINE_SECONDS, wait_until
 from tests.tune.runs.conftest import BASE, PretendedJob
 from transport.files.lock import Holder, take_lock
 from tune.config import TuneConfig
@@ -26,8 +26,6 @@ from tune.runner.journal import LOCK_NAME
 from tune.runner.trial_files import STATE_FILE, write_state
 from tune.runs.exploit import NOTE
 from tune.trial import Trial
-
-DEADLINE_SECONDS = 120.0
 
 STEPS = list(range(1, BASE["steps"] + 1))
 

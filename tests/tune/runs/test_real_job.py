@@ -14,12 +14,12 @@ import pytest
 import tomli_w
 
 from job.directory import orchestrator_of, run_ids_in
-from tests.support.polling import wait_until
-from tests.support.running_job import DEADLINE_SECONDS, RunningJob, assert_nothing_is_left, settings
+from tests.support.polling import DEADLINE_SECONDS, wait_until
+from tests.support.running_job import RunningJob, assert_nothing_is_left, settings
 from tests.support.vllm_server import ServerProcess
 from tests.whole_job.test_many_runs import trained_steps
 
-pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.vllm]
 
 STEPS = 8
 REVERSE = [{"name": "reverse", "kind": "reverse-text"}]
