@@ -222,7 +222,7 @@ async def _observe(
     pool = InferencePool(PoolConfig(urls=[url], startup_timeout_seconds=START_SECONDS), model)
     try:
         await _started(pool, watch)
-        return await observe(config, environment, sampling, Path(model), pool, plan, folder, _say_round)
+        return await observe(config, environment, sampling, Path(model), pool, plan, folder, _say_round, _say)
     except InferenceError as error:
         raise UserError(str(error)) from None
     finally:
@@ -243,7 +243,11 @@ async def _started(pool: InferencePool, watch: Callable[[], None]) -> None:
 
 
 def _say_round(number: int) -> None:
-    print(f"round {number} has been played", file=sys.stderr)
+    _say(f"round {number} has been played")
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def _context(model: Path) -> int:

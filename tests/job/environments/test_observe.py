@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,11 @@ from environments.base import Example, Model
 from environments.config import EnvironmentConfig, SamplingConfig
 from environments.registry import load_environment
 from inference.base import SamplingParameters
+from job.environments import waiting
 from job.environments.findings import Level, findings
 from job.environments.observe import Observations, Plan, observe
 from models.tiny_tokenizer import write_tokenizer
+from tests.support.polling import until, wait_until
 from transport.records import Int32Array, Rollout, Turn
 
 PLAN = Plan(examples=2, rollouts=2, rounds=3)
@@ -85,12 +88,19 @@ async def ends_tasks() -> AsyncIterator[None]:
     await asyncio.gather(*Unsound._tasks, return_exceptions=True)
 
 
-async def seen_of(kind: str, directory: Path) -> Observations:
+async def seen_of(kind: str, directory: Path, on_wait: Callable[[str], None] = lambda text: None) -> Observations:
     write_tokenizer(directory, 1024)
     config = EnvironmentConfig(name="checked", kind=f"tests.job.environments.test_observe:{kind}")
     environment = load_environment(config)
     return await observe(
-        config, environment, SamplingConfig(max_tokens=8), directory, Pool(), PLAN, directory / "files"
+        config,
+        environment,
+        SamplingConfig(max_tokens=8),
+        directory,
+        Pool(),
+        PLAN,
+        directory / "files",
+        on_wait=on_wait,
     )
 
 
@@ -127,3 +137,28 @@ async def test_an_unsound_environment(tmp_path: Path) -> None:
 async def test_an_environment_that_does_not_load(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="has no class 'Nothing'"):
         await seen_of("Nothing", tmp_path)
+
+
+class Hanging(Sound):
+    """Each example hangs in a way of its own until enough was said."""
+
+    said: list[str] = []
+
+    async def rollout(self, example: Example, model: Model, state: dict[str, Any]) -> None:
+        await super().rollout(example, model, state)
+        if example.index:
+            return
+        await until(lambda: any("others wait: 2 at Hanging" in text for text in self.said), "the places")
+        wait_until(lambda: any("blocked at Hanging" in text for text in self.said), "the blocked place")  # the fault
+
+
+@pytest.mark.slow
+async def test_what_a_rollout_hangs_at_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(waiting, "BLOCKED_SECONDS", 0.5)
+    Hanging.said.clear()
+    await seen_of("Hanging", tmp_path, Hanging.said.append)
+    place = r"Hanging\.rollout \(.*test_observe\.py:\d+\)"
+    waits = rf"after [\d.]+ s 2 of 4 rollouts of this round have ended, and others wait: 2 at {place}"
+    assert any(re.fullmatch(waits, text) for text in Hanging.said), Hanging.said
+    assert any(re.search(rf"the event loop is blocked at {place}", text) for text in Hanging.said), Hanging.said

@@ -1,0 +1,95 @@
+"""Says what a check of an environment waits for: how many rollouts still run, and at which line of the environment.
+
+From a thread, so that it is said also of a rollout that blocks the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from orchestrator.loop_health.stacks import Stack, frame_name, place_of, stack_of
+
+PATIENCE_SECONDS = 10.0
+"""Until it is said first, and again."""
+
+BLOCKED_SECONDS = 1.0
+"""An event loop that does not answer for so long is blocked."""
+
+
+@contextmanager
+def saying(rollouts: Sequence[asyncio.Task[None]], module: str, say: Callable[[str], None]) -> Iterator[None]:
+    """Calls `say`, in a thread, while the block waits for `rollouts` on the running loop. `module`: the environment's."""
+    ended, loop, own = threading.Event(), asyncio.get_running_loop(), threading.get_ident()
+    caller = asyncio.current_task()
+    file = getattr(sys.modules.get(module), "__file__", None)
+
+    def watch() -> None:
+        seconds = 0.0
+        while not ended.wait(PATIENCE_SECONDS):
+            seconds += PATIENCE_SECONDS
+            line = _asked(loop, lambda: _describe(rollouts, file, caller))
+            if line is None:
+                line = f"the event loop is blocked at {_place(stack_of(sys._current_frames().get(own)), file)}"
+            if not ended.is_set():
+                say(f"after {seconds:g} s {line}")
+
+    thread = threading.Thread(target=watch, name="says what is waited for")
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _asked(loop: asyncio.AbstractEventLoop, question: Callable[[], str]) -> str | None:
+    """Returns what `question` answers on the loop; None where that is blocked."""
+    answered, answers = threading.Event(), list[str]()
+
+    def answer() -> None:
+        answers.append(question())
+        answered.set()
+
+    loop.call_soon_threadsafe(answer)
+    return answers[0] if answered.wait(BLOCKED_SECONDS) else None
+
+
+def _describe(rollouts: Sequence[asyncio.Task[None]], file: str | None, caller: object) -> str:
+    """A rollout waits for tasks of its own, so that the places are those of all tasks in the environment's file, if any."""
+    running = [task for task in rollouts if not task.done()]
+    stacks = [_awaited(task) for task in asyncio.all_tasks() if task is not caller]
+    own = [stack for stack in stacks if any(code.co_filename == file for code, _ in stack)]
+    places = Counter(_place(stack, file) for stack in own or map(_awaited, running))
+    waits = "; ".join(f"{count} at {place}" for place, count in places.most_common(3))
+    return (
+        f"{len(rollouts) - len(running)} of {len(rollouts)} rollouts of this round have ended, and others wait: {waits}"
+    )
+
+
+def _awaited(task: asyncio.Task[Any]) -> Stack:
+    """The stack of a task that waits, innermost frame first, as of a thread."""
+    frames: list[FrameType] = []
+    awaited: Any = task.get_coro()
+    while awaited is not None:
+        kind = next((kind for kind in ("cr", "gi", "ag") if hasattr(awaited, f"{kind}_frame")), None)
+        if kind is None or (frame := getattr(awaited, f"{kind}_frame")) is None:
+            break
+        frames.append(frame)
+        awaited = getattr(awaited, "gi_yieldfrom" if kind == "gi" else f"{kind}_await")
+    return tuple((frame.f_code, frame.f_lasti) for frame in reversed(frames))
+
+
+def _place(stack: Stack, file: str | None) -> str:
+    """The innermost line of the environment's file, else of any code outside libraries."""
+    own = next((position for position in stack if position[0].co_filename == file), None)
+    if own is not None:
+        return frame_name(own)
+    place = place_of(stack)
+    return f"{place.function} ({place.file}:{place.line})"
