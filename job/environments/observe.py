@@ -22,7 +22,7 @@ from environments.config import EnvironmentConfig, SamplingConfig
 from environments.lifecycle import started
 from environments.reward import as_rewards
 from inference.base import ParsedText, SamplingParameters
-from job.environments.waiting import saying
+from job.environments import waiting
 from orchestrator.loop_health.blame import LoopBlame
 from orchestrator.loop_health.resident import resident_bytes
 from orchestrator.loop_health.slow_spots import SlowSpots
@@ -131,8 +131,8 @@ async def observe(
             seen.changed_examples = _changed_examples(environment, plan)
             await _score_again(seen, environment)
         seen.left_tasks, seen.left_threads, seen.left_processes = await _left_since(before)
-    # Measuring memory holds the loop, too, and so does the start of its thread.
-    own = (__file__, give_memory_back.__code__.co_filename)
+    # Measuring memory holds the loop, too, and so do the start and the end of a thread.
+    own = (__file__, waiting.__file__, give_memory_back.__code__.co_filename)
     spots = blame.take().by_key.values()
     seen.slow_spots.add(spot for spot in spots if not any(file.endswith(spot.place.file) for file in own))
     return seen
@@ -217,7 +217,7 @@ async def _play_round(
     async with AsyncExitStack() as stack:
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
         played = [tasks.create_task(one(each), name=f"rollout {each.rollout_id}") for group in groups for each in group]
-        stack.enter_context(saying(played, type(environment).__module__, on_wait))
+        stack.enter_context(waiting.saying(played, type(environment).__module__, on_wait))
         await asyncio.wait(played)
     for group in groups:
         if environment.group_scoring:
