@@ -1,4 +1,4 @@
-"""`counterpoint plan FILE --gpus 8xH100-80`: predicts the memory of a job by part, and refuses what cannot fit."""
+"""`counterpoint plan FILE --gpus 8xH100-80`: predicts the memory of a job or a fine-tuning by part, and what cannot fit."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from transport.errors import UserError
 
 if TYPE_CHECKING:
     from job.plan.plan import Plan
+    from job.plan.planned import Planned
 
 PIPE_WIDTH = 140
 
@@ -23,24 +24,16 @@ CANNOT_FIT = 2
 def main(arguments: list[str]) -> int:
     """Runs the command; returns 2 if the job cannot fit. Raises `UserError` for a job or model that cannot be read."""
     given, flags = _parser().parse_known_args(arguments)
-    from job.config import JobConfig  # imports every role's configuration
-    from job.configuration.load import load
-    from job.file_kind import other_kind
     from job.plan.devices import parse_gpus
     from job.resolve_model import resolve_model
 
     gpus = parse_gpus(given.gpus)
-    try:
-        job = load(JobConfig, given.file, flags)
-    except UserError:
-        if (other := other_kind(Path(given.file), JobConfig)) is not None:
-            raise UserError(f"{given.file}: this is a {other[0]} file; only a job's memory is planned") from None
-        raise
-    directory = resolve_model(job.model)
+    model, planned = _read(given.file, flags)
+    directory = resolve_model(model)
     from job.plan.plan import make_plan  # imports torch
 
     try:
-        plan = make_plan(job, directory, gpus)
+        plan = make_plan(planned, directory, gpus)
     except ValueError as error:
         raise UserError(str(error)) from error
     if given.json:
@@ -48,6 +41,29 @@ def main(arguments: list[str]) -> int:
     else:
         _show(plan)
     return CANNOT_FIT if plan.problems else 0
+
+
+def _read(file: Path, flags: list[str]) -> tuple[str, Planned]:
+    """Returns the model of a job's file or of a fine-tuning's, and what is planned of it."""
+    from job.config import JobConfig  # imports every role's configuration
+    from job.configuration.load import load
+    from job.file_kind import other_kind
+    from job.plan.planned import planned_job, planned_sft
+    from trainer.sft.config import SftConfig
+
+    kind, command = other_kind(file, JobConfig) or ("job", "run")
+    if command == "sft":
+        tuning = load(SftConfig, file, flags)
+        return tuning.model, planned_sft(tuning)
+    try:
+        job = load(JobConfig, file, flags)
+    except UserError:
+        if command != "run":
+            raise UserError(
+                f"{file}: this is a {kind} file; only a job's or a fine-tuning's memory is planned"
+            ) from None
+        raise
+    return job.model, planned_job(job)
 
 
 def _show(plan: Plan) -> None:
@@ -85,11 +101,12 @@ def _show(plan: Plan) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="counterpoint plan",
-        description="Predicts the memory of a job's trainer and servers by part, before anything is started, and the largest "
-        "max_tokens. Ends with 2 if the job cannot fit, and says what would. Takes --section.key VALUE as `run` does.",
+        description="Predicts the memory of the trainer and the servers of a job, or of a fine-tuning, by part, before anything "
+        "is started, and the largest max_tokens. Ends with 2 if it cannot fit, and says what would. Takes --section.key VALUE as "
+        "`run` does.",
         allow_abbrev=False,
     )
-    parser.add_argument("file", type=Path, metavar="FILE", help="the job's file")
+    parser.add_argument("file", type=Path, metavar="FILE", help="the file of a job or a fine-tuning")
     parser.add_argument(
         "--gpus", required=True, metavar="NxNAME-GB", help="the GPUs of all machines, such as 8xH100-80"
     )

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from inference.config import InferenceConfig, LoraServingConfig
-from job.config import JobConfig
 from job.plan.devices import Gpus
 from job.plan.dry_run import ModelSizes
 from job.plan.inference_memory import server_memory, with_utilization
+from job.plan.planned import Planned
 from job.plan.trainer_memory import rank_parts
-from job.sections import GpuConfig
+from job.sections import GpuConfig, ServersConfig
 from run.config import LoraConfig, TrainingConfig
 from trainer.config import TrainerConfig
 
@@ -64,22 +64,16 @@ _RECOMPUTE = _Change(
     (("activation_checkpointing", True),),
 )
 _SMALLER_SERVER = _Change((("inference.extra_args", ""),), smaller_server=True)
-_ADAPTER = _Change(
-    (("orchestrator.training.lora", "[orchestrator.training.lora] and [inference.lora]"),),
-    adapter=True,
-)
 
 
-def trainer_advice(
-    job: JobConfig, directory: Path, sizes: ModelSizes, runs: list[TrainingConfig], gpus: Gpus, shared: bool
-) -> list[Advice]:
+def trainer_advice(planned: Planned, directory: Path, sizes: ModelSizes, gpus: Gpus, shared: bool) -> list[Advice]:
     """Returns changes with which a trainer fits that does not, those of one key first.
 
-    A trainer with `max_tokens` below `max_model_len` would be refused, so fewer tokens are proposed only down to that. Joined
-    changes contain none that suffices alone. Where nothing suffices, they are tried with fewer tokens.
+    Fewer tokens are proposed only down to those with which the trainer is not refused. Joined changes contain none that suffices
+    alone. Where nothing suffices, they are tried with fewer tokens.
     """
-    fitting = _Fitting(job, directory, sizes, runs, gpus, shared)
-    changes = list(_changes(job, runs, gpus, shared))
+    fitting = _Fitting(planned, directory, sizes, gpus, shared)
+    changes = list(_changes(planned, gpus, shared))
     fewer = fitting.tokens(_Change())
     found = [Advice("trainer.max_tokens", f"trainer.max_tokens = {fewer}")] if fewer else []
     for tokens in (fitting.wanted, None):
@@ -96,10 +90,10 @@ def trainer_advice(
     return found
 
 
-def _changes(job: JobConfig, runs: list[TrainingConfig], gpus: Gpus, shared: bool) -> Iterator[_Change]:
+def _changes(planned: Planned, gpus: Gpus, shared: bool) -> Iterator[_Change]:
     """Yields what may be tried, single changes before joined ones."""
-    trainer = job.trainer
-    free = gpus.count - job.inference.replicas * job.inference.tensor_parallel_size
+    trainer = planned.trainer
+    free = gpus.count - planned.server_gpus
     apart = "on a GPU of its own ([gpus])" if free == 1 else "on GPUs of its own ([gpus])"
     places = []
     if shared and free >= trainer.ranks:
@@ -108,11 +102,14 @@ def _changes(job: JobConfig, runs: list[TrainingConfig], gpus: Gpus, shared: boo
         places.append(_SMALLER_SERVER)
     if free > 1 and (not trainer.sharded or free > trainer.ranks):
         update = (("sharding", True), ("processes", free), ("nodes", 1))
-        words = f"trainer.sharding = true and trainer.processes = {free}, {apart}"
+        words = f"trainer.sharding = true and trainer.processes = {free}"
+        words += f", {apart}" if planned.servers is not None else ""
         places.append(_Change((("trainer.sharding", words),), update, own_gpus=True))
     others = [] if trainer.activation_checkpointing else [_RECOMPUTE]
-    if any(run.lora is None for run in runs):
-        others += [_ADAPTER, *(_ADAPTER + each for each in others)]
+    if any(run.lora is None for run in planned.runs):
+        section = f"[{planned.training}.lora]" + (" and [inference.lora]" if planned.servers is not None else "")
+        adapter = _Change(((f"{planned.training}.lora", section),), adapter=True)
+        others += [adapter, *(adapter + each for each in others)]
     yield from sorted(
         [*places, *others, *(place + other for place in places for other in others)],
         key=lambda change: (len(change.parts), change.adapter),
@@ -122,19 +119,11 @@ def _changes(job: JobConfig, runs: list[TrainingConfig], gpus: Gpus, shared: boo
 class _Fitting:
     """Computes how a changed trainer fits."""
 
-    def __init__(
-        self,
-        job: JobConfig,
-        directory: Path,
-        sizes: ModelSizes,
-        runs: list[TrainingConfig],
-        gpus: Gpus,
-        shared: bool,
-    ) -> None:
-        self._job, self._directory, self._sizes, self._runs, self._gpus = job, directory, sizes, runs, gpus
+    def __init__(self, planned: Planned, directory: Path, sizes: ModelSizes, gpus: Gpus, shared: bool) -> None:
+        self._planned, self._directory, self._sizes, self._gpus = planned, directory, sizes, gpus
         self._shared = shared
-        self.wanted = job.trainer.max_tokens
-        self._fewest = -(-job.inference.max_model_len // job.trainer.context_parallel)
+        self.wanted = planned.trainer.max_tokens
+        self._fewest = planned.fewest_tokens
 
     def tokens(self, change: _Change) -> int:
         """Returns the largest `max_tokens` that fits and that the job may have; 0 if there is none."""
@@ -154,10 +143,10 @@ class _Fitting:
         total = self._total(change, trainer, tokens)
         if change.smaller_server:
             left = (self._gpus.memory - total) * 100 // self._gpus.memory
-            beside = server_memory(self._sizes, self._servers(change), self._gpus.memory, left / 100)
-            if left <= 0 or not beside.sequences:
+            servers = self._servers(change)
+            if left <= 0 or not server_memory(self._sizes, servers, self._gpus.memory, left / 100).sequences:
                 return None
-            extra_args = with_utilization(self._job.inference.extra_args, left / 100)
+            extra_args = with_utilization(servers.extra_args, left / 100)
             share = f"inference.extra_args = {json.dumps(extra_args)}"
         elif total > self._room(change):
             return None
@@ -168,7 +157,7 @@ class _Fitting:
     def _changed(self, change: _Change) -> TrainerConfig | None:
         """Returns the changed trainer; None for one that would be refused."""
         try:
-            trainer = TrainerConfig.model_validate(self._job.trainer.model_dump() | dict(change.trainer))
+            trainer = TrainerConfig.model_validate(self._planned.trainer.model_dump() | dict(change.trainer))
             trainer.check_model(self._directory)
         except ValueError:
             return None
@@ -177,11 +166,12 @@ class _Fitting:
 
     def _trained(self, change: _Change) -> list[TrainingConfig]:
         if not change.adapter:
-            return self._runs
-        return [run.model_copy(update={"lora": run.lora or LoraConfig()}) for run in self._runs]
+            return self._planned.runs
+        return [run.model_copy(update={"lora": run.lora or LoraConfig()}) for run in self._planned.runs]
 
     def _servers(self, change: _Change) -> InferenceConfig:
-        servers = self._job.inference
+        servers = self._planned.servers
+        assert servers is not None
         lora = servers.lora or LoraServingConfig() if change.adapter else servers.lora
         return servers.model_copy(update={"lora": lora})
 
@@ -192,29 +182,22 @@ class _Fitting:
         if change.own_gpus or not self._shared:
             return self._gpus.memory
         server = server_memory(self._sizes, self._servers(change), self._gpus.memory)
-        return self._gpus.memory - server.share * servers_a_gpu(self._job)
+        return self._gpus.memory - server.share * self._planned.servers_a_gpu
 
 
-def servers_a_gpu(job: JobConfig) -> int:
-    """Returns how many servers are on one GPU: without `[gpus]` all are on the first ones."""
-    return job.inference.replicas if job.gpus.inference is None else 1
-
-
-def server_advice(job: JobConfig, sizes: ModelSizes, gpus: Gpus) -> list[Advice]:
+def server_advice(planned: Planned, servers: ServersConfig, sizes: ModelSizes, gpus: Gpus) -> list[Advice]:
     """Returns single changes with which a server fits that does not.
 
     More GPUs of a server are proposed apart from the trainer's, and not where `[gpus]` says which each role has.
     """
-    servers = job.inference
     offered: list[tuple[str, dict[str, Any]]] = []
     now = server_memory(sizes, servers, gpus.memory)
-    longest = max((run.longest_completion for run in job.every_run), default=0)
-    if (fits := now.parts.get("KV cache", 0) // now.token) >= longest + STEP:
+    if (fits := now.parts.get("KV cache", 0) // now.token) >= planned.longest_completion + STEP:
         offered.append(("max_model_len", {"max_model_len": fits // STEP * STEP}))
     if servers.max_num_batched_tokens > FEWEST_BATCHED:
         offered.append(("max_num_batched_tokens", {"max_num_batched_tokens": FEWEST_BATCHED}))
-    ranks, is_placed = 2 * servers.tensor_parallel_size, job.gpus != GpuConfig()
-    while not is_placed and ranks * servers.replicas + job.trainer.ranks <= gpus.count and sizes.heads % ranks == 0:
+    ranks, is_placed = 2 * servers.tensor_parallel_size, planned.gpus != GpuConfig()
+    while not is_placed and ranks * servers.replicas + planned.trainer.ranks <= gpus.count and sizes.heads % ranks == 0:
         offered.append(("tensor_parallel_size", {"tensor_parallel_size": ranks}))
         ranks *= 2
     found: dict[str, Advice] = {}

@@ -1,4 +1,4 @@
-"""Puts a job's memory together: each GPU's occupants, and what does not fit."""
+"""Puts the memory of a job, or of a fine-tuning, together: each GPU's occupants, and what does not fit."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from inference.server import check_sizes, read_model
-from job.config import JobConfig
-from job.plan.advice import Advice, largest_tokens, server_advice, servers_a_gpu, trainer_advice
+from job.plan.advice import Advice, largest_tokens, server_advice, trainer_advice
 from job.plan.devices import GIB, Gpus
 from job.plan.dry_run import ModelSizes, model_sizes
 from job.plan.inference_memory import ServerMemory, server_memory, utilization
+from job.plan.planned import Planned
 from job.plan.trainer_memory import SHARED, host_parts, rank_parts
-from run.config import TrainingConfig
+from job.sections import ServersConfig
 from trainer.config import TrainerConfig
 from transport.files.shared_memory import SHARED_MEMORY, shared_memory_size
 
@@ -33,7 +33,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The memory of a job on given GPUs; bytes."""
+    """The memory of a job, or of a fine-tuning, on given GPUs; bytes."""
 
     gpus: Gpus
     model: ModelSizes
@@ -58,22 +58,21 @@ class Plan:
         return asdict(self) | {"fits": not self.problems}
 
 
-def make_plan(job: JobConfig, directory: Path, gpus: Gpus) -> Plan:
-    """Predicts the memory of a job whose model is in `directory`.
+def make_plan(planned: Planned, directory: Path, gpus: Gpus) -> Plan:
+    """Predicts the memory of what trains the model in `directory`.
 
     Raises `ValueError` for a model that cannot be read, or that trainer or servers refuse whatever the memory.
     """
-    job.trainer.check_model(directory)
-    sizes, trainer = model_sizes(directory), job.trainer
+    planned.trainer.check_model(directory)
+    sizes, trainer, runs = model_sizes(directory), planned.trainer, planned.runs
     if trainer.expert_parallel > 1 and not sizes.expert_layers:
         raise ValueError(
             f"trainer.expert_parallel = {trainer.expert_parallel}: the experts of the model in {directory} cannot be divided"
         )
-    _check_servers(job, directory)
-    runs = _runs(job)
-    server = server_memory(sizes, job.inference, gpus.memory) if job.inference.replicas else None
-    used, shared = _placed(job)
-    together = 0 if server is None else server.share * servers_a_gpu(job)
+    _check_servers(planned, directory)
+    server = server_memory(sizes, planned.servers, gpus.memory) if planned.servers is not None else None
+    used, shared = _placed(planned)
+    together = 0 if server is None else server.share * planned.servers_a_gpu
     room = gpus.memory - (together if shared else 0)
 
     parts = rank_parts(directory, trainer, runs, trainer.max_tokens)
@@ -83,24 +82,26 @@ def make_plan(job: JobConfig, directory: Path, gpus: Gpus) -> Plan:
         problems.append(Problem("GPUs", "gpus", f"the job uses {len(used)} GPUs; there are {gpus.count}"))
     elif max(used) >= gpus.count:
         problems.append(Problem("GPUs", "gpus", f"the job names GPU {max(used)}; there are {gpus.count}, from 0 on"))
-    if together > gpus.memory:
+    if planned.servers is not None and together > gpus.memory:
         problems.append(
             Problem(
                 "GPUs",
                 "gpus.inference",
-                f"without it, the {job.inference.replicas} servers are all on the first GPU, and take {gib(together)} GiB of its "
-                f"{gib(gpus.memory)}",
+                f"without it, the {planned.servers.replicas} servers are all on the first GPU, and take {gib(together)} GiB "
+                f"of its {gib(gpus.memory)}",
             )
         )
-    if server is not None and not server.sequences:
-        advice += (found := server_advice(job, sizes, gpus))
-        problems.append(_server_problem(job, server, found))
+    running = 0
+    if planned.servers is not None and server is not None:
+        running = min(server.sequences, planned.servers.max_num_seqs) * planned.servers.replicas
+        if not server.sequences:
+            advice += (found := server_advice(planned, planned.servers, sizes, gpus))
+            problems.append(_server_problem(planned.servers, server, found))
     if sum(parts.values()) > room:
-        advice += (found := trainer_advice(job, directory, sizes, runs, gpus, shared))
+        advice += (found := trainer_advice(planned, directory, sizes, gpus, shared))
         problems.append(_trainer_problem(parts, room, server, shared, found))
     host = host_parts(directory, trainer, runs)
     problems += _shared_memory_problems(host.get(SHARED, 0), trainer)
-    running = min(server.sequences, job.inference.max_num_seqs) * job.inference.replicas if server is not None else 0
     return Plan(
         gpus,
         sizes,
@@ -116,39 +117,30 @@ def make_plan(job: JobConfig, directory: Path, gpus: Gpus) -> Plan:
     )
 
 
-def _check_servers(job: JobConfig, directory: Path) -> None:
-    if job.inference.replicas:
-        servers = job.inference.model_copy(update={"model": str(directory)})
+def _check_servers(planned: Planned, directory: Path) -> None:
+    if planned.servers is not None:
+        servers = planned.servers.model_copy(update={"model": str(directory)})
         try:
             check_sizes(servers, read_model(servers))
         except ValueError as error:
             raise ValueError(f"inference: {error}") from None
 
 
-def _runs(job: JobConfig) -> list[TrainingConfig]:
-    """The runs trained at once, those with the largest adapters if not all are; a guest is like the job's own run."""
-    every = [run.training for run in job.every_run] or [job.orchestrator.training]
-    by_rank = sorted(every, key=lambda run: run.lora.rank if run.lora is not None else 0, reverse=True)
-    if job.stay:
-        by_rank += [by_rank[0]] * (job.trainer.max_runs - len(by_rank))
-    return by_rank[: job.trainer.max_runs]
-
-
-def _placed(job: JobConfig) -> tuple[set[int], bool]:
-    """Returns the GPUs that the job uses, and whether the trainer shares one with a server.
+def _placed(planned: Planned) -> tuple[set[int], bool]:
+    """Returns the GPUs that are used, and whether the trainer shares one with a server.
 
     Without `[gpus]` all roles see all GPUs, and each takes the first ones.
     """
-    trainer = set(job.gpus.trainer or range(job.trainer.processes))
-    each = range(job.inference.tensor_parallel_size)
-    occupied = set(job.gpus.inference or each) if job.inference.replicas else set[int]()
-    if job.trainer.nodes > 1:  # each on a machine of its own
-        return set(range(job.trainer.ranks + len(occupied))), False
+    servers, gpus = planned.servers, planned.gpus
+    trainer = set(gpus.trainer or range(planned.trainer.processes))
+    occupied = set(gpus.inference or range(servers.tensor_parallel_size)) if servers is not None else set[int]()
+    if planned.trainer.nodes > 1:  # each on a machine of its own
+        return set(range(planned.trainer.ranks + len(occupied))), False
     return trainer | occupied, bool(trainer & occupied)
 
 
-def _server_problem(job: JobConfig, server: ServerMemory, advice: list[Advice]) -> Problem:
-    length = job.inference.max_model_len
+def _server_problem(servers: ServersConfig, server: ServerMemory, advice: list[Advice]) -> Problem:
+    length = servers.max_model_len
     parts = {name: count for name, count in server.parts.items() if name != "KV cache"}
     part = max(parts, key=lambda name: parts[name])
     kv = server.parts.get("KV cache", 0)
@@ -160,7 +152,7 @@ def _server_problem(job: JobConfig, server: ServerMemory, advice: list[Advice]) 
         )
         return Problem("KV cache", key, message)
     message = (
-        f"a server has {gib(server.share)} GiB ({utilization(job.inference):.0%} of a GPU), and needs "
+        f"a server has {gib(server.share)} GiB ({utilization(servers):.0%} of a GPU), and needs "
         f"{gib(sum(parts.values()))} before its KV cache; its largest part: {part}, {gib(parts[part])} GiB"
     )
     return Problem(part, key, message)

@@ -373,3 +373,41 @@ def test_what_servers_refuse_whatever_the_memory_is_refused(
         main([str(file), "--gpus", "8xH100-80", *flags])
     elsewhere = ["--inference.replicas", "0", "--orchestrator.inference.urls", '["http://127.0.0.1:8000"]']
     main([str(file), "--gpus", "8xH100-80", *flags, *elsewhere])
+
+
+SFT = """
+output_dir = "output"
+model = "{model}"
+[data]
+path = "rows.jsonl"
+[trainer]
+device = "cuda"
+max_tokens = 4096
+"""
+
+
+def test_a_fine_tuning_is_planned_as_a_jobs_trainer(
+    directories: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, job = tmp_path / "sft.toml", write_job(tmp_path, directories["dense"], 4096)
+    file.write_text(SFT.format(model=directories["dense"]))
+    plans = []
+    for each in (str(file), job):
+        assert main([each, "--gpus", "2xH100-80", "--json"]) == 0
+        plans.append(json.loads(capsys.readouterr().out))
+    sft, of_job = plans
+    assert sft["trainer"] == of_job["trainer"]
+    assert sft["server"] is None
+    assert main([str(file), "--gpus", "1xTINY-12"]) == 2
+    said = " ".join(capsys.readouterr().out.split())
+    assert "does not fit: a rank of the trainer needs" in said
+    assert "would fit: trainer.max_tokens = " in said
+    assert main([str(file), "--gpus", "1xTINY-12", "--max_length", "4096"]) == 2
+    said = " ".join(capsys.readouterr().out.split())
+    assert "would fit: [training.lora]" in said
+    assert "trainer.max_tokens = 4096; " in said
+    assert "would fit: trainer.max_tokens" not in said
+    assert "inference" not in said
+    (tmp_path / "server.toml").write_text('model = "x"\nport = 8000\n')
+    with pytest.raises(UserError, match="this is a server file; only a job's or a fine-tuning's memory is planned"):
+        main([str(tmp_path / "server.toml"), "--gpus", "1xH100-80"])

@@ -1,0 +1,72 @@
+"""What is planned: the trainer and the servers of a job, or of a fine-tuning, which has none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from job.config import JobConfig
+from job.sections import GpuConfig, ServersConfig
+from run.config import TrainingConfig
+from trainer.config import TrainerConfig
+from trainer.sft.config import SftConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A configuration, as far as it decides about memory."""
+
+    trainer: TrainerConfig
+    runs: list[TrainingConfig]
+    """Trained at once."""
+    servers: ServersConfig | None
+    """None: none is started."""
+    gpus: GpuConfig
+    fewest_tokens: int
+    """Of a row on one rank: with fewer, `trainer.max_tokens` is refused."""
+    longest_completion: int
+    """Tokens that a server generates in one answer."""
+    training: str
+    """The section of what the runs have in common."""
+
+    @property
+    def server_gpus(self) -> int:
+        """GPUs of all servers, each on its own."""
+        return 0 if self.servers is None else self.servers.replicas * self.servers.tensor_parallel_size
+
+    @property
+    def servers_a_gpu(self) -> int:
+        """Servers on one GPU: without `[gpus]` all are on the first ones."""
+        if self.servers is None:
+            return 0
+        return self.servers.replicas if self.gpus.inference is None else 1
+
+
+def planned_job(job: JobConfig) -> Planned:
+    """Returns what is planned of a job: of its runs those with the largest adapters, if not all are trained at once."""
+    every = [run.training for run in job.every_run] or [job.orchestrator.training]
+    runs = sorted(every, key=lambda run: run.lora.rank if run.lora is not None else 0, reverse=True)
+    if job.stay:
+        runs += [runs[0]] * (job.trainer.max_runs - len(runs))  # a guest is like the job's own run
+    return Planned(
+        trainer=job.trainer,
+        runs=runs[: job.trainer.max_runs],
+        servers=job.inference if job.inference.replicas else None,
+        gpus=job.gpus,
+        fewest_tokens=-(-job.inference.max_model_len // job.trainer.context_parallel),
+        longest_completion=max((run.longest_completion for run in job.every_run), default=0),
+        training="orchestrator.training",
+    )
+
+
+def planned_sft(config: SftConfig) -> Planned:
+    """Returns what is planned of a fine-tuning. Longer conversations than a row may be cut, unless `max_length` is set."""
+    trainer = config.of_trainer
+    return Planned(
+        trainer=trainer,
+        runs=[config.training],
+        servers=None,
+        gpus=GpuConfig(),
+        fewest_tokens=-(-(config.max_length or 1) // trainer.context_parallel),
+        longest_completion=0,
+        training="training",
+    )
