@@ -27,7 +27,6 @@ from run.config import RunConfig
 from trainer import batch_parts
 from trainer.broadcast import Assembled
 from trainer.config import TrainerConfig
-from trainer.divided_digest import digests_over_ranks
 from trainer.fair_share import Row
 from trainer.faults import is_fatal
 from trainer.loaded_model import LoadedModel
@@ -36,6 +35,7 @@ from trainer.lora.multi_lora import check_targets
 from trainer.losses.registry import load_loss
 from trainer.metrics import MetricValue
 from trainer.model.context import shared_rows
+from trainer.model.divided_digest import digests_over_ranks
 from trainer.model.experts import expert_weights
 from trainer.model.passes import PassDiscarded
 from trainer.model.sharding import rest, rows_of, whole_weights
