@@ -222,7 +222,7 @@ async def _observe(
     pool = InferencePool(PoolConfig(urls=[url], startup_timeout_seconds=START_SECONDS), model)
     try:
         await _started(pool, watch)
-        return await observe(config, environment, sampling, Path(model), pool, plan, folder, _say_round, _say)
+        return await observe(config, environment, sampling, Path(model), pool, plan, folder, _say)
     except InferenceError as error:
         raise UserError(str(error)) from None
     finally:
@@ -240,10 +240,6 @@ async def _started(pool: InferencePool, watch: Callable[[], None]) -> None:
     finally:
         starting.cancel()
         await asyncio.wait({starting})
-
-
-def _say_round(number: int) -> None:
-    _say(f"round {number} has been played")
 
 
 def _say(text: str) -> None:

@@ -51,19 +51,15 @@ def _read(file: Path, flags: list[str]) -> tuple[str, Planned]:
     from job.plan.planned import planned_job, planned_sft
     from trainer.sft.config import SftConfig
 
-    kind, command = other_kind(file, JobConfig) or ("job", "run")
-    if command == "sft":
-        tuning = load(SftConfig, file, flags)
-        return tuning.model, planned_sft(tuning)
-    try:
+    other = other_kind(file, JobConfig)
+    if other is None:
         job = load(JobConfig, file, flags)
-    except UserError:
-        if command != "run":
-            raise UserError(
-                f"{file}: this is a {kind} file; only a job's or a fine-tuning's memory is planned"
-            ) from None
-        raise
-    return job.model, planned_job(job)
+        return job.model, planned_job(job)
+    kind, command = other
+    if command != "sft":
+        raise UserError(f"{file}: this is a {kind} file; only a job's or a fine-tuning's memory is planned")
+    tuning = load(SftConfig, file, flags)
+    return tuning.model, planned_sft(tuning)
 
 
 def _show(plan: Plan) -> None:

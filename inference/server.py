@@ -131,27 +131,27 @@ def check_sizes(config: InferenceConfig, model: Mapping[str, Any]) -> None:
     """
     _check_context(config, longest_context(model))
     heads, ranks = attention_heads(model), config.tensor_parallel_size
-    if (
-        heads is not None
-        and heads % ranks
-        and not config.sets("--hf-overrides")
-        and not config.sets("--hf-config-path")
-    ):
+    if heads is not None and heads % ranks and not _decides_elsewhere(config, "--tensor-parallel-size"):
         raise ValueError(
             f"tensor_parallel_size = {ranks}: the model in {config.model} has {heads} attention heads (num_attention_heads in "
-            f"its config.json), of which each of a server's GPUs gets as many; expected a divisor of {heads}"
+            f"its config.json), and a server's GPUs share them evenly; expected a divisor of {heads}"
         )
 
 
 def _check_context(config: InferenceConfig, longest: int | None) -> None:
-    decided_elsewhere = any(config.sets(flag) for flag in ("--max-model-len", "--hf-overrides", "--hf-config-path"))
-    if longest is None or config.max_model_len <= longest or decided_elsewhere or ALLOW_LONG in os.environ:
+    decided_elsewhere = _decides_elsewhere(config, "--max-model-len") or ALLOW_LONG in os.environ
+    if longest is None or config.max_model_len <= longest or decided_elsewhere:
         return
     default = "" if "max_model_len" in config.model_fields_set else ", the default"
     raise ValueError(
         f"max_model_len = {config.max_model_len}{default}: the model in {config.model} takes at most {longest} tokens "
         f"(max_position_embeddings in its config.json); set max_model_len to {longest} or less"
     )
+
+
+def _decides_elsewhere(config: InferenceConfig, flag: str) -> bool:
+    """Returns whether vLLM gets `flag`, or another configuration of the model than its config.json, by `extra_args`."""
+    return any(config.sets(each) for each in (flag, "--hf-overrides", "--hf-config-path"))
 
 
 def server_command(config: InferenceConfig) -> list[str]:

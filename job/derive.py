@@ -188,7 +188,7 @@ def _derive_adapters(job: JobSections, runs: Mapping[str, RunConfig]) -> None:
 
 def _check_gpus(job: JobSections) -> None:
     servers = job.inference
-    each = "inference.tensor_parallel_size" + (" x inference.replicas" if servers.replicas > 1 else "")
+    each = "inference.tensor_parallel_size" + (" x inference.replicas" if servers.replicas != 1 else "")
     needs = {
         "inference": (each, servers.tensor_parallel_size * servers.replicas, job.gpus.inference),
         "trainer": (

@@ -1,4 +1,4 @@
-"""A log of what peers do, limited in rate, so that a flood of messages cannot fill the disk.
+"""A log that is limited in rate, so that a flood of messages or of bad rows cannot fill the disk.
 
 The trainer's end of the wire has one (`transport/wires/receiver.py`), and so have the trainer's sessions
 (`trainer/runs/sessions.py`).

@@ -83,9 +83,8 @@ def _resume(arguments: list[str]) -> int:
     experiment = FileExperiment.in_directory(Path(words[0]))
     check_experiment(experiment, begins=False)
     forget_environment()
-    if not holds_experiment(experiment.directory):  # it was ended before anything was journalled
-        return _run(experiment, False)
-    return _run(experiment, "ERRORED_ONLY" if is_errored else True)
+    # "AUTO" begins one that was ended before anything was journalled.
+    return _run(experiment, "ERRORED_ONLY" if is_errored and holds_experiment(experiment.directory) else "AUTO")
 
 
 def _run(experiment: FileExperiment, resume: Resume) -> int:

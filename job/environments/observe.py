@@ -11,7 +11,7 @@ import gc
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -109,13 +109,13 @@ async def observe(
     pool: GeneratingPool,
     plan: Plan,
     directory: Path,
-    on_round: Callable[[int], None] = lambda number: None,
-    on_wait: Callable[[str], None] = lambda text: None,
+    say: Callable[[str], None] = lambda text: None,
 ) -> Observations:
     """Plays the environment, which `config` describes, on the running loop.
 
-    `model` is a model's directory, `directory` one for the environment's files. `on_wait` is called, from a thread, with what a
-    round waits for (`job/environments/waiting.py`). Raises `ValueError` if the environment cannot be started.
+    `model` is a model's directory, `directory` one for the environment's files. `say` gets a line when a round has ended,
+    and, from a thread, while one is waited for (`job/environments/waiting.py`). Raises `ValueError` if the environment cannot be
+    started.
     """
     give_environments_threads(plan.examples * plan.rollouts)
     chat = (await asyncio.to_thread(Chat, model)).with_template_kwargs(sampling.chat_template_kwargs)
@@ -125,9 +125,9 @@ async def observe(
     with LoopBlame(BLAME_SECONDS) as blame:
         async with started(environment, EnvironmentContext(config.name, directory, model, seed=0)):
             for number in range(plan.rounds):
-                await _play_round(seen, config, environment, chat, pool, parameters, plan, number, on_wait)
+                await _play_round(seen, config, environment, chat, pool, parameters, plan, number, say)
                 seen.memory.append(await asyncio.to_thread(_settled_memory))
-                on_round(number + 1)
+                say(f"round {number + 1} has been played")
             seen.changed_examples = _changed_examples(environment, plan)
             await _score_again(seen, environment)
         seen.left_tasks, seen.left_threads, seen.left_processes = await _left_since(before)
@@ -200,7 +200,7 @@ async def _play_round(
     parameters: SamplingParameters,
     plan: Plan,
     number: int,
-    on_wait: Callable[[str], None],
+    say: Callable[[str], None],
 ) -> None:
     """Plays each example's group once, all at once, as an orchestrator would."""
 
@@ -214,11 +214,10 @@ async def _play_round(
     for index in range(min(plan.examples, seen.size)):
         group_id = number * plan.examples + index
         groups.append([Rollout(f"{group_id}-{each}", group_id, config.name, index) for each in range(plan.rollouts)])
-    async with AsyncExitStack() as stack:
-        tasks = await stack.enter_async_context(asyncio.TaskGroup())
+    async with asyncio.TaskGroup() as tasks:
         played = [tasks.create_task(one(each), name=f"rollout {each.rollout_id}") for group in groups for each in group]
-        stack.enter_context(waiting.saying(played, type(environment).__module__, on_wait))
-        await asyncio.wait(played)
+        with waiting.saying(played, type(environment).__module__, say):
+            await asyncio.wait(played)
     for group in groups:
         if environment.group_scoring:
             await score_group(LoadedEnvironment(config, environment), group)

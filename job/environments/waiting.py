@@ -37,10 +37,10 @@ def saying(rollouts: Sequence[asyncio.Task[None]], module: str, say: Callable[[s
             line = _asked(loop, lambda: _describe(rollouts, file, caller))
             if line is None:
                 line = f"the event loop is blocked at {_place(stack_of(sys._current_frames().get(own)), file)}"
-            if not ended.is_set():
+            if not ended.is_set() and not all(task.done() for task in rollouts):
                 say(f"after {seconds:g} s {line}")
 
-    thread = threading.Thread(target=watch, name="says what is waited for")
+    thread = threading.Thread(target=watch, name="environment check, waiting")
     thread.start()
     try:
         yield
@@ -62,7 +62,7 @@ def _asked(loop: asyncio.AbstractEventLoop, question: Callable[[], str]) -> str 
 
 
 def _describe(rollouts: Sequence[asyncio.Task[None]], file: str | None, caller: object) -> str:
-    """A rollout waits for tasks of its own, so that the places are those of all tasks in the environment's file, if any."""
+    """Says how many rollouts run, and where. A rollout's task waits for others: all tasks are searched for the file's lines."""
     running = [task for task in rollouts if not task.done()]
     stacks = [_awaited(task) for task in asyncio.all_tasks() if task is not caller]
     own = [stack for stack in stacks if any(code.co_filename == file for code, _ in stack)]

@@ -107,8 +107,7 @@ def _changes(planned: Planned, gpus: Gpus, shared: bool) -> Iterator[_Change]:
         places.append(_Change((("trainer.sharding", words),), update, own_gpus=True))
     others = [] if trainer.activation_checkpointing else [_RECOMPUTE]
     if any(run.lora is None for run in planned.runs):
-        section = f"[{planned.training}.lora]" + (" and [inference.lora]" if planned.servers is not None else "")
-        adapter = _Change(((f"{planned.training}.lora", section),), adapter=True)
+        adapter = _Change((planned.adapter,), adapter=True)
         others += [adapter, *(adapter + each for each in others)]
     yield from sorted(
         [*places, *others, *(place + other for place in places for other in others)],

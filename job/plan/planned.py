@@ -25,8 +25,8 @@ class Planned:
     """Of a row on one rank: with fewer, `trainer.max_tokens` is refused."""
     longest_completion: int
     """Tokens that a server generates in one answer."""
-    training: str
-    """The section of what the runs have in common."""
+    adapter: tuple[str, str]
+    """The key of an adapter, and the sections that it needs."""
 
     @property
     def server_gpus(self) -> int:
@@ -54,7 +54,7 @@ def planned_job(job: JobConfig) -> Planned:
         gpus=job.gpus,
         fewest_tokens=-(-job.inference.max_model_len // job.trainer.context_parallel),
         longest_completion=max((run.longest_completion for run in job.every_run), default=0),
-        training="orchestrator.training",
+        adapter=("orchestrator.training.lora", "[orchestrator.training.lora] and [inference.lora]"),
     )
 
 
@@ -68,5 +68,5 @@ def planned_sft(config: SftConfig) -> Planned:
         gpus=GpuConfig(),
         fewest_tokens=-(-(config.max_length or 1) // trainer.context_parallel),
         longest_completion=0,
-        training="training",
+        adapter=("training.lora", "[training.lora]"),
     )

@@ -21,7 +21,7 @@ from job.processes_file import read_workers
 from tests.support.polling import DEADLINE_SECONDS, wait_until
 from tests.support.ray_nodes import RayNodes
 
-pytestmark = [pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 @dataclass

@@ -26,7 +26,7 @@ from tests.support.polling import DEADLINE_SECONDS, wait_until
 from tests.support.ports import free_port
 from transport.errors import UserError
 
-pytestmark = [pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 SERVE = [sys.executable, "-m", "cli.main", "serve"]
 KILLS = 10

@@ -21,7 +21,7 @@ from tests.support.tiny_model import make_model
 from tests.trainer.lone_run import make_lone_run
 from transport.codec import read_file
 
-pytestmark = [pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 ROLLOUTS = 16
 """Of a step."""

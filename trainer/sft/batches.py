@@ -26,7 +26,7 @@ from transport.records import Batch, SampleInfo
 logger = logging.getLogger(__name__)
 
 KNOWN_ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function", "ipython", "observation"})
-"""That chat templates of published models have. Another one is allowed, but more likely a misspelt `assistant`."""
+"""A message of another role is read, as the chat template allows; more likely it is a misspelt `assistant`."""
 
 
 class SftBatches:
@@ -44,8 +44,8 @@ class SftBatches:
         weights = self._rows.weights
         self._order = EpochOrder(len(self._rows), f"{config.seed}/sft", None if weights is None else weights.tolist())
         self._log = RateLimitedLog(logger)
-        self._unknown_roles: set[str] = set()
-        """That were logged."""
+        self._roles = set(KNOWN_ROLES)
+        """And those that were logged."""
         self._drawn = math.ceil(config.epochs * len(self._rows))
         self._ends = {step: end for step, end in sorted((ends or {}).items()) if end < self._drawn}
         step, end = max(self._ends.items(), default=(0, 0))
@@ -147,17 +147,17 @@ class SftBatches:
                 raise DataError(f"{where}: messages[{number}].role is {str(role)[:80]!r}; expected text")
             if not isinstance(content := each.get("content"), str | None):
                 raise DataError(f"{where}: messages[{number}].content is {str(content)[:80]!r}; expected text")
-            self._look_at(f"{where}: messages[{number}]", each)
+            self._warn_of(f"{where}: messages[{number}]", each)
         try:
             return demonstrations_of(self._chat, messages, tools)
         except ValueError as error:
             raise DataError(f"{where}: {error}") from error
 
-    def _look_at(self, place: str, message: Mapping[str, Any]) -> None:
+    def _warn_of(self, place: str, message: Mapping[str, Any]) -> None:
         """Logs what is allowed, and most likely not meant."""
         role = message["role"]
-        if role not in KNOWN_ROLES | self._unknown_roles:
-            self._unknown_roles.add(role)
+        if role not in self._roles:
+            self._roles.add(role)
             known = ", ".join(sorted(KNOWN_ROLES))
             logger.warning("%s.role is %r, which is read and not trained; known: %s", place, role[:80], known)
         if role == "assistant" and not message.get("content") and not message.get("tool_calls"):

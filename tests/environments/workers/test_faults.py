@@ -12,7 +12,7 @@ from environments.workers import pool, supply, watcher
 from orchestrator.rollouts.failures import kind_of
 from tests.environments.workers.playing import Playing, playing, wait_until
 
-pytestmark = [pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 REPOSITORY = Path(__file__).parents[3]
 

@@ -24,7 +24,7 @@ from environments.workers.host import HostConfig
 from tests.environments.workers.playing import KIND, playing, wait_until
 from tests.support.ports import free_port
 
-pytestmark = [pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 class Machines:

@@ -12,7 +12,7 @@ from environments.registry import load_environment
 from orchestrator.rollouts.play import score_group
 from tests.environments.workers.playing import KIND, playing, wait_until
 
-pytestmark = [pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 async def test_turns_and_masks_are_those_of_an_environment_without_workers(tmp_path: Path, model: Path) -> None:

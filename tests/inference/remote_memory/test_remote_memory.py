@@ -25,7 +25,7 @@ from tests.support.polling import until
 from transport.files.shared_memory import SHARED_MEMORY
 from transport.process.launch import live_processes
 
-pytestmark = [pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 SILENT_SECONDS = 60.0
 

@@ -88,7 +88,7 @@ async def ends_tasks() -> AsyncIterator[None]:
     await asyncio.gather(*Unsound._tasks, return_exceptions=True)
 
 
-async def seen_of(kind: str, directory: Path, on_wait: Callable[[str], None] = lambda text: None) -> Observations:
+async def seen_of(kind: str, directory: Path, say: Callable[[str], None] = lambda text: None) -> Observations:
     write_tokenizer(directory, 1024)
     config = EnvironmentConfig(name="checked", kind=f"tests.job.environments.test_observe:{kind}")
     environment = load_environment(config)
@@ -100,7 +100,7 @@ async def seen_of(kind: str, directory: Path, on_wait: Callable[[str], None] = l
         Pool(),
         PLAN,
         directory / "files",
-        on_wait=on_wait,
+        say=say,
     )
 
 

@@ -411,3 +411,14 @@ def test_a_fine_tuning_is_planned_as_a_jobs_trainer(
     (tmp_path / "server.toml").write_text('model = "x"\nport = 8000\n')
     with pytest.raises(UserError, match="this is a server file; only a job's or a fine-tuning's memory is planned"):
         main([str(tmp_path / "server.toml"), "--gpus", "1xH100-80"])
+
+
+def test_an_adapter_needs_a_section_of_the_servers_too_wherever_they_run(
+    directories: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = Path(write_job(tmp_path, directories["dense"], 1024))
+    file.write_text(file.read_text().replace("inference = [0]\ntrainer = [1]\n", ""))
+    elsewhere = ["--inference.replicas", "0", "--orchestrator.inference.urls", '["http://127.0.0.1:8000"]']
+    assert main([str(file), "--gpus", "2xTINY-5", "--json", *elsewhere]) == 2
+    advice = json.loads(capsys.readouterr().out)["advice"]
+    assert any("[orchestrator.training.lora] and [inference.lora]" in words for words in advice), advice
