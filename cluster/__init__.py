@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         CommittedPositions,
     )
     from cluster.errors import (
+        ActorBusy,
         ActorDied,
         ActorRestarting,
         BackendError,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
         CapacityError,
         ClusterError,
         JobFailed,
+        NoSuchActor,
         RemoteError,
     )
     from cluster.job_handle import JobHandle, JobStatus, WorkerStatus, submit
@@ -51,6 +53,7 @@ _HOMES = {
         "CommittedPositions",
     ),
     "cluster.errors": (
+        "ActorBusy",
         "ActorDied",
         "ActorRestarting",
         "BackendError",
@@ -59,6 +62,7 @@ _HOMES = {
         "CapacityError",
         "ClusterError",
         "JobFailed",
+        "NoSuchActor",
         "RemoteError",
     ),
     "cluster.job_handle": ("JobHandle", "JobStatus", "WorkerStatus", "submit"),
@@ -71,6 +75,7 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "ActorBusy",
     "ActorDied",
     "ActorRestarting",
     "BackendError",
@@ -96,6 +101,7 @@ __all__ = [
     "JobStatus",
     "Member",
     "NoMaster",
+    "NoSuchActor",
     "Outcome",
     "RemoteError",
     "Resources",

@@ -19,6 +19,14 @@ class ActorRestarting(CallError):
     """The callee is being started again; the method was not sent."""
 
 
+class ActorBusy(CallError):
+    """The callee runs a method whose deadline has passed, and takes no other plain method until it ends; this one was not run."""
+
+
+class NoSuchActor(CallError):
+    """The job has no worker of that role and rank, as last known to the caller; the method was not sent."""
+
+
 class CallTimeout(CallError, TimeoutError):
     """The call's deadline passed without an answer. The method may still run."""
 

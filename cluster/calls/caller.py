@@ -28,7 +28,7 @@ from cluster.calls.peer import Condition, Peer, next_in_turn
 from cluster.calls.request import Request
 from cluster.calls.server import MAX_FRAME_BYTES
 from cluster.calls.waker import Waker
-from cluster.errors import ActorDied, ActorRestarting, CallError, CallTimeout
+from cluster.errors import ActorDied, ActorRestarting, CallError, CallTimeout, NoSuchActor
 from cluster.member import Member, Stage
 from transport.files.atomic import Buffer, as_bytes_view
 from transport.rate_limited_log import RateLimitedLog
@@ -316,6 +316,9 @@ class Caller:
             self._open.drop(request)
             return
         request.peer = peer
+        if peer is None and self._members:
+            self._fail(request, NoSuchActor(f"{request}: {self._missing(request)}; the method was not sent"))
+            return
         condition = Condition.RESTARTING if peer is None else peer.condition
         if peer is not None and condition == Condition.CONNECTED:
             self._send_frames(peer, request.message(self._name, peer.member))
@@ -327,7 +330,7 @@ class Caller:
         elif self._is_repeatable(request):
             self._held[request.role].append(request)
         else:
-            said = "no such worker is known yet" if peer is None else f"{peer} takes no calls now: {peer.trouble}"
+            said = "no worker of the job is known yet" if peer is None else f"{peer} takes no calls now: {peer.trouble}"
             self._fail(request, ActorRestarting(f"{request}: {said}; the method was not sent"))
 
     def _choose(self, request: Request) -> Peer | None:
@@ -338,6 +341,19 @@ class Caller:
         return next_in_turn(
             [peer for peer in self._peers.values() if peer.role == request.role], self._turns[request.role]
         )
+
+    def _missing(self, request: Request) -> str:
+        workers = ", ".join(member.worker for member in self.members(request.role))
+        if workers:
+            return f"the job has no such worker; those of the role are {workers}"
+        roles = ", ".join(sorted({_role(member) for member in self._members.values()} - {""}))
+        return f"the job has no worker of the role {request.role}; its roles are {roles}"
+
+    def _other(self, request: Request) -> Peer | None:
+        """Returns a worker of the role where nothing hangs, for a call that need not go to one worker."""
+        peers = [peer for peer in self._peers.values() if peer.role == request.role and peer.takes_calls]
+        others = [peer for peer in peers if peer.member.worker not in request.busy]
+        return others[0] if others and not request.is_fixed else None
 
     def _is_repeatable(self, request: Request) -> bool:
         return self._methods[request.role].get(request.method, False)
@@ -355,8 +371,12 @@ class Caller:
         request = peer.in_flight.pop(number, None)
         if request is None:
             return  # its deadline has passed
+        if kind == messages.BUSY:
+            request.busy.add(peer.member.worker)
         if kind == messages.REFUSED and self._is_repeatable(request):
             self._held[request.role].append(request)
+        elif kind == messages.BUSY and (other := self._other(request)) is not None:
+            self._give(request, other)
         else:
             self._open.drop(request)
             request.end(str(peer), kind, others, frames[2:])

@@ -46,10 +46,12 @@ class RoleGroup:
       has finished or failed for good, or has left the job;
     - `ActorRestarting`: the callee is being started (again) or cannot be reached; the method was not sent;
     - `CallTimeout`: no answer within `timeout` seconds. The method may still run.
+    - `ActorBusy`: the callee runs a plain method beyond its call's deadline, and no other until that ends. This one was not run.
+    - `NoSuchActor`: the job has no worker of that role and rank.
 
     Death is noticed at once, silence within two heartbeats. A method marked `@remote(idempotent=True)` is different: its calls
     are sent again, to the next incarnation or to another worker of the role, until the deadline, and end with `ActorDied` only
-    when there is nobody left. No other method is sent twice.
+    when there is nobody left. No other method is sent twice, but for one that a busy worker has not run: it goes to the next.
     """
 
     def __init__(self, role: str, sender: Sender) -> None:

@@ -1,6 +1,6 @@
 """The messages between a caller and a server of calls: `[kind, header, value...]`, with a value's frames by `codec.py`.
 
-A caller says HELLO when it has connected, and gets METHODS. Each CALL gets one RESULT, RAISED or REFUSED, by its number.
+A caller says HELLO when it has connected, and gets METHODS. Each CALL gets one RESULT, RAISED, REFUSED or BUSY, by its number.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from transport.arrays import CodecError
 from transport.files.atomic import Buffer, as_bytes_view
 
 HELLO, METHODS = b"HELLO", b"METHODS"
-CALL, RESULT, RAISED, REFUSED = b"CALL", b"RESULT", b"RAISED", b"REFUSED"
+CALL, RESULT, RAISED, REFUSED, BUSY = b"CALL", b"RESULT", b"RAISED", b"REFUSED", b"BUSY"
 
 MAX_HEADER_BYTES = 2**17
 """Longest header: a traceback, or the methods of a class."""

@@ -40,7 +40,8 @@ def remote(
     which has a thread of its own: what both use needs a lock. An `async def` runs on an event loop beside other calls. It may
     take and return None, numbers, strings, bytes, numpy arrays, and lists, tuples and dicts of these. Arrays of a result are
     copied when it returns, so the worker may go on to write to them. When the method raises, the caller gets a `RemoteError`
-    and the worker goes on.
+    and the worker goes on. One that runs beyond the deadline of its call cannot be ended: until it returns, other plain methods
+    are refused with `ActorBusy`, which names it.
 
     `idempotent` says that running twice does no harm. Only then is a call sent again when its callee died, or its connection
     broke, before it answered; the caller then sees nothing of it but the time. A method that a subclass overrides stays marked.

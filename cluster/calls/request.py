@@ -6,13 +6,13 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import InvalidStateError
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from cluster.calls import messages
 from cluster.calls.call import Call
 from cluster.calls.codec import CodecError, decode
-from cluster.errors import ActorRestarting, CallError, RemoteError
+from cluster.errors import ActorBusy, ActorRestarting, CallError, RemoteError
 from cluster.member import Member
 from transport.files.atomic import Buffer
 
@@ -43,6 +43,8 @@ class Request:
     timeout: float
     peer: Holder | None = None
     """The worker that it was sent to, or waits for."""
+    busy: set[str] = field(default_factory=set)
+    """The workers that did not run it because an earlier method hangs there."""
 
     def __str__(self) -> str:
         return f"{self.worker or self.role}.{self.method}"
@@ -80,5 +82,7 @@ class Request:
                 self.fail(failure)
             case messages.REFUSED, [str(reason)]:
                 self.fail(ActorRestarting(f"{self}: {peer} is not there, {reason}; the method was not run"))
+            case messages.BUSY, [str(reason)]:
+                self.fail(ActorBusy(f"{self}: {peer} is busy: {reason}; the method was not run"))
             case _:
                 self.fail(RemoteError(f"{self}: the answer of {peer} cannot be read", "CodecError"))

@@ -10,11 +10,14 @@ import asyncio
 import inspect
 import logging
 import queue
+import sys
 import threading
 import time
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import uvloop
@@ -44,6 +47,9 @@ END_SECONDS = 5.0
 """How long a server that ends waits for its threads."""
 
 _LONGEST_SECONDS = 1e6
+
+_GRACE_SECONDS = 1.0
+"""How long a method may run beyond the deadline of its call before others are no longer kept waiting for it."""
 
 
 @dataclass(slots=True)
@@ -79,6 +85,10 @@ class CallServer:
         self._answers = Answers()
         self._log = RateLimitedLog(logger)
         self._waiting: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        self._running: _Call | None = None
+        """The plain method that runs."""
+        self._told: _Call | None = None
+        """The latest one that was logged as hanging."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._threads: list[threading.Thread] = []
@@ -146,6 +156,7 @@ class CallServer:
                 if readable:
                     for sender, frames in self._socket.receive(_RECEIVED_AT_ONCE):
                         self._receive(sender, frames)
+                self._refuse_behind_hung()
         except Exception:
             logger.exception("%s no longer answers calls: its thread failed", self._worker)
             raise
@@ -187,8 +198,22 @@ class CallServer:
             else:
                 self._waiting.put(call)
 
-    def _answer(self, call: _Call, answer: Sequence[Buffer] | None) -> None:
-        sender = self._answers.end((call.header.caller, call.header.number), answer, call.method.idempotent)
+    def _refuse_behind_hung(self) -> None:
+        """Refuses the plain methods that wait behind one whose caller has given up: nobody knows whether it ever ends."""
+        hung = self._running
+        if hung is None or (late := time.monotonic() - hung.deadline) < _GRACE_SECONDS:
+            return
+        where = _line_of(self._threads[1])
+        if hung is not self._told:
+            self._told = hung
+            logger.warning("%s refuses plain methods: `%s` hangs%s", self._worker, hung.method.name, where)
+        said = f"`{hung.method.name}` still runs {late:.0f} s after the deadline of its call{where}"
+        with suppress(queue.Empty):
+            while (call := self._waiting.get_nowait()) is not None:
+                self._answer(call, [messages.BUSY, messages.pack(call.header.number, said)], keep=False)
+
+    def _answer(self, call: _Call, answer: Sequence[Buffer] | None, keep: bool) -> None:
+        sender = self._answers.end((call.header.caller, call.header.number), answer, keep)
         if answer is not None:
             self._send(sender, answer)
 
@@ -204,11 +229,13 @@ class CallServer:
             if call.deadline < time.monotonic():
                 self._post(call, None)
                 continue
+            self._running = call
             try:
                 args, kwargs = _arguments(call)
                 answer = _result(call, getattr(self._target, call.method.name)(*args, **kwargs))
             except BaseException as error:  # noqa: BLE001 - SystemExit, too, is the caller's to know, and costs one call
                 answer = _raised(call, error)
+            self._running = None
             self._post(call, answer)
 
     def _run_async(self, call: _Call) -> None:
@@ -252,7 +279,12 @@ class CallServer:
     def _post(self, call: _Call, answer: Sequence[Buffer] | None) -> None:
         """Has the answer sent; None: the caller's deadline has passed, which it knows itself."""
         if not self._closing:
-            self._waker.post(lambda: self._answer(call, answer))
+            self._waker.post(lambda: self._answer(call, answer, call.method.idempotent))
+
+
+def _line_of(thread: threading.Thread) -> str:
+    frame = sys._current_frames().get(thread.ident or 0)
+    return f", at {Path(frame.f_code.co_filename).name}:{frame.f_lineno}" if frame is not None else ""
 
 
 def _arguments(call: _Call) -> tuple[list[Any], dict[str, Any]]:

@@ -16,7 +16,7 @@ from cluster.calls.caller import Caller
 from cluster.calls.group import RoleGroup
 from cluster.calls.server import CallServer
 from cluster.calls.server_socket import call_address
-from cluster.errors import ActorDied, ActorRestarting, CallError, CallTimeout, RemoteError
+from cluster.errors import ActorBusy, ActorDied, ActorRestarting, CallError, CallTimeout, NoSuchActor, RemoteError
 from cluster.member import Stage
 from tests.cluster.calls.process import Callee, member, until_no_thread_is_left
 from tests.support.polling import wait_until
@@ -198,9 +198,12 @@ def test_a_cancelled_call_disturbs_nobody(fleet: Fleet) -> None:
 
 def test_a_role_without_workers_is_an_error(fleet: Fleet) -> None:
     nobody = fleet.caller.group("nobody")
-    for calls in (nobody.call("echo"), nobody.call_rank0("echo"), nobody.call_all("echo")):
-        with pytest.raises(ActorRestarting, match=r"no such worker is known yet"):
-            calls.result()
+    with Caller() as early:
+        unknown = early.group("callee")
+        for group, error in ((nobody, NoSuchActor), (unknown, ActorRestarting)):
+            for calls in (group.call("echo"), group.call_rank0("echo"), group.call_all("echo")):
+                with pytest.raises(error, match="the method was not sent"):
+                    calls.result()
     with pytest.raises(CallTimeout, match="no worker of the role is known"):
         nobody.wait_until_callable(0.01)
 
@@ -261,3 +264,37 @@ def test_a_server_that_closes_ends_the_calls_to_it(fleet: Fleet) -> None:
     fleet.servers[0].close()
     with pytest.raises(ActorDied):
         nap.result(DEADLINE)
+
+
+@pytest.mark.parametrize("method", ["echo", "identity"])
+def test_a_rank_or_a_role_that_the_job_does_not_have_is_said_at_once(fleet: Fleet, method: str) -> None:
+    with pytest.raises(NoSuchActor, match=r"callee-99.*callee-0, callee-1, callee-2"):
+        fleet.group.call(method, rank=99).result(DEADLINE)
+    with pytest.raises(NoSuchActor, match=r"role caller.*callee"):
+        fleet.caller.group("caller").call(method).result(DEADLINE)
+
+
+@pytest.mark.slow
+def test_a_method_that_hangs_is_named_and_costs_no_other_caller_its_deadline(fleet: Fleet) -> None:
+    hung = fleet.group.call_rank0("wait", timeout=0.01)
+    behind = fleet.group.call_rank0("echo", 1, timeout=DEADLINE)
+    with pytest.raises(CallTimeout):
+        hung.result(DEADLINE)
+    for call in (behind, fleet.group.call("identity", rank=0, timeout=DEADLINE)):
+        with pytest.raises(
+            ActorBusy, match=r"callee-0 \(incarnation 1\) is busy: `wait` still runs.*process\.py|threading\.py"
+        ):
+            call.result(DEADLINE)
+    assert fleet.group.call_rank0("nap", 0.0).result(DEADLINE) == "rested", "async methods have a thread of their own"
+    names = {fleet.group.call("identity").result(DEADLINE)[0] for _ in range(6)}
+    assert names == {"callee-1", "callee-2"}, "a call that any worker may take goes to another"
+    fleet.callees[0].open.set()
+    wait_until(lambda: _answers(fleet), "the method's end")
+    assert "identity" not in fleet.callees[0].ran[:-1], "what was refused did not run"
+
+
+def _answers(fleet: Fleet) -> bool:
+    try:
+        return bool(fleet.group.call("identity", rank=0).result(DEADLINE))
+    except ActorBusy:
+        return False
