@@ -300,7 +300,7 @@ class Dispatcher:
         group.cancelled = True
         _interrupt(group)
         if group.is_finalized:
-            self._discarded.add(group.rollouts, f"group {group.group_id}: {detail}")
+            self._discarded.add(group.rollouts, reason, f"group {group.group_id}: {detail}")
         else:
             self._counts["rollouts/cancelled"] += len(group.rollouts)
         logger.debug("group %d was dropped (%s): %s", group.group_id, reason, detail)

@@ -156,6 +156,8 @@ class Rollout:
     """Calls of other policies, in order of time."""
     filtered_by: str | None = None
     """Name of the enforcing filter that removed it."""
+    dropped: str | None = None
+    """Why its whole group was dropped after it was finalized, such as `stale`: it is recorded and not trained. None if not."""
     saved: SavedState | None = None
     """`metrics` and `state` as they were when its group was finalized; None before. Files are written from these bytes, since an
     environment may change both at any time."""

@@ -69,6 +69,11 @@ class RolloutRecord:
         return self._field("filtered_by", str)
 
     @property
+    def dropped(self) -> str | None:
+        """Why its whole group was dropped after it was finalized; None if it was not, or an older version wrote the record."""
+        return self._field("dropped", str)
+
+    @property
     def turns(self) -> list[dict[str, Any]]:
         """The turns, in order."""
         return [turn for turn in self._field("turns", list) or [] if isinstance(turn, dict)]
@@ -91,10 +96,12 @@ class RolloutRecord:
 
     @property
     def outcome(self) -> str:
-        """Whether the rollout was trained, filtered or failed, in words."""
+        """Whether the rollout was trained, filtered, dropped with its group or failed, in words."""
         if self.error is not None:
             return f"failed: {self.error}"
-        return f"filtered by {self.filtered_by}" if self.filtered_by is not None else "trained"
+        if self.filtered_by is not None:
+            return f"filtered by {self.filtered_by}"
+        return f"not trained: its group was dropped ({self.dropped})" if self.dropped is not None else "trained"
 
 
 def finite_number(value: object) -> float | None:

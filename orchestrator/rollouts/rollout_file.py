@@ -49,6 +49,7 @@ _ROLLOUT_TYPES = {
     "player_rewards": dict,
     "player_advantages": dict,
     "filtered_by": str | None,
+    "dropped": str | None,
 }
 _TURN_TYPES = {
     "prompt_ids": np.ndarray,

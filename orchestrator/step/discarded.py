@@ -17,6 +17,7 @@ from typing import Any
 import orjson
 
 from orchestrator.rollouts.failures import MAX_KINDS, OTHER, failures_in_words, kind_of, sum_failures
+from orchestrator.scheduling.outcomes import DropReason
 from orchestrator.step.step_metrics import additive_metrics
 from run.config import ScheduleConfig
 from transport.files.atomic import write_atomically
@@ -85,8 +86,10 @@ class DiscardedRollouts:
 
     # --- what happens ---
 
-    def add(self, rollouts: Sequence[Rollout], reason: str) -> None:
-        """Counts a finalized group that is discarded."""
+    def add(self, rollouts: Sequence[Rollout], dropped: DropReason, reason: str) -> None:
+        """Counts a finalized group that is discarded, and notes in its rollouts why; `reason` is for a person."""
+        for rollout in rollouts:
+            rollout.dropped = dropped.value
         self.rollouts += rollouts
         self._totals.update(additive_metrics(rollouts))
         self._number += len(rollouts)

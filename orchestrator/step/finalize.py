@@ -106,7 +106,9 @@ def finalize_group(
     `event.detail` say why.
     """
     group_id = rollouts[0].group_id
-    failed = _fail_the_faulty([rollout for rollout in rollouts if rollout.error is None])
+    survivors = [rollout for rollout in rollouts if rollout.error is None]
+    # The others of a group that is scored as one were not scored, which is no fault of theirs.
+    failed = _fail_the_faulty(survivors) if not group_scoring or len(survivors) == len(rollouts) else 0
     if (drop := _reason_to_drop(rollouts, group_scoring)) is not None:
         return GroupOutcome(GroupFinalized(group_id, 0, 0, *drop), rollouts, failed)
 

@@ -41,6 +41,7 @@ def rollout_record(
         "outcome": outcome_of(rollout),
         "error": rollout.error,
         "filtered_by": rollout.filtered_by,
+        "dropped": rollout.dropped,
         "metrics": orjson.Fragment(saved.metrics),
         "turns": [
             {

@@ -34,12 +34,12 @@ def step_metrics(batch: Batch, rollouts: Sequence[Rollout]) -> dict[str, float |
 
 def additive_metrics(rollouts: Sequence[Rollout]) -> dict[str, int]:
     """Returns the metrics that are sums over finalized rollouts. Filtered ones are among the completed."""
-    completed = _completed(rollouts)
+    completed = [rollout for rollout in rollouts if rollout.error is None]
     inference_failed = sum(rollout.inference_failed for rollout in rollouts)
     turns = [turn for rollout in rollouts for turn in rollout.turns]
     return {
         "rollouts/completed": len(completed),
-        "rollouts/failed": len(rollouts) - len(completed) - inference_failed,
+        "rollouts/failed": sum(rollout.error is not None for rollout in rollouts) - inference_failed,
         "rollouts/inference_failed": inference_failed,
         "rollouts/filtered": sum(rollout.filtered_by is not None for rollout in completed),
         "tokens/prompt": sum(len(turn.prompt_ids) for turn in turns),

@@ -197,13 +197,15 @@ def _cause(row: Row, record: Any) -> str:
         return "a record that cannot be read"
     if row.outcome == "filtered":
         return f"filter {shown(record.filtered_by)}"
+    if row.outcome in ("stale", "dropped"):
+        return f"group dropped: {shown(record.dropped)}"
     return shown(kind_of(record.error or "")) or "an error without a message"
 
 
 def _entry(number: int, fate: GroupFate | None, rows: Sequence[Row], causes: Counter[str]) -> GroupEntry:
     rewards = [row.reward for row in rows if row.reward is not None]
     outcomes = Counter(row.outcome for row in rows)
-    failed = len(rows) - outcomes["completed"] - outcomes["filtered"]
+    failed = outcomes["failed"] + outcomes["inference_failed"] + outcomes["damaged"]
     has_rows = bool(rows)
     known = fate or GroupFate(number)
     is_dropped = bool(known.reason)

@@ -107,7 +107,7 @@ class RolloutEntry(Config):
     outcome: Outcome
     """What became of it."""
     reason: str
-    """Why it failed, or which filter caught it; empty for others."""
+    """Why it failed, which filter caught it, or why its group was dropped; empty for others."""
     turns: int
     """Model calls."""
     completion_tokens: int
@@ -161,7 +161,7 @@ def entry_of(placed: Placed, record: RolloutRecord | None) -> RolloutEntry:
         reward=row.reward,
         advantage=row.advantage,
         outcome=row.outcome,
-        reason="" if record is None else name_of(record.error or record.filtered_by),
+        reason="" if record is None else name_of(record.error or record.filtered_by or record.dropped),
         turns=row.turns,
         completion_tokens=row.completion_tokens,
         players=list(row.players),

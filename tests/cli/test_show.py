@@ -109,6 +109,16 @@ def test_the_worst_and_its_filter(job: Path, capsys: pytest.CaptureFixture[str])
     assert "    bad</s>" in said
 
 
+@pytest.mark.parametrize("dropped", ["stale", "incomplete"])
+def test_a_rollout_whose_group_was_dropped_was_not_trained(
+    tmp_path: Path, chat: Chat, capsys: pytest.CaptureFixture[str], dropped: str
+) -> None:
+    write_step(tmp_path, "one", 1, [spoken(chat, 0, "old", reward=1.0, dropped=dropped)], chat)
+    for arguments in ((), ("--best",)):
+        said = shown(capsys, tmp_path, *arguments)
+        assert f"its group was dropped ({dropped})" in said
+
+
 def test_an_earlier_step_and_a_rollout_by_its_id(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "    earlier</s>" in shown(capsys, job, "--step", 2, "--worst")
     assert "    so-so</s>" in shown(capsys, job, "--step", 3, "--rollout", "0-0")

@@ -8,6 +8,7 @@ import hashlib
 import os
 import signal
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -129,6 +130,29 @@ class SelfPlay(Toy):
     async def score(self, example: Example, rollout: Rollout) -> Any:
         reward = self._chance(rollout)
         return {"white": reward, "black": 1 - reward}
+
+
+class ScoredLate(Toy):
+    """Scored as groups: the first one once the file `until` exists; of every fifth example's group one rollout fails."""
+
+    def __init__(self, until: str) -> None:
+        super().__init__(turns=1, group_scoring=True)
+        self._until = Path(until)
+        self._begun: Counter[int] = Counter()
+        self._first: int | None = None
+
+    async def rollout(self, example: Example, model: Model, state: dict[str, Any]) -> None:
+        await super().rollout(example, model, state)
+        self._begun[example.index] += 1
+        if example.index % 5 == 1 and self._begun[example.index] == 2:
+            raise KeyError("one of a group")
+
+    async def score_group(self, example: Example, rollouts: Sequence[Rollout]) -> Sequence[float]:
+        if self._first is None:
+            self._first = example.index
+        while example.index == self._first and not self._until.exists():  # noqa: ASYNC110 - another process makes it
+            await asyncio.sleep(0.01)
+        return await super().score_group(example, rollouts)
 
 
 class ToyOfFile(Toy):

@@ -7,7 +7,7 @@ import { badge, changeBadge } from "../widgets/badge.js";
 import { figures } from "../widgets/figures.js";
 import { exampleChart } from "./rollout_example.js";
 import { tokenText } from "./rollout_tokens.js";
-import { ROLLOUT, path as ROLLOUTS, versions } from "./rollouts.js";
+import { OUTCOME_TONES, ROLLOUT, path as ROLLOUTS, versions } from "./rollouts.js";
 
 export const title = "Rollout";
 export const path = ROLLOUT;
@@ -51,9 +51,9 @@ export function render(root, context) {
   function draw(answer) {
     const { entry, parts, damaged } = answer;
     setText(name, parts ? visible(parts.rollout_id, 40) : `line ${whole(entry.number)}`);
-    changeBadge(state, entry.outcome.replace("_", " "), { completed: "good", filtered: "warn" }[entry.outcome] ?? "bad");
+    changeBadge(state, entry.outcome.replace("_", " "), OUTCOME_TONES[entry.outcome] ?? "bad");
     numbers.update(figuresOf(entry));
-    const reason = parts?.error?.text ?? (parts?.filtered_by ? `filtered by ${parts.filtered_by}` : damaged ? "This line of the file is no record:" : "");
+    const reason = parts?.error?.text ?? (parts?.filtered_by ? `filtered by ${parts.filtered_by}` : parts?.dropped ? `not trained: its group was dropped (${parts.dropped})` : damaged ? "This line of the file is no record:" : "");
     setText(problem, reason);
     problem.hidden = reason === "";
     if (!parts) return setChildren(turns, element("pre", { class: "said" }, damaged.text));

@@ -14,7 +14,9 @@ export const key = "w";
 export const ROLLOUT = "/jobs/{job}/runs/{run}/steps/{step}/rollouts/{number}";
 const LIMIT = 50;
 const SORTS = [["newest", "Newest"], ["worst", "Worst"], ["best", "Best"], ["longest", "Longest"]];
-const OUTCOMES = ["completed", "filtered", "failed", "inference_failed", "damaged"];
+/** The tones of outcomes; of any other it is `bad`. */
+export const OUTCOME_TONES = { completed: "good", filtered: "warn", stale: "warn", dropped: "warn" };
+const OUTCOMES = ["completed", "filtered", "stale", "dropped", "failed", "inference_failed", "damaged"];
 
 /** Draws the view. */
 export function render(root, context) {
@@ -119,7 +121,7 @@ function changeLink(cell, context, entry) {
 
 function changeOutcome(cell, entry) {
   if (!cell.firstChild) cell.append(badge(""));
-  changeBadge(cell.firstChild, entry.outcome.replace("_", " "), { completed: "good", filtered: "warn" }[entry.outcome] ?? "bad");
+  changeBadge(cell.firstChild, entry.outcome.replace("_", " "), OUTCOME_TONES[entry.outcome] ?? "bad");
   setAttribute(cell, "title", entry.reason ? visible(entry.reason, 300) : null);
 }
 

@@ -22,8 +22,9 @@ from job.inspection.rollout_records import RolloutRecord
 from transport.files.untrusted import UntrustedFileError, open_regular, parse_json
 from transport.printable import printable
 
-Outcome = Literal["completed", "filtered", "failed", "inference_failed", "damaged"]
-"""`damaged`: the line is no record. A completed one was trained, unless its group was dropped."""
+Outcome = Literal["completed", "filtered", "stale", "dropped", "failed", "inference_failed", "damaged"]
+"""`damaged`: the line is no record. `stale`: its group was too old to be trained; `dropped`: its group was for another reason. A
+completed one was trained."""
 
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
@@ -258,7 +259,11 @@ def outcome_of(record: RolloutRecord | None) -> Outcome:
         return "damaged"
     if record.error is not None:
         return "inference_failed" if record.fields.get("outcome") == "inference_failed" else "failed"
-    return "completed" if record.filtered_by is None else "filtered"
+    if record.filtered_by is not None:
+        return "filtered"
+    if record.dropped is not None:
+        return "stale" if record.dropped == "stale" else "dropped"
+    return "completed"
 
 
 def shown_name(name: str) -> str:

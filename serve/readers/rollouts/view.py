@@ -88,6 +88,8 @@ class Parts(Config):
     """Why it failed; None if it did not."""
     filtered_by: str | None
     """The filter that caught it; None if none did."""
+    dropped: str | None
+    """Why its group was dropped after it was finalized; None if it was not."""
     turns: list[TurnView]
     """The model's calls, in order."""
     turns_left_out: int
@@ -131,6 +133,7 @@ def parts_of(record: RolloutRecord, most_characters: int) -> Parts:
         rollout_id=name_of(record.rollout_id),
         error=budget.text(record.error),
         filtered_by=None if record.filtered_by is None else name_of(record.filtered_by),
+        dropped=None if record.dropped is None else name_of(record.dropped),
         turns=[_turn(turn, budget) for turn in turns[:MAX_PARTS]],
         turns_left_out=max(0, len(turns) - MAX_PARTS),
         opponent_turns=[

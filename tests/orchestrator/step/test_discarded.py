@@ -13,6 +13,8 @@ import orjson
 import pytest
 
 from cluster.notify import NotifySocket
+from orchestrator.daemon import run
+from orchestrator.scheduling.outcomes import DropReason
 from orchestrator.step.checkpoint import load_newest
 from orchestrator.step.discarded import (
     DISCARDED_FILE,
@@ -30,7 +32,7 @@ from orchestrator.step.discarded import (
     with_unrecorded,
 )
 from run.config import RunConfig, ScheduleConfig
-from tests.orchestrator.daemons import STEPS, metrics_of, started
+from tests.orchestrator.daemons import STEPS, metrics_of, records_of, started
 from tests.orchestrator.scripted_trainer import ScriptedTrainer
 from tests.support.fake_inference import FakeInference
 from tests.support.polling import wait_until
@@ -51,7 +53,7 @@ class Played:
 
     def discard(self, groups: int, reason: str = "all 4 completed rollouts were filtered") -> None:
         for _ in range(groups):
-            self.discarded.add([filtered() for _ in range(4)], reason)
+            self.discarded.add([filtered() for _ in range(4)], DropReason.FILTERED, reason)
 
 
 def filtered() -> Rollout:
@@ -229,3 +231,22 @@ def test_a_step_tells_since_when_its_life_has_been_going_on(make_config: Callabl
     uptimes = [line["uptime_seconds"] for line in metrics_of(config)]
     assert uptimes == sorted(uptimes)
     assert uptimes[0] > 0
+
+
+@pytest.mark.slow
+def test_records_say_of_each_rollout_whether_it_was_trained(make_config: Callable[..., RunConfig]) -> None:
+    """A group that is scored until it is too old, and one that is dropped since one of its rollouts failed."""
+    until = make_config().run_dir / "rollouts" / "step_3" / "STABLE"
+    toy = {"kind": "tests.orchestrator.toy_environment:ScoredLate", "state_columns": ["answer"]}
+    schedule = SCHEDULE.model_copy(update={"max_lead_steps": 2, "max_off_policy_steps": 2})
+    environments = [{"name": "toy", **toy, "args": {"until": str(until)}}]
+    config = make_config(steps=8, schedule=schedule, environments=environments)
+    with ScriptedTrainer(config.output_dir, "one", 8) as trainer:
+        assert run(config, lambda: None) == 0
+    trained = {info.rollout_id for batch in trainer.trained for info in batch.samples}
+    records = records_of(config)
+    kept = [record for record in records if record["error"] is None and record["filtered_by"] is None]
+    assert {record["rollout_id"] for record in kept if record["dropped"] is None} == trained
+    dropped = {record["dropped"] for record in kept} - {None}
+    assert dropped == {"stale", "incomplete"}
+    assert len({record["group_id"] for record in kept if record["dropped"] == "stale"}) == 1

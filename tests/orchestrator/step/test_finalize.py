@@ -241,9 +241,10 @@ def test_a_group_without_survivors_is_dropped_with_the_first_reason() -> None:
 
 def test_a_failure_drops_a_group_that_is_scored_as_one() -> None:
     group = make_group([1.0, 0.0])
-    group[1].error = "timed out"
+    group[0].reward, group[1].error = None, "timed out"  # it was not scored
     outcome = finalize_group(group, group_mean, [], group_scoring=True)
-    assert outcome.event.dropped is DropReason.INCOMPLETE
+    assert (outcome.event.dropped, outcome.failed) == (DropReason.INCOMPLETE, 0)
+    assert group[0].error is None
     assert outcome.event.detail == "scored as a group, and rollout 5-1 failed: timed out"
 
 

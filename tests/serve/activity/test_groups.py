@@ -47,7 +47,7 @@ async def test_the_groups_of_a_step_say_why(tmp_path: Path) -> None:
     records = [
         record(6, 0), record(6, 1),
         record(7, 0, filtered_by="zero_advantage"), record(7, 1, error="ValueError: <b>no</b>", reward=None),
-        record(8, 0), record(99, 0),
+        record(8, 0, dropped="stale"), record(99, 0, dropped="incomplete"),
     ]  # fmt: skip
     write_records(job, 2, records)
     async with api(job) as client:
@@ -62,8 +62,12 @@ async def test_the_groups_of_a_step_say_why(tmp_path: Path) -> None:
     assert (groups[7]["kept"], groups[7]["filtered"], groups[7]["failed"]) == (0, 1, 1)
     assert {cause["name"] for cause in groups[7]["causes"]} == {"filter zero_advantage", "ValueError"}
     assert (groups[8]["reason"], groups[8]["detail"], groups[8]["kept"]) == ("stale", "too old", 0)
+    assert [groups[number]["causes"] for number in (8, 99)] == [
+        [{"name": "group dropped: stale", "count": 1}], [{"name": "group dropped: incomplete", "count": 1}],
+    ]  # fmt: skip
+    assert [(groups[number]["kept"], groups[number]["failed"]) for number in (8, 99)] == [(0, 0), (0, 0)]
     assert answer["progress"]["is_complete"]
-    assert (answer["causes_of"], answer["causes_among"]) == (2, 2)
+    assert (answer["causes_of"], answer["causes_among"]) == (4, 4)
 
 
 def test_a_kill_undoes_what_came_after_the_checkpoint(tmp_path: Path) -> None:

@@ -42,6 +42,22 @@ async def test_lists_are_sorted_filtered_and_paged(job: Path) -> None:
         assert answer["rollouts"][2]["reason"] == "repetition"
 
 
+async def test_what_was_not_trained_since_its_group_was_dropped_says_so(job: Path, chat: Chat) -> None:
+    rollouts = [
+        spoken(chat, number, "old", reward=0.5, dropped=why) for number, why in enumerate(["stale", "incomplete"])
+    ]
+    write_step(job, "one", 4, [*rollouts, spoken(chat, 2, "new", reward=0.5)], chat)
+    async with api(job) as client:
+        _, answer = await client.get(f"{RUN}/rollouts", step=4)
+        assert {entry["number"]: (entry["outcome"], entry["reason"]) for entry in answer["rollouts"]} == {
+            0: ("stale", "stale"), 1: ("dropped", "incomplete"), 2: ("completed", ""),
+        }  # fmt: skip
+        for outcome, number in (("stale", 0), ("dropped", 1), ("completed", 2)):
+            assert await listed(client, step=4, outcome=outcome) == [(4, number)]
+        _, answer = await client.get(f"{RUN}/steps/4/rollouts/0")
+        assert answer["parts"]["dropped"] == "stale"
+
+
 async def test_one_rollout_is_shown_turn_by_turn_and_as_text(job: Path) -> None:
     async with api(job) as client:
         _, answer = await client.get(f"{RUN}/steps/3/rollouts/1")
