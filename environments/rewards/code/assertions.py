@@ -8,6 +8,8 @@ the test goes on with an unknown value, to note further calls at once; its outco
 import ast
 import builtins
 import json
+import math
+import random
 import signal
 import sys
 from typing import Any
@@ -16,6 +18,16 @@ from environments.rewards.code.plain_data import Opaque, decode, encode
 
 _DEEPER = 40
 """Levels that a test may put around what a call returned: a value that is too deep is then still known as the program's."""
+
+_MOST_CALLS = 1000
+"""With unknown outcome, in one run of a test."""
+_PROOF_SECONDS = 1.0
+"""Processor time after which a test without a program counts as one that can fail."""
+
+_EXACT_INTEGERS = 2.0**53
+
+_RANDOM = random.Random(0).getstate()
+"""Of each run of a test, so that its calls with random arguments are the same ones."""
 
 
 class _Stop(BaseException):
@@ -26,8 +38,11 @@ class CandidateError(Exception):
     """What a function under test raised, if that is no exception of Python's own."""
 
 
-class _Unknown:
-    """A value that is not known yet. Whatever is done with it is not known, either."""
+class _Any:
+    """Stands for what a function returned, and for whatever is made of it. All comparisons with it hold, or none does."""
+
+    def __init__(self, holds: bool) -> None:
+        self._holds = holds
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self
@@ -36,62 +51,75 @@ class _Unknown:
         return self
 
     def __eq__(self, other: object) -> bool:
-        return True
+        return self._holds
 
     def __ne__(self, other: object) -> bool:
-        return True
+        return self._holds
 
     __hash__ = object.__hash__
 
     def __iter__(self) -> Any:
-        return iter(())
+        return iter(() if self._holds else (self,))
 
     def __bool__(self) -> bool:
-        return True
+        return self._holds
 
     def __len__(self) -> int:
-        return 0
+        return 0 if self._holds else 1
 
     def __float__(self) -> float:
-        return 0.0
+        return float(int(self))
 
     def __int__(self) -> int:
-        return 0
+        return 0 if self._holds else 7919
+
+    __index__ = __int__
 
     def __contains__(self, item: object) -> bool:
-        return True
+        return self._holds
 
 
-def _unknown(*args: Any) -> Any:
-    return _Unknown()
+def _itself(value: Any, *others: Any) -> Any:
+    return value
 
 
 for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor"):
-    setattr(_Unknown, f"__{_name}__", _unknown)
-    setattr(_Unknown, f"__r{_name}__", _unknown)
+    setattr(_Any, f"__{_name}__", _itself)
+    setattr(_Any, f"__r{_name}__", _itself)
 for _name in ("lt", "le", "gt", "ge", "neg", "abs", "round", "getitem"):
-    setattr(_Unknown, f"__{_name}__", _unknown)
+    setattr(_Any, f"__{_name}__", _itself)
 
 
 class _Test:
-    """One test while it runs."""
+    """One test while it runs, with what is known of the program's calls."""
 
     def __init__(self, known: dict[str, Any], noted: dict[str, Any]) -> None:
         self.known = known
         self.noted = noted
+        self.calls = 0
+        """How many whose outcome depends on unknown values."""
         self.is_open = False
         """It used an unknown value."""
         self.has_failed = False
         """A call failed in a way that a test cannot catch."""
         self.raised: list[BaseException] = []
+        self.ended_by_the_program = False
+        """It ended by an exception that a function under test raised."""
+
+    def count(self) -> None:
+        """Counts a call with unknown outcome, and ends a test that makes too many."""
+        self.calls += 1
+        if self.calls > _MOST_CALLS:
+            raise _Stop
 
     def stand_in(self, name: str) -> Any:
         """Returns the stand-in of a function."""
 
         def called(*args: Any, **kwargs: Any) -> Any:
-            if any(isinstance(value, _Unknown) for value in (*args, *kwargs.values())):
+            if any(isinstance(value, _Any) for value in (*args, *kwargs.values())):
                 self.is_open = True
-                raise _Stop
+                self.count()  # a loop may wait for what is not known
+                return _Any(holds=True)
             call = {
                 "name": name,
                 "args": [encode(value, -_DEEPER) for value in args],
@@ -107,7 +135,7 @@ class _Test:
             if outcome is None:
                 self.noted[key] = call
                 self.is_open = True
-                return _Unknown()
+                return _Any(holds=True)
             return self._returned(outcome, args)
 
         called.__name__ = name
@@ -143,35 +171,77 @@ def _update(value: Any, after: Any) -> None:
         value.update(after)
 
 
+class _WithoutProgram(_Test):
+    """A test while it runs with functions that are all wrong in one way: they return what equals all or nothing, or raise."""
+
+    def __init__(self, holds: bool | None) -> None:
+        super().__init__({}, {})
+        self._holds = holds
+
+    def stand_in(self, name: str) -> Any:
+        """Returns the stand-in of a function."""
+
+        def called(*args: Any, **kwargs: Any) -> Any:
+            self.count()
+            if self._holds is None:
+                self.raised.append(CandidateError("any"))
+                raise self.raised[-1]
+            for value in () if self._holds else args:
+                if isinstance(value, list | dict | set):
+                    value.clear()
+            return _Any(self._holds)
+
+        called.__name__ = name
+        return called
+
+
 def same(found: Any, expected: Any) -> bool:
-    """Compares with data of JSON: a tuple is a list there, and a number a float or not."""
+    """Compares with data of JSON, where a tuple is a list and a key is text. Integers are compared exactly, NaN equals itself."""
     if isinstance(found, tuple):
         found = list(found)
     if isinstance(expected, list) and isinstance(found, list):
         return len(found) == len(expected) and all(map(same, found, expected))
     if isinstance(expected, dict) and isinstance(found, dict):
-        keys = {str(key): key for key in found}
-        return keys.keys() == expected.keys() and all(same(found[keys[key]], expected[key]) for key in expected)
+        keys = {_key(key): key for key in found}
+        is_json = len(keys) == len(found) and keys.keys() == expected.keys()
+        return is_json and all(same(found[keys[key]], expected[key]) for key in expected)
     numbers = (int, float)
-    if (
-        isinstance(expected, numbers)
-        and isinstance(found, numbers)
-        and isinstance(expected, bool) == isinstance(found, bool)
-    ):
-        return found == expected or abs(found - expected) <= 1e-9 * max(abs(found), abs(expected))
-    if isinstance(found, _Unknown):
-        return True
+    if isinstance(expected, numbers) and isinstance(found, numbers):
+        return isinstance(expected, bool) == isinstance(found, bool) and _same_number(found, expected)
+    if isinstance(found, _Any):
+        return bool(found)
     return type(found) is type(expected) and bool(found == expected)
 
 
+def _key(key: Any) -> Any:
+    """Returns a dictionary's key as JSON has it, or what no key of JSON equals."""
+    if isinstance(key, str):
+        return key
+    return json.dumps(key) if key is None or isinstance(key, bool | int | float) else (key,)
+
+
+def _same_number(found: float, expected: float) -> bool:
+    if found == expected or (found != found and expected != expected):
+        return True
+    if not (isinstance(found, float) and isinstance(expected, float)):
+        return False
+    if found.is_integer() and expected.is_integer() and abs(found) < _EXACT_INTEGERS:
+        return False
+    return math.isclose(found, expected, rel_tol=1e-9)
+
+
 def _called_names(*sources: str) -> set[str]:
-    """Returns the names that sources call and that nothing there defines."""
+    """Returns the names that sources call, or pass to what is called there, and that nothing there defines."""
     called: set[str] = set()
+    passed: list[tuple[ast.Call, str]] = []
     defined = set(dir(builtins))
     for source in sources:
         for node in ast.walk(ast.parse(source)):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-                called.add(node.func.id)
+            if isinstance(node, ast.Call):
+                if isinstance(node.func, ast.Name):
+                    called.add(node.func.id)
+                values = [*node.args, *(keyword.value for keyword in node.keywords)]
+                passed += [(node, value.id) for value in values if isinstance(value, ast.Name)]
             elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 defined.add(node.name)
             elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -180,17 +250,20 @@ def _called_names(*sources: str) -> set[str]:
                 defined.add(node.arg)
             elif isinstance(node, ast.alias):
                 defined.add((node.asname or node.name).partition(".")[0])
-    return called - defined - {"same"}
+    called -= defined
+    passed = [(call, name) for call, name in passed if not (isinstance(call.func, ast.Name) and call.func.id in called)]
+    return (called | {name for _, name in passed} - defined) - {"same", "data"}
 
 
 def _run(test: _Test, source: str, setup: str, entry_point: str | None, cpu_seconds: float) -> str:
     """Returns `passed`, `failed`, `open`, or `fault: ` and what is wrong with the test itself."""
-    namespace: dict[str, Any] = {"__name__": "tests", "same": same}
+    namespace: dict[str, Any] = {"__name__": "tests", "same": same, "data": _data}
     try:
         names = _called_names(setup, source) | ({entry_point} if entry_point else set())
         programs = [compile(text, "tests", "exec") for text in (setup, source)]
-    except SyntaxError as error:
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # whatever a text of no Python raises
         return f"fault: {error}"
+    random.setstate(_RANDOM)  # noqa: TID251 - tests draw from it, and nothing else of this process does
     signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
     try:
         namespace.update({name: test.stand_in(name) for name in names})
@@ -199,6 +272,7 @@ def _run(test: _Test, source: str, setup: str, entry_point: str | None, cpu_seco
         if entry_point and callable(namespace.get("check")):
             namespace["check"](namespace[entry_point])
     except BaseException as error:  # noqa: BLE001 - a test fails by raising whatever it likes
+        test.ended_by_the_program = error in test.raised
         if test.is_open:
             return "open"
         if isinstance(error, NameError | ImportError | TypeError) and error not in test.raised and not test.has_failed:
@@ -208,6 +282,47 @@ def _run(test: _Test, source: str, setup: str, entry_point: str | None, cpu_seco
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
     return "open" if test.is_open else "failed" if test.has_failed else "passed"
+
+
+def _fault(source: str, setup: str, entry_point: str | None, cpu_seconds: float) -> str:
+    """Returns why a test checks nothing, whatever the program is; empty if some program fails it.
+
+    It is run with functions that are wrong. Those that return what equals nothing fail almost every test, so they come first.
+    """
+    asserts = any(map(_is_assertion, (node for text in (setup, source) for node in ast.walk(ast.parse(text)))))
+    for holds in (False, True, None):
+        test = _WithoutProgram(holds)
+        outcome = _run(test, source, setup, entry_point, min(cpu_seconds, _PROOF_SECONDS))
+        if not test.calls:
+            return f"it calls no function of the program{_remedy(source)}: {source[:100]!r}"
+        if not asserts:
+            return f"it asserts nothing: {source[:100]!r}"
+        if outcome != "passed" and not test.ended_by_the_program:
+            return ""
+    return f"it passes whatever the program returns: {source[:100]!r}"
+
+
+def _is_assertion(node: ast.AST) -> bool:
+    """Whether a statement can fail a test by itself: `assert`, `raise`, or a method as `assertEqual` and `fail` of unittest."""
+    name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+    return isinstance(node, ast.Assert | ast.Raise) or "assert" in name.lower() or name in ("fail", "exit", "_exit")
+
+
+def _remedy(source: str) -> str:
+    """Returns what may be meant by a source that calls nothing of the program, to be put behind that."""
+    statements = ast.parse(source).body
+    value = statements[0].value if len(statements) == 1 and isinstance(statements[0], ast.Expr) else None
+    if isinstance(value, ast.List | ast.Tuple | ast.Dict):
+        return " (it is a list as text; expected a list, or the source alone)"
+    defined = [each.name for each in statements if isinstance(each, ast.FunctionDef | ast.ClassDef)]
+    if "check" in defined:
+        return " (for check(candidate), entry_point or entry_point_column has to name a function that the tests do not define)"
+    return f" (nothing there runs {', '.join(defined)})"[:200] if defined else ""
+
+
+def _data(text: str) -> Any:
+    """Returns plain data that a test has as text."""
+    return decode(json.loads(text))
 
 
 def _expire(number: int, frame: object) -> None:
@@ -221,10 +336,14 @@ def main() -> None:
     signal.signal(signal.SIGPROF, _expire)
     known = dict(request["known"])
     noted: dict[str, Any] = {}
-    outcomes = [
-        _run(_Test(known, noted), source, request["setup"], request["entry_point"], request["cpu_seconds"])
-        for source in request["tests"]
-    ]
+    setup, entry_point, cpu_seconds = request["setup"], request["entry_point"], request["cpu_seconds"]
+    outcomes = []
+    for source in request["tests"]:
+        outcome = _run(_Test(known, noted), source, setup, entry_point, cpu_seconds)
+        if request["proves"] and not outcome.startswith("fault"):
+            fault = _fault(source, setup, entry_point, cpu_seconds)
+            outcome = f"fault: {fault}" if fault else outcome
+        outcomes.append(outcome)
     output.write(json.dumps({"outcomes": outcomes, "noted": list(noted.items())}))
     output.flush()
 

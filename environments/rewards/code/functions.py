@@ -109,6 +109,7 @@ class FunctionTests:
             "entry_point": self._entry_point,
             "known": list(self._known.items()),
             "cpu_seconds": config.cpu_seconds,
+            "proves": config.style == "asserts" and not self._known,
         }
         seconds = wall_seconds(config.cpu_seconds * len(tests))
         result = await self._sandbox.run(_ASSERTIONS, orjson.dumps(request).decode(), seconds, config.memory_mib)

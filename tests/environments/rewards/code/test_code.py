@@ -176,9 +176,9 @@ async def test_what_tests_may_do(tested_by: Make) -> None:
     ]
     wrong = [
         "assert pair(1) == [1, {1: [1, 1.5, None, True, 'é', b'b', 2**70]}, {1}]",
-        "try:\n    fails('v')\nexcept KeyError:\n    pass",
+        "try:\n    fails('v')\n    assert False\nexcept KeyError:\n    pass",
         "assert opaque() == opaque()",
-        "assert twice(opaque()) is None or True",
+        "assert twice(opaque()) is None",
         "assert len(sort([1])) == 0",
     ]
     rubric = await tested_by("asserts", setup_column="setup")
@@ -194,14 +194,149 @@ async def test_tests_at_fault_fail_the_rollout(tested_by: Make) -> None:
         (["assert add(1, 2) == 3", "assert math.floor(add(1, 2)) == 3"], "test 1: NameError: name 'math'"),
         (["import no_such_module\nadd(1, 2)"], "test 0: ModuleNotFoundError"),
         (["add(1, lambda: 2)"], "no plain data"),
-        ([], "column 'tests' of example 0 is list; expected a list of tests"),
-        (None, "is NoneType"),
+        ([], "column 'tests' is a list, .*; expected a list of tests"),
+        (None, "is null"),
     ]:
         with pytest.raises(FaultyTests, match=f"part 'code': .*{message}"):
             await score(rubric, ADDS, tests=tests)
     calls = await tested_by("calls", entry_point="add")
     with pytest.raises(FaultyTests, match="expected a table with args and expected"):
         await score(calls, ADDS, tests=[{"args": [1]}])
+
+
+REFERENCE = "def add(a, b):\n    return a + b\n"
+
+CHECKS_NOTHING = {
+    "the list as JSON text": ('["assert add(1, 2) == 3"]', "a list as text"),
+    "the list as text of Python": ("['assert add(1, 2) == 3']", "a list as text"),
+    "a list in the list": ([["assert add(1, 2) == 3"]], "test 0 is a list"),
+    "a table in the list": ([{"assert": "add(1, 2) == 3"}], "test 0 is a dict"),
+    "null in the list": (["assert add(1, 2) == 3", None], "test 1 is null"),
+    "an expression": (["add(1, 2) == 3"], "test 0: it asserts nothing"),
+    "only a print": (["print(add(1, 2), 3)"], "test 0: it asserts nothing"),
+    "check without an entry point": (CHECK, "entry_point"),
+    "a comment": (["# assert add(1, 2) == 3"], "test 0: it calls no function"),
+    "an empty text": (["assert add(1, 2) == 3", ""], "test 1: it calls no function"),
+    "functions for pytest": (["def test_add():\n    assert add(1, 2) == 3"], "test_add"),
+    "a class for unittest": (
+        ["import unittest\nclass TestAdd(unittest.TestCase):\n    def test(self):\n        assert add(1, 2) == 3"],
+        "TestAdd",
+    ),
+    "its own solution": ([f"{REFERENCE}assert add(1, 2) == 3"], "it calls no function"),
+    "only for a main program": (["if __name__ == '__main__':\n    assert add(1, 2) == 3"], "it calls no function"),
+    "a pair": (["assert (add(1, 2), 3)"], "it passes whatever"),
+    "a text": (["found = add(1, 2)\nassert 'found == 3'"], "it passes whatever"),
+    "another value": (["found = add(1, 2)\nwanted = 3\nassert wanted == 3"], "it passes whatever"),
+    "a failure that is caught": (
+        ["try:\n    assert add(1, 2) == 3\nexcept AssertionError:\n    pass"],
+        "it passes whatever",
+    ),
+}
+"""Tests that no program fails, each with a part of the reason."""
+
+
+@pytest.mark.slow
+async def test_tests_that_check_nothing_are_at_fault(tested_by: Make) -> None:
+    """Whatever the program is: with another outcome for a wrong one, the fault would be a reward."""
+    rubric = await tested_by("asserts")
+    for name, (tests, message) in CHECKS_NOTHING.items():
+        for program in (REFERENCE, "def add(a, b):\n    return 0", "1/0"):
+            with pytest.raises(FaultyTests, match=f"example 0.*{message}"):
+                print(name, (await score(rubric, program, tests=tests)).metrics)
+
+
+@pytest.mark.slow
+async def test_a_solution_among_the_tests_is_not_taken_for_the_program(tested_by: Make) -> None:
+    rubric = await tested_by("asserts", entry_point="add", setup_column="setup")
+    for keys in ({"tests": CHECK, "setup": REFERENCE}, {"tests": REFERENCE + CHECK, "setup": None}):
+        with pytest.raises(FaultyTests, match="it calls no function"):
+            await score(rubric, HALF_RIGHT, **keys)
+
+
+@pytest.mark.slow
+async def test_tests_as_public_data_sets_have_them(tested_by: Make) -> None:
+    """Each kind of assertion is one that a wrong program fails, and a right one passes."""
+    code = (
+        f"{REFERENCE}def known(n):\n    return n in (2, 3, 5)\ndef ends(x):\n    return (x[0], x[-1])\n"
+        "def nothing(x):\n    return None\ndef names(x):\n    return {each: len(each) for each in x}\n"
+        "def root(x):\n    if x < 0:\n        raise ValueError('negative')\n    return x ** 0.5\n"
+    )
+    tests = [
+        "assert known(2)",
+        "assert not known(4)",
+        "assert known(2) == True",
+        "assert known(4) is False",
+        "assert add(1, 2) != 4",
+        "assert nothing([]) is None",
+        "assert nothing([1]) == None",
+        "assert set(ends([1, 2, 3])) == set((1, 3))",
+        "assert sorted(ends([3, 2, 1])) == [1, 3]",
+        "assert len(ends([3, 2, 1])) == 2",
+        "assert len(names([])) == 0",
+        "assert abs(root(2) - 1.4142) < 1e-3",
+        "import math\nassert math.isclose(root(2), 1.41421356, rel_tol=1e-6)",
+        "assert isinstance(ends([1]), tuple)",
+        "assert all(known(n) for n in (2, 3)) and not any(known(n) for n in (4, 6))",
+        "assert list(map(known, (2, 4))) == [True, False]",
+        "x = [1, 2]\nends(x)\nassert x == [1, 2]",
+        "assert 'ab' in names(['ab']) and 'b' not in names(['ab'])",
+        "if add(1, 2) != 3:\n    raise ValueError('wrong')",
+        "try:\n    root(-1)\n    assert False\nexcept ValueError:\n    pass",
+        "try:\n    root(-1)\nexcept Exception as error:\n    assert str(error) == 'negative'",
+        "import unittest\nunittest.TestCase().assertEqual(add(1, 2), 3)",
+        "def check(candidate):\n    assert candidate(1, 2) == 3\n    assert True, 'always'\ncheck(add)",
+        "METADATA = {'author': 'x'}\n\n\ndef check(candidate):\n    assert candidate(1, 2) == 3\n\ncheck(add)\n",
+        "f = add\nassert f(1, 2) == 3" if False else "assert str(add(1, 2)) == '3'",
+    ]
+    rubric = await tested_by("asserts")
+    assert (await score(rubric, code, tests=tests)).metrics["code/passed"] == len(tests)
+    wrong = "".join(
+        f"def {name}(*args):\n    for each in args:\n        isinstance(each, list) and each.clear()\n"
+        f"    return {value}\n"
+        for name, value in [("add", 4), ("known", "'?'"), ("ends", 7), ("nothing", 1), ("names", "['b']"), ("root", 5)]
+    )
+    passed = (await score(rubric, wrong, tests=tests)).metrics["code/passed"]
+    assert passed <= 2  # `assert known(2)` holds for a text, and no exception was asked for
+
+
+@pytest.mark.slow
+async def test_tests_of_other_types_are_at_fault(tested_by: Make) -> None:
+    """A text is no list of arguments, and what is no text is no input or output."""
+    calls = await tested_by("calls", entry_point="add")
+    for args in ("12", "[1, 2]", {"a": 1, "b": 2}, 12, None):
+        with pytest.raises(FaultyTests, match=r"test 0: args is .*expected a list"):
+            await score(calls, ADDS, tests=[{"args": args, "expected": 3}])
+    with pytest.raises(FaultyTests, match="every test expects null"):
+        await score(calls, ADDS, tests=[{"args": [1, 2], "expected": None}] * 2)
+    both = [{"args": [1, 2], "expected": None}, {"args": [1, 3], "expected": 4}]
+    assert (await score(calls, ADDS, tests=both)).reward == 0.5
+    stdio = await tested_by("stdio")
+    for given, expected in [("1", None), ("1", ["3"]), (["1", "2"], "3"), (None, "3"), ("1", True), ("1", 0.5)]:
+        with pytest.raises(FaultyTests, match=r"test 0: (in|out)put is .*expected text"):
+            await score(stdio, "print(None)", tests=[{"input": given, "output": expected}])
+    with pytest.raises(FaultyTests, match="every test expects no output"):
+        await score(stdio, "pass", tests=[{"input": "1", "output": ""}, {"input": "2", "output": " \n"}])
+    assert (await score(stdio, "print(3)", tests=[{"input": 1, "output": 3}])).reward == 1.0
+
+
+@pytest.mark.slow
+async def test_values_of_json_are_compared_as_they_are(tested_by: Make) -> None:
+    calls = await tested_by("calls", entry_point="f")
+    infinite, nan = float("inf"), float("nan")
+    for returned, expected, equal in [
+        ("float('inf')", 3, False),
+        ("float('inf')", infinite, True),
+        ("float('nan')", nan, True),
+        ("float('nan')", 1.0, False),
+        ("1000000005", 1000000006, False),
+        ("2**53 + 1", 2**53, False),
+        ("10**5000", 10**5000, True),
+        ("[1, {'a': (2, 0.1 + 0.2)}]", [1, {"a": [2, 0.3]}], True),
+        ("args[0]", {"it's": ["\u00e9", '"', "\n\\"]}, True),
+    ]:
+        tests = [{"args": [expected], "expected": expected}, {"args": [0], "expected": "?"}]
+        code = f"def f(*args):\n    return {returned}"
+        assert (await score(calls, code, tests=tests)).metrics["code/passed"] == equal, (returned, expected)
 
 
 @pytest.mark.parametrize(
