@@ -61,13 +61,13 @@ def main(arguments: list[str]) -> int:
     resolved = config.with_model(resolve_model(config.model))
     check_fit(resolved)
     given = command.file.read_bytes()
+    say = partial(console.print, highlight=False)
+    reload = Reload(config.output_dir, "run", arguments, config, say, variables)
     with claim_directory(config.output_dir, fresh) as moved:
         if moved:
             console.print(f"moved the previous job to {moved}", highlight=False)
         check_directory(config, fresh)  # again, since resolving the model may have taken minutes
         files = write_job(resolved, given)
-        say = partial(console.print, highlight=False)
-        reload = Reload(config.output_dir, "run", arguments, config, say, variables)
         job = SupervisedJob(resolved, specification(resolved, files), say, options, reload)
         outcome = _run(job, console)
         _print_end(job, resolved, outcome, console)

@@ -84,6 +84,18 @@ class JobConfig(JobSections):
         derive(self, named)
         return self
 
+    def table(self) -> dict[str, Any]:
+        """As `Config.table`; beside runs, `[orchestrator]` has only what was set there.
+
+        The runs inherit all that it has, and the defaults of its kind of loss may have no meaning for theirs.
+        """
+        values = super().table()
+        if self.runs:
+            values["orchestrator"] = self.orchestrator.model_dump(
+                mode="json", exclude_none=True, exclude_unset=True, exclude=set(SHARED["orchestrator"])
+            )
+        return values
+
     @property
     def every_run(self) -> list[RunConfig]:
         """The job's own runs: at least one, unless the job stays for guests."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
@@ -29,6 +29,10 @@ class Config(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", validate_default=True)
+
+    def table(self) -> dict[str, Any]:
+        """Returns the values as a table that loads to the same. Unset keys are left out: TOML has no null."""
+        return self.model_dump(mode="json", exclude_none=True)
 
 
 class TransportConfig(Config):

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
-from pydantic import BaseModel
 
 from job.configuration.layers import entry_of, read_environment, read_flags, variable
+from transport.config import Config
 from transport.configuration.explain import Layer, Model, locate, validate
 from transport.configuration.schema import keys_of
 from transport.configuration.toml_file import Table, parse, read_text
@@ -37,9 +37,9 @@ def located(error: UserError, model: type[Model], file: Path, flags: list[str]) 
     return UserError(locate(str(error), merged, str(file), above, text))
 
 
-def to_toml(config: BaseModel) -> str:
-    """Formats a configuration as a TOML file that loads to the same. Unset keys are left out: TOML has no null."""
-    return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True))
+def to_toml(config: Config) -> str:
+    """Formats a configuration as a TOML file that loads to the same."""
+    return tomli_w.dumps(config.table())
 
 
 def merge(below: Table, above: Table) -> Table:

@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 
 from inference.config import InferenceConfig
+from job.admin.reload import Reload
 from job.check import check_ports
 from job.config import JobConfig
 from job.configuration.load import load, to_toml
 from job.workers import sections_of, specification
+from run.loss import KINDS
 from transport.errors import UserError
 
 RUNS = """
@@ -170,6 +172,39 @@ def test_resolved_runs_load_to_themselves(file: Path, tmp_path: Path) -> None:
     job = load(JobConfig, file, ["--orchestrator.steps", "7"])
     (tmp_path / "resolved.toml").write_text(to_toml(job))
     assert load(JobConfig, tmp_path / "resolved.toml", []) == job
+
+
+TEACHER = 'teacher = { urls = ["http://127.0.0.1:8000"] }\n'
+
+
+@pytest.mark.parametrize("shared", ["", *(kind for kind in KINDS if kind not in ("distillation", "sft"))])
+def test_runs_of_every_kind_of_loss_beside_each_other_load_to_themselves(file: Path, shared: str) -> None:
+    """With keys that only the shared kind has, too: what is not set of a run must not come from its neighbours' kind."""
+    text = file.read_text().partition("[[runs]]")[0]
+    text += f'loss = {{ kind = "{shared}" }}\n' if shared else ""
+    for kind in [*(kind for kind in KINDS if kind != "sft"), "package.module:function"]:
+        text += f'[[runs]]\nrun_id = "{kind.partition(".")[0]}"\ntraining = {{ loss = {{ kind = "{kind}" }} }}\n'
+        text += TEACHER if kind == "distillation" else ""
+    file.write_text(text)
+    job = load(JobConfig, file, [])
+    assert job.every_run[0].training.loss.kind == "importance_ratio"
+    resolved = file.with_name("resolved.toml")
+    resolved.write_text(to_toml(job))
+    again = load(JobConfig, resolved, [])
+    assert again == job
+    assert to_toml(again) == to_toml(job)
+    Reload(file.parent, "run", [str(file)], job, print)  # which parses what is resolved
+
+
+def test_a_run_has_no_penalty_or_limit_of_the_shared_kind_after_its_file_was_resolved(file: Path) -> None:
+    """TOML cannot say "none", so a value of `[orchestrator]` that nobody set would come back in the run."""
+    text = file.read_text().partition("[[runs]]")[0] + 'loss = { kind = "dapo" }\n[[runs]]\nrun_id = "a"\n'
+    file.write_text(text + 'training = { loss = { kind = "cispo" } }\n')
+    resolved = file.with_name("resolved.toml")
+    resolved.write_text(to_toml(load(JobConfig, file, [])))
+    job = load(JobConfig, resolved, [])
+    assert job.orchestrator.advantage.overlong is not None
+    assert [(run.advantage.overlong, run.training.loss.ratio_low) for run in job.every_run] == [(None, None)]
 
 
 @pytest.mark.parametrize(

@@ -11,15 +11,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from transport.config import Config
 from transport.configuration.lines import Lines
 from transport.configuration.schema import ITEM, Key, keys_of, nearest, typed, valid_keys
 from transport.configuration.toml_file import Table
 from transport.errors import UserError
 
-Model = TypeVar("Model", bound=BaseModel)
+Model = TypeVar("Model", bound=Config)
 
 _NAMED = re.compile(
     r"(?:run '(?P<run>[^']*)': )?"
