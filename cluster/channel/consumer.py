@@ -155,19 +155,23 @@ class ChannelConsumer:
         """Disconnects, after the acknowledgements were sent. What is not acknowledged is lent again."""
         self._link.close()
 
+    def _exit(self, raised: type[BaseException] | None) -> None:
+        # An error ends the consumer as its death does, since the record that it was at may be the reason.
+        self._link.close(failed=raised is not None and issubclass(raised, Exception))
+
     def __enter__(self) -> ChannelConsumer:
         self.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, raised: type[BaseException] | None, *_: object) -> None:
+        self._exit(raised)
 
     async def __aenter__(self) -> ChannelConsumer:
         self.start()
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await asyncio.to_thread(self.close)
+    async def __aexit__(self, raised: type[BaseException] | None, *_: object) -> None:
+        await asyncio.to_thread(self._exit, raised)
 
     def _is_decided(self) -> bool:
         return bool(self._items) or self._finished or self._failure is not None

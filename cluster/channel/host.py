@@ -19,7 +19,7 @@ import zmq
 from cluster.channel import lending_events as events
 from cluster.channel import protocol
 from cluster.channel.config import ChannelConfig
-from cluster.channel.journal import Journal
+from cluster.channel.journal import Journal, Record
 from cluster.channel.lending import Lending
 from cluster.channel.link import ChannelError
 from cluster.channel.protocol import Hello
@@ -59,6 +59,8 @@ class ChannelHost:
         """What keeps the host from its work, such as a full disk; empty if nothing does."""
         self.ended = False
         """Whether the stream has ended."""
+        self.set_aside: dict[int, Record] = {}
+        """The records that were set aside since their consumers died, by sequence number."""
         self._over = threading.Event()
         authorized = load_authorized_keys(config.transport(), keys) if keys is not None else frozenset()
         self._socket = RouterSocket(self.address, keys, authorized, config.max_record_bytes)
@@ -69,10 +71,15 @@ class ChannelHost:
         except BaseException:
             self._socket.close()
             raise
+        self._aside_directory = job_directory / (config.directory or "") / "set_aside"
+        self._aside: Journal | None = None
         state = self._journal.state if self._journal is not None else None
-        self._lending = Lending(config.capacity, config.producers, config.lease_seconds, state)
+        self._lending = Lending(config.capacity, config.producers, config.lease_seconds, config.max_deaths, state)
         self._generation = self._journal.generation if self._journal is not None else os.urandom(8).hex()
         self._records = self._journal.records if self._journal is not None else {}
+        if config.directory is not None and self._aside_directory.is_dir():
+            self._aside = Journal(self._aside_directory, config.sync)
+            self.set_aside = {key: record for key, record in self._aside.records.items() if key not in self._records}
         self._sessions: dict[bytes, int] = {}
         self._peers: dict[int, Peer] = {}
         self._names: dict[tuple[str, str], int] = {}
@@ -99,8 +106,9 @@ class ChannelHost:
         if self._thread.ident is not None:
             self._thread.join()
         self._socket.close()
-        if self._journal is not None:
-            self._journal.close()
+        for journal in (self._journal, self._aside):
+            if journal is not None:
+                journal.close()
         os.close(self._wake_reader)
         os.close(self._wake_writer)
 
@@ -114,6 +122,8 @@ class ChannelHost:
     def status(self) -> str:
         """Returns one line for people. From any thread."""
         state = "ended" if self.ended else f"{len(self._records)} of {self.config.capacity} records"
+        if self.set_aside:
+            state += f", {len(self.set_aside)} set aside, such as position {next(iter(self.set_aside.values()))[1]}"
         return f"{self.config.name}: {self.trouble or state}"
 
     def __enter__(self) -> ChannelHost:
@@ -199,7 +209,7 @@ class ChannelHost:
             case protocol.PING:
                 self._rejections.append((self._peers[session].routing_id, protocol.pack(protocol.PONG)))
             case protocol.BYE:
-                self._leave(self._peers[session].routing_id)
+                self._leave(self._peers[session].routing_id, failed=header is True)
             case protocol.PROBE:
                 pass
             case _:
@@ -223,19 +233,19 @@ class ChannelHost:
             )
             self._rejections.append((routing_id, protocol.pack(protocol.REJECTED, reason[: protocol.MAX_REASON])))
             return
-        self._leave(routing_id)
+        self._leave(routing_id, failed=False)
         self._last_session += 1
         session = self._last_session
         earlier = self._names.get((hello.kind, hello.name))
         if earlier is not None and self._peers[earlier].hello.started == hello.started:
-            self._leave(self._peers[earlier].routing_id)  # the same end, which has connected again
+            self._leave(self._peers[earlier].routing_id, failed=False)  # the same end, which has connected again
         self._sessions[routing_id] = self._names[hello.kind, hello.name] = session
         self._peers[session] = Peer(routing_id, hello)
         self._touched[session] = None
         if hello.kind == protocol.PRODUCER:
             self._do(self._lending.handle(events.ProducerJoined(session, hello.name, now)))
         else:
-            joined = events.ConsumerJoined(session, hello.name, hello.credit, hello.sticky, now)
+            joined = events.ConsumerJoined(session, hello.name, hello.credit, hello.sticky, now, hello.started)
             self._do(self._lending.handle(joined))
 
     def _objection(self, hello: Hello) -> str:
@@ -248,11 +258,11 @@ class ChannelHost:
             return f"{len(self._peers)} peers are connected; at most {MAX_PEERS} are served"
         return ""
 
-    def _leave(self, routing_id: bytes) -> None:
+    def _leave(self, routing_id: bytes, failed: bool = True) -> None:
         session = self._sessions.get(routing_id)
         if session is not None:
             self._forget_peer(session)
-            self._do(self._lending.handle(events.Left(session)))
+            self._do(self._lending.handle(events.Left(session, failed)))
 
     def _forget_peer(self, session: int) -> Peer:
         peer = self._peers.pop(session)
@@ -274,6 +284,8 @@ class ChannelHost:
                 case events.Forget(sequence):
                     self._records.pop(sequence, None)
                     self._forgotten.append(sequence)
+                case events.SetAside(sequence, deaths):
+                    self._set_aside(sequence, deaths)
                 case events.NoteSkip(origin, position):
                     if self._journal is not None:
                         self._journal.skip(origin, position)
@@ -301,6 +313,21 @@ class ChannelHost:
                     else:
                         self._log.note(logging.WARNING, f"channel {self.config.name}: {peer} was silent for its lease")
 
+    def _set_aside(self, sequence: int, deaths: int) -> None:
+        origin, position, frames = self.set_aside[sequence] = self._records.pop(sequence)
+        self._forgotten.append(sequence)
+        where = "in memory; with `directory` it would outlive this host"
+        if self.config.directory is not None:
+            if self._aside is None:
+                self._aside = Journal(self._aside_directory, self.config.sync)
+            self._aside.put(sequence, origin, position, frames)
+            where = str(self._aside_directory)
+        logger.error(
+            "channel %s: position %d of %s (record %d) is set aside, since %d processes died at it without acknowledging any "
+            "record; the stream goes on without it, and it is kept %s",
+            *(self.config.name, position, origin, sequence, deaths, where),
+        )
+
     def _refuse(self, session: int, number: int, reason: str) -> None:
         self._told(session).refused.append((number, reason[: protocol.MAX_REASON]))
         self._log.note(
@@ -324,6 +351,8 @@ class ChannelHost:
         deadline = time.monotonic() + DISK_PATIENCE_SECONDS
         while True:
             try:
+                if self._aside is not None:
+                    self._aside.flush()  # first: a record is in one of the two, whenever the host dies
                 self._journal.flush()
             except OSError as error:
                 self.trouble = (

@@ -3,12 +3,13 @@
 `handle(event)` returns the instructions that follow. Its promises, which `tests/cluster/channel/test_lending.py` holds against
 arbitrary events:
 
-- A record that was stored stays until it is acknowledged, and keeps its sequence number.
+- A record that was stored stays until it is acknowledged or set aside, and keeps its sequence number.
 - It is lent to at most one session at a time. When that session ends it is lent again: to any consumer, or, if it was lent to
   a sticky one, to the same name only. Records come in the order of their sequence numbers, those to be lent again first.
 - A position of a stream is stored once, whoever puts it.
 - Records and outstanding credit together are never more than `capacity`.
-- The stream ends when all expected producers have ended and every record is acknowledged.
+- A record is set aside when `max_deaths` processes have died without acknowledging any, and it was the first of what each held.
+- The stream ends when all expected producers have ended and every record is acknowledged or set aside.
 
 An event costs O(1), on the average over all events; a record that is lent again costs the logarithm of their number.
 """
@@ -39,6 +40,7 @@ from cluster.channel.lending_events import (
     Put,
     Refuse,
     Renewed,
+    SetAside,
     Skipped,
     Store,
     TimePassed,
@@ -69,11 +71,13 @@ class _Producer:
 @dataclass(slots=True)
 class _Consumer:
     name: str
+    process: int
     credit: int
     sticky: bool
     backlog: deque[int]
     """Records that belong to its name and were not lent to this session yet."""
     held: dict[int, None] = field(default_factory=dict)
+    has_acknowledged: bool = False
 
 
 @dataclass(slots=True)
@@ -94,7 +98,12 @@ class Lending:
     """The state machine of one channel."""
 
     def __init__(
-        self, capacity: int, producers: Iterable[str], lease_seconds: float, state: LendingState | None = None
+        self,
+        capacity: int,
+        producers: Iterable[str],
+        lease_seconds: float,
+        max_deaths: int,
+        state: LendingState | None = None,
     ) -> None:
         """Begins empty, or with the state of an earlier host. The stream ends once all of `producers` have ended."""
         self.state = state if state is not None else LendingState()
@@ -102,6 +111,9 @@ class Lending:
         self._expected = frozenset(producers)
         self._missing_ends = self._expected - self.state.ended
         self._lease_seconds = lease_seconds
+        self._max_deaths = max_deaths
+        self._died: dict[int, set[int]] = {}
+        """The processes that died while a record was the first that they held, by record. A host that is killed forgets them."""
         self._producers: dict[int, _Producer] = {}
         self._consumers: dict[int, _Consumer] = {}
         self._sessions: dict[tuple[type, str], int] = {}
@@ -133,7 +145,7 @@ class Lending:
 
     @property
     def floor(self) -> int:
-        """Every record with a smaller sequence number is acknowledged."""
+        """Every record with a smaller sequence number is acknowledged or set aside."""
         while self._floor < self.state.next_sequence and self._floor not in self.state.kept:
             self._floor += 1
         return self._floor
@@ -156,8 +168,7 @@ class Lending:
             case ConsumerJoined():
                 return self._join_consumer(event)
             case Left():
-                self._leave(event.session)
-                return self._settle()
+                return [*self._leave(event.session, event.failed), *self._settle()]
             case Renewed():
                 if event.session in self._renewed:
                     self._renewed[event.session] = event.now
@@ -186,20 +197,19 @@ class Lending:
     def _join_consumer(self, event: ConsumerJoined) -> list[Instruction]:
         done = self._replace(_Consumer, event.name, event.session, event.now)
         backlog = deque(sorted(self._owned.get(event.name, ())))
-        self._consumers[event.session] = _Consumer(event.name, event.credit, event.sticky, backlog)
+        self._consumers[event.session] = _Consumer(event.name, event.process, event.credit, event.sticky, backlog)
         if self.finished:
             return [*done, Finish(event.session)]
         return [*done, *self._serve(event.session), *self._settle()]
 
     def _replace(self, kind: type, name: str, session: int, now: float) -> list[Instruction]:
         earlier = self._sessions.get((kind, name))
-        if earlier is not None:
-            self._leave(earlier)
+        done = [] if earlier is None else [*self._leave(earlier), Drop(earlier, replaced=True)]
         self._sessions[kind, name] = session
         self._renewed[session] = now
-        return [] if earlier is None else [Drop(earlier, replaced=True)]
+        return done
 
-    def _leave(self, session: int) -> None:
+    def _leave(self, session: int, failed: bool = True) -> list[Instruction]:
         for line in (self._renewed, self._wanting, self._ready):
             line.pop(session, None)
         if (producer := self._producers.pop(session, None)) is not None:
@@ -207,10 +217,33 @@ class Lending:
             self._granted -= producer.granted
         if (consumer := self._consumers.pop(session, None)) is not None:
             del self._sessions[_Consumer, consumer.name]
+            done = self._blame(consumer) if failed else []
             owned = self._owned.get(consumer.name, {})
             for sequence in consumer.held:
                 if sequence not in owned:
                     heapq.heappush(self._returned, sequence)
+            return done
+        return []
+
+    def _blame(self, consumer: _Consumer) -> list[Instruction]:
+        """Counts the death of a consumer against the record that it was at, and sets that aside after too many."""
+        if consumer.has_acknowledged or not consumer.held:
+            return []
+        suspect = min(consumer.held)
+        died = self._died.setdefault(suspect, set())
+        died.add(consumer.process)
+        if len(died) < self._max_deaths:
+            return []
+        del consumer.held[suspect]
+        self._remove(suspect, consumer.name)
+        return [SetAside(suspect, len(died)), *self._finish()]
+
+    def _remove(self, sequence: int, consumer: str) -> None:
+        """Frees a record that `consumer` held, or that belongs to its name."""
+        self._owned.get(consumer, {}).pop(sequence, None)
+        del self.state.kept[sequence]
+        self.state.owners.pop(sequence, None)
+        self._died.pop(sequence, None)
 
     def _expire(self, now: float) -> list[Instruction]:
         done: list[Instruction] = []
@@ -218,8 +251,7 @@ class Lending:
             session, renewed = next(iter(self._renewed.items()))
             if now - renewed < self._lease_seconds:
                 break
-            self._leave(session)
-            done.append(Drop(session, replaced=False))
+            done += [*self._leave(session), Drop(session, replaced=False)]
         return [*done, *self._settle()] if done else []
 
     # --- producers ---
@@ -293,13 +325,11 @@ class Lending:
         consumer = self._consumers.get(event.session)
         if consumer is None:
             return []
-        owned = self._owned.get(consumer.name, {})
-        if event.sequence not in consumer.held and event.sequence not in owned:
+        if event.sequence not in consumer.held and event.sequence not in self._owned.get(consumer.name, {}):
             return []  # lent to another session since
         consumer.held.pop(event.sequence, None)
-        owned.pop(event.sequence, None)
-        del self.state.kept[event.sequence]
-        self.state.owners.pop(event.sequence, None)
+        consumer.has_acknowledged = True
+        self._remove(event.sequence, consumer.name)
         return [Forget(event.sequence), *self._serve(event.session), *self._settle(), *self._finish()]
 
     def _serve(self, session: int) -> list[Instruction]:

@@ -28,6 +28,8 @@ class ConsumerJoined:
     sticky: bool
     """Whether records lent to it are kept for its name when it dies, instead of going to another consumer."""
     now: float
+    process: int = 0
+    """Tells the processes of a name apart: one that connects again is the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,8 @@ class Left:
     """The peer of a session said goodbye, or its connection broke."""
 
     session: int
+    failed: bool
+    """Whether it died or ended by an error; if not, nothing that it holds is to blame."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +180,14 @@ class Forget:
 
 
 @dataclass(frozen=True, slots=True)
+class SetAside:
+    """Keep a record apart, name it, and write down that it is done with: its consumers died, each time at this record."""
+
+    sequence: int
+    deaths: int
+
+
+@dataclass(frozen=True, slots=True)
 class Finish:
     """Tell the consumer that the stream has ended."""
 
@@ -191,4 +203,4 @@ class Drop:
     """Whether a newer session has its name; else its lease ran out."""
 
 
-Instruction = Grant | Store | NoteSkip | NoteEnd | Confirm | Refuse | Lend | Forget | Finish | Drop
+Instruction = Grant | Store | NoteSkip | NoteEnd | Confirm | Refuse | Lend | Forget | SetAside | Finish | Drop

@@ -69,6 +69,7 @@ class HostLink:
         self._wake_reader, self._wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._awake = False
         self._closing = self._closed = False
+        self._failed = False
         self._lock = threading.Lock()
         self._in_session = False
         self._lease = 10.0
@@ -96,8 +97,9 @@ class HostLink:
         assert self._socket is not None
         send_frames(self._socket, frames)
 
-    def close(self) -> None:
-        """Says goodbye and frees everything. Safe to call twice."""
+    def close(self, failed: bool = False) -> None:
+        """Sends what is queued, says goodbye and whether an error ends this end, and frees everything. Safe to call twice."""
+        self._failed = failed
         self._closing = True
         self._awake = False
         self.wake()
@@ -200,4 +202,4 @@ class HostLink:
     def _say_goodbye(self) -> None:
         if self._in_session:
             self._owner.pump()
-            self.send(protocol.pack(protocol.BYE))
+            self.send(protocol.pack(protocol.BYE, self._failed))

@@ -419,3 +419,34 @@ def test_the_death_of_the_host_loses_nothing_and_its_peers_go_on(tmp_path: Path)
             thread.join(DEADLINE_SECONDS)
     assert set(received) == set(range(60))
     assert received[-1] == 59
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("directory", [None, "journal"])
+def test_a_record_whose_consumers_die_is_set_aside_and_the_stream_goes_on(
+    tmp_path: Path, directory: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = config_of(tmp_path, directory=directory, lease_seconds=600.0)
+    with ChannelHost(config, tmp_path) as host:
+        with ChannelProducer(config, tmp_path, "source-0").blocking as producer:
+            for number in range(3):
+                producer.put(number, timeout=DEADLINE_SECONDS)
+            for _ in range(config.max_deaths - 1):
+                with actor("holder", config, tmp_path, "victim") as process:
+                    assert first_line(process) == "0 1"
+            with (  # noqa: PT012 - an error that ends a consumer is a death as well
+                pytest.raises(ZeroDivisionError),
+                ChannelConsumer(config, tmp_path, "victim", credit=2) as consumer,
+            ):
+                assert consumer.get(DEADLINE_SECONDS)
+                raise ZeroDivisionError
+            producer.end(DEADLINE_SECONDS)
+        with ChannelConsumer(config, tmp_path, "other", credit=1) as consumer:
+            for item in consumer:
+                assert item.value in (1, 2)
+                item.acknowledge()
+        assert host.set_aside.keys() == {0}
+        assert "position 0 of source-0" in caplog.text
+    with ChannelHost(config, tmp_path) as next_host:
+        assert next_host.set_aside.keys() == (set() if directory is None else {0})
+        assert next_host.ended or directory is None or next_host.wait(DEADLINE_SECONDS)

@@ -31,6 +31,7 @@ from cluster.channel.lending_events import (
     Put,
     Refuse,
     Renewed,
+    SetAside,
     Skipped,
     Store,
     TimePassed,
@@ -41,6 +42,7 @@ from cluster.channel.positions import PositionSet
 PRODUCERS = ("source-0", "source-1")
 CONSUMERS = ("trainer-0", "trainer-1")
 LEASE = 10.0
+MAX_DEATHS = 2
 
 
 Draw = st.DataObject | random.Random
@@ -59,7 +61,7 @@ class ChannelMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.capacity = 4
-        self.lending = Lending(self.capacity, PRODUCERS, LEASE)
+        self.lending = Lending(self.capacity, PRODUCERS, LEASE, MAX_DEATHS)
         self.now = 0.0
         self.last_session = 0
         self.producers: dict[int, str] = {}
@@ -70,6 +72,11 @@ class ChannelMachine(RuleBasedStateMachine):
         """Which living session holds each record, by the instructions."""
         self.owners: dict[int, str] = {}
         self.acknowledged: set[int] = set()
+        """Acknowledged or set aside."""
+        self.suspects: dict[int, set[int]] = {}
+        """The processes that died at each record."""
+        self.idle: set[int] = set()
+        """The sessions of consumers that have acknowledged nothing."""
         self.skipped: set[tuple[str, int]] = set()
         self.finished: set[int] = set()
 
@@ -103,6 +110,10 @@ class ChannelMachine(RuleBasedStateMachine):
                     assert sequence not in self.acknowledged
                     self.acknowledged.add(sequence)
                     self.lent.pop(sequence, None)
+                case SetAside(sequence, deaths):
+                    assert len(self.suspects[sequence]) == deaths == MAX_DEATHS
+                    assert sequence not in self.lent
+                    self.acknowledged.add(sequence)
                 case Grant(session, count):
                     self.credit[session] += count
                 case Finish(session):
@@ -115,7 +126,10 @@ class ChannelMachine(RuleBasedStateMachine):
                     pass
         return done
 
-    def gone(self, session: int) -> None:
+    def gone(self, session: int, failed: bool = True) -> None:
+        held = [sequence for sequence, holder in self.lent.items() if holder == session]
+        if held and session in self.idle and failed:
+            self.suspects.setdefault(min(held), set()).add(session // 2)
         self.producers.pop(session, None)
         self.consumers.pop(session, None)
         self.credit.pop(session, None)
@@ -155,14 +169,17 @@ class ChannelMachine(RuleBasedStateMachine):
         for each in earlier:
             self.gone(each)
         self.consumers[session] = (name, credit, sticky)
-        self.apply(ConsumerJoined(session, name, credit, sticky, self.now))
+        self.idle.add(session)
+        self.apply(
+            ConsumerJoined(session, name, credit, sticky, self.now, session // 2)
+        )  # two sessions are of one process
 
     @precondition(lambda self: self.producers or self.consumers)
-    @rule(data=st.data())
-    def leave(self, data: Draw) -> None:
+    @rule(data=st.data(), failed=st.booleans())
+    def leave(self, data: Draw, failed: bool) -> None:
         session = pick(data, [*self.producers, *self.consumers])
-        self.gone(session)
-        self.apply(Left(session))
+        self.gone(session, failed)
+        self.apply(Left(session, failed))
 
     @precondition(lambda self: self.producers)
     @rule(data=st.data(), count=st.integers(1, 6))
@@ -205,6 +222,7 @@ class ChannelMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def acknowledge(self, data: Draw) -> None:
         for sequence in {pick(data, [*self.lent]) for _ in range(2)}:
+            self.idle.discard(self.lent[sequence])
             self.apply(Acknowledged(self.lent[sequence], sequence))
             assert sequence in self.acknowledged
 
@@ -215,6 +233,8 @@ class ChannelMachine(RuleBasedStateMachine):
         session = pick(data, [*self.consumers])
         allowed = self.lent.get(sequence) == session or self.owners.get(sequence) == self.consumers[session][0]
         known = sequence in self.lending.state.kept
+        if allowed and known:
+            self.idle.discard(session)
         assert (Forget(sequence) in self.apply(Acknowledged(session, sequence))) == (allowed and known)
 
     @rule(seconds=st.sampled_from([0.1, 6.0]), data=st.data())
@@ -227,7 +247,7 @@ class ChannelMachine(RuleBasedStateMachine):
 
     @rule()
     def kill_host(self) -> None:
-        """Everything but the state is lost: sessions, credit, who holds what."""
+        """Everything but the state is lost: sessions, credit, who holds what, who died at what."""
         old = self.lending.state
         state = LendingState(
             old.next_sequence,
@@ -236,11 +256,16 @@ class ChannelMachine(RuleBasedStateMachine):
             dict(old.kept),
             dict(old.owners),
         )
-        self.lending = Lending(self.capacity, PRODUCERS, LEASE, state)
+        self.lending = Lending(self.capacity, PRODUCERS, LEASE, MAX_DEATHS, state)
         self.producers.clear()
         self.consumers.clear()
         self.credit.clear()
         self.lent.clear()
+        self.suspects.clear()
+
+    @invariant()
+    def no_record_costs_more_deaths(self) -> None:
+        assert all(len(self.suspects.get(sequence, ())) < MAX_DEATHS for sequence in self.lending.state.kept)
 
     @invariant()
     def nothing_is_lost(self) -> None:
@@ -289,7 +314,7 @@ def test_the_promises_hold_on_a_long_way(seed: int) -> None:
         lambda: machine.join_consumer(
             draw.choice(CONSUMERS), draw.choice([1, 2, 3]), draw.random() < 0.5, draw.random() < 0.1
         ): 3,
-        lambda: machine.leave(draw): 1.5,
+        lambda: machine.leave(draw, draw.random() < 0.5): 1.5,
         lambda: machine.pass_time(draw.choice([0.1, 6.0]), draw): 0.5,
         machine.kill_host: 0.2,
     }
@@ -314,7 +339,7 @@ def test_the_promises_hold_on_a_long_way(seed: int) -> None:
 
 def joined(capacity: int = 8, **consumers: bool) -> Lending:
     """A channel with the producer `source-0` as session 1, with credit for everything, and sticky or other consumers."""
-    channel = Lending(capacity, ["source-0"], LEASE)
+    channel = Lending(capacity, ["source-0"], LEASE, MAX_DEATHS)
     channel.handle(ProducerJoined(1, "source-0", 0.0))
     channel.handle(Wanted(1, capacity))
     for session, (name, sticky) in enumerate(consumers.items(), 2):
@@ -331,14 +356,14 @@ def test_a_dead_consumers_records_go_to_another_with_their_numbers_before_new_on
     for position in range(4):
         channel.handle(Put(1, position, "source-0", position))
     assert lent(channel.handle(ConsumerJoined(3, "second", 4, False, 0.0))) == [(3, 2), (3, 3)]
-    assert lent(channel.handle(Left(2))) == [(3, 0), (3, 1)]
+    assert lent(channel.handle(Left(2, failed=True))) == [(3, 0), (3, 1)]
 
 
 def test_a_sticky_consumers_records_wait_for_its_name() -> None:
     channel = joined(trainer=True, other=True)
     for position in range(2):
         channel.handle(Put(1, position, "source-0", position))
-    assert lent(channel.handle(Left(2))) == []
+    assert lent(channel.handle(Left(2, failed=True))) == []
     assert lent(channel.handle(ConsumerJoined(4, "trainer", 2, True, 1.0))) == [(4, 0)]
 
 
@@ -364,17 +389,46 @@ def test_a_silent_consumer_loses_its_lease_and_its_late_acknowledgement_does_not
     assert Forget(0) in channel.handle(Acknowledged(3, 0))
 
 
+def test_a_record_at_which_consumers_die_is_set_aside_and_its_neighbours_are_not() -> None:
+    channel = joined()
+    for position in range(3):
+        channel.handle(Put(1, position, "source-0", position))
+    for session in range(2, 2 + MAX_DEATHS):
+        assert lent(channel.handle(ConsumerJoined(session, f"{session}", 3, False, 0.0, session))) == [
+            (session, sequence) for sequence in range(3)
+        ]
+        done = channel.handle(Left(session, failed=True))
+    assert done == [SetAside(0, MAX_DEATHS)]
+    assert [*channel.state.kept] == [1, 2]
+    for session in range(10, 15):  # each acknowledges one before it dies, so nothing is to blame
+        channel.handle(ConsumerJoined(session, "other", 3, True, 0.0, session))
+        channel.handle(Put(1, 5, "source-0", session))
+        channel.handle(Acknowledged(session, min(channel.state.kept)))
+        assert not [each for each in channel.handle(Left(session, failed=True)) if isinstance(each, SetAside)]
+
+
+def test_a_process_that_connects_again_or_says_goodbye_is_no_death() -> None:
+    channel = joined()
+    channel.handle(Put(1, 0, "source-0", 0))
+    for session in range(2, 10):
+        channel.handle(ConsumerJoined(session, "same", 3, False, 0.0, 7))
+    for session in range(10, 20):
+        channel.handle(ConsumerJoined(session, "polite", 3, False, 0.0, session))
+        channel.handle(Left(session, failed=False))
+    assert [*channel.state.kept] == [0]
+
+
 def test_credit_of_a_dead_producer_goes_to_another() -> None:
-    channel = Lending(1, PRODUCERS, LEASE)
+    channel = Lending(1, PRODUCERS, LEASE, MAX_DEATHS)
     for session, name in enumerate(PRODUCERS, 1):
         channel.handle(ProducerJoined(session, name, 0.0))
     assert channel.handle(Wanted(1, 1)) == [Grant(1, 1)]
     assert channel.handle(Wanted(2, 1)) == []
-    assert channel.handle(Left(1)) == [Grant(2, 1)]
+    assert channel.handle(Left(1, failed=True)) == [Grant(2, 1)]
 
 
 def test_producers_take_turns_for_credit() -> None:
-    channel = Lending(2 * lending.CREDIT_AT_ONCE, PRODUCERS, LEASE)
+    channel = Lending(2 * lending.CREDIT_AT_ONCE, PRODUCERS, LEASE, MAX_DEATHS)
     for session, name in enumerate(PRODUCERS, 1):
         channel.handle(ProducerJoined(session, name, 0.0))
     channel.handle(Wanted(1, 2 * lending.CREDIT_AT_ONCE))
