@@ -144,7 +144,7 @@ class EnvironmentConfig(Config):
     """Keyword arguments of the environment's constructor."""
 
     ratio: float = Field(default=1.0, gt=0)
-    """Share of groups, relative to the other environments' ratios."""
+    """Share of the groups that are trained, relative to the other environments' ratios (docs/scheduling.md)."""
 
     rollout_timeout_seconds: float = Field(default=300.0, gt=0)
     """Deadline of one rollout, scoring included. One that misses it fails; the rest go on."""

@@ -1,9 +1,13 @@
 """Chooses the next example when a run mixes several environments by ratio. Pure: no clock, no I/O, a small state.
 
 The environment with the largest deficit is next, so any stretch of the stream has each one's share to within an example or
-two. Each environment's examples come in epochs, every epoch shuffled anew by seed, name and number alone (`shuffle.py`), or by
-their running pass rates (`curriculum.py`). So the state is a few counts an environment, with a curriculum two bytes an example,
-and a resumed stream continues exactly: the same rewards in the same order give the same stream.
+two. Shares are of what is trained: a group that was drawn in vain (`drawn_in_vain`) does not count, so that another one is drawn
+in its place. At most half of an environment's draws are left uncounted, so each environment has at least half of its share of all
+draws, however many of another one's are in vain.
+
+Each environment's examples come in epochs, every epoch shuffled anew by seed, name and number alone (`shuffle.py`), or by their
+running pass rates (`curriculum.py`). So the state is a few counts an environment, with a curriculum two bytes an example, and a
+resumed stream continues exactly: the same rewards in the same order give the same stream.
 """
 
 from __future__ import annotations
@@ -49,6 +53,8 @@ class ExampleMix:
         self._drawn = dict.fromkeys(self._ratios, 0)
         self._before = dict.fromkeys(self._ratios, 0)
         """Examples drawn before the ratios were those of now; shares count from there on."""
+        self._in_vain = dict.fromkeys(self._ratios, 0)
+        """Of those drawn since, how many were in vain."""
         self._orders: dict[str, EpochOrder] = {}
         self._curricula: dict[str, Curriculum] = {}
         for environment in environments:
@@ -67,18 +73,28 @@ class ExampleMix:
         if dict(ratios) != self._ratios:
             self._ratios = {name: ratios[name] for name in self._ratios}
             self._before = dict(self._drawn)
+            self._in_vain = dict.fromkeys(self._ratios, 0)
 
     def next(self) -> tuple[str, int]:
         """Returns the next example: the name of its environment and its index there."""
-        drawn = {name: self._drawn[name] - self._before[name] for name in self._ratios}
-        total, ratios = sum(drawn.values()) + 1, sum(self._ratios.values())
+        counted = {name: self._counted(name) for name in self._ratios}
+        total, ratios = sum(counted.values()) + 1, sum(self._ratios.values())
         name = max(  # the one furthest below its share; the first among equals
-            self._ratios, key=lambda each: total * self._ratios[each] / ratios - drawn[each]
+            self._ratios, key=lambda each: total * self._ratios[each] / ratios - counted[each]
         )
         position = self._drawn[name]
         self._drawn[name] += 1
         curriculum = self._curricula.get(name)
         return name, self._orders[name].at(position) if curriculum is None else curriculum.next()
+
+    def _counted(self, name: str) -> int:
+        """Draws of an environment that count towards its share."""
+        drawn = self._drawn[name] - self._before[name]
+        return drawn - min(self._in_vain[name], drawn // 2)
+
+    def drawn_in_vain(self, environment: str) -> None:
+        """A group of the environment that had been drawn will not be trained: it is to be made up for."""
+        self._in_vain[environment] += 1
 
     def observe(self, environment: str, index: int, rewards: Sequence[float]) -> None:
         """Takes up the rewards of one group. Only an environment with a curriculum draws by them."""
@@ -86,8 +102,9 @@ class ExampleMix:
             curriculum.observe(index, rewards)
 
     def take_metrics(self) -> dict[str, float]:
-        """Returns metrics by name: the epochs of each environment, and what its curriculum did since the last call."""
-        metrics: dict[str, float] = {}
+        """Returns metrics by name: each environment's share and epochs, and what its curriculum did since the last call."""
+        ratios = sum(self._ratios.values())
+        metrics = {f"examples/{name}/share": ratio / ratios for name, ratio in self._ratios.items()}
         for name, size in self._sizes.items():
             curriculum = self._curricula.get(name)
             own = {"epoch": self._drawn[name] / size} if curriculum is None else curriculum.take_metrics()
@@ -99,6 +116,7 @@ class ExampleMix:
         state = {"seed": self._seed, "drawn": dict(self._drawn), "ratios": dict(self._ratios)}
         return state | {
             "before": dict(self._before),
+            "in_vain": dict(self._in_vain),
             "sizes": dict(self._sizes),
             "fingerprints": dict(self._fingerprints),
             "curricula": {name: curriculum.state() for name, curriculum in self._curricula.items()},
@@ -124,6 +142,7 @@ class ExampleMix:
         ratios = self._ratios
         self._ratios = {name: float(state.get("ratios", ratios)[name]) for name in ratios}
         self._before = {name: int(state.get("before", {}).get(name, 0)) for name in ratios}
+        self._in_vain = {name: int(state.get("in_vain", {}).get(name, 0)) for name in ratios}
         self.reweight(ratios)
 
     def _check_data(self, state: Mapping[str, Any]) -> None:

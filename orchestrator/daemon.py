@@ -66,6 +66,7 @@ from orchestrator.step.checkpoint import Checkpoint, CheckpointError, committed_
 from orchestrator.step.filters import with_vocabulary
 from orchestrator.step.merge_process import MergeProcess
 from orchestrator.step.sender import Sender
+from orchestrator.step.shares import ShortfallLog
 from orchestrator.teacher import teacher_of
 from orchestrator.telemetry import RunTelemetry
 from run.changes import JOURNAL, Change
@@ -142,6 +143,7 @@ class Daemon:
     def __init__(self, config: RunConfig, on_ready: Callable[[], None], signals: ShutdownSignals) -> None:
         self._config = config
         self._on_ready = on_ready
+        self._shortfalls = ShortfallLog()
         self._signals = signals
         self._watchdog = Watchdog(config.stall_warning_seconds, config.stall_timeout_seconds, self._describe)
         self._lag = EventLoopLagMonitor(config.lag, self._watchdog.beat)
@@ -448,6 +450,7 @@ class Daemon:
         telemetry.publish(line)
         self._activity.end_step(line, self._dispatcher.last_phases)
         metrics.log_step(line, self._config.steps)
+        self._shortfalls.take(line)
         notify(f"STATUS=step {line['step']} of {self._config.steps}")
 
     def _report_discarded(self, report: discarded.Report) -> None:

@@ -59,6 +59,7 @@ from orchestrator.step.discarded import DiscardedRollouts, Report, is_counted, s
 from orchestrator.step.finalize import Finalizer, finalize_in_thread
 from orchestrator.step.phases import PhaseClock
 from orchestrator.step.sender import Sender
+from orchestrator.step.shares import Fate, metric_of
 from orchestrator.teacher import Teacher
 from run.config import RunConfig
 from transport.records import Rollout
@@ -78,6 +79,19 @@ class Group:
     """Tasks that play or score. Each adds and removes itself, so that only running tasks are cancelled."""
     is_finalized: bool = False
     cancelled: bool = False
+    began: float | None = None
+    """When its rollouts began, on the monotonic clock, in seconds; None if they have not, or that was before a resume."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    """How long each rollout took that has ended, by its id."""
+
+    def counts(self, fate: Fate) -> Counter[str]:
+        """Returns the metrics of its rollouts that were not failed or filtered, by length."""
+        so_far = None if self.began is None else time.monotonic() - self.began
+        return Counter(
+            metric_of(fate, self.environment, self.seconds.get(rollout.rollout_id, so_far))
+            for rollout in self.rollouts
+            if rollout.error is None and rollout.filtered_by is None
+        )
 
 
 class Dispatcher:
@@ -286,6 +300,7 @@ class Dispatcher:
         """Starts one group per iteration of the loop: a run begins with hundreds, which would block it."""
         while self._to_start:
             group = self._to_start.popleft()
+            group.began = time.monotonic()
             for rollout in group.rollouts:
                 self._spawn(self._play(group, rollout), f"rollout {rollout.rollout_id}")
             self._rollout_counts.begun += len(group.rollouts)
@@ -299,6 +314,8 @@ class Dispatcher:
             return  # It waited to start again after a resume.
         group.cancelled = True
         _interrupt(group)
+        if reason is DropReason.STALE:
+            self._counts.update(group.counts("stale"))
         if group.is_finalized:
             self._discarded.add(group.rollouts, reason, f"group {group.group_id}: {detail}")
         else:
@@ -315,6 +332,8 @@ class Dispatcher:
                 await play(self._environments[group.environment], rollout, model)
                 if self.teacher is not None and rollout.error is None:
                     await self.teacher.ask(rollout)
+                if group.began is not None:
+                    group.seconds[rollout.rollout_id] = time.monotonic() - group.began
                 outcome = outcome_of(rollout)
                 if pause := self._pause_after(rollout.error, outcome):
                     await asyncio.sleep(pause)
@@ -379,6 +398,8 @@ class Dispatcher:
         """Merges, records and commits the groups as the batch of `step`; returns the step's metrics."""
         rollouts = [rollout for group_id in group_ids for rollout in self._groups[group_id].rollouts]
         choose_trained(step, rollouts, self._finalizer.advantage)
+        for group_id in group_ids:
+            self._counts.update(self._groups[group_id].counts("trained"))
         discarded, unrecorded = self._discarded.take(step)
         with self._commit_in_progress():
             in_progress = self._boundary_of(step).begin(step, rollouts, discarded, unrecorded, self._clock)

@@ -22,6 +22,8 @@ next step to ship and v the newest loaded policy version:
   kept rollouts with `refill`, kept and filtered ones with `ship`. It ships within the lead, one batch at a time.
 - **Replacement.** Failed rollouts never count. A group of which no rollout counts, or a whole batch of which none is kept, is
   dropped, and the rules above start others.
+- **Shares.** The source of examples learns of each group that is dropped as too stale, and draws another one of its environment
+  in its place, up to a bound: ratios are of what is trained (`environments/mix.py`).
 - **Curriculum.** The source of examples learns a group's rewards when the group ships, or is dropped after it was finalized.
 - **Forgetting.** The dispatcher forgets a group at `CancelGroup` or at the commit of its batch, and at no other time.
 - **Checkpoint.** From `ShipBatch` of a step on, `state()` is the state after that step, without its groups. After a drain, ready
@@ -37,8 +39,8 @@ next step to ship and v the newest loaded policy version:
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterator
+from typing import Any
 
 from orchestrator.scheduling.evaluation_share import EvaluationShare
 from orchestrator.scheduling.events import (
@@ -67,6 +69,7 @@ from orchestrator.scheduling.events import (
     StartEvaluationRollouts,
     StartGroup,
 )
+from orchestrator.scheduling.example_source import ExampleSource
 from orchestrator.scheduling.group import Group, Phase, Snapshot, restored
 from orchestrator.scheduling.group_table import GroupTable
 from orchestrator.scheduling.outcomes import DropReason, RolloutOutcome
@@ -83,25 +86,6 @@ _SHOWN_ENTRIES = 20
 
 _STALENESS_COUNTS: tuple[Phase, ...] = ("running", "ready")
 """Phases in which staleness is checked. A group that is being finalized is checked once it is ready."""
-
-
-class ExampleSource(Protocol):
-    """The source of examples (`environments.mix.ExampleMix`)."""
-
-    def next(self) -> tuple[str, int]:
-        """Returns environment and index of the next example."""
-
-    def observe(self, environment: str, index: int, rewards: Sequence[float]) -> None:
-        """Takes up the rewards of a group, by which it may choose."""
-
-    def take_metrics(self) -> dict[str, float]:
-        """Returns metrics by name, of what happened since the last call."""
-
-    def state(self) -> dict[str, Any]:
-        """Returns its position, for msgpack."""
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Continues from `state`. Raises `ValueError`, changing nothing, for a state that does not fit."""
 
 
 class Scheduler:
@@ -375,6 +359,8 @@ class Scheduler:
     def _drop(self, group: Group, reason: DropReason, detail: str) -> CancelGroup:
         """Counts a group that has been removed."""
         self._observe(group)
+        if reason is DropReason.STALE:
+            self._mix.drawn_in_vain(group.environment)
         self._dropped[reason] += 1
         self._last_drop = f"group {group.group_id}, {detail}"
         return CancelGroup(group.group_id, reason, detail)

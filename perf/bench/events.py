@@ -102,6 +102,9 @@ class _Examples:
     def observe(self, environment: str, index: int, rewards: Sequence[float]) -> None:
         pass
 
+    def drawn_in_vain(self, environment: str) -> None:
+        pass
+
     def take_metrics(self) -> dict[str, float]:
         return {}
 

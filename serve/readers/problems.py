@@ -18,6 +18,7 @@ from job.number_format import duration, scientific
 from orchestrator.loop_health.slow_spots import slow_spots_of
 from orchestrator.rollouts.failures import PREFIX, failures_in_words, sum_failures
 from orchestrator.step.discarded import in_words
+from orchestrator.step.shares import REMEDY, shortfalls
 from serve.readers.job_facts import JobFacts, RunFacts
 
 GIB = 2**30
@@ -41,6 +42,7 @@ class Kind(StrEnum):
     FAILING_ENVIRONMENT = "failing-environment"
     FAILING_INFERENCE = "failing-inference"
     ENVIRONMENT_RESTARTED = "environment-restarted"
+    SHORT_OF_SHARE = "short-of-share"
     MISMATCH = "mismatch"
     NOT_FINITE = "not-finite"
     LAG = "lag"
@@ -105,7 +107,7 @@ def problems_of_run(run: RunFacts, now: float) -> list[Problem]:
         advice = "see what is at that path; the page shows the run without it"
         found.append(Problem(Kind.UNREADABLE, "warning", run.history.unreadable, advice, run=run.run_id))
     if run.alive and run.exclusion is None:
-        for rule in (_stalled, _discarded, _failures, _environment_restarts, _mismatch, _not_finite, _lag):
+        for rule in (_stalled, _discarded, _failures, _shares, _environment_restarts, _mismatch, _not_finite, _lag):
             found += rule(run, now)
     return found
 
@@ -224,6 +226,12 @@ def _failures(run: RunFacts, now: float) -> Iterator[Problem]:
         if sum(kinds.values()) >= LEAST_ROLLOUTS and not any(f"reward/{environment}/mean" in line for line in lines):
             reason = f"none of its rollouts completes: {failures_in_words({environment: kinds})}"
             yield Problem(Kind.FAILING_ENVIRONMENT, "error", reason, advice, since, run.run_id)
+
+
+def _shares(run: RunFacts, now: float) -> Iterator[Problem]:
+    """What is trained less than it should be, over the newest steps, because its rollouts are too old."""
+    for words in shortfalls(run.lines).values():
+        yield Problem(Kind.SHORT_OF_SHARE, "warning", words, REMEDY, run.lines[0].get("time"), run.run_id)
 
 
 def _environment_restarts(run: RunFacts, now: float) -> Iterator[Problem]:

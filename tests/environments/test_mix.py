@@ -7,7 +7,7 @@ from collections import Counter
 
 import msgpack
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from environments.config import EnvironmentConfig
@@ -68,6 +68,46 @@ def test_shares_hold_all_along(parts: Parts, count: int) -> None:
     total = sum(ratio for _, ratio in parts.values())
     for name, (_, ratio) in parts.items():
         assert abs(drawn[name] - count * ratio / total) < len(parts)
+
+
+@pytest.mark.slow
+@settings(max_examples=40)
+@given(parts=parts_strategy, data=st.data())
+def test_what_is_drawn_in_vain_is_made_up_for_and_starves_no_other(parts: Parts, data: st.DataObject) -> None:
+    """Whatever is drawn in vain, and whenever: each environment has half of its share of all draws. Once nothing is drawn in vain
+    any more, and of no environment more than half was, what is left has each one's share."""
+    mix, total = make_mix(parts), sum(ratio for _, ratio in parts.values())
+    drawn: Counter[str] = Counter()
+    left: Counter[str] = Counter()
+    for _ in range(data.draw(st.integers(1, 40))):
+        if data.draw(st.booleans()) and +left:
+            name = data.draw(st.sampled_from(sorted(+left)))
+            for _ in range(data.draw(st.integers(1, left[name]))):
+                mix.drawn_in_vain(name)
+                left[name] -= 1
+        for name, _ in draw(mix, data.draw(st.integers(1, 8))):
+            drawn[name] += 1
+            left[name] += 1
+            for each, (_, ratio) in parts.items():
+                assert drawn[each] > drawn.total() * ratio / total / 2 - len(parts)
+    for name, _ in draw(mix, 4 * round(drawn.total() * total / min(ratio for _, ratio in parts.values()))):
+        drawn[name] += 1
+        left[name] += 1
+    for name, (_, ratio) in parts.items():
+        assert 2 * left[name] >= drawn[name], "by now"
+        assert abs(left[name] - left.total() * ratio / total) < len(parts)
+
+
+def test_a_resume_and_other_ratios_and_what_was_drawn_in_vain() -> None:
+    mix = make_mix({"a": (5, 1.0), "b": (5, 1.0)})
+    draw(mix, 20)
+    for _ in range(5):
+        mix.drawn_in_vain("a")
+    resumed = make_mix({"a": (5, 1.0), "b": (5, 1.0)})
+    resumed.restore(mix.state())
+    assert [name for name, _ in draw(resumed, 5)] == ["a"] * 5
+    mix.reweight({"a": 1.0, "b": 3.0})
+    assert Counter(name for name, _ in draw(mix, 8)) == {"a": 2, "b": 6}, "not made up for after a change of ratios"
 
 
 def test_epochs_and_seeds_shuffle_differently() -> None:

@@ -12,6 +12,7 @@ from environments.config import EnvironmentConfig
 from orchestrator.daemon import run
 from orchestrator.step.discarded import with_unrecorded
 from orchestrator.step.environment_metrics import environment_metrics
+from orchestrator.step.shares import metric_of
 from orchestrator.step.step_metrics import step_metrics
 from orchestrator.telemetry import RunTelemetry
 from run.config import RunConfig, ScheduleConfig
@@ -88,7 +89,7 @@ def test_a_run_writes_and_shows_the_names_of_the_catalogue(
         assert run(config, lambda: None) == 0
     written = set().union(*map(rows_of, metrics_of(config)))
     written |= rows_of(step_metrics(make_batch("one"), optional_rollouts()))
-    written |= rows_of(results)
+    written |= rows_of(results) | rows_of({metric_of("stale", "toy", 1.0): 1})
     written |= rows_of(environment_metrics(optional_rollouts()))
     written |= rows_of(with_unrecorded({}, {"rollouts/unrecorded": 1, "unrecorded/rollouts/failed": 1}))
     missing = {row.pattern for row in LINES if row not in written}

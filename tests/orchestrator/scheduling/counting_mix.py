@@ -10,7 +10,7 @@ class CountingMix:
     """`ExampleSource` over one endless environment."""
 
     def __init__(self) -> None:
-        self.drawn = 0
+        self.drawn = self.in_vain = 0
         self.observed: list[Any] = []
         """Index and rewards of each group that left."""
 
@@ -21,12 +21,15 @@ class CountingMix:
     def observe(self, environment: str, index: int, rewards: Sequence[float]) -> None:
         self.observed.append([index, list(rewards)])
 
+    def drawn_in_vain(self, environment: str) -> None:
+        self.in_vain += 1
+
     def take_metrics(self) -> dict[str, float]:
         return {}
 
     def state(self) -> dict[str, Any]:
-        return {"drawn": self.drawn, "observed": list(self.observed)}
+        return {"drawn": self.drawn, "in_vain": self.in_vain, "observed": list(self.observed)}
 
     def restore(self, state: dict[str, Any]) -> None:
-        self.drawn = state["drawn"]
+        self.drawn, self.in_vain = state["drawn"], state.get("in_vain", 0)
         self.observed = list(state.get("observed", []))

@@ -30,9 +30,9 @@ from orchestrator.scheduling.events import (
     ShipBatch,
     StartGroup,
 )
+from orchestrator.scheduling.example_source import ExampleSource
 from orchestrator.scheduling.group import Group, restored
 from orchestrator.scheduling.outcomes import DropReason, RolloutOutcome
-from orchestrator.scheduling.scheduler import ExampleSource
 from run.config import ScheduleConfig
 
 
@@ -110,6 +110,7 @@ class StraightforwardScheduler:
             stale = self.next_step - group.version > self.schedule.max_off_policy_steps
             if group.phase in ("running", "ready") and stale:
                 self.observe(group)
+                self.mix.drawn_in_vain(group.environment)
                 yield self.drop(group, DropReason.STALE)
 
     def ship(self) -> Iterator[Instruction]:

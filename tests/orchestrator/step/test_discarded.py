@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import signal
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -250,3 +251,8 @@ def test_records_say_of_each_rollout_whether_it_was_trained(make_config: Callabl
     dropped = {record["dropped"] for record in kept} - {None}
     assert dropped == {"stale", "incomplete"}
     assert len({record["group_id"] for record in kept if record["dropped"] == "stale"}) == 1
+    counted = Counter[str]()
+    for line in metrics_of(config):
+        counted.update({name: value for name, value in line.items() if name.startswith(("trained/toy/", "stale/toy/"))})
+    assert sum(count for name, count in counted.items() if name.startswith("trained/")) == len(trained)
+    assert sum(count for name, count in counted.items() if name.startswith("stale/")) >= SCHEDULE.group_size

@@ -233,3 +233,12 @@ def test_errors_come_first_and_then_the_newest() -> None:
     stalled, evicted = healthy_run(late=300), replace(healthy_run(), exclusion="evicted: x", excluded_at=1.0)
     kinds = [problem.kind for problem in problems_of(healthy_job(stalled, evicted))]
     assert kinds == [Kind.EVICTED, Kind.STALLED]
+
+
+def test_what_is_short_of_its_share_since_it_is_too_old() -> None:
+    counts = {"trained/fast/1-2s": 12, "trained/slow/8-16s": 4, "stale/slow/8-16s": 8}
+    shares = {"examples/fast/share": 0.5, "examples/slow/share": 0.5}
+    problem = only(healthy_job(changed(healthy_run(), counts | shares)))
+    assert (problem.kind, problem.severity, problem.run) == (Kind.SHORT_OF_SHARE, "warning", "test")
+    assert "slow is 25% of what is trained, where its ratio says 50%" in problem.reason
+    assert "max_off_policy_steps" in problem.advice

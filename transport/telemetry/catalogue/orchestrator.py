@@ -43,6 +43,27 @@ ROLLOUTS = Metric(
 FILTERED = Metric(
     "counterpoint_filtered_rollouts", "counter", "completed rollouts that are not trained on: a filter caught them"
 )
+TRAINED = Metric(
+    "counterpoint_trained_rollouts",
+    "counter",
+    "rollouts in batches, by their time from the start of their group to their end",
+    labels=("environment", "length"),
+    most_series=1024,
+)
+STALE = Metric(
+    "counterpoint_stale_rollouts",
+    "counter",
+    "rollouts of groups that were too old to be trained, by their time to their end, or until they were dropped",
+    labels=("environment", "length"),
+    most_series=1024,
+)
+SHARE = Metric(
+    "counterpoint_examples_share_ratio",
+    "gauge",
+    "share of the trained groups that an environment has by its ratio",
+    "ratio",
+    labels=("environment",),
+)
 CAUGHT = Metric(
     "counterpoint_caught_rollouts",
     "counter",
@@ -220,6 +241,18 @@ LINES = (
         CAUGHT,
     ),
     LineName("failures/<environment>/<error>", "rollouts that their environment failed, by the error's kind", FAILURES),
+    LineName(
+        "trained/<environment>/<length>",
+        "rollouts in the batch, by their time from the start of their group to their end, such as `8-16s`; `unknown`: it ended "
+        "before a resume",
+        TRAINED,
+    ),
+    LineName(
+        "stale/<environment>/<length>",
+        "rollouts of groups that were dropped as too old ([Shares](scheduling.md#shares)), by their time to their end, or "
+        "until they were dropped",
+        STALE,
+    ),
     LineName("staleness/mean", "of the batch's samples, in steps", STALENESS_MEAN),
     LineName("staleness/max", "of the batch's samples, in steps", STALENESS_MAX),
     LineName("tokens/prompt", "of all turns", TOKENS, {"kind": "prompt"}),
@@ -234,6 +267,11 @@ LINES = (
         "inference/cache_hit_share",
         "share of the prompts' tokens that a server's prefix cache had; absent where no server says so",
         CACHE_HITS,
+    ),
+    LineName(
+        "examples/<environment>/share",
+        "share of the trained groups that it has by its `ratio` ([Shares](scheduling.md#shares))",
+        SHARE,
     ),
     LineName("examples/<environment>/epoch", "how many epochs of its examples have been drawn", EPOCH),
     *(
@@ -291,7 +329,8 @@ LINES = (
 
 METRICS = (
     STEP, STEPS_PLANNED, COMMITTED_AT, GENERATING_SECONDS, REWARD_MEAN, REWARD_STD, REWARD_MIN, REWARD_MAX,
-    ENVIRONMENT_REWARD, PLAYER_REWARD, ENVIRONMENT_METRIC, ROLLOUTS, FILTERED, CAUGHT, FAILURES, STALENESS_MEAN,
+    ENVIRONMENT_REWARD, PLAYER_REWARD, ENVIRONMENT_METRIC, ROLLOUTS, FILTERED, TRAINED, STALE, SHARE,
+    CAUGHT, FAILURES, STALENESS_MEAN,
     STALENESS_MAX, TOKENS, BATCH_SAMPLES, BATCH_TOKENS, BATCH_BYTES, EPOCH, DRAWS, PASS_RATE, WORKER_LAG,
     WORKER_RESTARTS, SESSIONS, WORKERS, LAG, LAG_MAX, LATE, LATE_SECONDS, PHASE, STEP_SECONDS, IN_FLIGHT, PAUSED,
     POLICY_VERSION, CACHE_HITS, EVALUATION, EVALUATION_LOW, EVALUATION_HIGH, EVALUATION_STEP, EVALUATION_FAILED,
