@@ -214,12 +214,14 @@ async def _observe(
     folder: Path,
     watch: Callable[[], None],
 ) -> Observations:
+    from inference.answer_bounds import read_bounds
     from inference.base import InferenceError
     from inference.config import PoolConfig
     from inference.pool.pool import InferencePool
     from job.environments.observe import observe
 
-    pool = InferencePool(PoolConfig(urls=[url], startup_timeout_seconds=START_SECONDS), model)
+    servers = PoolConfig(urls=[url], startup_timeout_seconds=START_SECONDS)
+    pool = InferencePool(servers, model, bounds=read_bounds(Path(model)))
     try:
         await _started(pool, watch)
         return await observe(config, environment, sampling, Path(model), pool, plan, folder, _say)

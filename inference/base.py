@@ -14,7 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
+from inference.answer_bounds import UNBOUNDED, AnswerBounds
 from transport.records import Float32Array, Int32Array, RoutingArray
+from transport.validation import LOG_PROBABILITY_ROUNDING
 
 Float64Array = npt.NDArray[np.float64]
 
@@ -47,6 +49,10 @@ class ModelNotServed(InferenceError):
 
 class ServerFailure(InferenceError):
     """One server failed one request; another attempt, or another server, may succeed."""
+
+
+class WrongAnswer(ServerFailure):
+    """An answer that the model cannot give, whatever its weights: the server is out of order, or serves something else."""
 
 
 class ServerUnreachable(ServerFailure):
@@ -93,6 +99,11 @@ class GenerateRequest:
     routed_experts_start: int = 0
     """The first token whose routed experts the caller lacks; at most the length of the prompt."""
 
+    def check(self, bounds: AnswerBounds) -> None:
+        """Raises `RequestRefused` if the model has not all ids of the prompt: some servers would end at them."""
+        if (outside := _outside(self.prompt_ids, bounds.vocabulary)) is not None:
+            raise RequestRefused(f"prompt_ids: {_in_vocabulary(self.prompt_ids[outside], bounds)}")
+
 
 @dataclass(frozen=True, slots=True)
 class ScoreRequest:
@@ -104,14 +115,15 @@ class ScoreRequest:
     """The first token whose log-probability is returned; at least 1, since something must come before it."""
 
     def check(self, scores: Float32Array) -> None:
-        """Raises `ServerFailure` if `scores` cannot be the answer."""
+        """Raises `WrongAnswer` if `scores` cannot be the answer."""
         if len(scores) != len(self.token_ids) - self.start:
-            raise ServerFailure(
+            raise WrongAnswer(
                 f"{len(scores)} log-probabilities came back where {len(self.token_ids) - self.start} were due"
             )
-        if not np.isfinite(scores).all():
-            at = int(np.flatnonzero(~np.isfinite(scores))[0])
-            raise ServerFailure(f"the log-probability of token {self.start + at} is {scores[at]}")
+        if (at := _no_log_probability(scores)) is not None:
+            raise WrongAnswer(
+                f"the log-probability of token {self.start + at} is {scores[at]}; expected a finite number, 0 or less"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,27 +142,62 @@ class Completion:
     instance: str | None = None
     """The id of the process that answered, as its status has it; None if the server reports none."""
 
-    def check(self, request: GenerateRequest) -> None:
-        """Raises `ServerFailure`, naming the field, if this cannot be an answer to `request`."""
+    def check(self, request: GenerateRequest, bounds: AnswerBounds = UNBOUNDED) -> None:
+        """Raises `ServerFailure` if the server gave up, and `WrongAnswer` if this cannot be an answer to `request`.
+
+        The message names field and value.
+        """
         tokens = len(self.token_ids)
         if self.finish_reason not in ("stop", "length") or not tokens:
             raise ServerFailure(
                 f"the server gave up on the request: finish reason {self.finish_reason!r}, {tokens} tokens"
             )
         if tokens > request.sampling.max_tokens:
-            raise ServerFailure(f"{tokens} tokens came back where at most {request.sampling.max_tokens} were asked for")
+            raise WrongAnswer(f"{tokens} tokens came back where at most {request.sampling.max_tokens} were asked for")
         if len(self.log_probabilities) != tokens:
-            raise ServerFailure(f"{tokens} tokens came back with {len(self.log_probabilities)} log-probabilities")
-        if not np.isfinite(self.log_probabilities).all():
-            at = int(np.flatnonzero(~np.isfinite(self.log_probabilities))[0])
-            raise ServerFailure(f"the log-probability of completion token {at} is {self.log_probabilities[at]}")
-        if int(self.token_ids.min()) < 0:
-            raise ServerFailure(f"token id {int(self.token_ids.min())} came back: ids are not negative")
+            raise WrongAnswer(f"{tokens} tokens came back with {len(self.log_probabilities)} log-probabilities")
+        if (at := _no_log_probability(self.log_probabilities)) is not None:
+            value = self.log_probabilities[at]
+            raise WrongAnswer(
+                f"the log-probability of completion token {at} is {value}; expected a finite number, 0 or less"
+            )
+        if (outside := _outside(self.token_ids, bounds.vocabulary)) is not None:
+            raise WrongAnswer(f"completion token {outside}: {_in_vocabulary(self.token_ids[outside], bounds)}")
         if self.routed_experts is not None:
-            rows = len(request.prompt_ids) + tokens - 1 - request.routed_experts_start
-            if self.routed_experts.ndim != 3 or len(self.routed_experts) != rows:
-                shape = self.routed_experts.shape
-                raise ServerFailure(f"routed experts have the shape {shape}; {rows} rows of [layers, top_k] were due")
+            self._check_routing(self.routed_experts, request, bounds)
+
+    def _check_routing(self, experts: RoutingArray, request: GenerateRequest, bounds: AnswerBounds) -> None:
+        rows = len(request.prompt_ids) + len(self.token_ids) - 1 - request.routed_experts_start
+        if experts.ndim != 3 or len(experts) != rows:
+            raise WrongAnswer(f"routed experts have the shape {experts.shape}; {rows} rows of [layers, top_k] were due")
+        if bounds.routing is not None and experts.shape[1:] != bounds.routing:
+            raise WrongAnswer(
+                f"routed experts have [layers, top_k] {list(experts.shape[1:])}; the model has {list(bounds.routing)}"
+            )
+        if bounds.experts is not None and int(experts.max(initial=0)) >= bounds.experts:
+            raise WrongAnswer(f"routed to expert {int(experts.max())} of a model with {bounds.experts} experts")
+
+
+def _outside(token_ids_T: Int32Array, vocabulary: int | None) -> int | None:
+    """Returns the place of the first id that is no token; None if all are tokens."""
+    if not token_ids_T.size or (
+        int(token_ids_T.min()) >= 0 and (vocabulary is None or int(token_ids_T.max()) < vocabulary)
+    ):
+        return None
+    wrong_T = token_ids_T < 0 if vocabulary is None else (token_ids_T < 0) | (token_ids_T >= vocabulary)
+    return int(wrong_T.argmax())
+
+
+def _in_vocabulary(token_id: np.int32, bounds: AnswerBounds) -> str:
+    most = "" if bounds.vocabulary is None else f" to {bounds.vocabulary - 1}"
+    return f"the id {token_id} is no token of the model, whose ids go from 0{most or ' on'}"
+
+
+def _no_log_probability(values_T: Float32Array) -> int | None:
+    """Returns the place of the first value that is no log-probability; None if all are."""
+    # Compared as they are: NaN is not above minus infinity, either.
+    right_T = (values_T > -np.inf) & (values_T <= LOG_PROBABILITY_ROUNDING)
+    return None if right_T.all() else int(right_T.argmin())
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from environments.chat import Chat
 from environments.describe_error import describe_error
 from environments.lifecycle import started
 from environments.mix import ExamplesChangedError, mix_of
+from inference.answer_bounds import read_bounds
 from inference.pool.pool import InferencePool
 from inference.pool.sources import OPERATOR_FILE
 from orchestrator import metrics
@@ -249,7 +250,10 @@ class Daemon:
             telemetry = resources.enter_context(RunTelemetry(config, self._lag))
             link = open_link(config.transport, config.output_dir, config.run_id)
             model = _adapter(config) or config.served_model or config.model
-            self._pool = InferencePool(config.inference, model, self._on_capacity, config.output_dir / OPERATOR_FILE)
+            bounds = read_bounds(Path(config.model), loaded.chat.vocabulary)
+            self._pool = InferencePool(
+                config.inference, model, self._on_capacity, config.output_dir / OPERATOR_FILE, bounds
+            )
             played = {name: environment.environment for name, environment in environments.items()}
             self._mix = mix_of(config.environments, played, config.seed)
         except ValueError as error:

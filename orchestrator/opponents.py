@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
+from inference.answer_bounds import read_bounds
 from inference.base import InferenceError
 from inference.pool.pool import InferencePool
 from inference.pool.sources import OPERATOR_FILE
@@ -50,7 +52,8 @@ def _pool_of(name: str, opponent: OpponentConfig, config: RunConfig) -> Inferenc
         if "://" not in opponent.model:
             model = base if opponent.model == "base" else opponent.model.removeprefix("run:")
             servers = config.inference.model_copy(update=limits)
-            return InferencePool(servers, model, operator_file=config.output_dir / OPERATOR_FILE)
+            bounds = read_bounds(Path(config.model))
+            return InferencePool(servers, model, operator_file=config.output_dir / OPERATOR_FILE, bounds=bounds)
         own: dict[str, Any] = {"dns": None, "urls_file": None, "urls": [opponent.model]}
         own |= {"protocol": opponent.protocol, "api_key_file": opponent.api_key_file}
         return InferencePool(config.inference.model_copy(update=limits | own), opponent.served_model or base)

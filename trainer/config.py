@@ -8,11 +8,9 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from inference.answer_bounds import EXPERT_COUNTS
 from run.config import TrainingConfig
 from transport.config import Config, TransportConfig, machine_memory
-
-EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
-"""Keys of a model's configuration that hold the number of experts."""
 
 
 class TrainerConfig(Config):

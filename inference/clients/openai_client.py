@@ -33,7 +33,7 @@ from inference.base import (
 from inference.clients.capacity import Observation
 from inference.clients.client import Identity, as_log_probabilities, as_object, detokenize, read_metrics
 from inference.clients.http_sessions import HttpSessions, call
-from transport.records import Float32Array, RoutingArray
+from transport.records import Float32Array, Int32Array, RoutingArray
 
 logger = logging.getLogger(__name__)
 
@@ -90,11 +90,8 @@ class OpenAIClient:
         )
         answer = await call(self._connections.data, f"{self.url}/v1/completions", body)
         if len(answer) > PARSE_IN_THREAD_BYTES:
-            completion = await asyncio.to_thread(self._parse, answer)
-        else:
-            completion = self._parse(answer)
-        completion.check(request)
-        return completion
+            return await asyncio.to_thread(self._parse, answer)
+        return self._parse(answer)
 
     async def score(self, request: ScoreRequest) -> Float32Array:
         """See `ServerClient`. The last token is asked for as the next one, so that the tokens may fill the context.
@@ -133,9 +130,7 @@ class OpenAIClient:
                 ) from error
             return as_log_probabilities(values, self.url)
 
-        scores = await asyncio.to_thread(read) if len(answer) > PARSE_IN_THREAD_BYTES else read()
-        request.check(scores)
-        return scores
+        return await asyncio.to_thread(read) if len(answer) > PARSE_IN_THREAD_BYTES else read()
 
     async def detokenize(self, token_ids: list[int]) -> str:
         """See `ServerClient`."""
@@ -247,8 +242,8 @@ class OpenAIClient:
             choice = content["choices"][0]
             experts = choice.get("routed_experts")
             return Completion(
-                token_ids=np.asarray(choice["token_ids"], dtype=np.int32),
-                log_probabilities=np.asarray(choice["logprobs"]["token_logprobs"], dtype=np.float32),
+                token_ids=_as_token_ids(choice["token_ids"]),
+                log_probabilities=as_log_probabilities(choice["logprobs"]["token_logprobs"], self.url),
                 finish_reason=str(choice["finish_reason"]),
                 routed_experts=None if experts is None else _decode_routing(experts),
                 cached_tokens=_cached_tokens(content),
@@ -257,6 +252,13 @@ class OpenAIClient:
             raise ServerFailure(
                 f"{self.url} answered without token ids or log-probabilities: {error!r}; a stock vLLM from 0.30 on is expected"
             ) from error
+
+
+def _as_token_ids(values: object) -> Int32Array:
+    """Returns a list of integers as an array. Raises `TypeError` for anything else, `OverflowError` beyond int32."""
+    if not isinstance(values, list) or not all(type(value) is int for value in values):
+        raise TypeError("token_ids is not a list of integers")
+    return np.asarray(values, dtype=np.int32)
 
 
 def _cached_tokens(content: dict[str, Any]) -> int | None:

@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from inference.answer_bounds import UNBOUNDED, AnswerBounds
 from inference.base import (
-    Completion,
     GenerateRequest,
     InferenceError,
     ModelNotServed,
@@ -29,13 +29,14 @@ from inference.base import (
     ServerFailure,
     ServerStatus,
     WeightUpdate,
+    WrongAnswer,
 )
 from inference.clients.client import BinaryClient, ServerClient, served_models
 from inference.clients.http_sessions import HttpSessions
 from inference.clients.openai_client import OpenAIClient
 from inference.config import PoolConfig
 from inference.per_tick_limiter import PerTickLimiter
-from inference.pool import parse_call
+from inference.pool import answers, parse_call
 from inference.pool.fleet import Fleet, Server, State
 from inference.pool.meters import PoolMeters
 from inference.pool.server_monitor import HEALTH_DEADLINE_SECONDS, ServerMonitor
@@ -70,7 +71,7 @@ MAX_DESCRIBED = 256
 class InferencePool:
     """The servers of `config`. `model` is the name in requests: the base model's name at the servers, or an adapter's.
 
-    `operator_file` is as of `Sources`.
+    `operator_file` is as of `Sources`; `bounds` are of the model, where it is known.
     """
 
     def __init__(
@@ -79,8 +80,10 @@ class InferencePool:
         model: str,
         on_capacity: Callable[[int], None] | None = None,
         operator_file: Path | None = None,
+        bounds: AnswerBounds = UNBOUNDED,
     ) -> None:
         self._config = config
+        self._bounds = bounds
         self._model = model
         self._on_capacity = on_capacity
         self._capacity = 0
@@ -274,13 +277,14 @@ class InferencePool:
         `InferenceError` when the retries or `request_timeout_seconds` are used up.
         """
         request = GenerateRequest(self._model, np.asarray(prompt_ids, dtype=np.int32), sampling, routed_experts_start)
+        request.check(self._bounds)
 
         async def ask(server: Server) -> Turn:
             # The weights that a server was started with are version 0.
             version = 0 if server.version is None else server.version
-            completion = await self._attempt(server, lambda client: client.generate(request))
+            completion = await self._attempt(server, lambda client: answers.generate(client, request, self._bounds))
             self._monitors[server].check_instance(completion.instance)
-            turn = _as_turn(request, completion, version, server.url)
+            turn = answers.as_turn(request, completion, version, server.url)
             self._monitors[server].activity.generated(turn)
             return turn
 
@@ -295,7 +299,7 @@ class InferencePool:
         request = ScoreRequest(self._model, token_ids, start)
 
         async def ask(server: Server) -> Float32Array:
-            return await self._attempt(server, lambda client: client.score(request))
+            return await self._attempt(server, lambda client: answers.score(client, request))
 
         return await self._asked(ask, affinity)
 
@@ -378,8 +382,10 @@ class InferencePool:
         try:
             with monitor.activity.request():
                 answer = await self._answer(monitor, request)
-        except ServerFailure:
-            if self._fleet.failed(server):
+        except ServerFailure as error:
+            if isinstance(error, WrongAnswer):
+                monitor.take_out(f"it gave a wrong answer: {error}")
+            elif self._fleet.failed(server):
                 # Healthy or not, it may return at its monitor's next check, no sooner.
                 monitor.take_out(f"{server.failures} requests in a row failed")
             elif server.state is State.SERVING:
@@ -480,20 +486,3 @@ class _Waiter:
 def _end(turn: asyncio.Future[None]) -> None:
     if not turn.done():  # its caller was cancelled
         turn.set_result(None)
-
-
-def _as_turn(request: GenerateRequest, completion: Completion, version: int, url: str) -> Turn:
-    cached = completion.cached_tokens
-    return Turn(
-        prompt_ids=request.prompt_ids,
-        completion_ids=completion.token_ids,
-        log_probabilities=completion.log_probabilities,
-        policy_version=version,
-        finish_reason=completion.finish_reason,
-        routed_experts=completion.routed_experts,
-        routed_experts_start=request.routed_experts_start,
-        server=url,
-        temperature=request.sampling.temperature,
-        # Within its limits, whatever a server says: a number for people fails no request.
-        cached_tokens=cached if cached is None else max(0, min(cached, len(request.prompt_ids))),
-    )

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from inference.answer_bounds import read_bounds
 from inference.base import Probe, WeightUpdate
 from inference.pool.pool import InferencePool
 from inference.pool.sources import OPERATOR_FILE
@@ -36,7 +37,8 @@ async def serving_adapter(config: RunConfig, version: int, directory: Path) -> A
     probe = await in_thread(Probe.read, directory / "probe.json")
     # Its capacity is the scheduler's share of that of the run's pool.
     servers = config.inference.model_copy(update={"capacity": "fixed"})
-    pool = InferencePool(servers, name, operator_file=config.output_dir / OPERATOR_FILE)
+    bounds = await in_thread(read_bounds, Path(config.model))
+    pool = InferencePool(servers, name, operator_file=config.output_dir / OPERATOR_FILE, bounds=bounds)
     try:
         with awaiting(f"inference to load policy version {version} for an evaluation", str(directory)):
             await pool.start()

@@ -1,0 +1,60 @@
+"""The answers that a model can give, as its config.json says: the pool compares each answer of a server with them.
+
+A server is not asked for them: one that serves another model would tell that model's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""Keys of a model's configuration that hold the number of experts."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerBounds:
+    """What a model can answer. None: unknown, and not compared."""
+
+    vocabulary: int | None = None
+    """The number of token ids."""
+    experts: int | None = None
+    routing: tuple[int, int] | None = None
+    """Layers and top_k of routed experts."""
+
+
+UNBOUNDED = AnswerBounds()
+"""Of a model of which nothing is known."""
+
+
+def read_bounds(model: Path, vocabulary: int | None = None) -> AnswerBounds:
+    """Returns the bounds that the config.json in a model's directory gives; none where there is no such file.
+
+    `vocabulary` is taken where the file has no `vocab_size`. Raises `ValueError`, naming the file, if it is no JSON object.
+    """
+    path = model / "config.json"
+    try:
+        config = orjson.loads(path.read_bytes())
+    except FileNotFoundError:
+        return AnswerBounds(vocabulary)
+    except orjson.JSONDecodeError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise ValueError(f"{path} holds a JSON {type(config).__name__}; expected an object")
+    text = config.get("text_config")
+    parts = [text, config] if isinstance(text, dict) else [config]
+    layers, top_k = _first(parts, "num_hidden_layers"), _first(parts, "num_experts_per_tok")
+    return AnswerBounds(
+        vocabulary=_first(parts, "vocab_size") or vocabulary,
+        experts=next((count for name in EXPERT_COUNTS if (count := _first(parts, name))), None),
+        routing=None if layers is None or top_k is None else (layers, top_k),
+    )
+
+
+def _first(parts: Sequence[Mapping[str, Any]], key: str) -> int | None:
+    """Returns the first positive integer under `key`."""
+    return next((count for part in parts if type(count := part.get(key)) is int and count > 0), None)
