@@ -46,7 +46,8 @@ class Reply:
     reasoning: str = ""
     calls: tuple[ToolCall, ...] = ()
     malformed: str = ""
-    """What is wrong with the calls, for the model to read; empty if nothing is."""
+    """What is wrong with the calls, for the model to read; empty if nothing is. `calls` are nevertheless made: those that were
+    complete when the turn was cut."""
 
 
 @dataclass(frozen=True, slots=True)

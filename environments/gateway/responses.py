@@ -71,7 +71,7 @@ def chat_answer(choices: Sequence[Choice], chat: Chat, *, log_probabilities: boo
                 "index": index,
                 "message": assistant_message(choice),
                 "logprobs": {"content": _chat_log_probabilities(choice.turn, chat)} if log_probabilities else None,
-                "finish_reason": "tool_calls" if choice.reply.calls else _finish_reason(choice.turn),
+                "finish_reason": _chat_finish_reason(choice),
             }
             for index, choice in enumerate(choices)
         ],
@@ -127,6 +127,12 @@ def events(answer: dict[str, Any], *, include_usage: bool) -> Iterator[bytes]:
 
 def _event(value: dict[str, Any]) -> bytes:
     return b"data: " + orjson.dumps(value) + b"\n\n"
+
+
+def _chat_finish_reason(choice: Choice) -> str:
+    """A turn that was cut says so, also if calls were complete by then."""
+    reason = _finish_reason(choice.turn)
+    return "tool_calls" if choice.reply.calls and reason == "stop" else reason
 
 
 def _finish_reason(turn: Turn) -> str:

@@ -184,7 +184,7 @@ class Session:
             reply = Reply(text)
         else:
             reply = await self._model.parse(turn, request.parsed_tools)
-            if problem := reply.malformed or unsendable(reply):
+            if problem := unsendable(reply) or ("" if reply.calls else reply.malformed):
                 # Calls that cannot be parsed are text to the agent, as they are at a plain server.
                 reply = Reply(text, malformed=problem)
             text = reply.content

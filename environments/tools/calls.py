@@ -56,24 +56,28 @@ def read_calls(
     content: str = "",
     reasoning: str = "",
     malformed: str = "",
+    cut: str = "",
 ) -> Reply:
     """Returns the reply whose calls are `found` (name and arguments as JSON), as far as they are valid.
 
     One call that is not makes none of them count: a model must not see half of what it asked for done. `malformed` is what the
-    parser itself complains about.
+    parser itself complains about. `cut` is what a model is told of a turn that was cut: its calls, which were complete by then,
+    count nevertheless.
     """
     if len(found) > MAX_CALLS:
         return Reply(content, reasoning, malformed=f"{len(found)} calls in one turn; at most {MAX_CALLS} are allowed")
     schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
     calls: list[ToolCall] = []
-    wrong = [malformed] if malformed else []
+    wrong = [malformed] if malformed and not (cut and found) else []
     for name, arguments in found:
         value, problem = _arguments(name, arguments, schemas)
         if problem:
             wrong.append(problem)
         else:
             calls.append(ToolCall(new_id(), name, value))
-    return Reply(content, reasoning, malformed="\n".join(wrong)) if wrong else Reply(content, reasoning, tuple(calls))
+    if wrong:
+        return Reply(content, reasoning, malformed="\n".join([*wrong, cut] if cut else wrong))
+    return Reply(content, reasoning, tuple(calls), cut)
 
 
 def _arguments(name: str, arguments: str, schemas: Mapping[str, Any]) -> tuple[dict[str, Any], str]:

@@ -79,7 +79,7 @@ async def _observe(
     reply: Reply, by_name: Mapping[str, ToolFunction], state: dict[str, Any], limits: ToolLimits
 ) -> list[Message]:
     """Makes the calls and returns the messages that answer them."""
-    if reply.malformed:
+    if not reply.calls:
         # No call has been made that a message of a tool could answer.
         text = f"No tool was called. {reply.malformed}"
         return [{"role": "user", "content": _cut(text, limits.observation_characters)}]
@@ -89,6 +89,8 @@ async def _observe(
     finally:
         for task in tasks:
             task.cancel()
+    if reply.malformed:
+        texts[-1] = f"{texts[-1]}\n\n{reply.malformed}"
     return [
         {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": text}
         for call, text in zip(reply.calls, texts, strict=True)

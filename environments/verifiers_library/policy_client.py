@@ -116,10 +116,12 @@ async def _answer(seat: Seat, body: dict[str, Any]) -> tuple[Turn, dict[str, Any
 
 def _with_malformed_call(reply: Reply) -> Reply:
     """A call that cannot be read becomes one whose result says so: without a call, an agent's program would end its run."""
-    if not (problem := reply.malformed or unsendable(reply)):
+    problem = unsendable(reply)
+    calls = () if problem else reply.calls
+    if not (problem := problem or reply.malformed):
         return reply
     call = ToolCall(f"malformed-{uuid.uuid4().hex[:12]}", MALFORMED_CALL, {"error": problem})
-    return replace(reply, calls=(call,))
+    return replace(reply, calls=(*calls, call))
 
 
 def _cut(text: str, stop: tuple[str, ...]) -> str:

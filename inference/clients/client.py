@@ -73,8 +73,13 @@ class ServerClient(Protocol):
     async def probe(self, model: str, token_ids: list[int]) -> Float32Array:
         """Returns the log-probability of each token after the first under `model`, at temperature 1."""
 
-    async def parse(self, token_ids: list[int], tools: list[Any], template_kwargs: dict[str, Any]) -> ParsedText:
-        """Returns what a completion says. `tools` are definitions in OpenAI's form."""
+    async def parse(
+        self, token_ids: list[int], tools: list[Any], template_kwargs: dict[str, Any], *, cut: bool
+    ) -> ParsedText:
+        """Returns what a completion says. `tools` are definitions in OpenAI's form.
+
+        `cut`: the model did not end the completion itself. It then has the calls that are whole, and no others.
+        """
 
     async def unload(self, adapter: str) -> None:
         """Ends the server's requests under `adapter`, and removes its weights."""
@@ -136,9 +141,11 @@ class BinaryClient:
         answer = await self._administer(wire.PROBE_PATH, {"model": model, "token_ids": token_ids})
         return as_log_probabilities(answer.get("log_probabilities"), self.url)
 
-    async def parse(self, token_ids: list[int], tools: list[Any], template_kwargs: dict[str, Any]) -> ParsedText:
+    async def parse(
+        self, token_ids: list[int], tools: list[Any], template_kwargs: dict[str, Any], *, cut: bool
+    ) -> ParsedText:
         """See `ServerClient`."""
-        fields = {"token_ids": token_ids, "tools": tools, "template_kwargs": template_kwargs}
+        fields = {"token_ids": token_ids, "tools": tools, "template_kwargs": template_kwargs, "cut": cut}
         return ParsedText.from_answer(await self._administer(wire.PARSE_PATH, fields), self.url)
 
     async def unload(self, adapter: str) -> None:

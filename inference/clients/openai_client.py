@@ -13,6 +13,7 @@ import asyncio
 import io
 import logging
 import secrets
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ from inference.base import (
 from inference.clients.capacity import Observation
 from inference.clients.client import Identity, as_log_probabilities, as_object, detokenize, read_metrics
 from inference.clients.http_sessions import HttpSessions, call
+from inference.cut_calls import stands_whole
 from transport.records import Float32Array, Int32Array, RoutingArray
 
 logger = logging.getLogger(__name__)
@@ -205,8 +207,13 @@ class OpenAIClient:
             ) from error
         return as_log_probabilities(values, self.url)
 
-    async def parse(self, token_ids: list[int], tools: list[Any], template_kwargs: dict[str, Any]) -> ParsedText:
-        """See `ServerClient`. It is vLLM's own `derender`, which runs in its API server and has no deadline there."""
+    async def parse(
+        self, token_ids: list[int], tools: list[Any], template_kwargs: dict[str, Any], *, cut: bool
+    ) -> ParsedText:
+        """See `ServerClient`. It is vLLM's own `derender`, which runs in its API server and has no deadline there.
+
+        The last call of a completion that was cut counts only if its arguments stand there as whole JSON.
+        """
         chat = {"messages": [{"role": "user", "content": ""}], "chat_template_kwargs": template_kwargs}
         fields = {
             "generate_response": {"choices": [{"index": 0, "token_ids": token_ids, "finish_reason": "stop"}]},
@@ -225,13 +232,18 @@ class OpenAIClient:
         try:
             message = answer["choices"][0]["message"]
             found = message.get("tool_calls") or []
-            return ParsedText(
+            parsed = ParsedText(
                 content=message.get("content") or "",
                 reasoning=message.get("reasoning") or "",
                 calls=tuple((str(each["function"]["name"]), str(each["function"]["arguments"])) for each in found),
             )
         except (KeyError, IndexError, TypeError, AttributeError) as error:
             raise ServerFailure(f"{url} answered without a message: {error!r}") from error
+        if cut and parsed.calls:
+            text = await detokenize(self._connections, self.url, token_ids)
+            if not stands_whole(text, *parsed.calls[-1]):
+                return replace(parsed, calls=parsed.calls[:-1], malformed="a call was begun, but it is not complete")
+        return parsed
 
     def _name(self, model: str) -> str:
         return self._adapters[model][-1] if self._adapters.get(model) else model

@@ -12,10 +12,14 @@ import os
 import signal
 import struct
 import sys
-from collections.abc import Mapping
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, BinaryIO, NoReturn
 
 import orjson
+
+from inference.cut_calls import Calls, EndedCalls, complete_calls
 
 CPU_SECONDS = 1.0
 """For one text. Real ones take a millisecond per thousand tokens."""
@@ -31,6 +35,22 @@ _COMMON_MARKS = ("<tool_call>", "</tool_call>", "<function=", "[TOOL_CALLS]", "<
 
 class _TookTooLong(BaseException):
     """Not an `Exception`: the parsers catch those."""
+
+
+@dataclass(slots=True)
+class _Found:
+    """What a parser makes of a text."""
+
+    text: str
+    content: str
+    reasoning: str
+    calls: Calls
+    begun: int
+    """Where in the text the last call was begun, in characters; -1 if there is none. Reasoning may mention the marks."""
+    by_engine: bool
+    """The parser is one of vLLM's engines, which tells of the end of each call."""
+    left_out: bool
+    """A call was left out, since the text ended within it."""
 
 
 class TextParser:
@@ -63,42 +83,83 @@ class TextParser:
 
     def parse(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the answer to a request of `routes.parse`."""
-        tools, token_ids = fields["tools"], fields["token_ids"]
-        request = self._request_type(messages=[{"role": "user", "content": ""}], tools=tools or None)
-        parser = self._parser_type(
-            self._tokenizer, request.tools, chat_template_kwargs=dict(fields.get("template_kwargs") or {})
-        )
-        # Some models' marks are special tokens, which the text must then contain.
-        text = self._tokenizer.decode(token_ids, skip_special_tokens=False)
+        token_ids = fields["token_ids"]
+        self._new_parser(fields)  # Raises for a request at fault.
         try:
             signal.setitimer(signal.ITIMER_VIRTUAL, CPU_SECONDS)
             try:
-                reasoning, content, calls = parser.parse(
-                    text, request, enable_auto_tools=True, model_output_token_ids=token_ids
-                )
+                found = self._of_cut(token_ids, fields) if fields["cut"] else self._found(token_ids, fields)
             finally:
                 signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         except _TookTooLong:
-            return self._answer(text, malformed=f"the text took longer than {CPU_SECONDS:g} s to parse")
+            return self._unreadable(token_ids, f"the text took longer than {CPU_SECONDS:g} s to parse")
         except Exception as error:  # noqa: BLE001 - a parser may fail in any way on text that a model wrote
-            return self._answer(text, malformed=f"{type(error).__name__}: {error}"[:500])
-        found = [{"name": call.name, "arguments": call.arguments} for call in calls or ()]
-        malformed = ""
-        # Some parsers give back what they could not read, others swallow it. Reasoning may mention the marks.
-        answer = text.rpartition(reasoning)[2] if reasoning else text
-        if tools and not found and any(mark in answer for mark in self._marks(parser)):
-            malformed = "a call was begun, but it is not complete or not in the expected format"
-        if not _is_text(found):
-            return self._answer(text, malformed="a call holds half a character: a surrogate without its other half")
-        return self._answer(content or "", reasoning or "", found, malformed)
+            return self._unreadable(token_ids, f"{type(error).__name__}: {error}"[:500])
+        if not _is_text(found.calls):
+            return self._unreadable(token_ids, "a call holds half a character: a surrogate without its other half")
+        # Some parsers give back what they could not read, others swallow it.
+        is_incomplete = found.left_out or (not found.calls and found.begun >= 0)
+        malformed = "a call was begun, but it is not complete or not in the expected format" if is_incomplete else ""
+        return self._answer(found.content, found.reasoning, found.calls, malformed if fields["tools"] else "")
 
-    def _answer(
-        self, content: str, reasoning: str = "", calls: list[dict[str, Any]] | None = None, malformed: str = ""
-    ) -> dict[str, Any]:
+    def _found(self, token_ids: Sequence[int], fields: Mapping[str, Any]) -> _Found:
+        request, parser = self._new_parser(fields)
+        engine = getattr(parser.tool_parser, "_parser_engine", None)
+        ended = EndedCalls(engine) if engine is not None and fields["cut"] else None
+        text = self._text(token_ids)
+        reasoning, content, calls = parser.parse(
+            text, request, enable_auto_tools=True, model_output_token_ids=token_ids
+        )
+        answer = text.rpartition(reasoning)[2] if reasoning else text
+        begun = max((answer.rfind(mark) for mark in self._marks(parser)), default=-1)
+        return _Found(
+            text,
+            content or "",
+            reasoning or "",
+            [(call.name, call.arguments) for call in calls or ()],
+            begun + len(text) - len(answer) if begun >= 0 else -1,
+            engine is not None,
+            ended is not None and ended.left_out,
+        )
+
+    def _of_cut(self, token_ids: Sequence[int], fields: Mapping[str, Any]) -> _Found:
+        """Returns what a text says whose end was cut off, with the calls that are whole and no others."""
+        found = self._found(token_ids, fields)
+        if not found.calls and found.begun >= 0:
+            # Where the last call is not whole, some parsers read none. They read those before it without it.
+            before = bisect_right(
+                range(len(token_ids)), found.begun, key=lambda count: len(self._text(token_ids[:count]))
+            )
+            token_ids = token_ids[: before - 1]
+            found = self._found(token_ids, fields)
+            found.left_out = True
+        if not found.by_engine:
+            whole = complete_calls(
+                found.text, found.calls, len(token_ids), lambda count: self._found(token_ids[:count], fields).calls
+            )
+            found.left_out = found.left_out or len(whole) < len(found.calls)
+            found.calls = whole
+        return found
+
+    def _new_parser(self, fields: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Returns a request and the parser of its answer."""
+        request = self._request_type(messages=[{"role": "user", "content": ""}], tools=fields["tools"] or None)
+        kwargs = dict(fields.get("template_kwargs") or {})
+        return request, self._parser_type(self._tokenizer, request.tools, chat_template_kwargs=kwargs)
+
+    def _text(self, token_ids: Sequence[int]) -> str:
+        # Some models' marks are special tokens, which the text must then contain.
+        text: str = self._tokenizer.decode(token_ids, skip_special_tokens=False)
+        return text
+
+    def _unreadable(self, token_ids: Sequence[int], malformed: str) -> dict[str, Any]:
+        return self._answer(self._text(token_ids), "", [], malformed)
+
+    def _answer(self, content: str, reasoning: str, calls: Calls, malformed: str) -> dict[str, Any]:
         return {
             "content": self._without_special_tokens(content),
             "reasoning": self._without_special_tokens(reasoning),
-            "calls": calls or [],
+            "calls": [{"name": name, "arguments": arguments} for name, arguments in calls],
             "malformed": malformed,
         }
 
@@ -109,11 +170,11 @@ class TextParser:
 
     @staticmethod
     def _marks(parser: Any) -> set[str]:
-        """Returns the strings that open a call, as the tool parser's attributes name them."""
+        """Returns the strings that open a call, as attributes of the tool parser and its module name them."""
         tool_parser = parser.tool_parser
         if tool_parser is None:
             return set()
-        attributes: dict[str, Any] = {}
+        attributes: dict[str, Any] = dict(vars(sys.modules[type(tool_parser).__module__]))
         for cls in reversed(type(tool_parser).__mro__):
             attributes.update(vars(cls))
         attributes.update(vars(tool_parser))
@@ -128,7 +189,7 @@ class TextParser:
         return own | set(_COMMON_MARKS)
 
 
-def _is_text(calls: list[dict[str, Any]]) -> bool:
+def _is_text(calls: Calls) -> bool:
     """Whether an answer can hold them. JSON may name half a character, which UTF-8 cannot write."""
     try:
         orjson.dumps(calls)

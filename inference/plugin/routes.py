@@ -220,14 +220,15 @@ class CounterpointRoutes:
         return _answer({"log_probabilities": scores_of(outputs, token_ids, 1).tolist()})
 
     async def parse(self, raw_request: Request) -> Response:
-        """Answers `{"token_ids", "tools", "template_kwargs"}` with what a completion says, by the parsers of the command line.
+        """Answers `{"token_ids", "tools", "template_kwargs", "cut"}` with what a completion says, by the parsers named at start.
 
-        `{"content", "reasoning", "calls": [{"name", "arguments": JSON}], "malformed"}`. 400 if the server has no parser.
+        `{"content", "reasoning", "calls": [{"name", "arguments": JSON}], "malformed"}`. `cut`: the completion ended before the
+        model ended it; only calls that are whole are answered. 400 if the server has no parser.
         """
         try:
             fields = await _read_json(raw_request, MAX_JSON_BYTES + 8 * self.max_model_len)
             match fields:
-                case {"token_ids": list(token_ids), "tools": list(tools), "template_kwargs": dict()} if (
+                case {"token_ids": list(token_ids), "tools": list(tools), "template_kwargs": dict(), "cut": bool()} if (
                     all(type(token) is int and 0 <= token < self.vocabulary_size for token in token_ids)
                     and len(token_ids) <= self.max_model_len
                 ):
@@ -235,7 +236,8 @@ class CounterpointRoutes:
                 case _:
                     raise Refusal(
                         HTTPStatus.BAD_REQUEST,
-                        "a parse is {token_ids: ids of at most one context, tools: [definitions], template_kwargs: {...}}",
+                        "a parse is {token_ids: ids of at most one context, tools: [definitions], template_kwargs: {...}, "
+                        "cut: true or false}",
                     )
             if self.parser is None:
                 raise Refusal(

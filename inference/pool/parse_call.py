@@ -25,9 +25,13 @@ async def parse(
     token_ids: list[int],
     tools: Sequence[Any],
     template_kwargs: dict[str, Any],
+    *,
+    cut: bool,
     first: str | None,
 ) -> ParsedText:
     """Returns what a completion says. `clients` are those of the servers in service; `first` is the URL asked first.
+
+    `cut`: the model did not end it, and only calls that are whole count.
 
     Raises `RequestRefused` if the server has no parser or refuses the tools, `InferenceError` if none answers.
     """
@@ -41,7 +45,7 @@ async def parse(
                 if attempt:
                     await asyncio.sleep(PAUSE_SECONDS)
                 try:
-                    return await order[attempt % len(order)].parse(token_ids, list(tools), template_kwargs)
+                    return await order[attempt % len(order)].parse(token_ids, list(tools), template_kwargs, cut=cut)
                 except ServerFailure as error:
                     last = error
     except TimeoutError:

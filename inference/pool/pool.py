@@ -339,12 +339,18 @@ class InferencePool:
         raise InferenceError(f"no answer after {self._config.max_retries + 1} attempts; the last: {last}") from last
 
     async def parse(
-        self, token_ids: list[int], tools: Sequence[Any], template_kwargs: dict[str, Any], *, server: str | None
+        self,
+        token_ids: list[int],
+        tools: Sequence[Any],
+        template_kwargs: dict[str, Any],
+        *,
+        cut: bool,
+        server: str | None,
     ) -> ParsedText:
         """Returns what a completion says, read by the parsers of `server` or another one. See `parse_call`."""
         usable = (State.SERVING, State.LOADING)
         clients = [monitor.client for each, monitor in self._monitors.items() if each.state in usable]
-        return await parse_call.parse(clients, token_ids, tools, template_kwargs, server)
+        return await parse_call.parse(clients, token_ids, tools, template_kwargs, cut=cut, first=server)
 
     async def update_weights(self, update: WeightUpdate, on_loaded: Callable[[], None] | None = None) -> None:
         """Returns when every reachable server holds the weights and has proven it, or is out of service.

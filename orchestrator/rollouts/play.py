@@ -48,9 +48,15 @@ class ParsingPool(Protocol):
     """A pool whose servers parse, too."""
 
     async def parse(
-        self, token_ids: list[int], tools: Sequence[Any], template_kwargs: dict[str, Any], *, server: str | None
+        self,
+        token_ids: list[int],
+        tools: Sequence[Any],
+        template_kwargs: dict[str, Any],
+        *,
+        cut: bool,
+        server: str | None,
     ) -> ParsedText:
-        """Returns what a completion says. Raises `InferenceError`."""
+        """Returns what a completion says, of one that was `cut` no call that is not whole. Raises `InferenceError`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +87,16 @@ def _overridden(parameters: SamplingParameters, overrides: SamplingOverrides | N
     if "stop" in given:
         given["stop"] = tuple(given["stop"])
     return replace(parameters, **given)
+
+
+def _said_of_cut(turn: Turn, parsed: ParsedText) -> str:
+    """Returns what a model is told of a turn that it did not end, and whose calls may be fewer than it meant; else nothing."""
+    is_long = turn.finish_reason == "length"
+    if not parsed.malformed and not (is_long and parsed.calls):
+        return ""
+    how = f"was cut at its limit of {len(turn.completion_ids)} tokens" if is_long else "was ended by a stop string"
+    made = "only the calls that were complete by then were made" if parsed.calls else "no call was complete by then"
+    return f"Your turn {how}; {made}."
 
 
 class PolicyModel:
@@ -146,14 +162,22 @@ class PolicyModel:
         token_ids = turn.completion_ids.tolist()
         if not tools:
             return Reply(self.chat.decode(token_ids))
-        if token_ids and token_ids[-1] in self.chat.stop_token_ids:
+        cut = not token_ids or token_ids[-1] not in self.chat.stop_token_ids
+        if not cut:
             token_ids.pop()
         if not isinstance(self._pool, ParsingPool):
             raise TypeError(f"{type(self._pool).__name__} generates, but does not parse")
         with awaiting(f"the calls of tools in rollout {self._rollout.rollout_id}", "inference"):
-            parsed = await self._pool.parse(token_ids, tools, dict(self.chat.template_kwargs), server=turn.server)
+            kwargs = dict(self.chat.template_kwargs)
+            parsed = await self._pool.parse(token_ids, tools, kwargs, cut=cut, server=turn.server)
         return read_calls(
-            parsed.calls, tools, self._new_call_id, parsed.content, parsed.reasoning, malformed=parsed.malformed
+            parsed.calls,
+            tools,
+            self._new_call_id,
+            parsed.content,
+            parsed.reasoning,
+            malformed=parsed.malformed,
+            cut=_said_of_cut(turn, parsed) if cut else "",
         )
 
     def _new_call_id(self) -> str:

@@ -38,8 +38,8 @@ async def test_calls_are_parsed_beside_the_server(moe_server: ServerProcess) -> 
     pool = InferencePool(PoolConfig(urls=[moe_server.url]), moe_server.config.model)
     await pool.start()
 
-    async def parse(text: str, tools: list[Any] = TOOLS) -> ParsedText:
-        return await pool.parse(chat.encode(text), tools, {}, server=moe_server.url)
+    async def parse(text: str, tools: list[Any] = TOOLS, *, cut: bool = False) -> ParsedText:
+        return await pool.parse(chat.encode(text), tools, {}, cut=cut, server=moe_server.url)
 
     try:
         assert await parse("just text") == ParsedText("just text")
@@ -50,12 +50,14 @@ async def test_calls_are_parsed_beside_the_server(moe_server: ServerProcess) -> 
         assert (broken.calls, bool(broken.malformed)) == ((), True)
         # A text on which Hermes's pattern takes long: nothing hangs, whatever it finds.
         assert (await parse("<tool_call>" * 40)).calls == ()
+        cut = await parse(f"{call}{call[:-20]}", cut=True)
+        assert (cut.calls, bool(cut.malformed)) == ((("add", '{"a": 1}'),), True)
         with pytest.raises(RequestRefused, match="400"):
             await parse(call, tools=[{"type": "hammer"}])
         assert await parse("still there") == ParsedText("still there")
         assert len(parser_processes(moe_server)) == 1
         with pytest.raises(RequestRefused, match="ids of at most one context"):
-            await pool.parse([10**9], TOOLS, {}, server=None)
+            await pool.parse([10**9], TOOLS, {}, cut=False, server=None)
     finally:
         await pool.close()
 
@@ -64,6 +66,6 @@ async def test_a_stock_server_parses_by_its_own_route(moe_server: ServerProcess)
     chat, call = Chat(moe_server.config.model), write_hermes("add", {"a": 1})
     async with HttpSessions(PoolConfig()) as connections:
         client = OpenAIClient(moe_server.url, connections)
-        parsed = await client.parse(chat.encode(f"I add.{call}"), TOOLS, {})
+        parsed = await client.parse(chat.encode(f"I add.{call}"), TOOLS, {}, cut=True)
         assert parsed == ParsedText("I add.", "", (("add", '{"a": 1}'),))
-        assert await client.parse(chat.encode("text"), [], {}) == ParsedText("text")
+        assert await client.parse(chat.encode("text"), [], {}, cut=False) == ParsedText("text")

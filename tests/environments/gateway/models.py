@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import openai
 
@@ -17,7 +18,10 @@ from transport.records import Turn
 
 
 class RecordingModel(ScriptedModel):
-    """Remembers how each call was sampled; makes a call of `call:ARGUMENT` and finds `bad:` malformed."""
+    """Remembers how each call was sampled; makes a call of `call:ARGUMENT` and finds `bad:` malformed.
+
+    A turn that holds `cut` was cut.
+    """
 
     def __init__(self, chat: Chat, answers: Iterable[str]) -> None:
         super().__init__(chat, answers)
@@ -26,13 +30,17 @@ class RecordingModel(ScriptedModel):
 
     async def generate(self, prompt_ids: Sequence[int], sampling: SamplingOverrides | None = None) -> Turn:
         self.asked.append(sampling)
-        return await super().generate(prompt_ids, sampling)
+        turn = await super().generate(prompt_ids, sampling)
+        if "cut" in self.chat.decode(turn.completion_ids.tolist()):
+            turn = self.turns[-1] = replace(turn, completion_ids=turn.completion_ids[:-1], finish_reason="length")
+        return turn
 
     async def parse(self, turn: Turn, tools: Sequence[Tool] = ()) -> Reply:
         self.parsed.append(list(tools))
         text = self.chat.decode(turn.completion_ids.tolist())
         if tools and text.startswith("call:"):
-            return Reply("", "because", (ToolCall(f"call_{len(self.turns)}", "look", {"at": text[5:]}),))
+            cut = "Your turn was cut." if turn.finish_reason == "length" else ""
+            return Reply("", "because", (ToolCall(f"call_{len(self.turns)}", "look", {"at": text[5:]}),), cut)
         return Reply("", malformed="no JSON") if text.startswith("bad:") else Reply(text)
 
 

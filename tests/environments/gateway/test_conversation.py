@@ -70,6 +70,16 @@ async def test_a_call_of_a_tool_is_continued_however_the_client_writes_it(gatewa
     assert model.parsed == [TOOLS] * 4
 
 
+@pytest.mark.parametrize("cut", ["call:cut", "bad:cut", "just cut"])
+async def test_a_turn_that_was_cut_says_length_also_with_calls(gateway: Gateway, chat: Chat, cut: str) -> None:
+    model = RecordingModel(chat, [cut])
+    async with gateway.session(model) as session, client_of(session) as client:
+        answer = await client.chat.completions.create(model="any", messages=[HELLO], tools=TOOLS)
+    assert answer.choices[0].finish_reason == "length"
+    assert bool(answer.choices[0].message.tool_calls) == cut.startswith("call")
+    assert answer.choices[0].message.content == (None if cut.startswith("call") else cut)
+
+
 async def test_malformed_calls_are_text(gateway: Gateway, chat: Chat) -> None:
     [answer] = await asked(gateway, RecordingModel(chat, ["bad:{"]), [HELLO], tools=TOOLS)
     assert answer.content == "bad:{"

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from environments.base import Reply
-from environments.chat import Chat
+from environments.chat import Chat, Tool
 from environments.scripted import ScriptedModel
 from environments.tools.built_in import calculator_tool
 from environments.tools.definition import ToolFunction, ToolUnavailable, tool_from
 from environments.tools.hermes import write_hermes
 from environments.tools.play import ToolLimits, play_with_tools, tool_metrics
+from transport.records import Turn
 
 ASK = [{"role": "user", "content": "2 + 3?"}]
 
@@ -133,6 +136,19 @@ async def test_a_malformed_call_becomes_an_observation(chat: Chat, answer: str, 
     assert text.endswith("<|assistant|>sorry<|end|>")
     assert reply.content == "sorry"
     assert (state["tools"]["malformed"], state["tools"]["calls"]) == (1, {})
+
+
+async def test_the_complete_calls_of_a_turn_that_was_cut_are_made_and_the_model_is_told(chat: Chat) -> None:
+    class Cut(ScriptedModel):
+        async def parse(self, turn: Turn, tools: Sequence[Tool] = ()) -> Reply:
+            reply = await super().parse(turn, tools)
+            return replace(reply, malformed="Your turn was cut.") if reply.calls else reply
+
+    model, state = Cut(chat, [write_hermes("calculator", {"expression": "2 + 3"}), "5"]), dict[str, Any]()
+    assert (await play_with_tools(model, ASK, TOOLS, state)).content == "5"
+    (text,) = chat.transcribe([model.turns[-1].prompt_ids.tolist()])
+    assert "<tool_response>5\n\nYour turn was cut.</tool_response>" in text
+    assert (state["tools"]["malformed"], state["tools"]["calls"]) == (1, {"calculator": 1})
 
 
 async def test_a_tool_that_cannot_work_fails_the_rollout(chat: Chat) -> None:

@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 
+from environments.base import Reply, ToolCall
 from environments.chat import Chat
 from environments.config import EnvironmentConfig
 from environments.registry import load_environment
 from environments.reward import as_rewards
 from environments.scripted import ScriptedModel
 from environments.verifiers_library.environment import Verifiers
+from environments.verifiers_library.policy_client import MALFORMED_CALL, _with_malformed_call
 from orchestrator.step.finalize import find_fault
 from tests.environments.verifiers_library.conftest import SAMPLES, CallingModel, Running
 from transport.records import Rollout, Turn
@@ -133,6 +135,17 @@ async def test_tools_with_state(
     ]
     assert rollout.reward == 1
     assert rollout.metrics["turns"] == 6
+
+
+def test_a_turn_that_was_cut_has_its_complete_calls_and_one_that_says_so() -> None:
+    cut = Reply("", calls=(ToolCall("1", "add", {"amount": 1}),), malformed="it was cut")
+    made = _with_malformed_call(cut).calls
+    assert [(call.name, call.arguments) for call in made] == [
+        ("add", {"amount": 1}),
+        (MALFORMED_CALL, {"error": "it was cut"}),
+    ]
+    unsendable = Reply("", calls=(ToolCall("1", "add", {"amount": 2**70}),), malformed="it was cut")
+    assert [call.name for call in _with_malformed_call(unsendable).calls] == [MALFORMED_CALL]
 
 
 async def test_episodes_at_once_do_not_mix(chat: Chat, running: Running) -> None:

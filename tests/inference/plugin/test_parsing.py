@@ -115,7 +115,7 @@ def test_a_call_that_holds_half_a_character_is_malformed_and_the_process_lives()
     parser._tokenizer = SimpleNamespace(decode=lambda *_, **__: "a text", all_special_tokens=[])
     parser._parser_type = Parsing
     parser._request_type = lambda **_: SimpleNamespace(tools=None)
-    answer = parser.parse({"tools": [], "token_ids": [1]})
+    answer = parser.parse({"tools": [], "token_ids": [1], "cut": False})
     assert (answer["content"], answer["calls"]) == ("a text", [])
     assert "half a character" in answer["malformed"]
     write_frame(io.BytesIO(), answer)

@@ -28,7 +28,7 @@ async def ask(*servers: FakeServer, first: int = 0, config: dict[str, Any] | Non
     await pool.start()
     try:
         await pool._until(lambda: len(pool._fleet.serving) == len(servers))
-        return await pool.parse([1, 2], [{}], {}, server=servers[first].url)
+        return await pool.parse([1, 2], [{}], {}, cut=True, server=servers[first].url)
     finally:
         await pool.close()
 
@@ -65,9 +65,9 @@ async def test_nonsense_from_all_is_an_error() -> None:
 async def test_a_stock_server_without_the_route_says_what_it_needs() -> None:
     async with FakeServer() as one, HttpSessions(PoolConfig()) as connections:
         with pytest.raises(InferenceError, match="--enable-scale-out"):
-            await OpenAIClient(one.url, connections).parse([1], [{}], {})
+            await OpenAIClient(one.url, connections).parse([1], [{}], {}, cut=False)
 
 
 async def test_no_server_in_service() -> None:
     with pytest.raises(InferenceError, match="no inference server is in service"):
-        await parse_call.parse([], [1], [], {}, None)
+        await parse_call.parse([], [1], [], {}, cut=False, first=None)

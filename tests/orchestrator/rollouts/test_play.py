@@ -13,6 +13,7 @@ import numpy as np
 import orjson
 import pytest
 
+from environments.base import Reply
 from environments.chat import Chat
 from environments.config import EnvironmentConfig, SamplingOverrides
 from inference.base import InferenceError, ParsedText, RequestRefused, SamplingParameters
@@ -77,12 +78,19 @@ class ParsingCounter(CountingPool):
     def __init__(self) -> None:
         super().__init__()
         self.asked: list[Any] = []
+        self.parsed = ParsedText("I add.", "", (("add", '{"a": 1}'), ("add", '{"a": 2}')))
 
     async def parse(
-        self, token_ids: list[int], tools: Sequence[Any], template_kwargs: dict[str, Any], *, server: str | None
+        self,
+        token_ids: list[int],
+        tools: Sequence[Any],
+        template_kwargs: dict[str, Any],
+        *,
+        cut: bool,
+        server: str | None,
     ) -> ParsedText:
-        self.asked.append((token_ids, template_kwargs, server))
-        return ParsedText("I add.", "", (("add", '{"a": 1}'), ("add", '{"a": 2}')))
+        self.asked.append((token_ids, template_kwargs, cut, server))
+        return self.parsed
 
 
 async def test_calls_of_tools_are_parsed_by_the_pool_and_get_ids() -> None:
@@ -100,10 +108,43 @@ async def test_calls_of_tools_are_parsed_by_the_pool_and_get_ids() -> None:
         ("call_2", "add", {"a": 2}),
     ]
     assert [call.id for call in (await model.parse(turn, tools)).calls] == ["call_3", "call_4"]
-    assert pool.asked[0] == ([101], {"enable_thinking": False}, turn.server)
+    assert pool.asked[0] == ([101], {"enable_thinking": False}, False, turn.server)
     strict = [{"type": "function", "function": {"name": "add", "parameters": {"required": ["b"]}}}]
     assert (await model.parse(turn, strict)).malformed == "add: arguments: b missing\nadd: arguments: b missing"
     assert turn.completion_ids.tolist() == [101, 1]
+
+
+async def test_a_turn_that_was_cut_has_the_calls_that_were_complete_and_the_model_is_told() -> None:
+    class EndedByNine:
+        stop_token_ids = (9,)
+        template_kwargs: dict[str, Any] = {}
+
+    pool = ParsingCounter()
+    model = PolicyModel(make_rollout(turns=[], reward=None), cast(Chat, EndedByNine()), pool, SAMPLING)
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {"required": ["a"]}}}]
+    turn = await model.generate([1, 2])
+
+    async def parsed(reason: str, found: ParsedText) -> Reply:
+        pool.parsed = found
+        return await model.parse(replace(turn, finish_reason=reason), tools)
+
+    calls = (("add", '{"a": 1}'),)
+    cut = await parsed("length", ParsedText("", "", calls, "a call was begun"))
+    assert pool.asked[-1] == ([101, 1], {}, True, turn.server)
+    assert (len(cut.calls), "limit of 2 tokens; only" in cut.malformed) == (1, True)
+    assert "limit of 2 tokens; only" in (await parsed("length", ParsedText("", "", calls))).malformed
+    none = await parsed("length", ParsedText("", "", (), "a call was begun"))
+    assert (none.calls, none.malformed.split("\n")[0], "no call was" in none.malformed) == (
+        (),
+        "a call was begun",
+        True,
+    )
+    wrong = await parsed("length", ParsedText("", "", (("add", "{}"),), "a call was begun"))
+    assert (wrong.calls, wrong.malformed.split("\n")[0]) == ((), "add: arguments: a missing")
+    # An answer without a call, and calls that a stop string ended as it was meant to.
+    assert await parsed("length", ParsedText("text")) == Reply("text")
+    assert not (await parsed("stop", ParsedText("", "", calls))).malformed
+    assert "a stop string" in (await parsed("stop", ParsedText("", "", calls, "a call was begun"))).malformed
 
 
 @pytest.mark.parametrize("prompt", [[], [[1, 2]]])
