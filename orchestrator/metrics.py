@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from orchestrator.loop_health.slow_spots import slow_spots_of
+from orchestrator.loop_health.slow_spots import in_words, slow_spots_of
 from orchestrator.rollouts.failures import failures_in_words, sum_failures
 from transport.files.json_lines import lines_from_end, replace_end
 
@@ -74,5 +74,5 @@ def _failures(line: Mapping[str, Any]) -> str:
 
 def _blame(line: Mapping[str, Any]) -> str:
     slow_spots = slow_spots_of([line])
-    worst = slow_spots.worst(1)
-    return f"  late {slow_spots.moments} times, most: {worst[0].seconds:.3f} s {worst[0]}" if worst else ""
+    worst = slow_spots.worst(2)
+    return f"  late {slow_spots.moments} times, such as {in_words(worst)}" if worst else ""

@@ -121,14 +121,13 @@ def _time(seen: Observations) -> Verdict:
 
 
 def _event_loop(seen: Observations) -> Verdict:
-    spots = [spot for spot in seen.slow_spots.worst() if spot.kind in (Kind.CALLBACK, Kind.GIL, Kind.WAIT)]
-    if not spots:
-        return Level.OK, "nothing held the event loop"
-    worst = max(spots, key=lambda spot: spot.worst)
+    spots = [spot for spot in seen.slow_spots.by_key.values() if not spot.place.ours]
+    if not (its_own := [spot for spot in spots if spot.kind in (Kind.CALLBACK, Kind.GIL, Kind.WAIT)]):
+        return Level.OK, "nothing of the environment held the event loop"
+    worst = max(its_own, key=lambda spot: spot.worst)
     level = Level.ERROR if worst.worst > BLOCKED_SECONDS else Level.WARNING
     return level, (
-        f"the event loop was late by {worst.worst:.2g} s: {worst}; all rollouts of the run wait meanwhile: await what is slow, "
-        "or move it to `asyncio.to_thread` or to a process of its own"
+        f"the event loop was late by {worst.worst:.2g} s: {worst}; all rollouts of the run wait meanwhile: {worst.advice}"
     )
 
 

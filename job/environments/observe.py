@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,7 +26,8 @@ from inference.base import ParsedText, SamplingParameters
 from job.environments import waiting
 from orchestrator.loop_health.blame import LoopBlame
 from orchestrator.loop_health.resident import resident_bytes
-from orchestrator.loop_health.slow_spots import SlowSpots
+from orchestrator.loop_health.slow_spots import SlowSpot, SlowSpots
+from orchestrator.loop_health.stacks import NOWHERE
 from orchestrator.loop_health.threads import give_environments_threads
 from orchestrator.rollouts.play import (
     LoadedEnvironment,
@@ -131,11 +133,16 @@ async def observe(
             seen.changed_examples = _changed_examples(environment, plan)
             await _score_again(seen, environment)
         seen.left_tasks, seen.left_threads, seen.left_processes = await _left_since(before)
-    # Measuring memory holds the loop, too, and so do the start and the end of a thread.
-    own = (__file__, waiting.__file__, give_memory_back.__code__.co_filename)
-    spots = blame.take().by_key.values()
-    seen.slow_spots.add(spot for spot in spots if not any(file.endswith(spot.place.file) for file in own))
+    seen.slow_spots.add(_with_own_code(blame.take().by_key.values(), environment))
     return seen
+
+
+def _with_own_code(spots: Iterable[SlowSpot], environment: Environment) -> Iterator[SlowSpot]:
+    """Yields the slow spots, those in the environment's module as its own code also if it is a built-in one."""
+    source = getattr(sys.modules.get(type(environment).__module__), "__file__", None) or ""
+    for spot in spots:
+        is_own = spot.place != NOWHERE and source.endswith(spot.place.file)
+        yield replace(spot, place=replace(spot.place, ours=False)) if is_own else spot
 
 
 class _Timed:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 
 from orchestrator.loop_health.blame_evidence import Evidence, Kind, shares
-from orchestrator.loop_health.slow_spots import SlowSpot, SlowSpots, merged, pool_name
+from orchestrator.loop_health.slow_spots import SlowSpot, SlowSpots, culprits_first, in_words, merged, pool_name
 from orchestrator.loop_health.stacks import NOWHERE, Stack, describe, is_known, place_of, source_of, stack_of
 from orchestrator.loop_health.thread_clocks import Reading, ThreadClocks
 
@@ -233,8 +233,9 @@ class LoopBlame:
     def _log(
         self, slow_spots: Sequence[SlowSpot], slices: Sequence[Slice], late: float, verb: str, *, always: bool = False
     ) -> None:
-        """Logs the slow spot that took longest, unless its place was logged recently."""
-        slow_spot = max(slow_spots, key=lambda slow_spot: slow_spot.seconds)
+        """Logs every part of a late moment, unless the first of them was logged recently."""
+        ordered = culprits_first(slow_spots)
+        slow_spot = ordered[0]
         now = time.monotonic()
         self._unlogged[slow_spot.key] += 1
         if now - self._logged.get(slow_spot.key, -_QUIET_SECONDS) < _QUIET_SECONDS and not always:
@@ -248,9 +249,8 @@ class LoopBlame:
             f"{often} times since the last such line" if often > 1 else "",
             f"stack: {describe(example.stack)}" if example.stack else "",
         ]
-        part = f", {slow_spot.seconds:.3f} s of it because" if slow_spot.seconds < 0.9 * late else ":"
-        reason = "; ".join([str(slow_spot), *filter(None, details)])
-        logger.warning("the event loop %s %.3f s%s %s", verb, late, part, reason)
+        words = in_words(ordered) if len(ordered) > 1 else str(slow_spot)
+        logger.warning("the event loop %s %.3f s: %s", verb, late, "; ".join([words, *filter(None, details)]))
 
 
 def _slow_spots(slices: Sequence[Slice]) -> list[SlowSpot]:

@@ -16,6 +16,17 @@ METRIC = "event_loop_blame"
 WORST = 5
 """Slow spots in a metrics line."""
 
+_NOTABLE_SHARE = 0.1
+"""Code that took this share of the time is named before what has no name."""
+
+_ADVICE = {
+    Kind.CALLBACK: "move the work to a thread if it releases the GIL; if not, divide it or give it a process",
+    Kind.GIL: "divide that C call, or give it a process",
+    Kind.WAIT: "use the asynchronous call, or a thread",
+    Kind.MACHINE: "run fewer processes a core, or use nice values",
+    Kind.UNKNOWN: "",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class SlowSpot:
@@ -33,6 +44,13 @@ class SlowSpot:
     """The longest, in seconds."""
     count: int = 0
     """Number of late moments that it contributed to."""
+
+    @property
+    def advice(self) -> str:
+        """What its user can do about it, in words; empty if that is not known."""
+        if self.place.ours:
+            return "this is Counterpoint's own code: nothing of yours needs to change; report it if it comes again"
+        return _ADVICE[self.kind]
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -56,7 +74,8 @@ class SlowSpot:
     @classmethod
     def of_json(cls, fields: Mapping[str, Any]) -> SlowSpot:
         """Reads the object of `as_json`. Raises `KeyError` or `ValueError` for anything else."""
-        place = Place(fields["function"], fields["file"], fields["line"], fields["inside"])
+        ours = fields.get("ours") is True  # lines of older versions do not say
+        place = Place(fields["function"], fields["file"], fields["line"], fields["inside"], ours)
         numbers = {name: fields[name] for name in ("callback", "thread", "seconds", "worst", "count")}
         return cls(Kind(fields["kind"]), place, **numbers)
 
@@ -94,8 +113,8 @@ class SlowSpots:
             self.by_key[slow_spot.key] = known.plus(slow_spot) if known is not None else slow_spot
 
     def worst(self, count: int = WORST) -> list[SlowSpot]:
-        """Returns those that took longest, the longest first."""
-        return sorted(self.by_key.values(), key=lambda slow_spot: -slow_spot.seconds)[:count]
+        """Returns the first of those in the order of `culprits_first`."""
+        return culprits_first(self.by_key.values())[:count]
 
     def metrics(self) -> dict[str, Any]:
         """Returns metrics: `event_loop_late/n`, `event_loop_late/<kind>` in seconds, and the worst slow spots.
@@ -113,6 +132,26 @@ class SlowSpots:
             **{f"event_loop_late/{kind}": total for kind, total in seconds.items()},
             **worst,
         }
+
+
+def culprits_first(slow_spots: Iterable[SlowSpot]) -> list[SlowSpot]:
+    """Returns the slow spots in the order in which a person should look at them.
+
+    Code that has a name and took at least a tenth of the time comes first, the user's before ours: a machine without CPU to
+    spare makes any stall longer, and is not what began it. What took longest is first among equals.
+    """
+    spots = list(slow_spots)
+    notable = _NOTABLE_SHARE * sum(spot.seconds for spot in spots)
+
+    def rank(spot: SlowSpot) -> int:
+        return 2 if spot.place == NOWHERE or spot.seconds < notable else int(spot.place.ours)
+
+    return sorted(spots, key=lambda spot: (rank(spot), -spot.seconds))
+
+
+def in_words(slow_spots: Iterable[SlowSpot]) -> str:
+    """Returns them in one line, each with its seconds, in the given order."""
+    return "; ".join(f"{spot.seconds:.3f} s: {spot}" for spot in slow_spots)
 
 
 def slow_spots_of(lines: Iterable[Mapping[str, Any]]) -> SlowSpots:

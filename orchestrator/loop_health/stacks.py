@@ -30,6 +30,14 @@ _LIBRARIES = frozenset(
 """Installed packages that are libraries, like the standard library: their caller is named instead. Any other installed package
 may be an environment, whose code is named."""
 
+_ROOT = PurePath(__file__).parents[2]
+"""Where our packages are: the repository, or the directory of installed packages."""
+
+_OUR_PACKAGES = (
+    "cli", "cluster", "environments", "inference", "job", "models", "orchestrator", "run", "serve", "sweep", "trainer",
+    "transport", "tune",
+)  # fmt: skip
+
 _SHOWN_FRAMES = 8
 
 
@@ -53,6 +61,8 @@ class Place:
     line: int
     inside: str = ""
     """The innermost function, if it is a library's."""
+    ours: bool = False
+    """Whether it is Counterpoint's own code, which its user cannot change."""
 
 
 NOWHERE = Place("", "", 0)
@@ -66,7 +76,7 @@ def place_of(stack: Stack) -> Place:
     code, offset = next((position for position in stack if not _is_library(position[0].co_filename)), stack[0])
     innermost = stack[0][0]
     inside = innermost.co_qualname if innermost is not code else ""
-    return Place(code.co_qualname, _shown(code.co_filename), _line(code, offset), inside)
+    return Place(code.co_qualname, _shown(code.co_filename), _line(code, offset), inside, _is_ours(code.co_filename))
 
 
 def is_known(stack: Stack) -> bool:
@@ -113,9 +123,12 @@ def _is_library(file: str) -> bool:
 
 
 @cache
+def _is_ours(file: str) -> bool:
+    return any(file.startswith(f"{_ROOT}/{package}/") for package in _OUR_PACKAGES)
+
+
+@cache
 def _shown(file: str) -> str:
     # An editable install is found without an entry of its own.
-    directories = [
-        directory.rstrip("/") + "/" for directory in (*sys.path, str(PurePath(__file__).parents[2])) if directory
-    ]
+    directories = [directory.rstrip("/") + "/" for directory in (*sys.path, str(_ROOT)) if directory]
     return file.removeprefix(max((each for each in directories if file.startswith(each)), key=len, default=""))

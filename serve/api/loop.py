@@ -43,6 +43,8 @@ class Blamed(Config):
     """What the place did."""
     text: str
     """In words."""
+    advice: str
+    """What to do about it; empty if that is not known."""
     function: str
     """The innermost function of the project or its environment."""
     file: str
@@ -73,7 +75,7 @@ class Peak(Config):
     seconds: float
     """The longest lag in it."""
     blame: list[Blamed]
-    """What made it late, the worst first; empty if nothing was seen."""
+    """What made it late: code that has a name first, the user's before ours; empty if nothing was seen."""
 
 
 class LoopHealth(Config):
@@ -124,6 +126,7 @@ def _blamed(slow_spot: SlowSpot) -> Blamed:
     return Blamed(
         kind=slow_spot.kind,
         text=_text(str(slow_spot)),
+        advice=slow_spot.advice,
         function=_text(place.function),
         file=_text(place.file),
         line=int(place.line),

@@ -15,6 +15,7 @@ from typing import Literal
 from cluster.worker_view import State
 from job.inspection.metrics_lines import Line, is_number
 from job.number_format import duration, scientific
+from orchestrator.loop_health.slow_spots import in_words as slow_spots_in_words
 from orchestrator.loop_health.slow_spots import slow_spots_of
 from orchestrator.rollouts.failures import PREFIX, failures_in_words, sum_failures
 from orchestrator.step.discarded import in_words
@@ -294,8 +295,8 @@ def _lag(run: RunFacts, now: float) -> Iterator[Problem]:
             if line.get(f"event_loop_lag/{name}", 0.0) > limit
         ]
         if above:
-            worst = slow_spots_of([line]).worst(1)
-            blame = f"; most of it: {worst[0]}" if worst else ""
+            worst = slow_spots_of([line]).worst(2)
+            blame = f"; of it {slow_spots_in_words(worst)}" if worst else ""
             reason = f"the event loop was late in step {line['step']}: {', '.join(above)}{blame}"
             advice = (
                 "see the loop's view for the code that made it late, and docs/blame.md for what to do about each kind"

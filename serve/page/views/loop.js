@@ -22,13 +22,13 @@ const PEAKS = 100;
 /** The default of `lag.blame_seconds`. */
 const LATE_SECONDS = 0.05;
 
-/** What each kind of late moment means, and what to do (docs/blame.md). */
+/** What each kind of late moment means (docs/blame.md). */
 const KINDS = {
-  callback: { text: "own work", tone: "warn", advice: "Move it to a thread if it releases the GIL; if not, divide it." },
-  gil: { text: "GIL held", tone: "warn", advice: "Divide that C call, or give it a process." },
-  wait: { text: "waited", tone: "warn", advice: "Use the asynchronous call, or a thread." },
-  machine: { text: "machine busy", tone: "busy", advice: "Run fewer processes a core, or use nice values." },
-  unknown: { text: "unknown", tone: "idle", advice: "" },
+  callback: { text: "own work", tone: "warn", help: "The loop ran code" },
+  gil: { text: "GIL held", tone: "warn", help: "Another thread held the GIL" },
+  wait: { text: "waited", tone: "warn", help: "The loop was in a call that waits" },
+  machine: { text: "machine busy", tone: "busy", help: "The CPU went to others" },
+  unknown: { text: "unknown", tone: "idle", help: "The cause is not known" },
 };
 
 /** Draws the view. */
@@ -64,7 +64,7 @@ export function render(root, context) {
     const shown = Object.keys(CURVES).map((name) => answer.series.find((one) => one.metric === name)).filter(Boolean);
     const { x, columns } = joined(shown.map((one) => ({ x: one.x, columns: [one.metric === "event_loop_lag/max" ? one.high : one.mean] })));
     lag.update({ x, axis: "step", curves: shown.map((one, index) => ({ key: one.metric, label: CURVES[one.metric][0], style: styleOf(CURVES[one.metric][1]), mean: columns[index][0] })) });
-    kinds.update([{ name: "Late moments", value: whole(answer.late) }, ...Object.entries(KINDS).map(([kind, { text, advice }]) => ({ name: text, value: seconds(answer.seconds_by_kind[kind]), help: advice }))]);
+    kinds.update([{ name: "Late moments", value: whole(answer.late) }, ...Object.entries(KINDS).map(([kind, { text, help }]) => ({ name: text, value: seconds(answer.seconds_by_kind[kind]), help }))]);
     peaks.update(latePeaks(answer.peaks));
     places.update(totalsOf(answer.peaks));
     setText(health, answer.late === 0 && x.length > 0 ? "Never late in the steps shown." : "");
@@ -102,7 +102,7 @@ function placeColumns() {
     { key: "count", title: "Moments", width: 90, number: true, value: (place) => place.count, cell: (place) => whole(place.count) },
     { key: "kind", title: "Cause", width: 130, value: (place) => place.kind, change: changeKind },
     { key: "place", title: "Function", value: (place) => place.function, wide: true, change: (cell, place) => changePlace(cell, place, 0) },
-    { key: "advice", title: "What to do", wide: true, value: (place) => KINDS[place.kind]?.advice ?? "" },
+    { key: "advice", title: "What to do", wide: true, value: (place) => visible(place.advice, 200) },
   ];
 }
 

@@ -55,8 +55,8 @@ def two_branches(seen: Observations) -> None:
     seen.groups[0][0].branches = (*branches, *branches)
 
 
-def slow_spot(seconds: float, kind: Kind = Kind.CALLBACK) -> Callable[[Observations], Any]:
-    place = Place("pack", "mine.py", 12, "")
+def slow_spot(seconds: float, kind: Kind = Kind.CALLBACK, ours: bool = False) -> Callable[[Observations], Any]:
+    place = Place("pack", "mine.py", 12, "", ours)
     return lambda seen: seen.slow_spots.add([SlowSpot(kind, place, seconds=seconds, worst=seconds, count=1)])
 
 
@@ -72,7 +72,8 @@ def slow_spot(seconds: float, kind: Kind = Kind.CALLBACK) -> Callable[[Observati
         (lambda seen: seen.seconds.append(Seconds(31.0, 1.0, 1.0)), "time", Level.WARNING, "= 60: raise it"),
         (slow_spot(0.1), "event loop", Level.WARNING, "pack (mine.py:12)"),
         (slow_spot(1.0), "event loop", Level.ERROR, "late by 1 s"),
-        (slow_spot(1.0, Kind.MACHINE), "event loop", Level.OK, "nothing held"),
+        (slow_spot(1.0, Kind.MACHINE), "event loop", Level.OK, "nothing of the environment held"),
+        (slow_spot(1.0, ours=True), "event loop", Level.OK, "nothing of the environment held"),
         (two_branches, "sequences", Level.WARNING, "up to 2 sequences"),
         (lambda seen: seen.groups[0][0].state.update(big="x" * 10**5), "state", Level.WARNING, "keep less in it"),
         (lambda seen: seen.memory.append(900 * MIB), "memory", Level.WARNING, "belongs into its state"),

@@ -8,6 +8,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -17,10 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import orchestrator.loop_health.blame
-from orchestrator.loop_health.blame import LoopBlame
+from orchestrator.loop_health.blame import LoopBlame, Slice, _slow_spot
 from orchestrator.loop_health.blame_evidence import Evidence, Kind, shares
-from orchestrator.loop_health.slow_spots import SlowSpot, merged, pool_name, slow_spots_of
-from orchestrator.loop_health.stacks import NOWHERE, Place, describe, place_of, stack_of
+from orchestrator.loop_health.slow_spots import SlowSpot, culprits_first, merged, pool_name, slow_spots_of
+from orchestrator.loop_health.stacks import NOWHERE, Place, Stack, describe, place_of, stack_of
 from orchestrator.loop_health.thread_clocks import Doing, ThreadClocks
 
 THRESHOLD_SECONDS = 0.01
@@ -342,6 +343,51 @@ def test_a_deep_stack_is_shown_by_its_ends() -> None:
 
 def slow_spot(function: str, seconds: float, kind: Kind = Kind.CALLBACK) -> SlowSpot:
     return SlowSpot(kind, Place(function, "file.py", 3), seconds=seconds)
+
+
+OURS = Place("Chat._render", "environments/chat.py", 7, ours=True)
+
+
+def test_who_can_be_named_is_named_first_and_the_user_before_us() -> None:
+    machine, ours = SlowSpot(Kind.MACHINE, NOWHERE, seconds=1.7), SlowSpot(Kind.CALLBACK, OURS, seconds=0.6)
+    users, trifle = slow_spot("users", 0.5), slow_spot("trifle", 0.1)
+    assert culprits_first([trifle, machine, ours, users]) == [users, ours, machine, trifle]
+
+
+def test_the_log_names_every_part_of_a_moment_on_a_busy_machine(caplog: pytest.LogCaptureFixture) -> None:
+    """Also where the machine had most of it, and where that has been said just before."""
+    blame = LoopBlame(THRESHOLD_SECONDS)
+    machine = Slice(1.7, Kind.MACHINE)
+    blame._log([SlowSpot(Kind.MACHINE, NOWHERE, seconds=1.7)], [machine], 1.7, "was late by")
+    caplog.clear()
+    parts = [machine, Slice(1.3, Kind.CALLBACK, stack_of(inspect.currentframe()), task="rollout 7-3")]
+    blame._log([_slow_spot(part) for part in parts], parts, 3.0, "was late by")
+    (said,) = [record.getMessage() for record in caplog.records]
+    own = said.index("1.300 s: the loop ran test_the_log_names_every_part_of_a_moment_on_a_busy_machine")
+    assert own < said.index("1.700 s: the machine gave the CPU to others") < said.index("task: rollout 7-3")
+    assert said.startswith("the event loop was late by 3.000 s")
+
+
+def test_nobody_is_told_to_move_our_own_code(tmp_path: Path) -> None:
+    own, others = place_of(stack_of_source(orchestrator.loop_health.blame.__file__)), place_of(inner())
+    assert (own.ours, others.ours) == (True, False)
+    assert not place_of(stack_of_source(str(tmp_path / "environments" / "mine.py"))).ours
+    for kind in Kind:
+        assert "thread" not in SlowSpot(kind, own).advice
+        assert "report it" in SlowSpot(kind, own).advice
+    assert "thread" in SlowSpot(Kind.CALLBACK, others).advice
+    for place in (own, others):
+        spot = SlowSpot(Kind.CALLBACK, place, seconds=1.0)
+        assert SlowSpot.of_json(orjson.loads(orjson.dumps(spot.as_json()))) == spot
+    older = {name: value for name, value in SlowSpot(Kind.CALLBACK, own).as_json().items() if name != "ours"}
+    assert not SlowSpot.of_json(older).place.ours
+
+
+def stack_of_source(file: str) -> Stack:
+    """The stack of a function of that file."""
+    found: dict[str, Any] = {}
+    exec(compile("def here(): return frame()", file, "exec"), {"frame": inspect.currentframe}, found)
+    return ((found["here"].__code__, 0),)
 
 
 def test_slow_spots_add_up_by_place() -> None:
