@@ -195,9 +195,9 @@ class Chat:
         except (TemplateError, TypeError, AttributeError, LookupError) as error:
             # A template may, for example, add text and a list.
             roles = ", ".join(str(message.get("role")) for message in messages)
-            said = str(error) if isinstance(error, TemplateError) else f"{type(error).__name__}: {error}"
+            fails = "refuses" if type(error) is TemplateError else f"fails with {type(error).__name__} on"
             raise ValueError(
-                f"{self._directory}: its chat template refuses messages of roles [{roles}]: {said}"
+                f"{self._directory}: its chat template {fails} messages of roles [{roles}]: {error}"
             ) from error
 
     def _after_completion(

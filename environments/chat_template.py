@@ -6,7 +6,7 @@ A directory has one template, or several by name: `default`, and with some model
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from jinja2 import Template, TemplateError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.meta import find_undeclared_variables
-from jinja2.nodes import Node
+from jinja2.nodes import CallBlock, Node
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -89,10 +89,14 @@ class _GenerationTag(Extension):
 
     tags = {"generation"}
 
-    def parse(self, parser: Parser) -> list[Node]:
-        """Returns the nodes inside the tag."""
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+    def parse(self, parser: Parser) -> Node:
+        """Returns the tag's content as a block of its own, as in transformers: what is set in it ends with it."""
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return CallBlock(self.call_method("_rendered"), [], [], body).set_lineno(line)
+
+    def _rendered(self, caller: Callable[[], str]) -> str:
+        return caller()
 
 
 def _compile(file: Path, source: str) -> ChatTemplate:
@@ -109,9 +113,15 @@ def _compile(file: Path, source: str) -> ChatTemplate:
         raise ValueError(f"{file}: the chat template does not compile: {error}") from error
 
 
-def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, sort_keys: bool = False) -> str:
-    # Jinja's own filter escapes HTML, which no model has seen.
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, sort_keys=sort_keys)
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # Jinja's own filter escapes HTML, which no model has seen. The parameters have transformers' order.
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _raise_exception(message: str) -> NoReturn:

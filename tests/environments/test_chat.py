@@ -293,7 +293,7 @@ def test_a_template_that_refuses_says_so_with_the_roles(directory: Path) -> None
 
 def test_a_template_cannot_reach_out_of_its_sandbox(directory: Path) -> None:
     (directory / "chat_template.jinja").write_text("{{ messages.__class__.__mro__[1].__subclasses__() }}")
-    with pytest.raises(ValueError, match="refuses"):
+    with pytest.raises(ValueError, match="fails with SecurityError on messages of roles"):
         Chat(directory).start(USER)
 
 
