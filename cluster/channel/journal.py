@@ -1,10 +1,10 @@
 """What a channel's host keeps on its disk, so that its death loses no record: an append-only journal in segments.
 
-An entry is 8 bytes of lengths, 4 of a checksum, a msgpack header, and the bytes of a record's frames. Each segment begins with
-the whole state but the records (`LendingState`), so that a segment is needed only for the records in it that are not
-acknowledged, and is removed when there are none. `flush` passes the entries to the operating system, which keeps them when the
-process is killed; with `sync` it waits for the disk, and they outlive the machine's crash. A cut-off entry at the end, left by a
-host that was killed while it wrote, is ignored: nobody was told that it was stored.
+An entry (`transport/files/checked_entries.py`) is the length of a header, the header in msgpack, and a record's frames. Each
+segment begins with the whole state but the records (`LendingState`), so that a segment is needed only for the records in it that
+are not acknowledged, and is removed when there are none. `flush` passes the entries to the operating system, which keeps them
+when the process is killed; with `sync` it waits for the disk, and they outlive the machine's crash. A cut-off entry at the end,
+left by a host that was killed while it wrote, is ignored: nobody was told that it was stored. Damage is refused.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import secrets
 import struct
-import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,13 +21,14 @@ import msgpack
 from cluster.channel.lending import LendingState
 from cluster.channel.positions import PositionSet
 from transport.files.atomic import Buffer, as_bytes_view, write_atomically, write_buffers
+from transport.files.checked_entries import DamagedEntry, head_of, read_entries
 from transport.files.lock import take_lock
 
 SEGMENT_BYTES = 64 * 2**20
 """A segment is followed by another once it is as long."""
 
-_ENTRY = struct.Struct("<QII")
-"""Bytes of the record's frames, bytes of the header, checksum of the header (and, with `sync`, of the frames)."""
+_LENGTH = struct.Struct("<I")
+"""Bytes of the header."""
 
 STATE, PUT, ACKNOWLEDGE, SKIP, END, OWN = range(6)
 
@@ -132,27 +132,16 @@ class Journal:
             self._begin_segment()
 
     def _note(self, header: list[object], frames: Sequence[memoryview] = ()) -> None:
-        packed: bytes = msgpack.packb(header)
-        self._pending.append(_ENTRY.pack(sum(view.nbytes for view in frames), len(packed), self._sum(packed, frames)))
-        self._pending.append(packed)
-        self._pending += frames
-
-    def _sum(self, packed: bytes, frames: Sequence[memoryview]) -> int:
-        checksum = zlib.crc32(packed)
-        if self._sync:  # else the bytes are there if their length is
-            for view in frames:
-                checksum = zlib.crc32(view, checksum)
-        return checksum
+        self._pending += _entry(header, frames)
 
     def _begin_segment(self) -> None:
         """Begins a segment with the state as it is, and removes those that hold nothing any more."""
         state = self.state
         positions = {origin: [each.watermark, each.above] for origin, each in state.positions.items()}
         kept = [[sequence, state.owners.get(sequence)] for sequence in state.kept]
-        header = [STATE, self.generation, self._sync, state.next_sequence, positions, sorted(state.ended), kept]
-        packed: bytes = msgpack.packb(header)
+        header = [STATE, self.generation, state.next_sequence, positions, sorted(state.ended), kept]
         path = self._path(self._current + 1)
-        write_atomically(path, _ENTRY.pack(0, len(packed), zlib.crc32(packed)), packed, durable=self._sync)
+        write_atomically(path, *_entry(header), durable=self._sync)
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         if self._descriptor >= 0:
             os.close(self._descriptor)
@@ -192,7 +181,7 @@ class Journal:
 
     def _take_state(self, entry: tuple[list[Any], Sequence[Buffer]] | None, path: Path) -> None:
         match entry[0] if entry is not None else None:
-            case [0, str(generation), bool(), int(following), dict(positions), list(ended), list(kept)]:
+            case [0, str(generation), int(following), dict(positions), list(ended), list(kept)]:
                 self.generation = generation
                 self.state = LendingState(
                     following,
@@ -233,23 +222,25 @@ class Journal:
                 state.owners[sequence] = name
 
 
+def _entry(header: list[object], frames: Sequence[memoryview] = ()) -> list[Buffer]:
+    packed: bytes = msgpack.packb(header)
+    body: list[Buffer] = [_LENGTH.pack(len(packed)), packed, *frames]
+    return [head_of(body), *body]
+
+
 def _entries(path: Path) -> Iterator[tuple[list[Any], Sequence[Buffer]]]:
-    """Yields headers and frames of a segment, up to the first entry that is not whole."""
-    content = memoryview(path.read_bytes())
-    offset, checked = 0, False
-    while offset + _ENTRY.size <= len(content):
-        size, length, checksum = _ENTRY.unpack_from(content, offset)
-        start = offset + _ENTRY.size
-        end = start + length + size
-        if end > len(content) or zlib.crc32(content[start : end if checked else start + length]) != checksum:
-            return
-        header = msgpack.unpackb(content[start : start + length], strict_map_key=False)
-        if header[0] == STATE:
-            checked = header[2]
-        frames, at = [], start + length
-        if header[0] == PUT:
-            for each in header[4]:
-                frames.append(content[at : at + each])
-                at += each
-        yield header, frames
-        offset = end
+    """Yields headers and frames of a segment, without an entry at the end that was cut off. Raises `JournalError`."""
+    try:
+        for body, _ in read_entries(path.read_bytes()):
+            at = _LENGTH.size + _LENGTH.unpack_from(body)[0]
+            header = msgpack.unpackb(body[_LENGTH.size : at], strict_map_key=False)
+            frames = []
+            for size in header[4] if header[0] == PUT else ():
+                frames.append(body[at : at + size])
+                at += size
+            yield header, frames
+    except DamagedEntry as error:
+        raise JournalError(
+            f"{path} is damaged: {error}. Restore it from a copy, or go on with what was before by cutting it off there "
+            f"(truncate -s {error.offset})"
+        ) from None

@@ -1,9 +1,10 @@
 """The experiment on disk: a journal of every accepted event, and the snapshots that bound it. Held by one runner at a time.
 
 `experiment_snapshot_N` is the state after the events of all journals before `experiment_journal_N`; N grows by one with each
-snapshot. A record of the journal is a length, a CRC-32 and MessagePack. A runner that is killed leaves at most half a record
-at the end, which the next one removes: its instructions were never carried out. Records are written at once and flushed to the
-disk now and then, so the death of a process loses none, and that of the machine the last seconds.
+snapshot. A record of the journal is MessagePack in an entry (`transport/files/checked_entries.py`). A runner that is killed
+leaves at most half a record at the end, which the next one removes: its instructions were never carried out. Damage is refused.
+Records are written at once and flushed to the disk now and then, so the death of a process loses none, and that of the machine
+the last seconds.
 """
 
 from __future__ import annotations
@@ -11,14 +12,13 @@ from __future__ import annotations
 import errno
 import os
 import re
-import struct
 import time
-import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from transport.files.atomic import write_atomically, write_buffers
+from transport.files.checked_entries import DamagedEntry, head_of, read_entries
 from transport.files.lock import holder_of, take_lock
 from tune.errors import TuneError
 
@@ -26,7 +26,6 @@ LOCK_NAME = "experiment.lock"
 LOCK_SECONDS = 10.0
 """How long the lock is waited for: children of a killed runner may hold it a moment longer."""
 
-_HEADER = struct.Struct("<II")
 _NAME = re.compile(r"experiment_(snapshot|journal)_(\d{6,})\.msgpack")
 
 
@@ -75,7 +74,7 @@ class ExperimentJournal:
     def append(self, records: Sequence[bytes]) -> None:
         """Adds records, in one write. Raises `OSError` (disk full): the journal is then as before."""
         assert self._descriptor is not None, "the journal is read or begun first"
-        framed = [part for record in records for part in (_HEADER.pack(len(record), zlib.crc32(record)), record)]
+        framed = [part for record in records for part in (head_of([record]), record)]
         begin = os.lseek(self._descriptor, 0, os.SEEK_END)
         try:
             write_buffers(self._descriptor, [b"".join(framed)])
@@ -87,7 +86,7 @@ class ExperimentJournal:
     def write_snapshot(self, state: bytes) -> None:
         """Makes a state durable, and discards what came before it. Raises `OSError`, after which nothing is missing."""
         number = self._number + 1
-        write_atomically(snapshot_path(self.directory, number), _HEADER.pack(len(state), zlib.crc32(state)), state)
+        write_atomically(snapshot_path(self.directory, number), head_of([state]), state)
         self._close_journal()
         self._number = number
         self._open(0)
@@ -128,45 +127,26 @@ class ExperimentJournal:
     def _checked_snapshot(self) -> bytes:
         path = snapshot_path(self.directory, self._number)
         data = path.read_bytes()
-        records = list(_records(data))
-        if len(records) != 1 or records[0][1] != len(data):
-            raise TuneError(
-                f"{path} is damaged: its checksum does not hold. Restore it from a copy, or begin anew elsewhere"
-            )
-        return records[0][0]
+        with suppress(DamagedEntry):
+            entries = list(read_entries(data))
+            if len(entries) == 1 and entries[0][1] == len(data):
+                return bytes(entries[0][0])
+        raise TuneError(
+            f"{path} is damaged: its checksum does not hold. Restore it from a copy, or begin anew elsewhere"
+        )
 
 
 def read_records(path: Path) -> tuple[list[bytes], int]:
-    """Returns the whole records of a journal and the offset of their end.
-
-    Raises `TuneError` for a damaged record with whole ones after it: a killed process leaves damage at the end only.
-    """
-    if not path.exists():
-        return [], 0
-    data = path.read_bytes()
-    found = list(_records(data))
-    end = found[-1][1] if found else 0
-    if len(data) - end > _HEADER.size:
-        length, _ = _HEADER.unpack_from(data, end)
-        after = end + _HEADER.size + length
-        if length and next(_records(data[after:]), None) is not None:
-            raise TuneError(
-                f"{path} is damaged at byte {end}: the checksum of its record does not hold, and others follow. Restore it "
-                f"from a copy, or go on with what was before by cutting the file off there (truncate -s {end})"
-            )
-    return [record for record, _ in found], end
-
-
-def _records(data: bytes) -> Iterator[tuple[bytes, int]]:
-    """Yields the whole records from the start, each with the offset of its end."""
-    offset = 0
-    while offset + _HEADER.size <= len(data):
-        length, checksum = _HEADER.unpack_from(data, offset)
-        begin, offset = offset + _HEADER.size, offset + _HEADER.size + length
-        record = data[begin:offset]
-        if not length or offset > len(data) or zlib.crc32(record) != checksum:
-            return
-        yield record, offset
+    """Returns the whole records of a journal and the offset of their end. Raises `TuneError` for damage."""
+    try:
+        entries = list(read_entries(path.read_bytes() if path.exists() else b""))
+    except DamagedEntry as error:
+        begins = " (or an earlier version of Counterpoint wrote it)" if not error.offset else ""
+        raise TuneError(
+            f"{path} is damaged at byte {error.offset}: the checksum of its record does not hold{begins}. Restore it from a "
+            f"copy, or go on with what was before by cutting the file off there (truncate -s {error.offset})"
+        ) from None
+    return [bytes(record) for record, _ in entries], entries[-1][1] if entries else 0
 
 
 def _take(path: Path) -> int:

@@ -137,3 +137,30 @@ def test_a_missing_segment_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     min(tmp_path.glob("*.journal")).unlink()
     with pytest.raises(JournalError, match="number 0"):
         Journal(tmp_path)
+
+
+@pytest.mark.slow
+def test_no_flipped_bit_alters_or_drops_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_module, "SEGMENT_BYTES", 300)
+    journal = Journal(tmp_path)
+    for sequence in range(4):
+        put(journal, sequence, [b"tree", bytes([sequence]) * 100])
+        journal.flush()
+    forget(journal, 1)
+    journal.flush()
+    expected = content(journal)
+    journal.close()
+    segments = sorted(tmp_path.glob("*.journal"))
+    assert len(segments) > 1
+    for segment in segments:
+        whole = segment.read_bytes()
+        for bit in range(0, 8 * len(whole), 13):  # any bit of a byte, in few enough cases
+            damaged = bytearray(whole)
+            damaged[bit // 8] ^= 1 << bit % 8
+            segment.write_bytes(damaged)
+            with pytest.raises(JournalError, match=f"{segment.name} is damaged: .* byte"):
+                Journal(tmp_path)
+        segment.write_bytes(whole)
+    again = Journal(tmp_path)
+    assert content(again) == expected
+    again.close()

@@ -177,10 +177,12 @@ def test_damage_in_the_middle_is_refused_with_its_place(tmp_path: Path) -> None:
     records, end = read_records(path)
     assert len(records) > 4
     assert end == len(data)
-    data[12] ^= 0xFF
-    path.write_bytes(data)
-    with pytest.raises(TuneError, match="damaged at byte 0"):
-        runner_at(tmp_path)
+    for place in (0, 12, 20, len(data) - 1):  # a length, a checksum, a record, the last one
+        damaged = data.copy()
+        damaged[place] ^= 0x40
+        path.write_bytes(damaged)
+        with pytest.raises(TuneError, match=r"damaged at byte \d\d" if place > 20 else "damaged at byte 0:"):
+            runner_at(tmp_path)
 
 
 def test_zeros_after_the_end_are_no_damage(tmp_path: Path) -> None:
