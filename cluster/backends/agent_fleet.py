@@ -135,7 +135,7 @@ class AgentFleet(ABC, Listener):
             assert seat.link is not None
             seat.workers.setdefault(key, False)
             seat.bundles[key] = order.bundle
-            await seat.link.create(order)
+            await seat.link.command(protocol.CREATE, **asdict(order))
 
     async def start(self, worker: str, incarnation: int) -> None:
         """As `Backend.start`."""

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import zmq
@@ -17,7 +17,7 @@ from cluster.agent import protocol
 from cluster.agent.frames import MalformedMessageError, pack, unpack
 from cluster.agent.reports import event_of
 from cluster.agent.settings import AgentEndpoint
-from cluster.backends.base import Heartbeat, LivingWorker, WorkerOrder
+from cluster.backends.base import Heartbeat, LivingWorker
 from cluster.clock import RunningClock
 from cluster.errors import BackendError, StaleMasterError
 from cluster.manager.events import Event
@@ -31,11 +31,6 @@ LEAST_SILENCE_SECONDS = 3.0
 
 CONNECT_SECONDS = 10.0
 COMMAND_SECONDS = 30.0
-"""From when a command is sent until its answer. A creation waits for its turn before it is sent."""
-
-CREATIONS_AT_ONCE = 8
-"""An agent starts one process after the other. More creations would only wait there, beside their repetitions."""
-
 REPEAT_SECONDS = 2.0
 """After which a command without an answer is sent again: a connection may have broken."""
 
@@ -103,7 +98,6 @@ class AgentLink:
         self._welcomed = asyncio.Event()
         self._commands: dict[int, asyncio.Future[None]] = {}
         self._last_command = 0
-        self._creations = asyncio.Semaphore(CREATIONS_AT_ONCE)
         self._received = 0
         self._announced = 0
         """The last report that the agent had made when it first answered."""
@@ -133,11 +127,6 @@ class AgentLink:
                 f"the agent of node {self.endpoint.node} at {self.endpoint.address} did not answer within {CONNECT_SECONDS:g} s"
             ) from None
         self._raise_if_lost()
-
-    async def create(self, order: WorkerOrder) -> None:
-        """Has the agent start a worker's process, once it is its turn. Raises as `command`."""
-        async with self._creations:
-            await self.command(protocol.CREATE, **asdict(order))
 
     async def command(self, kind: str, **fields: Any) -> None:
         """Has the agent do something, which it acknowledged when this returns.

@@ -44,6 +44,9 @@ CREATE_SECONDS = 60.0
 ORDER_SECONDS = 15.0
 """Longest time for an instruction of each kind to be accepted; what follows from it comes as an event."""
 
+CREATIONS_AT_ONCE = 16
+"""An agent starts one process after the other, so more would only wait there, beside their repetitions."""
+
 TRIES = 4
 """How often an order to a living worker is tried before the worker counts as silent."""
 
@@ -76,6 +79,7 @@ class Executor:
         self._published = asyncio.Event()
         """Set while there is no news of members that has not arrived."""
         self._published.set()
+        self._creations = asyncio.Semaphore(CREATIONS_AT_ONCE)
         self._lanes: dict[str, deque[Instruction]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -185,7 +189,7 @@ class Executor:
         record = self._manager.state.workers[worker]
         try:
             order = self._orders.order(record, incarnation, instruction.again, self._count(record))
-            async with asyncio.timeout(CREATE_SECONDS):
+            async with self._creations, asyncio.timeout(CREATE_SECONDS):
                 await self._backend.create(order)
             return
         except StaleMasterError:

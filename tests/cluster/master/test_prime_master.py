@@ -10,6 +10,7 @@ import pytest
 
 from cluster.backends.base import Backend
 from cluster.manager.events import ManagerStage, Outcome, ScaleRequested, StopRequested
+from cluster.master import executor
 from cluster.master.durable import MastershipLost
 from cluster.master.faults import POINTS, Faults
 from cluster.master.orders import Orders
@@ -95,6 +96,31 @@ async def test_a_job_runs_to_its_end(tmp_path: Path) -> None:
     assert outcome.code == 0
     assert sorted(job.world.created) == [("service-0", 1), ("service-1", 1), ("task-0", 1), ("task-1", 1)]
     assert job.world.workers == {}
+
+
+@pytest.mark.slow
+async def test_many_workers_are_created_few_at_a_time_each_with_the_whole_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executor, "CREATE_SECONDS", 1.0)  # all one after the other take longer
+    monkeypatch.setattr(executor, "CREATIONS_AT_ONCE", 4)
+    create, waiting = FakeBackend.create, [0, 0]
+    one_at_a_time = asyncio.Lock()
+
+    async def create_slowly(backend: FakeBackend, order: Any) -> None:
+        waiting[0] += 1
+        waiting[1] = max(waiting)
+        async with one_at_a_time:
+            await asyncio.sleep(0.04)
+            await create(backend, order)
+        waiting[0] -= 1
+
+    monkeypatch.setattr(FakeBackend, "create", create_slowly)
+    job = Job(tmp_path, JobSpec(name="job", roles=(RoleSpec(name="task", worker="m:Task", count=50, task=True),)))
+    outcome = await job.run()
+    assert outcome.code == 0
+    assert waiting[1] <= 4
+    assert len(job.world.created) == 50
 
 
 async def test_a_restarted_master_knows_that_the_job_has_ended(tmp_path: Path) -> None:
