@@ -7,7 +7,15 @@ from pathlib import Path
 
 from cli.display.console import console_for
 from cli.display.rollouts import print_rollout, rollout_table
-from job.inspection.rollout_records import best_record, find_run, find_step, read_records, record_of, worst_record
+from job.inspection.rollout_records import (
+    best_record,
+    find_run,
+    find_step,
+    read_records,
+    record_of,
+    records_without_difference,
+    worst_record,
+)
 from transport.errors import UserError
 
 PIPE_WIDTH = 240
@@ -18,6 +26,11 @@ def main(arguments: list[str]) -> int:
     """Runs the command. Raises `UserError` if there is nothing to show."""
     given = _parser().parse_args(arguments)
     run_id = find_run(given.job, given.run)
+    if given.no_difference:
+        console = console_for(pipe_width=PIPE_WIDTH)
+        for record in records_without_difference(given.job, run_id):
+            print_rollout(console, f"run {run_id}, a group without a difference", record)
+        return 0
     step = find_step(given.job, run_id, given.step)
     records = read_records(given.job, run_id, step)
     where, console = f"run {run_id}, step {step}", console_for(pipe_width=PIPE_WIDTH)
@@ -48,5 +61,10 @@ def _parser() -> argparse.ArgumentParser:
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--best", action="store_true", help="print the rollout with the highest reward in full")
     which.add_argument("--worst", action="store_true", help="print the rollout with the lowest reward in full")
+    which.add_argument(
+        "--no-difference",
+        action="store_true",
+        help="print three of the worst rollouts of the groups that show no difference to learn from, while the run says so",
+    )
     which.add_argument("--rollout", metavar="ID", help="print this rollout in full")
     return parser

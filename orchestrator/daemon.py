@@ -59,7 +59,7 @@ from orchestrator.scheduling.events import (
 from orchestrator.scheduling.scheduler import Scheduler
 from orchestrator.signals import ShutdownSignals
 from orchestrator.steering import Steering
-from orchestrator.step import discarded
+from orchestrator.step import differences, discarded
 from orchestrator.step.advantages import Advantage
 from orchestrator.step.asked_dumps import AskedDumps
 from orchestrator.step.boundary import StepBoundary
@@ -475,6 +475,7 @@ def _resume(config: RunConfig) -> Checkpoint | None:
     newest_step = checkpoint.step if checkpoint is not None else 0
     rewind(config.run_dir, newest_step)
     (config.run_dir / discarded.DISCARDED_FILE).unlink(missing_ok=True)
+    differences.forget(config.run_dir)
     metrics.repair(config.run_dir / "metrics.jsonl", newest_step, committed_lines(config.run_dir))
     return checkpoint
 

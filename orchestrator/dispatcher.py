@@ -55,9 +55,11 @@ from orchestrator.step.advantages import Advantage
 from orchestrator.step.batch_form import choose_trained
 from orchestrator.step.boundary import StepBoundary
 from orchestrator.step.checkpoint import Checkpoint, identity_of, write_checkpoint
+from orchestrator.step.differences import DifferenceWatch
 from orchestrator.step.discarded import DiscardedRollouts, Report, is_counted, save
 from orchestrator.step.finalize import Finalizer, finalize_in_thread
 from orchestrator.step.phases import PhaseClock
+from orchestrator.step.records import recorded_line
 from orchestrator.step.sender import Sender
 from orchestrator.step.shares import Fate, metric_of
 from orchestrator.teacher import Teacher
@@ -152,6 +154,8 @@ class Dispatcher:
         self._groups: dict[int, Group] = {}
         self._discarded = DiscardedRollouts(config.schedule, report_discarded)
         """Finalized rollouts of groups that will not ship."""
+        record = partial(recorded_line, state_columns=boundary.state_columns, transcribe=boundary.transcribe)
+        self._differences = DifferenceWatch(config, record, lambda work: tasks.create_task(in_thread(work)))
         self._began: float | None = None
         """When the first group of this process started, on the monotonic clock, in seconds."""
         self._counts: Counter[str] = Counter()
@@ -379,6 +383,7 @@ class Dispatcher:
                 self._decisions.of_group(
                     group.group_id, Decision.FINALIZED, kept=kept, filtered=filtered, failed=failed
                 )
+                self._differences.group_finalized(self._config, group.rollouts)
         self.handle(outcome.event)
 
     async def _ship(self, step: int, group_ids: Sequence[int]) -> None:

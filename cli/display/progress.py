@@ -16,6 +16,7 @@ from job.inspection.history import History
 from job.inspection.metrics_lines import Line
 from job.number_format import duration, milliseconds, number, scientific
 from orchestrator.rollouts.failures import failures_in_words, sum_failures
+from transport.printable import printable
 
 HEARTBEAT_SECONDS = 15.0
 """Longest silence of the plain lines."""
@@ -82,6 +83,8 @@ class PlainProgress:
         """The status that each worker last printed while it was starting, by name."""
         self._started: dict[str, float] = {}
         """When each worker last began to start, in Unix seconds, by name."""
+        self._noticed: dict[str, int] = {}
+        """The groups without a difference of the notice that was last printed, by run."""
         self._last_line = time.monotonic()
 
     def update(self, workers: list[WorkerView], fresh: list[tuple[History, Line]]) -> None:
@@ -90,6 +93,8 @@ class PlainProgress:
             self._print_changes(worker)
         for history, line in fresh:
             self._print(self._run_column(history) + describe_step(line, history))
+        for history in self._histories.values():
+            self._print_notice(history)
         if time.monotonic() - self._last_line > HEARTBEAT_SECONDS:
             self._print_heartbeat(workers)
 
@@ -115,6 +120,13 @@ class PlainProgress:
             self._statuses[worker.name] = worker.status
             self._print(f"{worker.name}: {worker.status}")
         self._shown[worker.name] = worker
+
+    def _print_notice(self, history: History) -> None:
+        """Says that a run's groups show no difference, whenever that is a new notice."""
+        noticed = history.no_difference.groups if history.no_difference is not None else 0
+        if noticed > self._noticed.get(history.run_id, 0):
+            self._print(f"{self._run_column(history)}{printable(history.advice_without_difference)}")
+        self._noticed[history.run_id] = noticed
 
     def _print_heartbeat(self, workers: list[WorkerView]) -> None:
         several = self._has_several_runs
@@ -161,6 +173,9 @@ class LiveProgress:
             panel = Group(self._workers(workers), self._bar(history), _numbers(history))
         else:
             panel = Group(self._workers(workers), _runs(self._histories), Text(duration(self._elapsed()), "dim"))
+        for history in self._histories.values():
+            if advice := history.advice_without_difference:
+                panel.renderables.append(Text(printable(f"run {history.run_id}: {advice}"), "yellow"))
         self._live.update(panel, refresh=True)
 
     def close(self) -> None:

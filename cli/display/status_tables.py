@@ -57,7 +57,9 @@ def _remarks(status: JobStatus, run_id: str, examples: FailureExamples) -> list[
         remarks.append(_text(f"run {run_id} failed rollouts: {failures_in_words(failures)}{such_as}", "yellow"))
     if unanswered := status.inference_failed(run_id):
         remarks.append(_text(f"run {run_id} rollouts without an answer from inference: {unanswered}", "yellow"))
-    if history.discarded.get("notable"):
+    if advice := history.advice_without_difference:
+        remarks.append(_text(f"run {run_id}: {advice}", "yellow"))
+    elif history.discarded.get("notable"):
         remarks.append(_text(f"run {run_id}: {in_words(history.discarded)}", "yellow"))
     return remarks
 

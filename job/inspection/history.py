@@ -12,7 +12,9 @@ from itertools import pairwise
 from pathlib import Path
 
 from job.inspection.metrics_lines import Follower, Line, read_discarded, step_of
+from job.inspection.no_difference import read_notice
 from job.inspection.trained_lines import TrainedLines
+from orchestrator.step.differences import Notice, show_command
 from transport.files.untrusted import UntrustedFileError
 
 READING_SECONDS = 60.0
@@ -38,6 +40,8 @@ class History:
     discarded: Line = field(default_factory=dict)
     """The report on the rollouts discarded since the last shipped step (`orchestrator.step.discarded.Report`); empty without
     one."""
+    no_difference: Notice | None = None
+    """That its newest groups show no difference to learn from, if so."""
     unreadable: str = ""
     """Why the last refresh could not read a part of the run, or how far it came; empty if it read everything."""
     _run_dir: Path = Path()
@@ -84,6 +88,7 @@ class History:
             self._read_trained()
             self.unreadable = self._follower.unread or self._trained_lines.unread
             report = read_discarded(self._run_dir)
+            self.no_difference = read_notice(self._run_dir)
         except (OSError, UntrustedFileError) as error:
             self.unreadable = str(error)
             return fresh
@@ -123,6 +128,14 @@ class History:
             return False
         steps[line["step"]] = line
         return True
+
+    @property
+    def advice_without_difference(self) -> str:
+        """What to know and to do while its groups show no difference, with the command that shows examples; empty if they do."""
+        if (notice := self.no_difference) is None:
+            return ""
+        shown = show_command(self._run_dir.parent, self.run_id)
+        return f"{notice}. What to do: {notice.advice}. Three of the worst: {shown}"
 
     @property
     def step(self) -> int:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from job.directory import run_ids_in
+from orchestrator.step.differences import EXAMPLES_FILE
 from transport.errors import UserError
 from transport.files.atomic import published_steps
 from transport.files.untrusted import UntrustedFileError, open_regular, parse_json
@@ -142,7 +143,23 @@ def records_file(job: Path, run_id: str, step: int) -> Path:
 
 def read_records(job: Path, run_id: str, step: int) -> Iterator[RolloutRecord]:
     """Reads the records of a step, one at a time. Raises `UserError` for a missing or damaged file."""
-    path = records_file(job, run_id, step)
+    yield from _records_in(records_file(job, run_id, step))
+
+
+def records_without_difference(job: Path, run_id: str) -> list[RolloutRecord]:
+    """Reads the examples of a run's groups that show no difference to learn from.
+
+    Raises `UserError` for a damaged file, and if the run does not say so.
+    """
+    path = job / f"run_{run_id}" / EXAMPLES_FILE
+    if not path.exists():
+        raise UserError(
+            f"the groups of run {run_id} in {job} show differences; without --no-difference a step is shown"
+        )
+    return list(_records_in(path))
+
+
+def _records_in(path: Path) -> Iterator[RolloutRecord]:
     try:
         with open_regular(path) as file:
             number = 0

@@ -65,6 +65,18 @@ def rollout_record(
     }
 
 
+def recorded_line(
+    rollout: Rollout, state_columns: Mapping[str, Sequence[str]], transcribe: Transcriber | None
+) -> bytes:
+    """Returns one rollout's line, with its newline. Blocks: call it in a thread. Raises as `saved_state` does."""
+    return _line(rollout, state_columns, transcribe(rollout) if transcribe is not None else None)
+
+
+def _line(rollout: Rollout, state_columns: Mapping[str, Sequence[str]], texts: Sequence[TurnText] | None) -> bytes:
+    record = rollout_record(rollout, state_columns[rollout.environment], texts)
+    return orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE)
+
+
 def _columns(state: bytes, names: Sequence[str]) -> dict[str, orjson.Fragment]:
     """Encodes each column by itself: within a record, a deeply nested state would exceed the encoder's depth."""
     columns = orjson.loads(state) if names else {}
@@ -88,7 +100,6 @@ def write_records(
         tokens = files.enter_context(tokens_path.open("xb")) if tokens_path is not None and transcribe else None
         for rollout in chain.from_iterable(yielding_gil(in_portions(rollouts))):
             texts = transcribe(rollout) if transcribe is not None else None
-            record = rollout_record(rollout, state_columns[rollout.environment], texts)
-            file.write(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE))
+            file.write(_line(rollout, state_columns, texts))
             if tokens is not None and texts is not None:
                 write_tokens(tokens, rollout, texts)

@@ -159,7 +159,7 @@ def run_detail(jobs: Jobs, parameters: RunParameters) -> RunDetail:
         names = reader.run(parameters.run, []).names()
     return RunDetail(
         run=run_entry(job, run),
-        problems=[problem_entry(job, problem) for problem in problems_of_run(run, facts.now)],
+        problems=[problem_entry(job, problem) for problem in problems_of_run(run, facts.now, facts.directory)],
         metrics=[printable(name[:200]) for name in names],
         configuration=run_configuration(job.directory, parameters.run),
         changes=changes,

@@ -23,6 +23,7 @@ from job.directory import JOB_FILE, is_running, lock_file_of, orchestrator_of, o
 from job.inspection.fleet import Server, join, read_views
 from job.inspection.history import History
 from job.inspection.metrics_lines import Line, read_discarded
+from job.inspection.no_difference import read_notice
 from job.inspection.status import RATE_STEPS, JobStatus
 from job.processes_file import PROCESSES_FILE
 from job.run_state import current_state, exclusion_of, is_to_start
@@ -228,7 +229,7 @@ class JobReader:
         steps = self._steps[run_id]
         try:
             steps.refresh()
-            report = read_discarded(run_dir)
+            report, history.no_difference = read_discarded(run_dir), read_notice(run_dir)
         except (OSError, UntrustedFileError) as error:
             history.unreadable, report = str(error), {}
         history.shipped = steps.lines

@@ -10,6 +10,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Literal
 
 from cluster.worker_view import State
@@ -18,6 +19,7 @@ from job.number_format import duration, scientific
 from orchestrator.loop_health.slow_spots import in_words as slow_spots_in_words
 from orchestrator.loop_health.slow_spots import slow_spots_of
 from orchestrator.rollouts.failures import PREFIX, failures_in_words, sum_failures
+from orchestrator.step.differences import show_command
 from orchestrator.step.discarded import in_words
 from orchestrator.step.shares import REMEDY, shortfalls
 from serve.readers.job_facts import JobFacts, RunFacts
@@ -40,6 +42,7 @@ class Kind(StrEnum):
     REFUSED = "refused"
     STALLED = "stalled"
     NOTHING_SHIPS = "nothing-ships"
+    NO_DIFFERENCE = "no-difference"
     FAILING_ENVIRONMENT = "failing-environment"
     FAILING_INFERENCE = "failing-inference"
     ENVIRONMENT_RESTARTED = "environment-restarted"
@@ -97,17 +100,18 @@ def problems_of(job: JobFacts) -> list[Problem]:
     """Returns the problems of the job and of its runs, errors first, then those that began last."""
     found = [*_of_job(job), *_of_workers(job), *_of_servers(job)]
     for run in job.runs:
-        found += problems_of_run(run, job.now)
+        found += problems_of_run(run, job.now, job.directory)
     return sorted(found, key=lambda problem: (problem.severity != "error", -(problem.since or 0.0)))
 
 
-def problems_of_run(run: RunFacts, now: float) -> list[Problem]:
-    """Returns the problems of one run. Of one that is over, its metrics are no problem any more."""
+def problems_of_run(run: RunFacts, now: float, job: Path) -> list[Problem]:
+    """Returns the problems of one run of `job`, a directory. Of one that is over, its metrics are no problem any more."""
     found = [*_exclusion(run)]
     if run.history.unreadable:
         advice = "see what is at that path; the page shows the run without it"
         found.append(Problem(Kind.UNREADABLE, "warning", run.history.unreadable, advice, run=run.run_id))
     if run.alive and run.exclusion is None:
+        found += _no_difference(run, job)
         for rule in (_stalled, _discarded, _failures, _shares, _environment_restarts, _mismatch, _not_finite, _lag):
             found += rule(run, now)
     return found
@@ -194,9 +198,15 @@ def _stalled(run: RunFacts, now: float) -> Iterator[Problem]:
         yield Problem(Kind.STALLED, severity, reason, advice, since, run.run_id)
 
 
+def _no_difference(run: RunFacts, job: Path) -> Iterator[Problem]:
+    if (notice := run.history.no_difference) is not None:
+        advice = f"{notice.advice}. Three of the worst: {show_command(job, run.run_id)}"
+        yield Problem(Kind.NO_DIFFERENCE, "error", f"{notice}", advice, notice.since, run.run_id)
+
+
 def _discarded(run: RunFacts, now: float) -> Iterator[Problem]:
     report = run.history.discarded
-    if report.get("notable"):
+    if report.get("notable") and run.history.no_difference is None:
         advice = "see the failed and filtered groups; make the task solvable, or change the filters"
         yield Problem(Kind.NOTHING_SHIPS, "warning", in_words(report), advice, report.get("time"), run.run_id)
 

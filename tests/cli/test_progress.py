@@ -15,6 +15,7 @@ from cli.display.plot import plot
 from cli.display.progress import LiveProgress, PlainProgress, choose, describe_step
 from cluster.worker_view import State, WorkerView
 from job.inspection.history import History
+from orchestrator.step.differences import Notice
 from tests.support.jobs import shipped_line, write_lines
 from tests.support.past_jobs import history_of
 
@@ -134,3 +135,21 @@ def test_curves_of_several_runs_are_drawn(two: dict[str, History], tmp_path: Pat
     text = path.read_text()
     assert "<!-- test -->" in text
     assert "<!-- late -->" in text
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_groups_without_a_difference_are_told_once_and_with_what_to_do(past: Path, terminal: bool) -> None:
+    history = History.of(past, "test", 20)
+    console = Console(file=io.StringIO(), width=300, force_terminal=terminal)
+    progress = choose(console, {"test": history})
+    for groups in (64, 64, 128, None, 64):
+        reason = "in 60 of them each rollout has the reward 0"
+        history.no_difference = None if groups is None else Notice(groups, reason, "take easier examples", 0.0)
+        progress.update([worker(State.READY)], [])
+    progress.close()
+    said = console.file.getvalue()  # type: ignore[attr-defined]
+    if not terminal:
+        assert [said.count(f"the last {groups} groups") for groups in (64, 128)] == [2, 1]
+    assert (
+        "each rollout has the reward 0. What to do: take easier examples. Three of the worst: counterpoint show" in said
+    )

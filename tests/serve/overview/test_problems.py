@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from job.inspection.fleet import Server
 from job.inspection.history import History
+from orchestrator.step.differences import Notice
 from perf.synthetic_jobs import shipped_lines, trained_lines
 from serve.readers.job_facts import JobFacts, RunFacts
 from serve.readers.newest_steps import KEPT_STEPS
@@ -242,3 +243,17 @@ def test_what_is_short_of_its_share_since_it_is_too_old() -> None:
     assert (problem.kind, problem.severity, problem.run) == (Kind.SHORT_OF_SHARE, "warning", "test")
     assert "slow is 25% of what is trained, where its ratio says 50%" in problem.reason
     assert "max_off_policy_steps" in problem.advice
+
+
+def test_groups_without_a_difference_are_a_problem_with_its_remedy() -> None:
+    run = healthy_run()
+    run.history.no_difference = Notice(
+        64, "in 60 of them each rollout has the reward 0", "take easier examples", NOW - 5
+    )
+    run.history.discarded = {"step": run.history.step, "discarded": 999, "reason": "filtered", "notable": True}
+    problem = only(healthy_job(run))
+    assert (problem.kind, problem.severity, problem.since) == (Kind.NO_DIFFERENCE, "error", NOW - 5)
+    assert "each rollout has the reward 0" in problem.reason
+    assert problem.advice == (
+        "take easier examples. Three of the worst: counterpoint show job --run test --no-difference"
+    )

@@ -1,0 +1,229 @@
+"""Groups in a row of which nothing can be learned, since they show no difference: a run may generate such for ever.
+
+After `GROUPS` of them, and whenever their number has doubled, a notice says so, with the commonest reason and what to do, in the
+log and in a file that console, page and `counterpoint status` read. Beside it are the records of three of the worst rollouts, for
+`counterpoint show`: perhaps no step ever ships that would have any. The next group with a difference removes both files.
+"""
+
+from __future__ import annotations
+
+import logging
+import shlex
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+import orjson
+
+from orchestrator.step.filters import ZERO
+from run.config import RunConfig
+from transport.files.atomic import write_atomically
+from transport.records import Rollout
+
+logger = logging.getLogger(__name__)
+
+NOTICE_FILE = "no_difference.json"
+"""The notice, in the run's directory, as long as it is true."""
+
+EXAMPLES_FILE = "no_difference.jsonl"
+"""Records of the worst rollouts, as in `rollouts.jsonl`."""
+
+GROUPS = 64
+"""Groups without a difference in a row before the first notice."""
+
+EXAMPLES = 3
+
+EXAMINED_GROUPS = 8
+"""Groups before a notice of which the worst rollouts are kept."""
+
+CUT_SHARE = 0.5
+"""If `max_tokens` cut this share of the completions, that is part of the reason."""
+
+_MAX_REASONS = 256
+"""Reasons that are counted apart."""
+
+_ONE_COMPLETED = "one rollout completed and the others failed"
+
+_ADVICE = (
+    "if these answers are wrong, take easier examples or check the reward (`counterpoint env check`); if they are right, take "
+    "harder ones; a larger schedule.group_size or sampling.temperature makes differences likelier"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """What is known of the groups without a difference."""
+
+    groups: int
+    """How many in a row."""
+    reason: str
+    """The commonest one, for a person."""
+    advice: str
+    """What to do, for a person."""
+    since: float
+    """When the first of them was finalized, in Unix seconds."""
+
+    def __str__(self) -> str:
+        return f"the last {self.groups} groups show no difference to learn from: {self.reason}"
+
+
+def show_command(output_dir: Path, run_id: str) -> str:
+    """Returns the command that shows the worst rollouts."""
+    return shlex.join(["counterpoint", "show", str(output_dir), "--run", run_id, "--no-difference"])
+
+
+def compared(config: RunConfig) -> Literal["group", "run"] | None:
+    """Returns among which rollouts rewards must differ for something to be learned; None where there is another signal."""
+    if config.training.loss.kind == "distillation":
+        return None
+    over_steps = config.training.value_head is not None or config.advantage.kind == "batch_standardised"
+    return "run" if over_steps else "group"
+
+
+class Differences:
+    """Counts groups without a difference. Pure but for the clock."""
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._begin()
+
+    def _begin(self) -> None:
+        self.groups = 0
+        self.notice: Notice | None = None
+        self.worst: list[Rollout] = []
+        """The rollouts with the lowest rewards of the newest groups, of different examples, the newest among equals."""
+        self._since = 0.0
+        self._due = GROUPS
+        self._reward: float | None = None
+        self._reasons: Counter[tuple[str, str]] = Counter()
+        self._completions = self._cut = 0
+
+    def add(self, rollouts: Sequence[Rollout], among: Literal["group", "run"]) -> bool:
+        """Counts a finalized group with its failed rollouts; returns whether `notice` is a new one, or has become None."""
+        completed = [rollout for rollout in rollouts if rollout.error is None and rollout.reward is not None]
+        if not completed:
+            return False  # that is a failure, and is reported as one
+        if self._differ(completed, among):
+            was_noticed = self.notice is not None
+            self._begin()
+            self._reward = completed[-1].reward
+            return was_noticed
+        self._since = self._since or self._clock()
+        self.groups += 1
+        self._count(completed, len(rollouts), among)
+        if self.groups < self._due:
+            return False
+        self._due *= 2
+        self.notice = self._noticed()
+        return True
+
+    def take_worst(self) -> list[Rollout]:
+        """Returns the worst rollouts and forgets them: they hold memory."""
+        worst, self.worst = self.worst, []
+        return worst
+
+    def _differ(self, completed: Sequence[Rollout], among: Literal["group", "run"]) -> bool:
+        if among == "group":
+            return any(abs(rollout.advantage) > ZERO for rollout in completed)
+        before = completed[0].reward if self._reward is None else self._reward
+        self._reward = completed[-1].reward
+        return any(rollout.reward != before for rollout in completed)
+
+    def _count(self, completed: Sequence[Rollout], size: int, among: Literal["group", "run"]) -> None:
+        rewards = {rollout.reward for rollout in completed}
+        if len(completed) == 1 < size and among == "group":
+            reason = _ONE_COMPLETED
+        elif len(rewards) == 1:
+            reason = f"each rollout has the reward {rewards.pop():.3g}"
+        else:
+            reason = "the advantage function gave each rollout 0"
+        key = reason, completed[0].environment
+        if key in self._reasons or len(self._reasons) < _MAX_REASONS:
+            self._reasons[key] += 1
+        ends = [rollout.turns[-1].finish_reason for rollout in completed if rollout.turns]
+        self._completions += len(ends)
+        self._cut += ends.count("length")
+        if self.groups > self._due - EXAMINED_GROUPS:
+            self._keep_worst(min(reversed(completed), key=_reward_of))
+
+    def _keep_worst(self, rollout: Rollout) -> None:
+        others = [each for each in self.worst if _example_of(each) != _example_of(rollout)]
+        same = [each for each in self.worst if _example_of(each) == _example_of(rollout)]
+        self.worst = sorted([min([rollout, *same], key=_reward_of), *others], key=_reward_of)[:EXAMPLES]
+
+    def _noticed(self) -> Notice:
+        (reason, environment), count = self._reasons.most_common(1)[0]
+        advice = "see why they fail: `counterpoint status`" if reason == _ONE_COMPLETED else _ADVICE
+        words = f"in {count} of them {reason} (environment {environment})"
+        if self._completions and self._cut >= CUT_SHARE * self._completions:
+            words += f"; max_tokens cut {self._cut / self._completions:.0%} of the completions"
+            advice = f"raise sampling.max_tokens; {advice}"
+        return Notice(self.groups, words, advice, self._since)
+
+
+class DifferenceWatch:
+    """Logs and writes the notices of one run.
+
+    `record` encodes a rollout as a line, and blocks; `in_background` runs what blocks in a thread.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        record: Callable[[Rollout], bytes],
+        in_background: Callable[[Callable[[], None]], object],
+    ) -> None:
+        self._run_dir, self._command = config.run_dir, show_command(config.output_dir, config.run_id)
+        self._record = record
+        self._in_background = in_background
+        self._differences = Differences()
+        self._due: tuple[Notice | None, Sequence[Rollout]] | None = None
+        """What is to be written."""
+        self._lock = threading.Lock()
+        """Held while a thread writes, so that what is newest is written last."""
+
+    def group_finalized(self, config: RunConfig, rollouts: Sequence[Rollout]) -> None:
+        """Takes up a group that was finalized by this configuration."""
+        among = compared(config)
+        if among is None or not self._differences.add(rollouts, among):
+            return
+        notice = self._differences.notice
+        self._due = notice, self._differences.take_worst()
+        if notice is not None:
+            logger.warning("%s. What to do: %s. Three of the worst: %s", notice, notice.advice, self._command)
+        self._in_background(self._write)
+
+    def _write(self) -> None:
+        """Makes the files agree with the newest notice. A failure is only logged. Blocks."""
+        with self._lock:
+            due, self._due = self._due, None
+            if due is None:
+                return  # a thread that came later was faster
+            notice, worst = due
+            try:
+                if notice is None:
+                    forget(self._run_dir)
+                else:
+                    write_atomically(self._run_dir / EXAMPLES_FILE, b"".join(map(self._record, worst)))
+                    write_atomically(self._run_dir / NOTICE_FILE, orjson.dumps(asdict(notice)))
+            except OSError as error:
+                logger.warning("%s cannot be written and is out of date: %s", self._run_dir / NOTICE_FILE, error)
+
+
+def forget(run_dir: Path) -> None:
+    """Removes the notice of a run. Raises `OSError`."""
+    for name in (NOTICE_FILE, EXAMPLES_FILE):
+        (run_dir / name).unlink(missing_ok=True)
+
+
+def _reward_of(rollout: Rollout) -> float:
+    assert rollout.reward is not None
+    return rollout.reward
+
+
+def _example_of(rollout: Rollout) -> tuple[str, int]:
+    return rollout.environment, rollout.example_index
