@@ -35,7 +35,7 @@ from models.tiny_models import write_untrained
 from run.config import LoraConfig
 from trainer.broadcast import own_memory
 from trainer.lora.layer import MultiLora
-from trainer.lora.multi_lora import adapter_of, adapter_spans, digest_adapter, export_adapter, is_target, wrap_linears
+from trainer.lora.multi_lora import adapter_of, adapter_spans, digest_adapter, export_adapter, wrap_targets
 from trainer.model.load import load_model, log_probabilities
 from trainer.model.router_replay import RouterReplay
 from trainer.probe import write_probe
@@ -112,9 +112,8 @@ class Policy:
         self._version = 0
         self._probed: Tensor | None = None
         if self._adapts:
-            for name, layer in wrap_linears(self._model, 1).items():
-                if is_target(name, LORA):
-                    layer.admit(0, LORA.rank, LORA.alpha, self._generator)
+            for layer in wrap_targets(self._model, 1, LORA).values():
+                layer.admit(0, LORA.rank, LORA.alpha, self._generator)
 
     def parameters(self) -> list[nn.Parameter]:
         """The weights that are trained."""

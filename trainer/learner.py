@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from inference.plugin.digest import Digest
-from run.config import RunConfig
+from run.config import LoraConfig, RunConfig
 from trainer import batch_parts
 from trainer.broadcast import Assembled
 from trainer.config import TrainerConfig
@@ -31,7 +31,7 @@ from trainer.fair_share import Row
 from trainer.faults import is_fatal
 from trainer.loaded_model import LoadedModel
 from trainer.lora.adapter_file import load_adapter
-from trainer.lora.multi_lora import check_targets
+from trainer.lora.targets import check_targets
 from trainer.losses.registry import load_loss
 from trainer.metrics import MetricValue
 from trainer.model.context import shared_rows
@@ -413,7 +413,9 @@ class Learner:
         try:
             # First: all ranks load it together, and an error of one of them is that of all.
             reference = self._references.open(slot, config.training, self.loaded.limits.vocabulary)
-            parameters = self._full_weights() if config.training.lora is None else self._adapter(slot)
+            parameters = (
+                self._full_weights() if config.training.lora is None else self._adapter(slot, config.training.lora)
+            )
             head = self._value_head() if config.training.value_head is not None else None
             optimizer = Optimizer(
                 parameters | (head.parameters() if head else {}),
@@ -460,15 +462,14 @@ class Learner:
         if self.loaded.passes is not None and (self.ranks.context is not None or self.config.sharded):
             self.loaded.passes.watch(self._references.models)
 
-    def _adapter(self, slot: int) -> dict[str, nn.Parameter]:
+    def _adapter(self, slot: int, lora: LoraConfig) -> dict[str, nn.Parameter]:
         if self.loaded.trained_in_full:
             self.loaded = self.loaded.loaded_again(self.manager)
-        self.loaded.add_adapters(self.manager)
+        self.loaded.add_adapters(self.manager, lora)
         self.manager.reset_run_parameters(slot)
         occupancy = self.manager.registry.in_slot(slot)
-        lora, beginning = occupancy.config.training.lora, occupancy.beginning
-        if lora is not None and beginning is not None and not occupancy.progress.step:
-            load_adapter(lambda: self.manager.get_state_dict_for_run(slot), lora, beginning)
+        if occupancy.beginning is not None and not occupancy.progress.step:
+            load_adapter(lambda: self.manager.get_state_dict_for_run(slot), lora, occupancy.beginning)
         return self.manager.get_named_parameters_for_run(slot)
 
     def _shards(self, slot: int) -> Shards:

@@ -13,9 +13,11 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from run.config import LoraConfig
 from trainer.config import TrainerConfig
 from trainer.faults import ModelLost, is_fatal
-from trainer.lora.multi_lora import wrap_linears
+from trainer.lora.multi_lora import wrap_targets
+from trainer.lora.targets import prove_layers
 from trainer.model.compiled import compile_layers
 from trainer.model.load import load_model, trainable_parameters
 from trainer.model.packing_proof import can_pack, can_share_prompts, prove_packing, prove_stretches
@@ -60,6 +62,7 @@ class LoadedModel:
         prove_packing(model)
         if context is not None:
             prove_stretches(model, context)
+        prove_layers(model)
         rest(model)
         replay = RouterReplay(model) if config.router_replay else None
         passes = None
@@ -98,13 +101,15 @@ class LoadedModel:
         self.trained_in_full = True
         return local_parameters(self.model) if self.config.divided else trainable_parameters(self.model)
 
-    def add_adapters(self, manager: MultiRunManager) -> None:
-        """Puts adapters for every slot into the layers that have none, and registers them with the manager."""
+    def add_adapters(self, manager: MultiRunManager, lora: LoraConfig) -> None:
+        """Gives a run's target layers room for the adapters of every slot, and registers them with the manager."""
         if self.config.compile:
             logger.warning("compile = true: layers with adapters are not compiled")
         if (self.config.divided or self.ranks.context is not None) and trainable_parameters(self.model):
             differentiate_inputs(self.model)
-        for prefix, layer in wrap_linears(self.model, self.config.max_runs).items():
+        layers = wrap_targets(self.model, self.config.max_runs, lora)
+        manager.forget_modules()  # all anew, in the model's order, since the random numbers of a new adapter are drawn in it
+        for prefix, layer in layers.items():
             manager.register_module(prefix, layer)
 
 

@@ -22,7 +22,8 @@ from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 
 from job.plan.live_bytes import LiveBytes
 from run.config import TrainingConfig
-from trainer.lora.multi_lora import adapter_spans, is_target, wrap_linears
+from trainer.lora.multi_lora import adapter_spans, wrap_targets
+from trainer.lora.targets import adaptable, is_target
 from trainer.model import head
 from trainer.model.experts import WEIGHTS
 from trainer.model.recompute import checkpoint_layers
@@ -141,8 +142,8 @@ def _model_sizes(directory: Path) -> ModelSizes:
         kinds[_kind(name, parameter)] += parameter.numel()
         before, found, after = name.partition(".layers.")
         layers[after.partition(".")[0] if found and before else ""] += parameter.numel()
-    for name, layer in wrap_linears(model, 1).items():
-        shapes = [tuple(layer.weight(prefix).shape) for prefix in layer._names]
+    for name, layer in adaptable(model).items():
+        shapes = [tuple(weight.shape) for key, weight in layer.named_parameters(recurse=False) if key != "bias"]
         linear.setdefault(name.rpartition(".")[2], []).extend(shapes)
     heads = config.num_attention_heads
     per_token = getattr(config, "num_experts_per_tok", None) or 1
@@ -282,7 +283,7 @@ def _trained(
     found = value_head.parameters() if value_head is not None else {}
     if lora is None:
         return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad} | found
-    for name, layer in wrap_linears(model, len(runs)).items():
+    for name, layer in wrap_targets(model, len(runs), lora).items():
         if is_target(name, lora):
             layer.admit(slot, lora.rank, lora.alpha, torch.Generator())
             found |= {f"{name}.{key}": value for key, value in layer.adapter_parameters(slot).items()}

@@ -10,7 +10,9 @@ from torch import Tensor, nn
 
 from run.config import LoraConfig
 from tests.trainer.conftest import make_run_config
-from trainer.lora.multi_lora import is_target, wrap_linears
+from trainer.lora.layer import MultiLora
+from trainer.lora.multi_lora import wrap_targets
+from trainer.lora.targets import is_target
 from trainer.losses.contract import Loss, LossInputs, LossOutputs
 from trainer.losses.registry import load_loss
 from trainer.metrics import MetricValue
@@ -37,7 +39,7 @@ class Bench:
     def __init__(self, directory: Path, max_tokens: int = 48) -> None:
         self.directory = directory
         self.model: nn.Module = load_model(directory, "float32", CPU)
-        self.layers = wrap_linears(self.model, SLOTS)
+        self.layers: dict[str, MultiLora] = {}
         self.replay = RouterReplay(self.model)
         self.limits = ModelLimits(
             self.model.config.vocab_size, max_tokens, self.replay.layers, self.replay.experts, self.replay.top_k
@@ -58,6 +60,7 @@ class Bench:
             warmup_steps=2,
         )
         generator = torch.Generator().manual_seed(slot)
+        self.layers = wrap_targets(self.model, SLOTS, adapter)
         for name, layer in self.layers.items():
             if is_target(name, adapter):
                 layer.admit(slot, adapter.rank, adapter.alpha, generator)

@@ -62,7 +62,7 @@ class MultiLoraExperts(MultiLora):
 
     def _product(self, prefix: str, rows_NI: Tensor, ends: Tensor, products: Sequence[LowRank | None]) -> Tensor:
         """Multiplies each row by its expert's weight and its low-rank product; `ends`: int32, of each expert's spans."""
-        exchange, weight = exchange_of(self.base), own_weight(self.weight(prefix))
+        exchange, weight = exchange_of(self.base), own_weight(self.base_weight(prefix))
         experts, outputs, inputs = weight.shape
         own = slice(None) if exchange is None else exchange.own
         lora_A, lora_B = (

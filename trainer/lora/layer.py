@@ -77,9 +77,11 @@ class MultiLora(nn.Module):
         """
         assert 0 <= slot < self.max_runs, f"slot {slot} of {self.max_runs}"
         assert slot not in self.adapters, f"slot {slot} is taken"
-        self.adapters[slot] = {prefix: _fresh(self.weight(prefix), rank, alpha, generator) for prefix in self._names}
+        self.adapters[slot] = {
+            prefix: _fresh(self.base_weight(prefix), rank, alpha, generator) for prefix in self._names
+        }
 
-    def weight(self, prefix: str) -> Tensor:
+    def base_weight(self, prefix: str) -> Tensor:
         """Returns the base's weight; not always the same tensor, as a sharded model exchanges it while it computes."""
         weight: Tensor = getattr(self.base, self._names[prefix])
         return weight

@@ -9,7 +9,6 @@ finite stay in their run. Exports are in PEFT's format, which vLLM loads.
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,10 +21,8 @@ from inference.plugin.digest import DTYPES, Digest, digest_of, layer_of, scaled_
 from run.config import LoraConfig
 from trainer.lora.experts import MultiLoraExperts
 from trainer.lora.layer import AdapterSpans, MultiLora, add_low_rank, applied
+from trainer.lora.targets import adaptable, is_target
 from trainer.model.context import stretch_of
-from trainer.model.experts import are_known_experts
-
-logger = logging.getLogger(__name__)
 
 
 class MultiLoraLinear(MultiLora):
@@ -34,6 +31,27 @@ class MultiLoraLinear(MultiLora):
     def __init__(self, base: nn.Linear, max_runs: int) -> None:
         """Wraps `base`, with `max_runs` slots."""
         super().__init__(base, {"": "weight"}, max_runs)
+
+    @property
+    def weight(self) -> Tensor:
+        """The base's weight, `[out, in]`: some models look at it, such as at its precision."""
+        return self.base_weight("")
+
+    @property
+    def bias(self) -> Tensor | None:
+        """The base's bias, `[out]`."""
+        bias: Tensor | None = self.base.bias
+        return bias
+
+    @property
+    def in_features(self) -> int:
+        """The width of the base's input."""
+        return int(self.base.in_features)
+
+    @property
+    def out_features(self) -> int:
+        """The width of the base's output."""
+        return int(self.base.out_features)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Maps `[..., in]` to `[..., out]`, in the precision of `hidden`; tokens in the order of the row."""
@@ -45,14 +63,14 @@ class MultiLoraLinear(MultiLora):
         return {f"{name}.weight": parameter.detach() for name, parameter in self.adapter_parameters(slot).items()}
 
 
-def wrap_linears(model: nn.Module, max_runs: int) -> dict[str, MultiLora]:
-    """Freezes the model and wraps each layer that can have adapters, unless that has been done.
+def wrap_targets(model: nn.Module, max_runs: int, config: LoraConfig) -> dict[str, MultiLora]:
+    """Freezes the model and wraps each layer on which a run with this configuration has an adapter, unless it is wrapped already.
 
     Returns:
-        The wrapped layers by module path, in the model's order. Without an adapter they compute what the bare layers compute.
+        All wrapped layers by module path, in the model's order. Without an adapter they compute what the bare layers compute.
     """
-    for name, module in _adaptable(model).items():
-        if not isinstance(module, MultiLora):
+    for name, module in adaptable(model).items():
+        if is_target(name, config) and not isinstance(module, MultiLora):
             parent, _, child = name.rpartition(".")
             kind = MultiLoraLinear if isinstance(module, nn.Linear) else MultiLoraExperts
             setattr(model.get_submodule(parent), child, kind(module, max_runs))
@@ -60,34 +78,12 @@ def wrap_linears(model: nn.Module, max_runs: int) -> dict[str, MultiLora]:
     return {name: module for name, module in model.named_modules() if isinstance(module, MultiLora)}
 
 
-def is_target(name: str, config: LoraConfig) -> bool:
-    """Returns whether a run with this configuration has an adapter on the layer at module path `name`."""
-    return name.rpartition(".")[2] in config.target_modules
-
-
-def check_targets(model: nn.Module, config: LoraConfig, max_rank: int) -> None:
-    """Raises `ValueError` unless the model, wrapped or not, can have this adapter."""
-    if config.rank > max_rank:
-        raise ValueError(
-            f"training.lora.rank = {config.rank}: this trainer takes ranks up to max_lora_rank = {max_rank}"
-        )
-    known = {name.rpartition(".")[2] for name in _adaptable(model)}
-    missing = set(config.target_modules) - known
-    if missing >= set(config.target_modules):
-        raise ValueError(
-            f"training.lora.target_modules = {config.target_modules}: this model has no such layer that can have an adapter; "
-            f"it has {sorted(known)}"
-        )
-    if missing:
-        logger.warning("LoRA: this model has no layer named %s that can have an adapter", sorted(missing))
-
-
 @contextmanager
 def adapter_spans(model: nn.Module, spans: Sequence[tuple[int, int]]) -> Iterator[None]:
     """Applies to each token, in forward passes inside, the adapter of its slot, if that has one.
 
     Args:
-        model: wrapped by `wrap_linears`; a bare model computes as without this.
+        model: wrapped by `wrap_targets`; a bare model computes as without this.
         spans: `(slot, tokens)` in the order of the packed row, adding up to its tokens.
     """
     layers = [module for module in model.modules() if isinstance(module, MultiLora)]
@@ -149,21 +145,3 @@ def digest_adapter(
     # Rounding and scaling are of each element, and a digest is a sum: a layer's many small matrices are taken together.
     joined = {name: torch.cat(each) for name, each in parts.items()}
     return {name: digest_of(scaled_adapter(joined, scale, DTYPES[name]), DTYPES[name]) for name in precisions}
-
-
-def _adaptable(model: nn.Module) -> dict[str, nn.Module]:
-    """Returns the layers that have or can have adapters, by module path.
-
-    The output layer has none, since it gets only the predicting tokens of a row.
-    """
-    head = model.get_output_embeddings()
-    found: dict[str, nn.Module] = {}
-    for name, module in model.named_modules():
-        inside = name.rpartition(".")[0] in found
-        if (
-            not inside
-            and module is not head
-            and (isinstance(module, MultiLora | nn.Linear) or are_known_experts(module))
-        ):
-            found[name] = module
-    return found

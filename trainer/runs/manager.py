@@ -26,7 +26,8 @@ from run.config import LoraConfig, RunConfig
 from trainer.faults import is_fatal
 from trainer.lora.adapter_file import beginning
 from trainer.lora.layer import MultiLora
-from trainer.lora.multi_lora import is_target, peft_state
+from trainer.lora.multi_lora import peft_state
+from trainer.lora.targets import is_target
 from trainer.runs import control_files
 from trainer.runs.admission import Admission, ConfigValidationHook, hook_name
 from trainer.runs.record import Occupancy, Progress
@@ -238,7 +239,7 @@ class MultiRunManager:
         self._modules[prefix] = module
 
     def forget_modules(self) -> None:
-        """Removes all layers, whose model is given back; no slot has an adapter."""
+        """Removes all layers: the model is given back and no slot has an adapter, or they are registered anew."""
         self._modules.clear()
 
     def get_named_parameters_for_run(self, slot: int) -> dict[str, nn.Parameter]:

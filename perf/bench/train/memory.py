@@ -18,7 +18,8 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 from perf.bench.command import Size, show
 from perf.figures import Case, Figure
 from perf.live_bytes import LiveBytes
-from trainer.lora.multi_lora import adapter_spans, wrap_linears
+from run.config import LoraConfig
+from trainer.lora.multi_lora import adapter_spans, wrap_targets
 from trainer.model import attention, head
 from trainer.model.load import log_probabilities
 from trainer.model.recompute import checkpoint_layers
@@ -91,7 +92,7 @@ def peak_bytes(setting: Setting) -> int:
     model = _model(setting)
     lengths = [SAMPLE] * (setting.tokens // SAMPLE)
     generator = torch.Generator().manual_seed(0)
-    for layer in wrap_linears(model, 1).values():
+    for layer in wrap_targets(model, 1, LoraConfig()).values():
         layer.admit(0, 1, 1.0, generator)
     if setting.checkpointed:
         checkpoint_layers(model, None)

@@ -17,18 +17,16 @@ from inference.plugin.digest import DTYPES, hash_sum
 from run.config import LoraConfig
 from tests.trainer.conftest import EXPERTS, LAYERS, VOCABULARY
 from tests.trainer.model.test_load import run
-from trainer.lora.experts import MultiLoraExperts
 from trainer.lora.layer import AdapterSpans, MultiLora, add_low_rank, add_low_rank_grouped
 from trainer.lora.multi_lora import (
     MultiLoraLinear,
     adapter_of,
     adapter_spans,
-    check_targets,
     digest_adapter,
     export_adapter,
-    is_target,
-    wrap_linears,
+    wrap_targets,
 )
+from trainer.lora.targets import is_target
 from trainer.model.load import load_model
 from trainer.model.router_replay import RouterReplay
 from trainer.probe import write_probe
@@ -36,13 +34,14 @@ from trainer.probe import write_probe
 CPU = torch.device("cpu")
 LENGTHS = [7, 12, 4]
 ALL = LoraConfig(rank=4, alpha=8.0, target_modules=["q_proj", "k_proj", "v_proj", "o_proj", "experts"])
+EVERY = LoraConfig(target_modules=[*LoraConfig().target_modules, "experts"])
 DENSE = LoraConfig(rank=4, alpha=8.0)
 
 
 def wrapped(directory: Path) -> tuple[nn.Module, dict[str, MultiLora]]:
     """A model with room for four runs."""
     model = load_model(directory, "float32", CPU)
-    return model, wrap_linears(model, 4)
+    return model, wrap_targets(model, 4, EVERY)
 
 
 def admit(layers: dict[str, MultiLora], slot: int, config: LoraConfig, spread: float = 0.1) -> None:
@@ -76,7 +75,7 @@ def test_wrapping_freezes_and_changes_nothing_and_is_done_once(directory: Path) 
     expected = run(bare, tokens(), LENGTHS)
     model, layers = wrapped(directory)
     assert {name.rpartition(".")[2] for name in layers} >= {"q_proj", "k_proj", "v_proj", "o_proj"}
-    assert wrap_linears(model, 4) == layers
+    assert wrap_targets(model, 4, EVERY) == layers
     assert not any(parameter.requires_grad for parameter in model.parameters())
     assert not any(isinstance(layer.base, MultiLora) for layer in layers.values())
     assert torch.equal(run(model, tokens(), LENGTHS), expected)
@@ -233,36 +232,6 @@ def test_the_digest_of_an_adapter_is_the_sum_over_its_matrices_as_an_engine_roun
         precision: {layer: f"{value % 2**64:016x}" for layer, value in sums.items()}
         for precision, sums in expected.items()
     }
-
-
-def test_targets_that_cannot_be_are_refused(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
-    model = load_model(directory, "float32", CPU)
-    for _ in range(2):
-        with pytest.raises(
-            ValueError, match=r"\['query'\].* no such layer that can have an adapter; it has .*'q_proj'"
-        ):
-            check_targets(model, LoraConfig(target_modules=["query"]), 8)
-        with pytest.raises(ValueError, match="no such layer"):
-            check_targets(model, LoraConfig(target_modules=["lm_head"]), 8)
-        with pytest.raises(ValueError, match=r"training\.lora\.rank = 9: this trainer takes ranks up to .* 8"):
-            check_targets(model, LoraConfig(rank=9), 8)
-        assert all(parameter.requires_grad for parameter in model.parameters()) or isinstance(
-            model.get_submodule("model.layers.0.self_attn.q_proj"), MultiLora
-        )
-        caplog.clear()
-        check_targets(model, LoraConfig(target_modules=["q_proj", "query"]), 8)
-        assert "['query']" in caplog.text
-        wrap_linears(model, 4)
-
-
-def test_experts_of_another_kind_have_no_adapters(moe_directory: Path) -> None:
-    model = load_model(moe_directory, "float32", CPU)
-    for module in model.modules():
-        if type(module).__name__ == "Qwen3MoeExperts":
-            module.is_transposed = True
-    with pytest.raises(ValueError, match="no such layer"):
-        check_targets(model, LoraConfig(target_modules=["experts"]), 8)
-    assert not any(isinstance(layer, MultiLoraExperts) for layer in wrap_linears(model, 4).values())
 
 
 def test_a_row_of_another_length_is_noticed(dense_directory: Path) -> None:
