@@ -35,7 +35,7 @@ from models.tiny_models import write_untrained
 from run.config import LoraConfig
 from trainer.broadcast import own_memory
 from trainer.lora.layer import MultiLora
-from trainer.lora.multi_lora import adapter_of, adapter_spans, digest_adapter, export_adapter, wrap_targets
+from trainer.lora.multi_lora import adapter_spans, digest_adapter, export_adapter, wrap_targets
 from trainer.model.load import load_model, log_probabilities
 from trainer.model.router_replay import RouterReplay
 from trainer.probe import write_probe
@@ -141,7 +141,7 @@ class Policy:
         directory.mkdir()
         if self._adapts:
             digests = digest_adapter(
-                export_adapter(adapter_of(model, 0), LORA, str(self.base), directory), LORA.alpha / LORA.rank
+                export_adapter(wrap_targets(model, 1, LORA), 0, LORA, str(self.base), directory), LORA.alpha / LORA.rank
             )
         else:
             model.save_pretrained(directory)

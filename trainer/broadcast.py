@@ -122,8 +122,7 @@ class Broadcaster:
                 self._copy_tokenizer(directory)
                 digests = assembled.digests if assembled else digests_of(own_memory(state), self._precisions)
             else:
-                adapter = self._manager.get_state_dict_for_run(run.slot)
-                written = export_adapter(adapter, lora, self._base_model, directory)
+                written = export_adapter(self._manager.modules, run.slot, lora, self._base_model, directory)
                 digests = digest_adapter(written, self._manager.scaling_factors[run.slot], self._precisions)
             self._probed = write_probe(
                 model, replay, version, directory / "probe.json", run.slot, digests, self._probed,

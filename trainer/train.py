@@ -326,9 +326,8 @@ class Trainer:
         lora, output_dir = run.config.training.lora, self._config.output_dir
         if lora is None or run.progress.step or run.beginning in (None, start_directory(output_dir, run.run_id)):
             return
-        adapter = self._manager.get_state_dict_for_run(run.slot)
         with self._learner.kept_alive():
-            keep_start(output_dir, run.run_id, lora, self._config.model, adapter)
+            keep_start(output_dir, run.run_id, lora, self._config.model, self._manager.modules, run.slot)
 
     def _evict(self, run: Occupancy, reason: str) -> None:
         """Evicts a run; what it has trained is kept."""

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from run.config import LoraConfig, RunConfig
 from trainer.lora.adapter_description import check_description
+from trainer.lora.layer import MultiLora
 from trainer.lora.multi_lora import export_adapter
 from transport.files.atomic import STABLE, publish_directory, remove_directory
 from transport.files.untrusted import open_regular
@@ -32,13 +33,13 @@ def start_directory(output_dir: Path, run_id: str) -> Path:
 
 
 def keep_start(
-    output_dir: Path, run_id: str, config: LoraConfig, base_model: str, adapter: Mapping[str, Tensor]
+    output_dir: Path, run_id: str, config: LoraConfig, base_model: str, layers: Mapping[str, MultiLora], slot: int
 ) -> None:
-    """Keeps the adapter that a run begins with, by PEFT's names; replaces that of an earlier beginning. Raises `OSError`."""
+    """Keeps the adapter that a run begins with, that of a slot; replaces that of an earlier beginning. Raises `OSError`."""
     directory = start_directory(output_dir, run_id)
     remove_directory(directory)
     with publish_directory(directory) as partial:
-        export_adapter(adapter, config, base_model, partial)
+        export_adapter(layers, slot, config, base_model, partial)
         (partial / _ORIGIN).write_text(str(config.start_from))
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from trainer.lora.layer import LowRank, MultiLora, stacked
+from trainer.lora.peft_names import PROJECTIONS
 from trainer.model.exchange import exchange_of, own_weight
 from trainer.model.experts import compute_experts
 
@@ -76,10 +77,10 @@ class MultiLoraExperts(MultiLora):
         return output_NO + functional.grouped_mm(shrunk_NR, lora_B, offs=ends)
 
     def adapter_state(self, slot: int) -> dict[str, Tensor]:
-        """Returns an adapter for `gate_proj`, `up_proj` and `down_proj` of each expert, as vLLM loads them for most mixtures."""
+        """Returns an adapter for `gate_proj`, `up_proj` and `down_proj` of each expert, whatever the checkpoint calls these."""
         state: dict[str, Tensor] = {}
         for prefix, product in self.adapters.get(slot, {}).items():
-            names = ("gate_proj", "up_proj") if prefix == GATE_UP else ("down_proj",)
+            names = PROJECTIONS[:2] if prefix == GATE_UP else PROJECTIONS[2:]
             for expert, (lora_A, lora_B) in enumerate(
                 zip(product.lora_A.detach(), product.lora_B.detach(), strict=True)
             ):

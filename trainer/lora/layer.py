@@ -57,6 +57,18 @@ class AdapterSpans:
         return cls(slots, lengths, ends, span_T, torch.tensor(slots, dtype=torch.int64).to(device)[span_T])
 
 
+@dataclass(frozen=True, slots=True)
+class PeftNames:
+    """How a layer is called in the files of an adapter (`trainer/lora/peft_names.py`)."""
+
+    stored: Mapping[str, str]
+    """By the own name of a part, such as `0.gate_proj` of experts, or `""` of a layer without parts: its name in the file."""
+    target_modules: tuple[str, ...]
+    """What the description calls it, as a module."""
+    target_parameters: tuple[str, ...]
+    """What the description calls it, as weights."""
+
+
 class MultiLora(nn.Module):
     """A layer with up to `max_runs` adapters by slot, each a low-rank product for each of its base weights."""
 
@@ -66,6 +78,7 @@ class MultiLora(nn.Module):
         self.base = base
         self.max_runs = max_runs
         self.spans: AdapterSpans | None = None
+        self.peft_names = PeftNames({}, (), ())
         # Not submodules: the model's parameters are those of its base, and a slot's parameters belong to its run.
         self.adapters: dict[int, dict[str, LowRank]] = {}
         self._names = dict(names)
@@ -99,7 +112,7 @@ class MultiLora(nn.Module):
 
     @abstractmethod
     def adapter_state(self, slot: int) -> dict[str, Tensor]:
-        """Returns the weights of a slot under PEFT's names below the layer's own, such as `lora_A.weight`.
+        """Returns the weights of a slot by the part's own name, such as `0.gate_proj.lora_A.weight`, or `lora_A.weight`.
 
         Empty without an adapter on this layer. The tensors may share memory with the parameters.
         """

@@ -19,8 +19,10 @@ from torch import Tensor, nn
 
 from inference.plugin.digest import DTYPES, Digest, digest_of, layer_of, scaled_adapter
 from run.config import LoraConfig
+from trainer.lora.adapter_description import describe
 from trainer.lora.experts import MultiLoraExperts
 from trainer.lora.layer import AdapterSpans, MultiLora, add_low_rank, applied
+from trainer.lora.peft_names import peft_names
 from trainer.lora.targets import adaptable, is_target
 from trainer.model.context import stretch_of
 
@@ -69,11 +71,15 @@ def wrap_targets(model: nn.Module, max_runs: int, config: LoraConfig) -> dict[st
     Returns:
         All wrapped layers by module path, in the model's order. Without an adapter they compute what the bare layers compute.
     """
-    for name, module in adaptable(model).items():
-        if is_target(name, config) and not isinstance(module, MultiLora):
-            parent, _, child = name.rpartition(".")
-            kind = MultiLoraLinear if isinstance(module, nn.Linear) else MultiLoraExperts
-            setattr(model.get_submodule(parent), child, kind(module, max_runs))
+    known = adaptable(model)
+    new = {path: each for path, each in known.items() if is_target(path, config) and not isinstance(each, MultiLora)}
+    linear = [path for path, module in new.items() if isinstance(module, nn.Linear)]
+    experts = {path: len(module.gate_up_proj) for path, module in new.items() if path not in linear}
+    for path, names in peft_names(model, linear, experts, known).items():
+        parent, _, child = path.rpartition(".")
+        layer = MultiLoraLinear(new[path], max_runs) if path not in experts else MultiLoraExperts(new[path], max_runs)
+        layer.peft_names = names
+        setattr(model.get_submodule(parent), child, layer)
     model.requires_grad_(False)
     return {name: module for name, module in model.named_modules() if isinstance(module, MultiLora)}
 
@@ -95,41 +101,35 @@ def adapter_spans(model: nn.Module, spans: Sequence[tuple[int, int]]) -> Iterato
 
 
 def peft_state(layers: Mapping[str, MultiLora], slot: int) -> dict[str, Tensor]:
-    """Returns the weights of a slot on all `layers` (by module path) under PEFT's names; they may share memory."""
-    return {
-        f"base_model.model.{prefix}.{name}": tensor
-        for prefix, layer in layers.items()
-        for name, tensor in layer.adapter_state(slot).items()
-    }
-
-
-def adapter_of(model: nn.Module, slot: int) -> dict[str, Tensor]:
-    """Returns the weights of a slot of a wrapped model under PEFT's names; they may share memory."""
-    return peft_state({name: module for name, module in model.named_modules() if isinstance(module, MultiLora)}, slot)
+    """Returns the weights of a slot on all `layers` (by module path) as files name them; they may share memory."""
+    state: dict[str, Tensor] = {}
+    for path, layer in layers.items():
+        for name, tensor in layer.adapter_state(slot).items():
+            part, _, factor = name.rpartition("lora_")
+            part = part.removesuffix(".")
+            stored = layer.peft_names.stored.get(part, f"{path}.{part}" if part else path)
+            state[f"base_model.model.{stored}.lora_{factor}"] = tensor
+    return state
 
 
 def export_adapter(
-    adapter: Mapping[str, Tensor], config: LoraConfig, base_model: str, directory: Path
+    layers: Mapping[str, MultiLora], slot: int, config: LoraConfig, base_model: str, directory: Path
 ) -> dict[str, Tensor]:
-    """Writes an adapter, under PEFT's names, in PEFT's format into `directory`; returns the written tensors, on the CPU.
+    """Writes the adapter of a slot of `layers` (by module path) in PEFT's format; returns the written tensors, on the CPU.
 
-    The files are `adapter_model.safetensors` and `adapter_config.json`. Raises `OSError`.
+    The files in `directory` are `adapter_model.safetensors` and `adapter_config.json`. Raises `OSError`.
     """
     # Each with its own memory: safetensors refuses two names for one.
-    tensors = {name: tensor.cpu().clone().contiguous() for name, tensor in adapter.items()}
+    tensors = {name: tensor.cpu().clone().contiguous() for name, tensor in peft_state(layers, slot).items()}
     # Not save_file, whose errors hide the errno.
     (directory / "adapter_model.safetensors").write_bytes(save(tensors, metadata={"format": "pt"}))
-    description = {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": base_model,
-        "r": config.rank,
-        "lora_alpha": config.alpha,
-        "lora_dropout": 0.0,
-        "bias": "none",
-        "target_modules": sorted({name.split(".lora_")[0].rpartition(".")[2] for name in tensors}),
-        "inference_mode": True,
-    }
+    names = [layer.peft_names for layer in layers.values() if slot in layer.adapters]
+    description = describe(
+        config,
+        base_model,
+        (module for each in names for module in each.target_modules),
+        (parameter for each in names for parameter in each.target_parameters),
+    )
     (directory / "adapter_config.json").write_text(json.dumps(description, indent=2) + "\n")
     return tensors
 

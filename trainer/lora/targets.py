@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from run.config import LoraConfig
 from trainer.lora.layer import ALIGNMENT, MultiLora
+from trainer.lora.peft_names import expert_names
 from trainer.model.experts import are_known_experts
 from trainer.model.load import log_probabilities
 
@@ -28,7 +29,7 @@ logger = logging.getLogger(__name__)
 _TOKENS = 11
 """Of the row that is computed, of which one predicts. No size that a layer may have instead of it."""
 
-_NOT_CALLED = "the model multiplies by its weight without calling it"
+_NOT_CALLED = "the model computes a text without calling it"
 
 
 def prove_layers(model: nn.Module) -> None:
@@ -53,6 +54,11 @@ def prove_layers(model: nn.Module) -> None:
     alike = {_pattern(name): reason for name, reason in reasons.items()}
     # Of experts that are layers of their own, no token may have chosen some; they are as the others.
     found = {name: reasons.get(name, alike.get(_pattern(name), _NOT_CALLED)) for name in candidates}
+    for name, module in model.named_modules():
+        if are_known_experts(module) and expert_names(model, name, len(module.gate_up_proj)) is None:
+            found[name] = (
+                "its checkpoint has all experts of a layer in one weight, and an adapter's files have no name for each"
+            )
     model.without_adapters = {name: reason for name, reason in found.items() if reason is not None}
 
 

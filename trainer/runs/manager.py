@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -241,6 +241,11 @@ class MultiRunManager:
     def forget_modules(self) -> None:
         """Removes all layers: the model is given back and no slot has an adapter, or they are registered anew."""
         self._modules.clear()
+
+    @property
+    def modules(self) -> Mapping[str, MultiLora]:
+        """The layers that hold adapters, by module path, in the model's order."""
+        return self._modules
 
     def get_named_parameters_for_run(self, slot: int) -> dict[str, nn.Parameter]:
         """Returns the leaf parameters of the adapter in a slot, which its optimizer owns.

@@ -19,16 +19,16 @@ from tests.trainer.lone_run import LoneRun, make_lone_run
 from tests.trainer.lora.test_multi_lora import ALL, DENSE, admit, wrapped
 from trainer.broadcast import Broadcaster
 from trainer.lora.adapter_file import load_adapter
-from trainer.lora.multi_lora import adapter_of, export_adapter, peft_state
+from trainer.lora.multi_lora import export_adapter, peft_state
 from trainer.runs import checkpoint
 
 
 def exported(model: Path, directory: Path, config: LoraConfig) -> Path:
     """An adapter with random weights, as a trainer publishes one."""
     directory.mkdir()
-    built, layers = wrapped(model)
+    _, layers = wrapped(model)
     admit(layers, 1, config)
-    export_adapter(adapter_of(built, 1), config, str(model), directory)
+    export_adapter(layers, 1, config, str(model), directory)
     return directory
 
 

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from inference.plugin.digest import DTYPES, hash_sum
 from run.config import LoraConfig
 from tests.trainer.conftest import EXPERTS, LAYERS, VOCABULARY
+from tests.trainer.lora.architectures import make_tiny
 from tests.trainer.model.test_load import run
 from trainer.lora.layer import AdapterSpans, MultiLora, add_low_rank, add_low_rank_grouped
 from trainer.lora.multi_lora import (
     MultiLoraLinear,
-    adapter_of,
     adapter_spans,
     digest_adapter,
     export_adapter,
@@ -170,12 +170,16 @@ def test_experts_with_an_adapter_are_experts_with_its_sum(moe_directory: Path, t
     model, layers = wrapped(moe_directory)
     admit(layers, 2, ALL)
     found = values(model, [(2, sum(LENGTHS))])
-    export_adapter(adapter_of(model, 2), ALL, str(moe_directory), tmp_path)
+    export_adapter(layers, 2, ALL, str(moe_directory), tmp_path)
     tensors = load_file(tmp_path / "adapter_model.safetensors")
     assert len(tensors) == LAYERS * 2 * (4 + 3 * EXPERTS)
-    assert json.loads((tmp_path / "adapter_config.json").read_text())["target_modules"] == sorted(
-        ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-    )
+    described = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert described["target_modules"] == ["k_proj", "o_proj", "q_proj", "v_proj"]
+    assert described["target_parameters"] == [
+        f"model.layers.{layer}.mlp.experts.{weight}"
+        for layer in range(LAYERS)
+        for weight in ("down_proj", "gate_up_proj")
+    ]
     merged = load_model(moe_directory, "float32", CPU)
     state = merged.state_dict()
     for name in {key.rpartition(".lora_")[0] for key in tensors}:
@@ -203,7 +207,7 @@ def test_an_exported_adapter_gives_the_same_results_in_peft(dense_directory: Pat
     model, layers = wrapped(dense_directory)
     admit(layers, 3, DENSE)
     admit(layers, 1, DENSE)
-    export_adapter(adapter_of(model, 3), DENSE, str(dense_directory), tmp_path)
+    export_adapter(layers, 3, DENSE, str(dense_directory), tmp_path)
     assert json.loads((tmp_path / "adapter_config.json").read_text())["r"] == 4
     ours_P = values(model, [(3, sum(LENGTHS))])
     peft_model = PeftModel.from_pretrained(load_model(dense_directory, "float32", CPU), tmp_path).eval()
@@ -242,24 +246,32 @@ def test_a_row_of_another_length_is_noticed(dense_directory: Path) -> None:
 
 
 @pytest.mark.slow  # imports vllm
-def test_vllm_reads_the_adapters_of_experts(moe_directory: Path, tmp_path: Path) -> None:
-    """By its own reader, since a server on a CPU has no kernel for them; the names are those of its Qwen3-MoE."""
+@pytest.mark.parametrize(
+    ("kind", "block", "named"),
+    [("moe", "mlp", ("gate_proj", "down_proj", "up_proj")), ("mixtral", "block_sparse_moe", ("w1", "w2", "w3"))],
+)
+def test_vllm_reads_the_adapters_of_experts(
+    kind: str, block: str, named: tuple[str, ...], moe_directory: Path, tmp_path: Path
+) -> None:
+    """By its own reader, since a server on a CPU has no kernel for them; the names are those of its Qwen3-MoE and Mixtral."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of vllm's own imports
         from vllm.lora.lora_model import LoRAModel
         from vllm.lora.lora_weights import PackedLoRALayerWeights
         from vllm.lora.peft_helper import PEFTHelper
-    model, layers = wrapped(moe_directory)
+    directory = moe_directory if kind == "moe" else make_tiny(kind, tmp_path)
+    model, layers = wrapped(directory)
+    experts = len(model.get_submodule("model.layers.0.mlp.experts.base").gate_up_proj)
     admit(layers, 1, ALL)
-    export_adapter(adapter_of(model, 1), ALL, str(moe_directory), tmp_path)
+    export_adapter(layers, 1, ALL, str(directory), tmp_path)
     helper = PEFTHelper.from_local_dir(str(tmp_path), None)
-    projections = [f"experts.{expert}.{name}_proj" for expert in range(EXPERTS) for name in ("gate", "down", "up")]
+    projections = [f"experts.{expert}.{name}" for expert in range(experts) for name in named]
     expected = {"q_proj", "k_proj", "v_proj", "o_proj", "experts", *projections}
     read = LoRAModel.from_local_checkpoint(str(tmp_path), expected, helper, lora_model_id=1, device="cpu")
     for layer in range(LAYERS):
-        block = f"model.layers.{layer}.mlp"
-        packed = PackedLoRALayerWeights.pack_moe([read.loras[f"{block}.{name}"] for name in projections], block)
-        ours = layers[f"{block}.experts"].adapter_parameters(1)
+        place = f"model.layers.{layer}.{block}"
+        packed = PackedLoRALayerWeights.pack_moe([read.loras[f"{place}.{name}"] for name in projections], place)
+        ours = layers[f"model.layers.{layer}.mlp.experts"].adapter_parameters(1)
         gate_B, up_B = ours["gate_up_proj.lora_B"].chunk(2, 1)
         ours_A = [ours["gate_up_proj.lora_A"], ours["down_proj.lora_A"], ours["gate_up_proj.lora_A"]]
         for found, parameter in zip(packed.lora_a, ours_A, strict=True):

@@ -119,7 +119,7 @@ def test_every_layer_that_can_have_an_adapter_changes_the_results_and_none_chang
 @pytest.mark.parametrize(
     ("name", "target", "reason"),
     [
-        ("jamba", "dt_proj", "multiplies by its weight without calling it"),
+        ("jamba", "dt_proj", "computes a text without calling it"),
         ("phimoe", "router", "PhimoeTopKRouter, which returns something else"),
         ("llama4", "router", "Llama4Router, which returns something else"),
         ("modernbert", "dense", "does not get all tokens of a row"),

@@ -1,0 +1,79 @@
+"""Compares an adapter that is exported and then loaded by PEFT with the same adapter in the trainer.
+
+Users load what a run publishes with PEFT. It converts adapters of many mixtures, by names, so a file may load without an error
+and be another function. `check_export` finds out for a model and the names of the layers with adapters.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from run.config import LoraConfig
+from trainer.lora.multi_lora import adapter_spans, export_adapter, wrap_targets
+from trainer.lora.targets import adaptable, check_targets, prove_layers
+from trainer.model.load import load_model, log_probabilities
+
+_CPU = torch.device("cpu")
+_TOKENS = 12
+_RANK, _ALPHA = 4, 8.0
+
+
+@dataclass(frozen=True, slots=True)
+class ExportCheck:
+    """How far PEFT is from the trainer with one adapter, in nats, the largest of a few tokens."""
+
+    difference: float
+    effect: float
+    """How much the adapter changes the bare model: without an effect, a small difference says nothing."""
+
+
+def layer_names(directory: Path, dtype: str = "float32") -> list[str]:
+    """Returns the names of the layers that can have an adapter in the model in `directory`, which the trainer can load."""
+    model = load_model(directory, dtype, _CPU)
+    prove_layers(model)
+    return sorted({path.rpartition(".")[2] for path in adaptable(model)})
+
+
+def check_export(directory: Path, targets: Sequence[str], dtype: str = "float32") -> ExportCheck:
+    """Exports a random adapter on the `targets` of the model in `directory`, loads it with PEFT, and compares.
+
+    Raises:
+        ValueError: the trainer refuses the model or the targets, or PEFT refuses the file.
+    """
+    config = LoraConfig(rank=_RANK, alpha=_ALPHA, target_modules=list(targets))
+    model = load_model(directory, dtype, _CPU)
+    prove_layers(model)
+    check_targets(model, config, _RANK)
+    generator = torch.Generator().manual_seed(0)
+    tokens_T = torch.randint(3, model.config.vocab_size, (_TOKENS,), generator=generator)
+    bare_P = _values(model, tokens_T)
+    layers = wrap_targets(model, 1, config)
+    for layer in layers.values():
+        layer.admit(0, _RANK, _ALPHA, generator)
+        for parameter in layer.adapter_parameters(0).values():
+            nn.init.normal_(parameter, std=0.1, generator=generator)
+    ours_P = _values(model, tokens_T)
+    with tempfile.TemporaryDirectory() as place, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of peft's own imports
+        from peft import PeftModel
+
+        export_adapter(layers, 0, config, str(directory), Path(place))
+        loaded = PeftModel.from_pretrained(load_model(directory, dtype, _CPU), place).eval()
+        theirs_P = _values(loaded, tokens_T)
+    return ExportCheck(float((theirs_P - ours_P).abs().max()), float((ours_P - bare_P).abs().max()))
+
+
+def _values(model: nn.Module, tokens_T: Tensor) -> Tensor:
+    positions_T = torch.arange(len(tokens_T))
+    with torch.no_grad(), adapter_spans(model, [(0, len(tokens_T))]):
+        values_P, _ = log_probabilities(
+            model, tokens_T, positions_T, [len(tokens_T)], positions_T[:-1], tokens_T[1:], 1.0
+        )
+    return values_P
