@@ -10,6 +10,7 @@ from types import FrameType, ModuleType
 
 from transport.errors import INTERRUPTED, UserError
 from transport.printable import printable
+from transport.process.permanent_errors import DISK_FULL, is_disk_full
 
 COMMANDS = {
     "run": ("cli.run", "run a whole job, inference, trainer and orchestrators, from one file"),
@@ -115,7 +116,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     except OSError as error:  # such as a full disk: the message names the file, and a traceback adds nothing
         print(f"counterpoint: error: {printable(str(error))}", file=sys.stderr)
-        return 1
+        return DISK_FULL if is_disk_full(error) else 1
 
 
 def _end(number: int, frame: FrameType | None) -> None:

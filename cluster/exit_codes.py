@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 
+from transport.process.permanent_errors import DISK_FULL
+
 ASKED_TO_END = frozenset({128 + signal.SIGINT, 128 + signal.SIGTERM})
 """Exit codes of a process that a signal ended before its work was complete: it ended in order, or, if it had no handler yet, the
 kernel ended it."""
@@ -11,6 +13,8 @@ kernel ended it."""
 
 def describe_exit(code: int) -> str:
     """Describes an exit code, for a person."""
+    if code == DISK_FULL:
+        return f"ended with exit code {code}: the disk is full"
     if code <= 128:
         return f"ended with exit code {code}"
     try:

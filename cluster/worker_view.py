@@ -13,6 +13,8 @@ class State(StrEnum):
     STARTING = "starting"
     READY = "ready"
     RESTARTING = "restarting"
+    EXITED = "exited"
+    """The process has ended, and what follows is not decided yet: the job waits for its disk."""
     RUNNING = "running"
     STUCK = "stuck"
     """The worker does not respond and is being killed."""

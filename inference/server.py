@@ -30,7 +30,7 @@ from inference.context import attention_heads, longest_context
 from inference.delta import is_delta
 from inference.token import read_token
 from transport.process.cores import own_cores
-from transport.process.permanent_errors import is_final
+from transport.process.permanent_errors import DISK_FULL, exit_code_of, is_disk_full
 from transport.process.stop_requests import StopSignals
 
 logger = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ def serve(
         _check_port(config.host, config.port)
     except (ValueError, OSError) as error:
         logger.error("inference: %s", error)
-        return EXIT_BAD_CONFIG if is_final(error) else EXIT_FAILED
+        return exit_code_of(error)
     try:
         with _output(config.log_file) as output, StopSignals() as signals:
             child = _start(config, environment, output)
@@ -84,7 +84,7 @@ def serve(
                 _stop(child, signals)
     except OSError as error:
         logger.error("inference: %s", error)
-        return EXIT_FAILED
+        return DISK_FULL if is_disk_full(error) else EXIT_FAILED
 
 
 def check_configuration(config: InferenceConfig) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 from cluster.attended.attended_job import AttendedJob
 from cluster.attended.views import shown_name
+from cluster.exit_codes import describe_exit
 from cluster.manager.events import Outcome
 from cluster.process import last_lines
 from cluster.spec import JobSpec, sub_master_name
@@ -36,6 +37,7 @@ from job.servers_file import ServersFile
 from job.systemd import SystemdNotifications
 from job.workers import worker_of
 from transport.files.atomic import write_atomically
+from transport.process.permanent_errors import DISK_FULL, disk_full, is_disk_full
 
 POLL_SECONDS = 0.5
 
@@ -45,11 +47,17 @@ LOOK_SECONDS = 0.5
 END_SECONDS = 30.0
 """Longest time for which the job, once it has ended, reads what its runs had written."""
 
+DISK_SECONDS = 60.0
+"""Time for which a worker has to be ready after it died of a full disk, before there is space again."""
+
 MOST_SHOWN = 20
 """Steps of a run that one look shows, the newest: a guest that joins with thousands, or writes so many, is not to hold it up."""
 
 MOST_UNSEEN = 1000
 """States that wait to be shown while the terminal or the file system holds up the thread that shows them."""
+
+_JOB = ""
+"""What stands, beside runs and files, for the job as a whole among those that were warned about."""
 
 Show = Callable[[list[WorkerView], list[tuple[History, Line]]], None]
 """Shows the workers' states, and the new steps, each with its run."""
@@ -99,6 +107,8 @@ class SupervisedJob:
         self._warn = warn
         self._warned: set[str] = set()
         """Runs and files that were warned about."""
+        self._trouble = ""
+        """Why the job's journal cannot be written; empty while it can."""
         self._began = time.time()
         self._trained = TrainedLines(config.output_dir)
         self.histories = {
@@ -134,6 +144,7 @@ class SupervisedJob:
             backend=config.backend,
             options=options,
             on_reload=on_reload,
+            on_trouble=self._on_journal_trouble,
         )
         self._last = Snapshot(self._job.state, self._job.views())
 
@@ -235,6 +246,10 @@ class SupervisedJob:
             self._unseen.append(now)
             self._changed.set()
 
+    def _on_journal_trouble(self, trouble: str) -> None:
+        self._trouble = trouble
+        self._changed.set()
+
     def _report(self) -> None:
         """Shows and records what has changed."""
         with self._files:
@@ -257,11 +272,23 @@ class SupervisedJob:
                 return
 
     def _write_files(self, snapshot: Snapshot) -> None:
+        """Writes the job's files; says once that the disk is full, and once that it is not any more."""
+        trouble = self._trouble
         for file in (self._processes_file, self._servers_file):
             try:
                 file.write(snapshot.job, snapshot.workers)
             except OSError as error:
-                self._warn_once(file.path.name, f"{file.path.name} cannot be written: {error}")
+                if is_disk_full(error):
+                    trouble = trouble or disk_full(self._config.output_dir)
+                else:
+                    self._warn_once(file.path.name, f"{file.path.name} cannot be written: {error}")
+        if not trouble and any(map(_waits_for_disk, snapshot.workers)):
+            trouble = disk_full(self._config.output_dir)
+        if trouble:
+            self._warn_once(_JOB, trouble)
+        elif _JOB in self._warned:
+            self._warned.remove(_JOB)
+            self._warn(f"{self._config.output_dir} can be written again: the job goes on")
 
     def _find_guests(self) -> Sequence[str]:
         """The runs with a live orchestrator that is not a worker of this job. They need its trainer and servers."""
@@ -313,6 +340,14 @@ class SupervisedJob:
             for run in self._config.every_run
         }
         return guests | own
+
+
+def _waits_for_disk(view: WorkerView) -> bool:
+    """Whether a worker died of a full disk, and has not worked for a while since."""
+    if not view.last_death.startswith(describe_exit(DISK_FULL)):
+        return False
+    is_young = view.state is State.READY and time.time() - view.since < DISK_SECONDS
+    return is_young or view.state in (State.RESTARTING, State.EXITED, State.WAITING, State.STARTING)
 
 
 def _failed(view: WorkerView, log_file: Path) -> FailedWorker:

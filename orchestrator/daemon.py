@@ -74,7 +74,7 @@ from run.changes import JOURNAL, Change
 from run.config import RunConfig
 from run.pause import Pause, read_pause
 from transport.process.descriptors import allow_connections
-from transport.process.permanent_errors import is_permanent
+from transport.process.permanent_errors import exit_code_of
 from transport.wires.open import open_link
 
 logger = logging.getLogger(__name__)
@@ -109,7 +109,7 @@ def run(
         OSError,
     ) as error:  # raised before the loop runs, such as for a log that cannot be opened
         sys.stderr.write(f"counterpoint: error: {error}\n")
-        return 2 if isinstance(error, ConfigurationError) or is_permanent(error) else 1
+        return 2 if isinstance(error, ConfigurationError) else exit_code_of(error)
 
 
 def _run_to_its_end(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, int]) -> int:

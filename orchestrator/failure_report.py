@@ -19,6 +19,7 @@ from orchestrator.run_directory import (
 )
 from orchestrator.step.checkpoint import CheckpointError
 from orchestrator.step.delivery import EvictedError, MissingBatchError, RejectedError
+from transport.process.permanent_errors import DISK_FULL, is_disk_full
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +50,7 @@ def report_failure(error: Exception, run_dir: Path) -> int:
     if any(isinstance(leaf, EvictedError | RunEvictedError) for leaf in expected):
         # A trainer that refuses a configuration also evicts the run; either may be noticed first.
         return 2 if config_is_refused(run_dir) else 3
-    return 1
+    return DISK_FULL if any(map(is_disk_full, expected)) else 1
 
 
 def _described(error: BaseException, run_dir: Path) -> str:

@@ -68,8 +68,10 @@ class LeaseHolder:
     In a forked child these do nothing: the claim is the parent's.
     """
 
-    def __init__(self, store: Store, owned: OwnedLease) -> None:
+    def __init__(self, store: Store, owned: OwnedLease, loss_level: int = logging.WARNING) -> None:
+        """`loss_level` is that of the log's line about a lost lease."""
         record = owned.record
+        self._loss_level = loss_level
         self.claim = Claim(record.target_id, record.owner, record.token, record.attempts)
         self._store = store
         self._owned = owned
@@ -197,7 +199,7 @@ class LeaseHolder:
             self.claim.stop.set()
             if self._on_lost is not None:
                 self._on_lost()
-        logger.warning("lease lost: %s", reason)
+        logger.log(self._loss_level, "lease lost: %s", reason)
 
 
 @contextlib.contextmanager

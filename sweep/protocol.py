@@ -216,6 +216,8 @@ class Observer:
     place: str = ""
     """The root, for messages."""
     record_ages: RecordAges = field(default_factory=RecordAges)
+    owners: set[str] = field(default_factory=set)
+    """The owners in whose names it has tried to claim."""
 
     def acquire(self, target_id: str, terms: Terms | None = None) -> Exchange[OwnedLease | Held | Done | StaysFailed]:
         """Claims a target if that is allowed (`lease.assess`), as a new owner each time.
@@ -233,6 +235,7 @@ class Observer:
         give_up = started + min(CLAIM_SECONDS, terms.safe_seconds)
         try:
             if isinstance(assessment, Take):
+                self.owners.add(owner)
                 new = claimed(record, target_id, owner, socket.gethostname(), os.getpid(), terms, self.clocks.wall())
                 version = yield from write_until_known(
                     new, version, self.clocks, started + min(CLAIM_SECONDS, terms.safe_seconds)

@@ -23,7 +23,7 @@ from trainer.config import TrainerConfig
 from transport.config import Config
 from transport.files.atomic import write_atomically
 from transport.process.imports import trainer_imports
-from transport.process.permanent_errors import is_permanent
+from transport.process.permanent_errors import exit_code_of
 from transport.process.stop_requests import StopSignals, end_at_second_request
 
 logger = logging.getLogger(__name__)
@@ -43,14 +43,14 @@ def run(config: TrainerConfig, on_ready: Callable[[], object]) -> int:
         on_ready: called once the model is loaded and the wire is open.
 
     Returns:
-        0 done; 1 failed; 2 bad configuration; 3 every run was evicted; 128 + a signal that ended it before it was done, with a
-        checkpoint.
+        0 done; 1 failed; 2 bad configuration; 3 every run was evicted; 74 the disk is full; 128 + a signal that ended it before
+        it was done, with a checkpoint.
     """
     try:
         (config.output_dir / "trainer").mkdir(parents=True, exist_ok=True)
     except OSError as error:
         logger.error("output_dir = %s: cannot be written: %s", config.output_dir, error.strerror)
-        return 2 if is_permanent(error) else 1
+        return exit_code_of(error)
     if config.nodes > 1:
         logger.error("nodes = %d: only a job has its trainer on several nodes; use processes here", config.nodes)
         return 2

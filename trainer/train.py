@@ -44,7 +44,7 @@ from trainer.shared_memory import SharedMemory, remove_left_weights
 from trainer.telemetry.endpoint import TrainerEndpoint
 from trainer.telemetry.published import TrainerTelemetry
 from trainer.telemetry.step_times import StepTimes
-from transport.process.permanent_errors import is_final
+from transport.process.permanent_errors import DISK_FULL, exit_code_of, is_disk_full
 from transport.process.stop_requests import StopSignals, end_at_second_request
 from transport.wires.base import BatchReceiver
 from transport.wires.open import open_receiver
@@ -101,7 +101,7 @@ def train(
             endpoint = stack.enter_context(TrainerEndpoint(config))
         except (ValueError, OSError) as error:
             logger.error("%s", error)
-            return 2 if is_final(error) else 1
+            return exit_code_of(error)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -118,7 +118,7 @@ def train(
             return 1
         except (OSError, SafetensorError) as error:
             logger.error("cannot write to %s: %s. What was published before is intact", config.output_dir, error)
-            return 1
+            return DISK_FULL if is_disk_full(error) else 1
         except RuntimeError as error:
             if silence := group.silence(error):
                 logger.error("%s", silence)

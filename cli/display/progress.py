@@ -29,6 +29,7 @@ COLOURS = {
     State.READY: "green",
     State.STARTING: "yellow",
     State.RESTARTING: "yellow",
+    State.EXITED: "yellow",
     State.FAILED: "red",
     State.STOPPING: "yellow",
 }
@@ -142,7 +143,7 @@ class PlainProgress:
         if worker.state is State.READY and worker.name in self._started:
             status = f": {worker.status}" if worker.status else ""  # of `serve`, its address
             return f"{worker.name} ready after {duration(worker.since - self._started[worker.name])}{status}"
-        if worker.state in (State.RESTARTING, State.FAILED) and worker.last_death:
+        if worker.state in (State.RESTARTING, State.EXITED, State.FAILED) and worker.last_death:
             output = f"; last line of its output: {worker.last_output}" if worker.last_output else ""
             return f"{worker.name} {worker.last_death}: {worker.state}{output}"
         return f"{worker.name} {worker.state}"
@@ -190,7 +191,7 @@ class LiveProgress:
         for worker in workers:
             text.append("● ", COLOURS.get(worker.state, "dim"))
             text.append(f"{worker.name} {worker.state}", "bold" if worker.state in COLOURS else "dim")
-            waiting = worker.state in {State.STARTING, State.STOPPING, State.RESTARTING}
+            waiting = worker.state in {State.STARTING, State.STOPPING, State.RESTARTING, State.EXITED}
             text.append(f" {duration(time.time() - worker.since)}  " if waiting else "  ")
             if worker.restarts:
                 text.append(f"restarted {worker.restarts} times, it {worker.last_death}  ", "yellow")

@@ -18,7 +18,7 @@ from cluster.attended.views import Views, shown_outcome
 from cluster.backends.base import Heartbeat
 from cluster.errors import ClusterError
 from cluster.job_files import JOB_FILE, JOURNAL, JobFile, holds_job, read_job, read_outcome, write_privately
-from cluster.manager.events import Outcome, StopRequested
+from cluster.manager.events import Outcome, StopRequested, WorkerExited
 from cluster.manager.manager import PrimeManager
 from cluster.master.main import MasterProcess
 from cluster.master.observer import Observer
@@ -57,12 +57,13 @@ class AttendedJob(Observer):
         backend: str = "local",
         options: Mapping[str, Any] | None = None,
         on_reload: Callable[[], object] | None = None,
+        on_trouble: Callable[[str], None] | None = None,
     ) -> None:
         """Takes the job, the directory for its journal and its agents, and callbacks.
 
         `on_change` is called, on the loop, after anything that `views` shows has changed. `guests` returns the names of the
         job's guests, for which the services go on; it is called in a thread, and may block. An exception of either is logged and
-        does not end the job. `on_reload` is as of `MasterProcess`.
+        does not end the job. `on_reload` is as of `MasterProcess`; `on_trouble` is called, on the loop, as `Observer.troubled`.
         `log_from`: where the output of workers that run already begins (`WorkerView`). `backend` and
         `options` as of `JobFile`.
         """
@@ -71,6 +72,7 @@ class AttendedJob(Observer):
         self._directory = directory.absolute()
         self._on_change = on_change
         self._on_reload = on_reload
+        self._on_trouble = on_trouble
         self._guests = guests
         self._log_from = log_from or {}
         self._views = Views(spec, self._directory)
@@ -122,11 +124,19 @@ class AttendedJob(Observer):
     # --- as an observer ---
 
     def changed(
-        self, manager: PrimeManager, beats: Mapping[str, Heartbeat], silent_for: Callable[[str], float]
+        self,
+        manager: PrimeManager,
+        beats: Mapping[str, Heartbeat],
+        exits: Mapping[str, WorkerExited],
+        silent_for: Callable[[str], float],
     ) -> None:
         """As `Observer.changed`."""
-        self.observe(lambda: self._views.update(manager, beats, silent_for), otherwise=None)
+        self.observe(lambda: self._views.update(manager, beats, exits, silent_for), otherwise=None)
         self.observe(lambda: self._on_change(self), otherwise=None)
+
+    def troubled(self, trouble: str) -> None:
+        """As `Observer.troubled`."""
+        (self._on_trouble or super().troubled)(trouble)
 
     async def guests(self) -> Sequence[str] | None:
         """As `Observer.guests`. They are not known while a look takes longer than `LOOK_SECONDS`: a file system may hang."""
@@ -198,12 +208,12 @@ async def _run_master(
         directory, job, store, observer=observer, stop_first=stop_first, alone=True, on_reload=on_reload
     )
     try:
-        code = await process.run()
+        await process.run()
     except (StoreError, RecordError) as error:
         raise ClusterError(f"{directory}: the job's journal cannot be used: {error}") from error
     ended = process.outcome
     if ended is None and process.signalled is not None:
         return Outcome(process.signalled.code, process.signalled.reason), process.signalled
     if ended is None:
-        return Outcome(code, "another process has taken the job over"), process.signalled
+        return Outcome(1, "another process has taken the job over"), process.signalled
     return Outcome(ended.code, ended.reason, ended.failed_worker), process.signalled

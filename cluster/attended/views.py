@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.backends.base import Heartbeat
-from cluster.manager.events import ManagerStage, Outcome
+from cluster.manager.events import ManagerStage, Outcome, WorkerExited
 from cluster.manager.manager import PrimeManager
-from cluster.manager.state import Phase, WorkerRecord
+from cluster.manager.restarts import words_of
+from cluster.manager.state import ALIVE, Phase, WorkerRecord
 from cluster.master.orders import log_file
 from cluster.process import last_lines
 from cluster.spec import JobSpec, StartGate, role_of, sub_master_name
@@ -83,19 +84,29 @@ class Views:
         """Returns the workers as they were at the last update, in their order."""
         return list(self._views)
 
-    def update(self, manager: PrimeManager, beats: Mapping[str, Heartbeat], silent_for: Callable[[str], float]) -> None:
-        """Looks at every worker."""
+    def update(
+        self,
+        manager: PrimeManager,
+        beats: Mapping[str, Heartbeat],
+        exits: Mapping[str, WorkerExited],
+        silent_for: Callable[[str], float],
+    ) -> None:
+        """Looks at every worker. The arguments are those of `Observer.changed`."""
         records = manager.state.workers.values()
         now = time.monotonic()
         silent = {shown_name(self._spec, record.name): silent_for(record.name) for record in records}
         self.heard = {name: now - seconds for name, seconds in silent.items() if seconds > 0.0}
         self._views = [
-            self._view(record, _state(manager, record), beats.get(record.name), silent_for(record.name))
+            self._view(
+                record, _state(manager, record), beats.get(record.name), exits.get(record.name), silent_for(record.name)
+            )
             for record in records
         ]
         self.job = self._state_of_job(manager)
 
-    def _view(self, record: WorkerRecord, state: State, beat: Heartbeat | None, silent: float) -> WorkerView:
+    def _view(
+        self, record: WorkerRecord, state: State, beat: Heartbeat | None, ended: WorkerExited | None, silent: float
+    ) -> WorkerView:
         seen = self._seen.get(record.name)
         if seen is None:
             log = log_file(self._spec, self._directory, record.name)
@@ -104,12 +115,15 @@ class Views:
                 seen.log_from = seen.began = self._log_from.get(shown_name(self._spec, record.name), 0)
                 seen.incarnation = record.incarnation
                 seen.last_death = (record.restarts, record.last_death)
+        last_death = record.last_death
+        if ended is not None and ended.incarnation == record.incarnation and record.phase in ALIVE:
+            state, last_death, silent = State.EXITED, words_of(ended), 0.0
         self._follow_log(seen, record, state)
         if state is not seen.state:
             seen.state, seen.since = state, time.time()
         if beat is not None and beat.incarnation != record.incarnation:
             beat = None
-        lives = state not in ENDED | {State.RESTARTING, State.WAITING}
+        lives = state not in ENDED | {State.RESTARTING, State.EXITED, State.WAITING}
         trouble = "" if beat is None else beat.trouble
         if silent >= SHOWN_SILENCE_SECONDS:
             trouble = f"silent since {time.strftime('%H:%M:%S', time.localtime(time.time() - silent))}"
@@ -122,7 +136,7 @@ class Views:
             seen.log_from,
             seen.log_until,
             record.restarts,
-            record.last_death,
+            last_death,
             seen.last_output,
             trouble if lives else "",
             record.node,

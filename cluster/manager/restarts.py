@@ -2,7 +2,8 @@
 
 By its role's restart scope the worker alone is created again, or all of its role, or the whole job: those are asked to end
 first, *recycled*. The scope counts for a worker that had begun to work; one that died before that has left no mark on others, and
-is created again alone. The deaths of a worker in a row are bounded; those with a lost node, or with an agent, do not count.
+is created again alone. The deaths of a worker in a row are bounded; those with a lost node or an agent, and those of a full disk,
+do not count.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from cluster.manager.stopping import (
     stop,
 )
 from cluster.spec import RestartScope
+from transport.process.permanent_errors import DISK_FULL
 
 FIRST_BACKOFF_SECONDS = 1.0
 """Between a death and the first restart; doubled for each further restart in a row."""
@@ -70,12 +72,12 @@ def exited(ledger: Ledger, event: WorkerExited) -> list[Instruction]:
         )
     if worker.rank < 0 and ledger.stops and code > 128 and not worker.killed:
         # Killed by another hand. Its workers are stopped without it, and it has no work of its own.
-        worker.last_death = _words(event)
+        worker.last_death = words_of(event)
         return ended(ledger, worker, Phase.STOPPED, at)
     if worker.phase is Phase.STOPPING:
         clean = (code == 0 or code in ASKED_TO_END or event.lost) and not worker.killed
         if not clean and not worker.killed:  # why a killed one was killed is known already
-            worker.last_death = f"{_words(event)} while it was being stopped"
+            worker.last_death = f"{words_of(event)} while it was being stopped"
             failed_to_stop(ledger, worker, code)
         return ended(ledger, worker, Phase.STOPPED if clean else Phase.FAILED, at)
     told = code in ASKED_TO_END and worker.task and worker.phase is not Phase.RECYCLING  # by another hand
@@ -85,12 +87,13 @@ def exited(ledger: Ledger, event: WorkerExited) -> list[Instruction]:
         return _hold(ledger, worker, at)
     if worker.rank < 0 and ledger.unended[worker.role] == 0:
         return ended(ledger, worker, Phase.STOPPED, at)
-    words = _words(event) + (", although the job still needs it" if code == 0 else "")
+    words = words_of(event) + (", although the job still needs it" if code == 0 else "")
     words = f"{worker.stuck} and was killed" if worker.stuck else words
     return died(ledger, worker, code, words, at, with_node=event.lost)
 
 
-def _words(event: WorkerExited) -> str:
+def words_of(event: WorkerExited) -> str:
+    """Describes the end of a process, for a person."""
     if event.lost:
         return f"was lost: {event.reason}"
     return describe_exit(event.code) + (f": {event.reason}" if event.reason else "")
@@ -148,11 +151,14 @@ def died(
     worker.last_death = words[:LONGEST_REASON]
     if worker.ready_since is not None and at - worker.ready_since >= HEALTHY_SECONDS:
         worker.deaths = 0
-    over = not with_node and (code in FINAL_CODES or worker.deaths >= ledger.spec_of(worker).max_restarts)
+    counts = not with_node and code != DISK_FULL
+    over = counts and (code in FINAL_CODES or worker.deaths >= ledger.spec_of(worker).max_restarts)
     if ledger.stops or over:
         return failed_for_good(ledger, worker, code, at)
-    pause = 0.0 if with_node else min(FIRST_BACKOFF_SECONDS * 2 ** min(worker.deaths, 10), LONGEST_BACKOFF_SECONDS)
-    worker.deaths += not with_node
+    pause = min(FIRST_BACKOFF_SECONDS * 2 ** min(worker.deaths, 10), LONGEST_BACKOFF_SECONDS)
+    if not counts:
+        pause = 0.0 if with_node else LONGEST_BACKOFF_SECONDS
+    worker.deaths += counts
     worker.restarts += 1
     scope = ledger.scope_of(worker) if worker.launched else RestartScope.WORKER
     if worker.rank >= 0:

@@ -20,6 +20,7 @@ from cluster.master.journal import Exchange, History, Journal, perform
 from cluster.master.journal_format import MAX_ENTRY_BYTES, EntryTooLarge, Snapshot
 from sweep.lease import monotonic
 from sweep.store import Store, StoreError
+from transport.process.permanent_errors import disk_full, is_disk_full
 
 logger = logging.getLogger(__name__)
 
@@ -40,15 +41,26 @@ class Durable:
     """Writes one master's journal. One append at a time; a snapshot may be written beside it."""
 
     def __init__(
-        self, store: Store, epoch: int, check_lost: Callable[[], None], faults: Faults, *, writes: bool = True
+        self,
+        store: Store,
+        epoch: int,
+        check_lost: Callable[[], None],
+        faults: Faults,
+        report: Callable[[str], None],
+        *,
+        writes: bool = True,
     ) -> None:
-        """`check_lost` raises `MastershipLost` once this master may write no more. Without `writes` it only reads."""
+        """`check_lost` raises `MastershipLost` once this master may write no more. Without `writes` it only reads.
+
+        `report` is called with each `trouble`, and with "" when it is over.
+        """
         self.trouble = ""
         """Why the master does not act, for a person; empty while it does."""
         self._store = store
         self._journal = Journal(store.root, epoch)
         self._check_lost = check_lost
         self._faults = faults
+        self._report = report
         self._writes = writes
         self._snapshot: asyncio.Task[None] | None = None
 
@@ -97,13 +109,14 @@ class Durable:
                 result = await asyncio.to_thread(lambda: perform(self._store, exchange()))
             except StoreError as error:
                 if not self.trouble:
-                    logger.error("nothing is done until the journal can be written; the workers go on: %s", error)
                     since = time.strftime("%H:%M:%S")
-                    self.trouble = f"the journal cannot be written since {since}: {error}"
+                    unknown = f"nothing is started or stopped: the journal cannot be written since {since}: {error}"
+                    self.trouble = disk_full(self._store.root) if is_disk_full(error) else unknown
+                    self._report(self.trouble)
             else:
                 if self.trouble:
-                    logger.warning("the journal can be written again")
-                self.trouble = ""
+                    self.trouble = ""
+                    self._report("")
                 return result
 
     def consider_snapshot(self, state: Callable[[], Mapping[str, Any]]) -> None:

@@ -229,7 +229,7 @@ class MasterProcess:
             self._store,
             backend,
             epoch,
-            lambda: mastership.lost,
+            (lambda: None) if self._alone else (lambda: mastership.lost),
             self._faults,
             self._observer,
         )
@@ -237,7 +237,8 @@ class MasterProcess:
             master.emit(self.signalled)
         self._master = master
         loop = asyncio.get_running_loop()
-        mastership.on_lost(lambda: loop.call_soon_threadsafe(master.lose, mastership.lost or "lost"))
+        if not self._alone:  # else nobody can have taken it, and the term waits for its journal as it is
+            mastership.on_lost(lambda: loop.call_soon_threadsafe(master.lose, mastership.lost or "lost"))
         await self._listen()
         if self._standby is not None:
             self._standby.watch()
@@ -259,7 +260,8 @@ class MasterProcess:
                 await _closed(backend, end=False)
                 return None
             outcome = Outcome(1, reason)
-            if mastership.lost is not None:  # perhaps it failed for that reason; how the job ends is another's to say
+            # Perhaps it failed for that reason; how the job ends is another's to say.
+            if mastership.lost is not None and not self._alone:
                 await _closed(backend, end=False)
                 return None
         return await self._end(backend, master, outcome)

@@ -92,7 +92,7 @@ class Mastership:
 
     def __init__(self, store: Store, owned: OwnedLease) -> None:
         self.epoch = owned.record.token
-        self._holder = LeaseHolder(store, owned)
+        self._holder = LeaseHolder(store, owned, logging.INFO)  # what follows from a loss is for the process to say
 
     @property
     def lost(self) -> str | None:
@@ -130,7 +130,8 @@ def acquire(
         trouble: StoreError | None = None
         found: OwnedLease | Held | Done | StaysFailed | None = None
         try:
-            if former_epoch and (record := _record(store)) is not None and record.token > former_epoch:
+            record = _record(store) if former_epoch else None
+            if record is not None and record.token > former_epoch and record.owner not in observer.owners:
                 raise MasterHeld(f"{store.root}: another master has taken over: {describe_holder(record)}")
             if (known := predecessor()) is not None and known[1].is_dead():
                 _free(store, *known)

@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 
 from cluster.backends.base import Heartbeat
+from cluster.manager.events import WorkerExited
 from cluster.manager.manager import PrimeManager
+
+logger = logging.getLogger(__name__)
 
 
 class Observer:
     """Sees nothing, and knows of no guests. An exception of an observer ends its master's term: catch your own."""
 
     def changed(
-        self, manager: PrimeManager, beats: Mapping[str, Heartbeat], silent_for: Callable[[str], float]
+        self,
+        manager: PrimeManager,
+        beats: Mapping[str, Heartbeat],
+        exits: Mapping[str, WorkerExited],
+        silent_for: Callable[[str], float],
     ) -> None:
         """Called on the loop after events, before what follows from them is done; and after each heartbeat.
 
-        `beats` are the last heartbeats; `silent_for` returns how many seconds ago a worker's last one was.
+        `beats` are the last heartbeats; `exits` are ends of processes that nothing was decided about yet, as while the journal
+        cannot be written; `silent_for` returns how many seconds ago a worker's last heartbeat was.
         """
+
+    def troubled(self, trouble: str) -> None:
+        """Called on the loop with the reason why the journal cannot be written, once, and with "" when it can again."""
+        if trouble:
+            logger.error("%s; the workers go on", trouble)
+        else:
+            logger.warning("the journal can be written again: the job goes on")
 
     async def guests(self) -> Sequence[str] | None:
         """Returns the job's guests; None if they are not known.

@@ -72,8 +72,10 @@ class PrimeMaster:
         self._orders = orders
         self.beats: dict[str, Heartbeat] = {}
         """The last heartbeat of each worker, for display."""
+        self.exits: dict[str, WorkerExited] = {}
+        """The ends of processes that are not decided on yet, for display."""
         self.faults = faults or Faults("")
-        self.durable = Durable(store, epoch, self._check_lost, self.faults, writes=writes)
+        self.durable = Durable(store, epoch, self._check_lost, self.faults, self._report_trouble, writes=writes)
         self._is_lost = is_lost
         self._observer = observer or Observer()
         self._looked_for_guests = -math.inf
@@ -190,8 +192,13 @@ class PrimeMaster:
 
     def _show(self) -> None:
         self._observer.changed(
-            self.manager, self.beats, lambda worker: self.tally.silent_for(worker, self.clock.read())
+            self.manager, self.beats, self.exits, lambda worker: self.tally.silent_for(worker, self.clock.read())
         )
+
+    def _report_trouble(self, trouble: str) -> None:
+        self._observer.troubled(trouble)
+        if self.is_ready:
+            self._show()
 
     async def _one_pass(self, arrived: list[Arrival]) -> None:
         """Decides on events, makes them durable, and begins what follows from them."""
@@ -210,6 +217,8 @@ class PrimeMaster:
         await self.durable.append(events, self.backend.handles())
         self._check_lost()
         for arrival in arrived:
+            if isinstance(arrival.event, WorkerExited) and self.exits.get(arrival.event.worker) is arrival.event:
+                del self.exits[arrival.event.worker]
             if arrival.from_backend:
                 await self.backend.acknowledge(arrival.event)
             if arrival.done is not None and not arrival.done.done():
@@ -240,6 +249,10 @@ class PrimeMaster:
                     self._show()
                 else:
                     self._inbox.put_nowait(Arrival(event, from_backend=True))
+                    if isinstance(event, WorkerExited):
+                        self.exits[event.worker] = event
+                        if self.durable.trouble:
+                            self._show()
             raise RuntimeError("the backend's events have ended")
         except Exception as error:  # noqa: BLE001 - raised by the loop
             self.fail(error)

@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from cluster.agent.table import LARGEST_CODE
+from cluster.backends.base import Heartbeat
 from cluster.manager.events import LONGEST_REASON, ScaleRequested, StopRequested
+from cluster.manager.restarts import words_of
 from cluster.manager.state import WorkerRecord
 from cluster.master.control import ControlError
 from cluster.master.orders import log_file
@@ -75,8 +77,7 @@ def view(master: PrimeMaster, directory: Path, record: WorkerRecord) -> dict[str
         "restarts": record.restarts,
         "last_death": record.last_death,
         "status": beat.status if beat is not None else "",
-        "trouble": (beat.trouble if beat is not None else "")
-        or ("suspected: heartbeats are missing" if record.suspected else ""),
+        "trouble": _trouble(master, record, beat),
         "log": str(log_file(master.spec, directory, record.name)),
     }
 
@@ -90,3 +91,12 @@ def _checked_role(master: PrimeMaster, role: str) -> str:
     if role not in names:
         raise ControlError(f"the job has no role {role!r}; its roles are {', '.join(names)}")
     return role
+
+
+def _trouble(master: PrimeMaster, record: WorkerRecord, beat: Heartbeat | None) -> str:
+    ended = master.exits.get(record.name)
+    if ended is not None and ended.incarnation == record.incarnation:
+        return f"{words_of(ended)}; what follows is decided once the journal can be written"
+    if beat is not None and beat.trouble:
+        return beat.trouble
+    return "suspected: heartbeats are missing" if record.suspected else ""

@@ -144,7 +144,7 @@ def _of_workers(job: JobFacts) -> Iterator[Problem]:
             yield Problem(Kind.WORKER_FAILED, "error", f"{name} failed{died}", advice, since, worker=name)
         elif not job.running:
             continue
-        elif state in (State.RESTARTING, State.STUCK):
+        elif state in (State.RESTARTING, State.EXITED, State.STUCK):
             advice = f"it is started again, max_restarts times in a row at most; see `counterpoint logs {name}`"
             yield Problem(Kind.WORKER_RESTARTING, "error", f"{name} is {state}{died}", advice, since, worker=name)
         elif worker["restarts"] and job.now - since < RESTART_SECONDS:

@@ -137,7 +137,7 @@ class LocalStore:
             try:
                 written = os.write(descriptor, data)
                 if written != len(data):
-                    raise StoreError(f"{partial} took {written} of {len(data)} bytes: is the disk full?")
+                    raise OSError(errno.ENOSPC, f"took {written} of {len(data)} bytes: is the disk full?", str(partial))
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)

@@ -11,6 +11,7 @@ from cluster.exit_codes import describe_exit
     ("code", "words"),
     [
         (3, "ended with exit code 3"),
+        (74, "ended with exit code 74: the disk is full"),
         (137, "was killed by SIGKILL"),
         (143, "was stopped by SIGTERM"),
         (255, "ended with exit code 255"),

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.failure_report import report_failure
+from transport.process.permanent_errors import DISK_FULL
 
 
 @pytest.fixture
@@ -18,11 +19,11 @@ def run_dir(tmp_path: Path) -> Path:
 
 def test_a_full_disk_is_reported_with_its_place(run_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
     full = OSError(errno.ENOSPC, "No space left on device")
-    assert report_failure(ExceptionGroup("tasks", [full]), run_dir) == 1
+    assert report_failure(ExceptionGroup("tasks", [full]), run_dir) == DISK_FULL
     assert caplog.messages == [f"cannot write to {run_dir}: {full}. What was committed before is intact"]
 
 
 def test_an_error_that_names_its_file_is_reported_as_it_is(run_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
     named = OSError(errno.ENOSPC, "No space left on device", str(run_dir / "batch.bin"))
-    assert report_failure(named, run_dir) == 1
+    assert report_failure(named, run_dir) == DISK_FULL
     assert caplog.messages == [str(named)]

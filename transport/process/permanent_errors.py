@@ -1,6 +1,7 @@
 """Tells permanent errors of the system, at which another attempt would fail in the same way, from passing ones.
 
-A role that a permanent error stops ends with the exit code of a bad configuration, and its supervisor does not restart it.
+A role that a permanent error stops ends with the exit code of a bad configuration, and its supervisor does not restart it. One
+that a full disk stops ends with `DISK_FULL`, and is started again until there is space.
 """
 
 from __future__ import annotations
@@ -12,6 +13,39 @@ LASTING = frozenset(
 )
 """Errors of paths and permissions, which a person has to correct. Not in the list: a port in use, a full disk, a lock that
 another process holds, a file system that is unreachable for a moment."""
+
+
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""Errors of a disk, or a quota, that has no space left."""
+
+DISK_FULL = 74
+"""Exit code of a process that a full disk stopped; `EX_IOERR` of sysexits.h."""
+
+
+def exit_code_of(error: Exception) -> int:
+    """Returns the exit code of a role that this error of its files or its values stopped."""
+    if is_disk_full(error):
+        return DISK_FULL
+    return 2 if isinstance(error, OSError | ValueError) and is_final(error) else 1
+
+
+def is_disk_full(error: BaseException | None) -> bool:
+    """Whether an error, or one that it came from, says that a disk is full.
+
+    Libraries in Rust, such as safetensors, name the system's error in their text alone.
+    """
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in FULL:
+            return True
+        if any(f"(os error {number})" in str(error) for number in FULL):
+            return True
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return False
+
+
+def disk_full(place: object) -> str:
+    """Returns the sentence that tells a person about a full disk, on which `place` lies."""
+    return f"disk full at {place}: waiting; free space, or stop the job (Ctrl-C)"
 
 
 def is_permanent(error: OSError) -> bool:

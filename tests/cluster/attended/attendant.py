@@ -1,9 +1,10 @@
 """A program for the tests: runs the workers in a JSON file and prints, line by line, their states and the outcome.
-With `adopt` it goes on with what an earlier one left."""
+With `adopt` it goes on with what an earlier one left. While there is a file `full`, the disk is full."""
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from cluster.attended.attended_job import AttendedJob
 from cluster.spec import JobSpec, RoleSpec
+from sweep.stores.local import LocalStore
 
 
 def show(job: AttendedJob) -> None:
@@ -19,12 +21,29 @@ def show(job: AttendedJob) -> None:
     print(json.dumps({"job": job.state, "workers": states}), flush=True)
 
 
+def fill(full: Path) -> None:
+    write_partial = LocalStore._write_partial
+
+    def write(self: LocalStore, key: str, data: bytes) -> Path:
+        if full.exists():
+            raise OSError(errno.ENOSPC, "No space left on device", key)
+        return write_partial(self, key, data)
+
+    LocalStore._write_partial = write  # type: ignore[method-assign]
+
+
 def main() -> None:
     file = Path(sys.argv[1])
+    fill(file.parent / "full")
     defaults = {"ready_timeout_seconds": None, "silence_timeout_seconds": None, "max_restarts": 0}
     roles = [RoleSpec.model_validate(defaults | role) for role in json.loads(file.read_text())]
     spec = JobSpec(name="job", roles=tuple(roles), lease_seconds=float(os.environ.get("CLUSTER_LEASE", "60")))
-    job = AttendedJob(spec, file.parent / "control", show)
+    job = AttendedJob(
+        spec,
+        file.parent / "control",
+        show,
+        on_trouble=lambda trouble: print(json.dumps({"trouble": trouble}), flush=True),
+    )
     outcome = asyncio.run(job.run(adopt="adopt" in sys.argv))
     print(json.dumps({"outcome": asdict(outcome)}), flush=True)
     sys.exit(outcome.code)

@@ -502,6 +502,33 @@ def test_ctrl_c_drains_in_order_though_the_journal_cannot_be_written(
     assert not has_agents(tmp_path / "control")
 
 
+def test_a_full_disk_is_waited_for_with_true_states_and_the_job_goes_on_in_place(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For longer than the lease of the mastership, 1.2 s."""
+    monkeypatch.setenv("CLUSTER_LEASE", "3")
+    job = start(service("server", max_restarts=1), service("task", task=True, after=["server"], max_restarts=1))
+    ready(job, "server", "task")
+    first = job.state("server")["pid"]
+    (tmp_path / "full").touch()
+    began = time.monotonic()
+    os.kill(first, signal.SIGKILL)
+    wait_until(lambda: job.state("server")["state"] == "restarting", "the end of the server to be shown")
+    assert (job.state("server")["pid"], job.state("task")["state"]) == (None, "ready")
+    os.kill(job.state("task")["pid"], signal.SIGKILL)
+    wait_until(lambda: job.state("task")["state"] == "exited", "the end of the task to be shown, too")
+    wait_until(lambda: time.monotonic() > began + 5, "the lease to be over")
+    (tmp_path / "full").unlink()
+    ready(job, "server", "task")
+    assert job.state("server")["pid"] != first
+    troubles = [line["trouble"] for line in job.lines() if "trouble" in line]
+    assert len(troubles) == 2, "one sentence, and its end"
+    assert troubles[0].startswith(f"disk full at {tmp_path}/control/journal: ")
+    assert troubles[1] == ""
+    job.process.send_signal(signal.SIGTERM)
+    assert job.finish() == {"code": 143, "reason": "stopped by SIGTERM", "failed_worker": None}
+
+
 def test_a_second_ctrl_c_kills(start: Start) -> None:
     job = start(service("server", STUBBORN), service("task", STUBBORN, task=True))
     ready(job, "server", "task")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from cluster.attended.views import Views, shown_outcome
 from cluster.backends.base import Heartbeat
-from cluster.manager.events import Outcome
+from cluster.manager.events import Outcome, WorkerExited
 from cluster.spec import JobSpec
 from cluster.worker_view import State, WorkerView
 from tests.cluster.manager.driver import Driver, command
@@ -21,11 +21,12 @@ class Shown:
         self.driver.begin()
         self._views = Views(self.driver.manager.spec, directory)
         self.beats: dict[str, Heartbeat] = {}
+        self.exits: dict[str, WorkerExited] = {}
         self.silence = 0.0
 
     @property
     def view(self) -> WorkerView:
-        self._views.update(self.driver.manager, self.beats, lambda worker: self.silence)
+        self._views.update(self.driver.manager, self.beats, self.exits, lambda worker: self.silence)
         (view,) = self._views.all()
         return view
 
@@ -49,6 +50,18 @@ def test_what_a_heartbeat_says_is_shown_only_of_the_incarnation_that_sent_it(tmp
     assert (job.view.state, job.view.pid, job.view.trouble) == (State.RESTARTING, None, "")
     job.driver.tick(100.0)
     assert (job.view.state, job.view.pid, job.view.status) == (State.STARTING, None, "")
+
+
+def test_a_process_that_has_ended_is_not_shown_as_ready_while_nothing_can_be_decided(tmp_path: Path) -> None:
+    job = Shown(tmp_path, max_restarts=3)
+    job.beats["a-0"] = Heartbeat("a-0", 1, "serving", "", 77)
+    job.driver.ready("a-0")
+    assert job.view.state == "ready"
+    job.exits["a-0"] = WorkerExited("a-0", 1, 74, "", 1.0)
+    assert (job.view.state, job.view.pid) == ("exited", None)
+    assert "the disk is full" in job.view.last_death
+    job.driver.exit("a-0", 74, 1.0)
+    assert job.view.state == "restarting", "what was decided counts"
 
 
 def test_the_output_of_a_worker_begins_where_its_log_ended_and_anew_once_that_is_put_aside(tmp_path: Path) -> None:

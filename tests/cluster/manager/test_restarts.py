@@ -11,6 +11,7 @@ from cluster.manager.restarts import FIRST_BACKOFF_SECONDS, HEALTHY_SECONDS, LON
 from cluster.manager.stopping import FENCE_LEASES
 from tests.cluster.manager.driver import Driver, managed
 from tests.cluster.manager.jobs import KILLED_SECONDS, failed, three
+from transport.process.permanent_errors import DISK_FULL
 
 
 def test_what_dies_is_created_again_after_a_pause_that_doubles_and_only_so_often() -> None:
@@ -33,6 +34,19 @@ def test_what_dies_is_created_again_after_a_pause_that_doubles_and_only_so_often
     assert job["trainer-0"].last_death == "ended with exit code 1"
     job.exits("task-0", "server-0")
     assert job.outcome == failed(1, "trainer-0", "ended with exit code 1")
+
+
+def test_a_worker_that_a_full_disk_ended_is_created_again_however_often() -> None:
+    job = three(max_restarts=1).running()
+    for at in (100.0, 200.0, 300.0, 400.0):
+        assert job.exit("trainer-0", DISK_FULL, at) == []
+        assert job.deadline == at + LONGEST_BACKOFF_SECONDS
+        assert job.tick() == ["create trainer-0 again"]
+        job.ready("trainer-0")
+    assert job.exit("trainer-0", 1, 450.0) == [], "the others have not used up what it has"
+    job.tick()
+    job.ready("trainer-0")
+    assert job.exit("trainer-0", 1, 460.0) == ["stop task-0"]
 
 
 def test_a_worker_that_falls_silent_is_killed_and_created_again() -> None:

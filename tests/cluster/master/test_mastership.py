@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 from cluster.master.mastership import Identity, MasterHeld, Mastership, acquire, terms_of
 from sweep.lease import Terms
-from sweep.store import StoreError
+from sweep.store import Stored, StoreError
 from sweep.stores.local import LocalStore
 
 TERMS = Terms(heartbeat=30.0, lease=90.0)
@@ -79,3 +80,35 @@ def test_a_storage_that_does_not_answer_is_named(store: LocalStore, monkeypatch:
 def test_the_mastership_leaves_the_agents_time(store: LocalStore) -> None:
     terms = terms_of(10.0, store)
     assert (terms.lease, terms.heartbeat) == (4.0, 0.8)
+
+
+def test_a_claim_of_ones_own_that_was_confirmed_too_late_is_no_other_master(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a disk that was full: whether the claim is written was not known in time, and it was."""
+    terms = Terms(heartbeat=0.1, lease=0.3)
+    acquire(store, terms, patience=0, give_up=threading.Event()).give_back()
+    read, write = LocalStore.read, LocalStore.write
+    begun: list[float] = []
+
+    def write_unanswered(self: LocalStore, key: str, data: bytes, version: str | None) -> str:
+        result = write(self, key, data, version)
+        if not begun:
+            begun.append(time.monotonic())
+            raise StoreError("no answer")
+        return result
+
+    def read_later(self: LocalStore, key: str) -> Stored | None:
+        if begun and time.monotonic() - begun[0] < terms.safe_seconds:
+            raise StoreError("no answer")
+        return read(self, key)
+
+    monkeypatch.setattr(LocalStore, "write", write_unanswered)
+    monkeypatch.setattr(LocalStore, "read", read_later)
+    again = acquire(store, terms, patience=60, give_up=threading.Event(), former_epoch=1)
+    assert again.epoch == 3, "the second claim was its own, too, and had to expire"
+    again.give_back()
+    other = acquire(store, terms, patience=60, give_up=threading.Event())
+    with pytest.raises(MasterHeld, match="another master has taken over"):
+        acquire(store, terms, patience=60, give_up=threading.Event(), former_epoch=3)
+    other.give_back()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import socket
+from pathlib import Path
 
 import pytest
+from safetensors import SafetensorError
 
-from transport.process.permanent_errors import is_final, is_passing
+from transport.process.permanent_errors import DISK_FULL, exit_code_of, is_disk_full, is_final, is_passing
 
 
 def failed(cause: BaseException, explicitly: bool) -> BaseException:
@@ -63,3 +65,13 @@ def test_a_start_is_not_tried_again_for_what_a_person_must_correct() -> None:
     unread = failed(OSError(errno.ESTALE, "stale"), explicitly=True)
     assert isinstance(unread, ValueError)
     assert not is_final(unread), "the value was never seen"
+
+
+def test_a_full_disk_has_an_exit_code_of_its_own() -> None:
+    with pytest.raises(OSError, match="space") as raised, Path("/dev/full").open("wb", buffering=0) as full:
+        full.write(b"some bytes")
+    assert exit_code_of(raised.value) == DISK_FULL
+    assert is_disk_full(failed(OSError(errno.EDQUOT, "quota"), explicitly=True))
+    assert is_disk_full(SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"))
+    assert [exit_code_of(error) for error in (ValueError("wrong"), PermissionError(errno.EACCES, "denied"))] == [2, 2]
+    assert exit_code_of(OSError(errno.EIO, "broken")) == 1
