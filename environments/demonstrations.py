@@ -33,7 +33,7 @@ class Demonstration:
 def demonstrations_of(chat: Chat, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[Demonstration]:
     """Returns the sequences of one conversation, in order; what follows the last assistant message is left out.
 
-    Raises `ValueError` without an assistant message, or where the template cannot be split at the assistant's turns.
+    Raises `ValueError` where nothing would be trained, or the template cannot be split at the assistant's turns.
     """
     found: list[Demonstration] = []
     text, is_ended = "", True
@@ -62,5 +62,7 @@ def demonstrations_of(chat: Chat, messages: Sequence[Message], tools: Sequence[T
     if not found:
         raise ValueError("it has no message of role assistant; there is nothing to train")
     for each in found:
-        each.trained[0] = False  # nothing comes before it that could predict it
+        each.trained[:1] = [False] * len(each.trained[:1])  # nothing comes before it that could predict it
+    if not any(any(each.trained) for each in found):
+        raise ValueError("the chat template writes nothing of what its assistant says; there is nothing to train")
     return found

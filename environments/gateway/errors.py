@@ -25,9 +25,3 @@ class Refused(Exception):
         kinds = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
         kind = kinds.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return {"error": {"message": self.message, "type": kind, "param": self.parameter, "code": self.code}}
-
-
-def shown(value: object) -> str:
-    """A value that an agent sent, short enough for a message."""
-    text = repr(value) if not isinstance(value, dict | list) else f"a {type(value).__name__} of {len(value)}"
-    return text if len(text) <= 80 else text[:77] + "..."

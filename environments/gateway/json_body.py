@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 
 from environments.gateway.errors import Refused
+from environments.messages import MOST_DEPTH, is_deep
 
 MOST_VALUES = 200_000
 """Commas and opening brackets outside of text. Each value takes up to 100 bytes of memory, and 100 ns of the event loop."""
@@ -15,9 +16,6 @@ MOST_VALUES = 200_000
 _FEW_VALUES = 1000
 
 _TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
-
-MOST_DEPTH = 64
-"""Of lists and objects. Templates and digests walk them by recursion."""
 
 
 def parse_body(content: bytes) -> dict[str, Any]:
@@ -43,18 +41,3 @@ def count_values(content: bytes) -> int:
 
 def _marks(content: bytes) -> int:
     return content.count(b",") + content.count(b"[") + content.count(b"{")
-
-
-def is_deep(value: dict[str, Any]) -> bool:
-    """Whether lists and objects are nested more than `MOST_DEPTH` deep in `value`. Without recursion."""
-    level: list[Any] = [value]
-    for _ in range(MOST_DEPTH):
-        level = [
-            child
-            for each in level
-            for child in (each.values() if isinstance(each, dict) else each)
-            if isinstance(child, dict | list)
-        ]
-        if not level:
-            return False
-    return True

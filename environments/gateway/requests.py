@@ -11,8 +11,9 @@ from typing import Any, NoReturn
 
 from environments.chat import Message, Tool
 from environments.config import SamplingConfig, SamplingOverrides
-from environments.gateway.errors import Refused, shown
+from environments.gateway.errors import Refused
 from environments.gateway.messages import template_messages, template_tools
+from environments.messages import shown
 
 MOST_CHOICES = 16
 """Turns of one request: `n` times its prompts."""

@@ -12,7 +12,7 @@ import orjson
 
 from environments.base import Reply
 from environments.chat import Chat, Message
-from environments.gateway.json_body import MOST_DEPTH, is_deep
+from environments.messages import MOST_DEPTH, is_deep
 from transport.records import Turn
 
 MODEL = "policy"

@@ -421,19 +421,36 @@ def test_a_row_that_cannot_be_used_is_named(place: Path, tmp_path: Path) -> None
             run(config)
 
 
-@pytest.mark.parametrize(("on_long", "kept"), [("truncate", [20, 20]), ("drop", [])])
+@pytest.mark.parametrize(("on_long", "kept"), [("truncate", [20, 60, 60]), ("drop", [20])])
 def test_a_long_conversation_is_cut_or_left_out(place: Path, tmp_path: Path, on_long: str, kept: list[int]) -> None:
-    config = make_config(
-        place, tmp_path, data={"rows": [{"messages": messages_of(2)}] * 2}, epochs=1, max_length=20, on_long=on_long
-    )
+    short = [{"role": "user", "content": ""}, {"role": "assistant", "content": ""}]
+    data = {"rows": [{"messages": messages} for messages in (messages_of(2), short, messages_of(2))]}
+    config = make_config(place, tmp_path, data=data, epochs=1, max_length=60, on_long=on_long)
     batches = SftBatches(config)
     assert batches.steps == 1
-    assert np.diff(batches.batch(1).sample_offsets).tolist() == kept
+    assert sorted(np.diff(batches.batch(1).sample_offsets).tolist()) == kept
     with pytest.raises(
         ValueError,
-        match=r"rows\[.\]: a conversation of \d+ tokens; at most 20 are trained; raise max_length or trainer",
+        match=r"rows\[.\]: a conversation of \d+ tokens; at most 60 are trained; raise max_length or trainer",
     ):
         SftBatches(config.model_copy(update={"on_long": "error"})).batch(1)
+
+
+@pytest.mark.parametrize("on_long", ["truncate", "drop"])
+def test_a_row_of_which_nothing_is_trained_is_left_out_and_counted(
+    place: Path, tmp_path: Path, on_long: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    late = [{"role": "user", "content": "a" * 80}, {"role": "assistant", "content": "b"}]
+    data = {"rows": [{"messages": late}, {"messages": messages_of(0)}, {"messages": late}]}
+    settings: dict[str, Any] = {"epochs": 1, "samples_per_step": 2, "max_length": 80, "on_long": on_long}
+    batches = SftBatches(make_config(place, tmp_path, data=data, **settings))
+    assert sum(len(batches.batch(step).samples) for step in (1, 2)) == 1
+    assert "2 conversations were left out, and not trained" in caplog.text
+    # A run that would train nothing at all is an error.
+    data = {"rows": [{"messages": late}] * 3}
+    config = make_config(place, tmp_path, data=data, **settings)
+    with pytest.raises(ValueError, match="none of the 3 rows drawn has an answer within its first 80 tokens"):
+        run(config)
 
 
 def test_every_epoch_has_every_row_once(place: Path, tmp_path: Path) -> None:

@@ -58,11 +58,11 @@ def test_two_ranks_refuse_an_adapter_of_another_model_together(place: Path, tmp_
     [
         ("hello", "messages is 'hello'; .*"),
         (
-            [*messages_of(1)[:1], {"role": "assistant", "content": [{"type": "text", "text": "x"}]}],
-            r"messages\[1\].content is .*; expected text",
+            [*messages_of(1)[:1], {"role": "assistant", "content": [{"type": "image_url", "image_url": "x"}]}],
+            r"messages\[1\].content\[0\] is 'image_url'; only parts of type text are taken",
         ),
     ],
-    ids=["no list", "content in parts"],
+    ids=["no list", "an image"],
 )
 def test_a_row_that_cannot_be_used_costs_no_step_before_it(
     place: Path, tmp_path: Path, messages: Any, said: str
@@ -111,7 +111,10 @@ def test_roles_that_are_most_likely_misspelt_and_empty_answers_are_logged(
     bad: dict[str, list[dict[str, Any]]] = {
         "role": [*good, {"role": "asistant", "content": "b"}, {"role": "user", "content": "c"}, *good],
         "empty": [{"role": "user", "content": "a"}, {"role": "assistant", "content": ""}],
-        "calls": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": [{"id": "0"}]}],
+        "calls": [
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "content": "", "tool_calls": [{"name": "f"}]},
+        ],
     }
 
     def logged(*names: str) -> list[str]:

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from environments.chat import Chat
+from environments.chat import Chat, Message, Tool
 from environments.data.load import load_rows
-from environments.data.rows import DataError, digest
+from environments.data.rows import DataError, Row, digest
 from environments.demonstrations import Demonstration, demonstrations_of
+from environments.messages import Faulty, Normaliser
 from environments.shuffle import EpochOrder
 from trainer.sft.config import ENVIRONMENT, SftConfig
 from transport.rate_limited_log import RateLimitedLog
@@ -27,6 +29,12 @@ logger = logging.getLogger(__name__)
 
 KNOWN_ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function", "ipython", "observation"})
 """A message of another role is read, as the chat template allows; more likely it is a misspelt `assistant`."""
+
+
+def conversation_in(row: Row) -> tuple[list[Message], list[Tool]]:
+    """Returns messages and tools of a row in the form that chat templates read. Raises `Faulty`."""
+    normaliser = Normaliser(is_row=True)
+    return normaliser.messages(row.get("messages")), normaliser.tools(row.get("tools"))
 
 
 class SftBatches:
@@ -46,6 +54,10 @@ class SftBatches:
         self._log = RateLimitedLog(logger)
         self._roles = set(KNOWN_ROLES)
         """And those that were logged."""
+        self._trains, self._first_made = False, sys.maxsize
+        """Whether a batch had a trained token, and the step of the first batch that was asked for."""
+        self._left_out = 0
+        """Conversations of which nothing was trained, since they are too long."""
         self._drawn = math.ceil(config.epochs * len(self._rows))
         self._ends = {step: end for step, end in sorted((ends or {}).items()) if end < self._drawn}
         step, end = max(self._ends.items(), default=(0, 0))
@@ -110,9 +122,12 @@ class SftBatches:
         for position in self._positions(step):
             row = self._order.at(position)
             for part, each in enumerate(self._conversation(row)):
-                if (kept := self._shortened(row, each)) is not None:
+                kept = self._shortened(row, each)
+                self._left_out += kept is None
+                if kept is not None:
                     samples.append((f"{position}-{row}-{part}", kept))
         trained = np.concatenate([np.zeros(0, bool), *(each.trained for _, each in samples)])
+        self._count(step, bool(trained.any()))
         zeros_T = np.zeros(len(trained), np.float32)
         return Batch(
             run_id=self._config.run_id,
@@ -125,6 +140,20 @@ class SftBatches:
             sample_offsets=np.cumsum([0, *(len(each.token_ids) for _, each in samples)], dtype=np.int64),
         )
 
+    def _count(self, step: int, trains: bool) -> None:
+        """Says at the end what was left out. Raises `DataError` if all was, since a run without any training is no success."""
+        self._first_made = min(self._first_made, step)
+        self._trains = self._trains or trains
+        if step < self.steps:
+            return
+        if not self._trains and self._first_made == 1:
+            raise DataError(
+                f"none of the {self._drawn} rows drawn has an answer within its first {self._config.longest} tokens, so that "
+                "nothing would be trained; look at a row (tools as text?), or raise max_length or trainer.max_tokens"
+            )
+        if self._left_out:
+            logger.warning("%d conversations were left out, and not trained", self._left_out)
+
     def _positions(self, step: int) -> range:
         """Returns the positions of a step's rows in the stream."""
         before, end = max((each for each in self._ends.items() if each[0] < step), default=(0, 0))
@@ -135,23 +164,18 @@ class SftBatches:
         return len(self._positions(step)) < self._config.samples_per_step
 
     def _conversation(self, row: int) -> list[Demonstration]:
-        fields, where = self._rows[row], self._rows.where(row)
-        messages, tools = fields.get("messages"), fields.get("tools") or []
-        if not isinstance(messages, list) or not all(isinstance(each, dict) and "role" in each for each in messages):
-            raise DataError(
-                f"{where}: messages is {str(messages)[:80]!r}; expected a list of {{role, content}} (data.columns takes it from "
-                "another column)"
-            )
-        for number, each in enumerate(messages):
-            if not isinstance(role := each["role"], str):
-                raise DataError(f"{where}: messages[{number}].role is {str(role)[:80]!r}; expected text")
-            if not isinstance(content := each.get("content"), str | None):
-                raise DataError(f"{where}: messages[{number}].content is {str(content)[:80]!r}; expected text")
-            self._warn_of(f"{where}: messages[{number}]", each)
+        where = self._rows.where(row)
         try:
+            messages, tools = conversation_in(self._rows[row])
+            for number, each in enumerate(messages):
+                self._warn_of(f"{where}: messages[{number}]", each)
             return demonstrations_of(self._chat, messages, tools)
+        except DataError:
+            raise
         except ValueError as error:
-            raise DataError(f"{where}: {error}") from error
+            at = error.where if isinstance(error, Faulty) else ""
+            advice = " (data.columns takes it from another column)" if at in ("messages", "tools") else ""
+            raise DataError(f"{where}: {error}{advice}") from error
 
     def _warn_of(self, place: str, message: Mapping[str, Any]) -> None:
         """Logs what is allowed, and most likely not meant."""
@@ -176,4 +200,7 @@ class SftBatches:
             else None
         )
         self._log.note(logging.WARNING, f"{said}: it is {'left out' if kept is None else 'cut'}")
+        if kept is not None and not any(kept.trained):
+            self._log.note(logging.WARNING, f"{said}, and what is left of it has no answer to train: it is left out")
+            return None
         return kept

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from environments.gateway.errors import Refused
-from environments.gateway.json_body import MOST_DEPTH, MOST_VALUES, is_deep, parse_body
+from environments.gateway.json_body import MOST_VALUES, parse_body
 from environments.gateway.messages import template_messages
+from environments.messages import MOST_DEPTH, is_deep
 from perf.bench.gateway_fuzz import fuzz, make_chat
 
 
