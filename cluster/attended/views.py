@@ -5,6 +5,7 @@ Beside what the manager knows it has what only a display needs: since when, and 
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -20,6 +21,8 @@ from cluster.master.orders import log_file
 from cluster.process import last_lines
 from cluster.spec import JobSpec, StartGate, role_of, sub_master_name
 from cluster.worker_view import ENDED, State, WorkerView
+from transport.files.place import BEGINNING, Place
+from transport.files.untrusted import UntrustedFileError, open_regular
 
 SHOWN_SILENCE_SECONDS = 15.0
 """Silence of a worker, which should send a heartbeat every 5 s, before it is shown."""
@@ -55,8 +58,8 @@ class _Seen:
     """Where the output of this incarnation begins."""
     log_from: int | None = None
     log_until: int | None = None
-    rotated: int | None = None
-    """The newest of its old logs, so that a rotation is noticed."""
+    end: Place = BEGINNING
+    """Where its log ended when it was last looked at, so that a rotation is noticed."""
     last_death: tuple[int, str] = (0, "")
     last_output: str = ""
 
@@ -110,7 +113,7 @@ class Views:
         seen = self._seen.get(record.name)
         if seen is None:
             log = log_file(self._spec, self._directory, record.name)
-            seen = self._seen[record.name] = _Seen(State.WAITING, time.time(), log, rotated=_inode(log))
+            seen = self._seen[record.name] = _Seen(State.WAITING, time.time(), log)
             if self._log_from is not None and record.incarnation:  # it was started by an earlier master
                 seen.log_from = seen.began = self._log_from.get(shown_name(self._spec, record.name), 0)
                 seen.incarnation = record.incarnation
@@ -143,9 +146,10 @@ class Views:
         )
 
     def _follow_log(self, seen: _Seen, record: WorkerRecord, state: State) -> None:
-        size = _size(seen.log)
-        if (rotated := _inode(seen.log)) != seen.rotated or size < (seen.log_from or 0):
-            seen.rotated, seen.began = rotated, 0
+        end, goes_on = _end_of(seen.log, seen.end)
+        size, seen.end = end.offset, end
+        if not goes_on or size < (seen.log_from or 0):
+            seen.began = 0
             seen.log_from = None if seen.log_from is None else 0
             seen.log_until = None if seen.log_until is None else 0
         if record.incarnation != seen.incarnation:
@@ -195,17 +199,13 @@ def shown_outcome(spec: JobSpec, outcome: Outcome) -> Outcome:
     return Outcome(outcome.code, reason, None if failed is None else shown_name(spec, failed))
 
 
-def _size(log: Path) -> int:
-    """0 for a log that cannot be read: it is for display only."""
-    try:
-        return log.stat().st_size
-    except OSError:
-        return 0
+def _end_of(log: Path, before: Place) -> tuple[Place, bool]:
+    """Returns where a log ends, and whether it is still the one that ended at `before`.
 
-
-def _inode(log: Path) -> int | None:
-    """Of the newest old log."""
+    One that cannot be read is taken for an empty one: it is for display only.
+    """
     try:
-        return log.with_name(f"{log.name}.1").stat().st_ino
-    except OSError:
-        return None
+        with open_regular(log) as file:
+            return Place.at(file.fileno(), os.fstat(file.fileno()).st_size), before.is_in(file.fileno())
+    except (OSError, UntrustedFileError):
+        return BEGINNING, not before.offset

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ from cluster.job_files import holds_job
 from cluster.job_handle import worker_logs
 from job.directory import own_steps, run_ids_in
 from transport.errors import UserError
+from transport.files.place import BEGINNING, Place
 from transport.files.untrusted import UntrustedFileError, open_regular
 
 CHUNK_BYTES = 64 * 1024
@@ -71,19 +71,18 @@ def last_bytes(log_file: Path, count: int, end: int) -> bytes:
 def appended(log_file: Path, position: int) -> Iterator[bytes]:
     """Yields, without end, the next chunk appended to the file after `position`; empty if there is none yet.
 
-    A file that was replaced or truncated, as by log rotation, is read from its beginning.
+    A file that was replaced or cut, as by log rotation, is read from its beginning.
     """
-    inode = None
+    place: Place | None = None
     while True:
         try:
             with open_regular(log_file) as file:
-                stat = os.fstat(file.fileno())
-                if stat.st_size < position or inode not in (None, stat.st_ino):
-                    position = 0
-                inode = stat.st_ino
-                file.seek(position)
+                place = place or Place.at(file.fileno(), position)
+                if place.offset < position or not place.is_in(file.fileno()):
+                    place, position = BEGINNING, 0
+                file.seek(place.offset)
                 chunk = file.read(CHUNK_BYTES)
         except (FileNotFoundError, UntrustedFileError):  # between the old file and the new one
             chunk = b""
-        position += len(chunk)
+        place = place and place.plus(chunk)
         yield chunk

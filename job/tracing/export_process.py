@@ -19,6 +19,7 @@ from job.tracing.tree import Node, place
 from job.tracking.follow import State
 from job.tracking.sink_process import SinkSpec, run_under_parent
 from transport.files.lock import take_lock
+from transport.files.place import Place
 from transport.files.untrusted import UntrustedFileError, parse_json, read_text
 from transport.telemetry.spans import SPANS_FILE, span_in
 
@@ -111,7 +112,7 @@ class Spans:
         """The spans of the last `next` were sent. Raises `OSError`."""
         del self._read[:MOST_AT_ONCE]
         if not self._read:
-            self._state.content["runs"] = {name: [tail.identity, tail.offset] for name, tail in self._tails.items()}
+            self._state.content["runs"] = {name: tail.place.saved() for name, tail in self._tails.items()}
             self._state.save()
 
     def _files(self) -> Iterator[tuple[str, Path]]:
@@ -121,7 +122,7 @@ class Spans:
 
     def _nodes(self, name: str, path: Path) -> list[Node]:
         if name not in self._tails:
-            self._tails[name] = RotatedTail(path, *self._state.content["runs"].get(name, (0, 0)))
+            self._tails[name] = RotatedTail(path, Place.restored(self._state.content["runs"].get(name)))
         try:
             lines = self._tails[name].read()
         except (OSError, UntrustedFileError) as error:

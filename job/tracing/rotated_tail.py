@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import zlib
+from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from job.tracking.tail import Line, Tail
+from transport.files.appended_lines import AppendedLines, Line
+from transport.files.place import BEGINNING, Place
 from transport.files.rotated_lines import FORMER
 from transport.files.untrusted import open_regular
-
-_FIRST_LINE_BYTES = 8192
 
 
 @dataclass(slots=True)
@@ -19,38 +18,42 @@ class RotatedTail:
     """A place in the file, or in the former one."""
 
     path: Path
-    identity: int = 0
-    """Of the file that `offset` is in; 0 before the first."""
-    offset: int = 0
+    place: Place = BEGINNING
     lost: int = 0
     """How often the file was rotated twice before it was read: lines of a whole file are missing each time."""
 
     def read(self) -> list[Line]:
-        """Returns the next lines, of the former file first. Raises as `Tail.read`."""
-        former, current = Path(f"{self.path}{FORMER}"), self.path
-        now, before = _identity(current), _identity(former)
-        if self.identity and self.identity not in (now, before):
+        """Returns the next lines, of the former file first. Raises as `AppendedLines.new_blocks`."""
+        with ExitStack() as files:
+            # The present file first: if it is rotated just now, it is opened twice, and none is passed over.
+            current, former = (
+                _opened(files, path) for path in (self.path, self.path.with_name(self.path.name + FORMER))
+            )
+            for descriptor, place in self._parts(former, current):
+                reader = AppendedLines(self.path, place=place)
+                if lines := reader.next_lines_in(descriptor, lambda: None):
+                    self.place = reader.place
+                    return lines
+        return []
+
+    def _parts(self, former: int | None, current: int | None) -> Iterator[tuple[int, Place]]:
+        """Yields the files in which there may be lines to read, each with the place to read from."""
+        known = bool(self.place.offset)
+        if known and current is not None and self.place.is_in(current):
+            yield current, self.place
+            return
+        is_former = known and former is not None and self.place.is_in(former)
+        if known and not is_former and (former is not None or current is not None):
             self.lost += 1
-            self.identity = 0
-        if before and self.identity in (0, before) and (lines := self._of(former, before)):
-            return lines
-        return self._of(current, now) if now else []
-
-    def _of(self, path: Path, identity: int) -> list[Line]:
-        offset = self.offset if identity == self.identity else 0
-        tail = Tail(path, path.lstat().st_ino, offset)
-        replaced, lines = tail.read()
-        if replaced or _identity(path) != identity:  # it was rotated just now
-            return []
-        self.identity, self.offset = identity, tail.offset
-        return lines
+            self.place = BEGINNING
+        if former is not None:
+            yield former, self.place
+        if current is not None:
+            yield current, BEGINNING
 
 
-def _identity(path: Path) -> int:
-    """Tells a file from the others that had its name: an inode's number is given again. 0 without a file with a whole line."""
+def _opened(files: ExitStack, path: Path) -> int | None:
     try:
-        with open_regular(path) as file:
-            first, newline, _ = file.read(_FIRST_LINE_BYTES).partition(b"\n")
-            return os.fstat(file.fileno()).st_ino << 32 | zlib.crc32(first) if newline else 0
+        return files.enter_context(open_regular(path)).fileno()
     except FileNotFoundError:
-        return 0
+        return None

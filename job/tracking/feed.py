@@ -14,7 +14,8 @@ from typing import Any
 
 from job.inspection.metrics_lines import is_number, step_of
 from job.tracking.rows import Evaluation, Row
-from job.tracking.tail import Line
+from transport.files.appended_lines import Line
+from transport.files.place import Place
 from transport.files.untrusted import UntrustedFileError, parse_json
 
 REMEMBERED_STEPS = 256
@@ -28,7 +29,8 @@ LONGEST_NAME = 200
 class Held:
     """A line that waits for its row."""
 
-    start: int
+    place: Place
+    """Where it begins in its file."""
     values: dict[str, Any]
 
 
@@ -47,7 +49,7 @@ class Feed:
     """The first step that was trained again and whose first training the sink has."""
     shipped: dict[int, Held] = field(default_factory=dict)
     trained: dict[int, Held] = field(default_factory=dict)
-    results: list[tuple[int, Evaluation]] = field(default_factory=list)
+    results: list[tuple[Place, Evaluation]] = field(default_factory=list)
     _top_shipped: int = 0
     _top_trained: int = 0
 
@@ -55,22 +57,22 @@ class Feed:
         """Takes a line of the orchestrator's."""
         values = step_of(line.text)
         if values and self._is_wanted(values["step"]):
-            self.shipped[values["step"]] = Held(line.start, values)
+            self.shipped[values["step"]] = Held(line.place, values)
         self._top_shipped = max(self._top_shipped, values.get("step", 0))
 
-    def add_trained(self, start: int, text: bytes, values: dict[str, Any]) -> None:
+    def add_trained(self, line: Line, values: dict[str, Any]) -> None:
         """Takes a line of the trainer's for this run."""
-        step, checksum = values["step"], zlib.crc32(text)
+        step, checksum = values["step"], zlib.crc32(line.text)
         if step <= self.last and self.checksums.get(step, checksum) != checksum:
             self.rewound = step if self.rewound is None else min(step, self.rewound)
         self._top_trained = max(self._top_trained, step)
         if self._is_wanted(step):
-            self.trained[step] = Held(start, values | {"checksum": checksum})
+            self.trained[step] = Held(line.place, values | {"checksum": checksum})
 
     def add_result(self, line: Line) -> None:
         """Takes a line of `evaluations.jsonl`."""
         if (result := result_of(self.run_id, line.text)) is not None:
-            self.results.append((line.start, result))
+            self.results.append((line.place, result))
 
     def forget_trained(self) -> None:
         """The trainer's file was replaced, and is read again."""

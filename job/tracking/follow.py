@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,11 @@ import orjson
 from job.directory import run_ids_in
 from job.inspection.metrics_lines import step_of
 from job.tracking.feed import Feed
-from job.tracking.tail import Tail
 from orchestrator.evaluation.lines import EVALUATIONS_FILE
 from transport.config import IDENTIFIER_PATTERN
+from transport.files.appended_lines import AppendedLines
 from transport.files.atomic import write_atomically
+from transport.files.place import BEGINNING, Place
 from transport.files.untrusted import UntrustedFileError, read_json
 
 logger = logging.getLogger(__name__)
@@ -45,7 +46,7 @@ class State:
             logger.warning("%s; everything is read again", error)
             self.content = {}
         if not isinstance(self.content.get("identity"), str) or not isinstance(self.content.get("runs"), dict):
-            self.content = {"identity": secrets.token_hex(4), "trainer": [0, 0], "runs": {}}
+            self.content = {"identity": secrets.token_hex(4), "trainer": BEGINNING.saved(), "runs": {}}
 
     def save(self) -> None:
         """Writes it durably if it has changed. Raises `OSError`."""
@@ -65,32 +66,30 @@ class Followed:
         at = {} if is_behind else state
         checksums = {int(step): int(value) for step, value in state.get("checksums", {}).items()}
         self.is_behind = is_behind
-        self.shipped = Tail(run_dir / "metrics.jsonl", *at.get("shipped", (0, 0)))
-        self.results = Tail(run_dir / EVALUATIONS_FILE, *at.get("results", (0, 0)))
+        self.shipped = _reader(run_dir / "metrics.jsonl", at.get("shipped"))
+        self.results = _reader(run_dir / EVALUATIONS_FILE, at.get("results"))
         self.feed = Feed(run_id, last=last, checksums=checksums)
         self._control = run_dir / "control"
 
     def read(self) -> bool:
         """Reads what is new in the run's own files; returns whether there was something."""
         self.feed.orchestrated = self.feed.orchestrated or self._control.is_dir() or self.shipped.path.exists()
-        replaced, lines = self.shipped.read()
-        if replaced:
-            self.feed.forget_shipped()
+        lines = self.shipped.next_lines(self.feed.forget_shipped)
         for line in lines:
             self.feed.add_shipped(line)
-        _, results = self.results.read()
+        results = self.results.next_lines(self.feed.results.clear)
         for line in results:
             self.feed.add_result(line)
         return bool(lines or results)
 
     def state(self) -> dict[str, Any]:
         """Returns what a restart needs."""
-        held = min((held.start for held in self.feed.shipped.values()), default=self.shipped.offset)
-        waiting = min((start for start, _ in self.feed.results), default=self.results.offset)
+        held = _first([held.place for held in self.feed.shipped.values()], self.shipped)
+        waiting = _first([place for place, _ in self.feed.results], self.results)
         return {
             "step": self.feed.last,
-            "shipped": [self.shipped.inode, held],
-            "results": [self.results.inode, waiting],
+            "shipped": held.saved(),
+            "results": waiting.saved(),
             "checksums": self.feed.checksums,
         }
 
@@ -103,7 +102,7 @@ class Follower:
         self._directory = directory
         self._state = state
         self._last_step = last_step
-        self._trainer = Tail(directory / "trainer" / "metrics.jsonl", *state.content["trainer"])
+        self._trainer = _reader(directory / "trainer" / "metrics.jsonl", state.content.get("trainer"))
         self._unreadable: set[str] = set()
         self.runs: dict[str, Followed] = {}
         for run_id in state.content["runs"]:
@@ -121,8 +120,8 @@ class Follower:
 
     def save(self) -> None:
         """Writes the state; call it once what was handed out is durable at the sink. Raises `OSError`."""
-        waiting = [held.start for run in self.runs.values() for held in run.feed.trained.values()]
-        self._state.content["trainer"] = [self._trainer.inode, min(waiting, default=self._trainer.offset)]
+        waiting = [held.place for run in self.runs.values() for held in run.feed.trained.values()]
+        self._state.content["trainer"] = _first(waiting, self._trainer).saved()
         self._state.content["runs"] = {run_id: run.state() for run_id, run in self.runs.items()}
         self._state.save()
 
@@ -133,16 +132,17 @@ class Follower:
         return self.runs[run_id]
 
     def _read_trainer(self) -> bool:
-        replaced, lines = self._trainer.read()
-        if replaced:
-            for run in self.runs.values():
-                run.feed.forget_trained()
+        lines = self._trainer.next_lines(self._forget_trained)
         for line in lines:
             values = step_of(line.text)
             run_id = values.pop("run_id", "")
             if values and re.fullmatch(IDENTIFIER_PATTERN, run_id):
-                self._run(run_id).feed.add_trained(line.start, line.text, values)
+                self._run(run_id).feed.add_trained(line, values)
         return bool(lines)
+
+    def _forget_trained(self) -> None:
+        for run in self.runs.values():
+            run.feed.forget_trained()
 
     def _try(self, read: Callable[[], bool], path: Path) -> bool:
         """Reads; what cannot be read is logged once and tried again at the next pass."""
@@ -153,3 +153,12 @@ class Follower:
                 self._unreadable.add(str(path))
                 logger.warning("%s cannot be read: %s", path, error)
             return False
+
+
+def _reader(path: Path, saved: object) -> AppendedLines:
+    return AppendedLines(path, place=Place.restored(saved))
+
+
+def _first(waiting: Sequence[Place], read: AppendedLines) -> Place:
+    """Returns where reading must begin again: at the first line that waits, or behind all that was read."""
+    return min(waiting, key=lambda place: place.offset, default=read.place)

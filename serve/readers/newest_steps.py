@@ -2,54 +2,66 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from job.inspection.metrics_lines import Line, step_of
 from job.inspection.status import RATE_STEPS
-from transport.files.untrusted import UntrustedFileError, open_regular, parse_json
+from transport.files.appended_lines import AppendedLines
+from transport.files.untrusted import UntrustedFileError, parse_json
 
 KEPT_STEPS = RATE_STEPS + 2
 """Steps that are read: those of the token rate, and the one before them."""
 
 MOST_LINES = 4 * KEPT_STEPS
-"""Lines that are looked at, since some may be no steps."""
+"""Lines of one look that are parsed, from its end, since some may be no steps."""
 
 FIRST_BYTES, MOST_BYTES = 2**15, 2**21
+"""Of the end of a file met anew: read at first, and at most, where lines are long."""
 
 
 class NewestSteps:
-    """Reads one file whenever it has changed."""
+    """Follows one file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._seen: tuple[int, int, int] | None = None
+        self._begin()
+
+    def _begin(self, newest_bytes: int = FIRST_BYTES) -> None:
+        self._newest_bytes = newest_bytes
+        self._reader = AppendedLines(self._path, newest_bytes)
+        self._clear()
+
+    def _clear(self) -> None:
         self.lines: dict[int, Line] = {}
-        """By step."""
+        """By step. Another one after each look that found something, since others keep it."""
         self.empty: tuple[str, ...] = ()
         """The metrics of the newest step that are `null`: they were not finite."""
 
     def refresh(self) -> None:
-        """Reads the file's end if it has changed. Raises `OSError`, and `UntrustedFileError` for anything but a regular file."""
-        try:
-            file = open_regular(self._path)
-        except FileNotFoundError:
-            self._seen, self.lines, self.empty = None, {}, ()
+        """Reads what was appended. Raises `OSError`, and `UntrustedFileError` for anything but a regular file."""
+        if not self._path.exists():
+            self._begin()
             return
-        with file:
-            found = os.fstat(file.fileno())
-            seen = (found.st_ino, found.st_size, found.st_mtime_ns)
-            if seen == self._seen:
-                return
-            raw_lines = _end_of(file.fileno(), found.st_size)
-        self.lines, self.empty, self._seen = {}, (), seen
-        for raw in reversed(raw_lines):
-            if len(self.lines) == KEPT_STEPS:
-                break
-            line = step_of(raw)
-            if line and line["step"] not in self.lines:  # of two lines of a step the later one counts
-                self.empty = self.empty if self.lines else nulls_of(raw)
-                self.lines[line["step"]] = line
+        while not self._look() and self._newest_bytes < MOST_BYTES:
+            self._begin(4 * self._newest_bytes)
+
+    def _look(self) -> bool:
+        """Reads on; returns whether enough of the file's end was read."""
+        raw_lines: list[bytes] = []
+        for _, block in self._reader.new_blocks(self._clear):
+            raw_lines = [*raw_lines, *block.split(b"\n")[:-1]][-MOST_LINES:]
+        if raw_lines:
+            self._add(raw_lines)
+        return len(self.lines) >= KEPT_STEPS or self._reader.place.offset <= self._newest_bytes
+
+    def _add(self, raw_lines: list[bytes]) -> None:
+        lines = dict(self.lines)
+        for raw in raw_lines:
+            if line := step_of(raw):
+                lines.pop(line["step"], None)  # of two lines of a step the later one counts, in its place
+                lines[line["step"]] = line
+                self.empty = nulls_of(raw)
+        self.lines = dict([*lines.items()][-KEPT_STEPS:])
 
 
 def nulls_of(raw: bytes) -> tuple[str, ...]:
@@ -58,17 +70,3 @@ def nulls_of(raw: bytes) -> tuple[str, ...]:
         return tuple(name for name, value in parse_json(raw).items() if value is None)
     except UntrustedFileError:
         return ()
-
-
-def _end_of(descriptor: int, size: int) -> list[bytes]:
-    """The last whole lines, `MOST_LINES` at most; fewer if lines are very long."""
-    count = FIRST_BYTES
-    while True:
-        begin = max(0, size - count)
-        data = os.pread(descriptor, size - begin, begin)
-        lines = data[: data.rfind(b"\n") + 1].split(b"\n")[:-1]
-        if begin:
-            lines = lines[1:]  # the first may have begun before
-        if len(lines) > KEPT_STEPS or begin == 0 or count >= MOST_BYTES:
-            return lines[-MOST_LINES:]
-        count *= 4

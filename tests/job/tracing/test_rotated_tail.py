@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from job.tracing.rotated_tail import RotatedTail
+from transport.files.place import Place
 from transport.files.rotated_lines import RotatedLines
 
 
@@ -26,7 +27,7 @@ def test_each_line_is_read_once_across_rotations_and_restarts(tmp_path: Path) ->
         writer.append([{"n": number}])
         if number % 3 == 0:
             seen += read(tail)
-            tail = RotatedTail(path, tail.identity, tail.offset)
+            tail = RotatedTail(path, Place.restored(tail.place.saved()))
     seen += read(tail)
     assert seen == [b'{"n":%d}' % number for number in range(30)]
     assert tail.lost == 0

@@ -25,10 +25,9 @@ class Job:
         (directory / "run_a" / "control").mkdir(parents=True)
         (directory / "trainer").mkdir()
 
-    def ship(self, step: int) -> None:
-        append_line(
-            self.directory / "run_a" / "metrics.jsonl", {"step": step, "time": 1e9 + step, "reward/mean": step / 100}
-        )
+    def ship(self, step: int, reward: float | None = None) -> None:
+        mean = step / 100 if reward is None else reward
+        append_line(self.directory / "run_a" / "metrics.jsonl", {"step": step, "time": 1e9 + step, "reward/mean": mean})
 
     def train(self, step: int, loss: float | None = None) -> None:
         line = {"run_id": "a", "step": step, "time": 1e9 + step + 0.5, "loss": float(step) if loss is None else loss}

@@ -5,18 +5,19 @@ from __future__ import annotations
 import orjson
 
 from job.tracking.feed import Feed, result_of
-from job.tracking.tail import Line
+from transport.files.appended_lines import Line
+from transport.files.place import Place
 
 
 def shipped(step: int) -> Line:
     return Line(
-        100 * step, orjson.dumps({"step": step, "time": float(step), "reward/mean": 0.5, "evaluation/x/y": 1.0})
+        Place(100 * step), orjson.dumps({"step": step, "time": float(step), "reward/mean": 0.5, "evaluation/x/y": 1.0})
     )
 
 
 def train(feed: Feed, step: int, loss: float = 1.0) -> None:
     values = {"step": step, "time": step + 0.5, "loss": loss}
-    feed.add_trained(100 * step, orjson.dumps(values), values)
+    feed.add_trained(Line(Place(100 * step), orjson.dumps(values)), values)
 
 
 def sent(feed: Feed, over: bool = False) -> list[tuple[int, list[str]]]:
@@ -102,10 +103,10 @@ def test_a_rewind_that_the_sink_takes_sends_the_steps_again() -> None:
 def test_hostile_lines_are_left_out() -> None:
     feed = Feed("a", orchestrated=True)
     for text in (b"", b"[]", b'{"step": "x"}', b'{"step": 1}', b'{"step": -1, "time": 1.0}', b"\xff"):
-        feed.add_shipped(Line(0, text))
-        feed.add_result(Line(0, text))
+        feed.add_shipped(Line(Place(), text))
+        feed.add_result(Line(Place(), text))
     long = {"step": 1, "time": 1.0, "n" * 5000: 1.0} | {f"m{n}": 1.0 for n in range(5000)}
-    feed.add_shipped(Line(0, orjson.dumps(long)))
+    feed.add_shipped(Line(Place(), orjson.dumps(long)))
     (row,) = feed.rows(over=True)
     assert len(row.values) == 2000
     assert max(map(len, row.values)) <= 200
@@ -123,7 +124,7 @@ def test_the_result_of_an_evaluation_comes_after_the_row_of_its_step() -> None:
     assert result is not None
     assert result.values == {"evaluation/e/r": 0.5, "evaluation/e/r/high": 0.6}
     feed = Feed("a", last=1)
-    feed.add_result(Line(0, orjson.dumps(line)))
+    feed.add_result(Line(Place(), orjson.dumps(line)))
     assert list(feed.due_results(over=False)) == []
     feed.last = 2
     assert list(feed.due_results(over=False)) == [result]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from transport.files import appended_lines
+from transport.files import appended_lines, place
 from transport.files.appended_lines import AppendedLines
 from transport.files.untrusted import UntrustedFileError
 
@@ -47,7 +47,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a file of some hundred bytes has many blocks and a line that is too long."""
     monkeypatch.setattr(appended_lines, "BLOCK_BYTES", 16)
     monkeypatch.setattr(appended_lines, "LONGEST_LINE", 40)
-    monkeypatch.setattr(appended_lines, "COMPARED_BYTES", 12)
+    monkeypatch.setattr(place, "COMPARED_BYTES", 12)
 
 
 @pytest.mark.slow
