@@ -65,23 +65,21 @@ def exited(ledger: Ledger, event: WorkerExited) -> list[Instruction]:
     if worker is None:
         return []
     code, at, command = event.code, event.at, ledger.spec_of(worker).command is not None
-    asked = worker.phase in (Phase.STOPPING, Phase.RECYCLING)
-    if code == 0 and worker.task and (command or (worker.launched and not asked)):
-        worker.settled = (
-            True  # a worker of a class returns, too, because it was asked to: only it knows whether it was done
-        )
+    in_order = code == 0 or code in ASKED_TO_END or event.lost
+    if code == 0 and worker.task and command:
+        worker.settled = True  # of a class, only `WorkFinished` says so: its process may end with 0 for other reasons
     if worker.rank < 0 and ledger.stops and code > 128 and not worker.killed:
         # Killed by another hand. Its workers are stopped without it, and it has no work of its own.
         worker.last_death = words_of(event)
         return ended(ledger, worker, Phase.STOPPED, at)
     if worker.phase is Phase.STOPPING:
-        clean = (code == 0 or code in ASKED_TO_END or event.lost) and not worker.killed
+        clean = in_order and not worker.killed
         if not clean and not worker.killed:  # why a killed one was killed is known already
             worker.last_death = f"{words_of(event)} while it was being stopped"
             failed_to_stop(ledger, worker, code)
         return ended(ledger, worker, Phase.STOPPED if clean else Phase.FAILED, at)
-    told = code in ASKED_TO_END and worker.task and worker.phase is not Phase.RECYCLING  # by another hand
-    if worker.settled or told or ((code == 0 or event.lost) and ledger.stops):
+    told = code in ASKED_TO_END and worker.task and command and worker.phase is not Phase.RECYCLING  # by another hand
+    if worker.settled or told or (in_order and ledger.stops):
         return ended(ledger, worker, Phase.STOPPED, at)  # its work is done; or its peers had gone, and it ended, too
     if worker.phase is Phase.RECYCLING or _surplus(ledger, worker):
         return _hold(ledger, worker, at)

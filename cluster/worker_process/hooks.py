@@ -14,7 +14,7 @@ FAILED = 1
 
 
 class HookEndedError(Exception):
-    """A hook raised, or called `sys.exit`: the process is to end with `code`. The text is the reason; empty for code 0."""
+    """A hook raised, or called `sys.exit`: the process is to end with `code`. The text is the reason."""
 
     def __init__(self, reason: str, code: int) -> None:
         super().__init__(reason)
@@ -29,7 +29,7 @@ def call(name: str, hook: Callable[..., Any], *arguments: Any) -> Any:
         code = 0 if error.code is None else error.code
         if isinstance(code, int):
             code = code & 0xFF
-            raise HookEndedError(f"`{name}` called sys.exit({error.code})" if code else "", code) from error
+            raise HookEndedError(f"`{name}` called sys.exit({error.code})", code) from error
         print(error.code, file=sys.stderr, flush=True)  # noqa: T201 - as the interpreter does
         raise HookEndedError(_cut(f"`{name}` called sys.exit({error.code!r})"), FAILED) from error
     except BaseException as error:

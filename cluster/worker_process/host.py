@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 from cluster.agent import protocol
@@ -43,13 +44,15 @@ class Host:
         self._calls = WorkerCalls(description)
         self._context = HostedContext(description, link, self._calls)
         self._worker: Worker | None = None
-        self._ready = False
+        self._ready = self._finished = False
+        self._signalled = False
+        """Whether SIGTERM, and no order, ended the work before it was complete."""
         self._may_start = threading.Event()
         """Set by START, and by STOP."""
         self._stopped = threading.Event()
         """Set once `stop` has returned."""
         self._stopping = threading.Lock()
-        """Decides, of a stop request and READY, which came first."""
+        """Decides, of a stop request and READY or the end of `start`, which came first."""
         self._status = ""
         self._failovers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._checks: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
@@ -57,8 +60,8 @@ class Host:
     # --- the main thread ---
 
     def run(self) -> int:
-        """Runs the worker; returns the exit code."""
-        signal.signal(signal.SIGTERM, lambda *_: self._spawn("stop", self._stop))
+        """Runs the worker; returns the exit code, which is that of SIGTERM if that ended the work before it was complete."""
+        signal.signal(signal.SIGTERM, lambda *_: self._spawn("stop", partial(self._stop, by_signal=True)))
         self._spawn("heartbeat", self._beat)
         try:
             self._run_hooks()
@@ -67,7 +70,7 @@ class Host:
             return end.code
         finally:
             self._calls.close()
-        return 0
+        return 128 + signal.SIGTERM if self._signalled else 0
 
     def _run_hooks(self) -> None:
         context, hooks = self._context, self._description
@@ -88,7 +91,9 @@ class Host:
         if not context.stop.is_set():
             self._link.send(protocol.STARTED)
             call("start", self._worker.start)
-            if not context.stop.is_set():
+            with self._stopping:
+                self._finished = not context.stop.is_set()
+            if self._finished:
                 self._link.send(protocol.FINISHED)
                 if hooks.task:
                     return
@@ -122,12 +127,13 @@ class Host:
             case {"kind": protocol.CHECK_CHILDREN}:
                 self._checks.put(message)
 
-    def _stop(self) -> None:
+    def _stop(self, by_signal: bool = False) -> None:
         """Has the worker end in order; repeated requests change nothing."""
         with self._stopping:
             if self._context.stop.is_set():
                 return
             ready = self._ready
+            self._signalled = by_signal and not self._finished
             self._context.stop.set()
         self._may_start.set()
         if ready:
@@ -181,11 +187,10 @@ class Host:
             end_at_once(1)
 
     def _report_end(self, end: HookEndedError) -> None:
-        if end.code:
-            try:
-                self._link.send(protocol.FAILED, reason=str(end))
-            except OSError as error:
-                print(f"the agent is gone: {error}", file=sys.stderr)  # noqa: T201 - into the worker's log
+        try:
+            self._link.send(protocol.FAILED, reason=str(end))
+        except OSError as error:
+            print(f"the agent is gone: {error}", file=sys.stderr)  # noqa: T201 - into the worker's log
 
 
 def end_at_once(code: int) -> None:

@@ -1,4 +1,4 @@
-"""The example of workers that run their own loops: every role is killed twice, and each record counts once."""
+"""The example of workers that run their own loops: every role is killed, and then terminated, and each record counts once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.polling import DEADLINE_SECONDS, wait_until
 REPOSITORY = Path(__file__).parents[2]
 JOB = REPOSITORY / "examples" / "pipeline" / "job.toml"
 LINES = (REPOSITORY / "docs" / "channel.md").read_text().splitlines()
-SOURCES, DRAWS, ROUNDS, PER_KILL = 2, 64, 2, 60
+SOURCES, DRAWS, PER_KILL = 2, 64, 60
 
 
 class Text:
@@ -63,8 +63,8 @@ def committed(directory: Path) -> tuple[list[tuple[str, int]], letters.Table]:
     return sorted(names), table
 
 
-def kill_one_of_each_role(handle: JobHandle, text: Text, chance: random.Random) -> None:
-    """Kills a worker of each role, in any order and while records pass; returns once all of them run again."""
+def end_one_of_each_role(handle: JobHandle, text: Text, chance: random.Random, number: signal.Signals) -> None:
+    """Sends the signal to a worker of each role, in any order and while records pass; returns once all of them run again."""
     victims: list[str] = [chance.choice(role.worker_names) for role in handle.spec.roles]
     chance.shuffle(victims)
     killed: dict[str, int] = {}
@@ -73,11 +73,11 @@ def kill_one_of_each_role(handle: JobHandle, text: Text, chance: random.Random) 
         text.grow(PER_KILL)
         wait_until(
             lambda before=before: len(committed(handle.directory)[0]) > before,  # type: ignore[misc]
-            f"a commit before {victim} is killed",
+            f"a commit before {victim} ends",
             DEADLINE_SECONDS,
         )
         found = running(handle, victim)
-        os.kill(found.pid, signal.SIGKILL)
+        os.kill(found.pid, number)
         killed[victim] = found.incarnation
 
     for victim in victims:
@@ -90,8 +90,8 @@ def test_each_record_counts_once_although_every_role_dies_twice(tmp_path: Path) 
     text = Text(directory / "text.txt")
     handle = submit(load_spec(JOB), directory, standby=False)
     try:
-        for _ in range(ROUNDS):
-            kill_one_of_each_role(handle, text, chance)
+        for number in (signal.SIGKILL, signal.SIGTERM):
+            end_one_of_each_role(handle, text, chance, number)
         text.end()
         outcome = handle.wait(DEADLINE_SECONDS)
     finally:

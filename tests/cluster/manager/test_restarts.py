@@ -166,6 +166,20 @@ def test_a_service_that_was_told_to_end_by_another_hand_is_created_again() -> No
     assert job["trainer-0"].phase.value == "restarting"
 
 
+@pytest.mark.parametrize("code", [0, 143])
+def test_a_task_of_a_class_that_ends_before_its_work_is_created_again(code: int) -> None:
+    job = Driver(managed("rank", count=2, task=True, max_restarts=1)).running()
+    job.exit("rank-0", code, 4.0)
+    assert job["rank-0"].phase.value == "restarting"
+    assert job.tick(4.0 + FIRST_BACKOFF_SECONDS) == ["create rank-0 again"]
+    job.ready("rank-0", 6.0)
+    job.exit("rank-0", code, 7.0)
+    job.finished("rank-1", 8.0)
+    job.exits("rank-1", "rank-master")
+    assert job.outcome is not None
+    assert (job.outcome.code, job.outcome.failed_worker) == (1, "rank-0"), "a success is FINISHED alone"
+
+
 def test_the_sub_master_has_a_worker_of_its_role_created_again_and_nobody_else_may() -> None:
     job = Driver(managed("rank", count=2), managed("actor")).running()
     assert job.replace("rank-master", "actor-0") == []

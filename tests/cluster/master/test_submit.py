@@ -119,6 +119,21 @@ def test_a_job_is_stopped(directory: Path, given: dict[str, int], code: int) -> 
     assert failure.value.code == code
 
 
+@pytest.mark.parametrize("end", ["SIGTERM", "sys.exit", "os._exit"])
+def test_a_task_that_ends_without_an_error_before_its_work_is_started_again(directory: Path, end: str) -> None:
+    handle = submit(two_roles(), directory, standby=False)
+    until(lambda: (directory / "counter-0.started").exists() and (directory / "counter-1.started").exists())
+    if end == "SIGTERM":
+        (victim,) = [one.pid for one in handle.status().workers if one.worker == "counter-0"]
+        os.kill(victim, signal.SIGTERM)
+    else:
+        (directory / "counter-0.end").write_text(end)
+    until(lambda: (directory / "counter-0.started").read_text() == "1\n2\n")
+    (directory / "go").touch()
+    assert handle.wait(DEADLINE_SECONDS).code == 0
+    assert (directory / "counter-1.started").read_text() == "1\n"
+
+
 def test_the_failure_of_a_worker_is_named(directory: Path) -> None:
     spec = JobBuilder("broken").role("broken", worker=f"{WORKERS}:Broken", task=True, max_restarts=0).build()
     handle = submit(spec, directory, standby=False)

@@ -35,6 +35,14 @@ def test_sys_exit_in_a_background_hook_ends_the_process_with_its_code(tmp_path: 
         assert worker.said(protocol.FAILED)[0]["reason"] == "`on_failover` called sys.exit(9)"
 
 
+def test_sys_exit_in_start_is_no_end_of_the_work(tmp_path: Path) -> None:
+    with worker_process(tmp_path, "Failing", task=True, config={"hook": "start", "exit": 0}) as worker:
+        worker.wait_for_start()
+        assert worker.end() == 0
+        assert worker.said(protocol.FAILED)[0]["reason"] == "`start` called sys.exit(0)"
+        assert not worker.said(protocol.FINISHED)
+
+
 def test_what_a_hook_says_may_be_no_text(tmp_path: Path) -> None:
     with worker_process(tmp_path, "Failing", config={"hook": "on_failover", "unsendable": True}) as worker:
         worker.wait_for_start()
@@ -71,7 +79,7 @@ def test_sigterm_is_a_request_to_stop_that_start_can_see(tmp_path: Path) -> None
     with worker_process(tmp_path, "Patient", task=True) as worker:
         worker.wait_for_start()
         worker.process.send_signal(signal.SIGTERM)
-        assert worker.end() == 0
+        assert worker.end() == 143, "as any process that a signal ended before its work was complete"
         assert sorted(worker.hooks) == ["start saw the stop", "stop"]
         assert not worker.said(protocol.FINISHED), "its work is not done"
 
