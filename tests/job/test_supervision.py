@@ -130,3 +130,18 @@ def test_a_failed_worker_is_shown_with_the_cause_to_which_its_last_lines_refer(
     monkeypatch.setattr(job._job, "views", lambda: [failed])
     (shown,) = job.failed_workers()
     assert (shown.name, shown.cause) == ("inference_0", cause)
+
+
+def test_an_orchestrator_that_ends_with_0_before_its_last_step_fails_the_job(
+    job_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one does in which an environment calls `os._exit(0)`."""
+    job = supervised(job_file)
+
+    async def run(job: AttendedJob, *, adopt: bool = False) -> Outcome:
+        return Outcome(0, "done")
+
+    monkeypatch.setattr(AttendedJob, "run", run)
+    outcome = job.run(lambda workers, steps: None)
+    assert (outcome.code, outcome.failed_worker) == (1, "orchestrator")
+    assert "after 0 of" in outcome.reason
