@@ -234,7 +234,7 @@ class LoopBlame:
         self, slow_spots: Sequence[SlowSpot], slices: Sequence[Slice], late: float, verb: str, *, always: bool = False
     ) -> None:
         """Logs every part of a late moment, unless the first of them was logged recently."""
-        ordered = culprits_first(slow_spots)
+        ordered = culprits_first(slow_spots, notable_share=0.0)
         slow_spot = ordered[0]
         now = time.monotonic()
         self._unlogged[slow_spot.key] += 1

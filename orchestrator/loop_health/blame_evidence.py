@@ -11,6 +11,9 @@ from enum import StrEnum
 
 from orchestrator.loop_health.thread_clocks import Doing
 
+_LONG_SECONDS = 0.02
+"""A callback that ran for so long is always named."""
+
 
 class Kind(StrEnum):
     """Why the loop was late."""
@@ -48,7 +51,11 @@ class Evidence:
 
 
 def shares(evidence: Evidence) -> dict[Kind, float]:
-    """Returns seconds by reason, which add up to `late`. Shares of a tenth or less are added to the greatest."""
+    """Returns seconds by reason, which add up to `late`.
+
+    Shares of a tenth or less are added to the greatest, but for a callback that ran for long: on a machine without CPU to spare
+    it had only a small part of the time, and it is what the loop was doing.
+    """
     late = evidence.late
     if evidence.loop_cpu is None:
         return {Kind.CALLBACK if evidence.in_callback else Kind.UNKNOWN: late}
@@ -59,7 +66,8 @@ def shares(evidence: Evidence) -> dict[Kind, float]:
     for kind, seconds in _shares_of_idleness(evidence, idle).items():
         parts[kind] = parts.get(kind, 0.0) + seconds
     greatest = max(parts, key=lambda kind: parts[kind])
-    kept = {kind: seconds for kind, seconds in parts.items() if seconds > late / 10 or kind is greatest}
+    always = {greatest} | ({Kind.CALLBACK} if evidence.in_callback and ran >= _LONG_SECONDS else set())
+    kept = {kind: seconds for kind, seconds in parts.items() if seconds > late / 10 or kind in always}
     kept[greatest] += late - sum(kept.values())
     return kept
 

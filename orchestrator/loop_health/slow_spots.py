@@ -134,14 +134,14 @@ class SlowSpots:
         }
 
 
-def culprits_first(slow_spots: Iterable[SlowSpot]) -> list[SlowSpot]:
+def culprits_first(slow_spots: Iterable[SlowSpot], notable_share: float = _NOTABLE_SHARE) -> list[SlowSpot]:
     """Returns the slow spots in the order in which a person should look at them.
 
-    Code that has a name and took at least a tenth of the time comes first, the user's before ours: a machine without CPU to
-    spare makes any stall longer, and is not what began it. What took longest is first among equals.
+    Code that has a name and took at least `notable_share` of the time comes first, the user's before ours: a machine without CPU
+    to spare makes any stall longer, and is not what began it. What took longest is first among equals.
     """
     spots = list(slow_spots)
-    notable = _NOTABLE_SHARE * sum(spot.seconds for spot in spots)
+    notable = notable_share * sum(spot.seconds for spot in spots)
 
     def rank(spot: SlowSpot) -> int:
         return 2 if spot.place == NOWHERE or spot.seconds < notable else int(spot.place.ours)

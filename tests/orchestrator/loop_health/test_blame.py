@@ -8,6 +8,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -261,6 +262,13 @@ def test_a_moment_may_have_several_reasons() -> None:
     seen = evidence(loop_cpu=0.04, loop_delay=0.03, others_cpu=0.03, overslept=0.03, doing=Doing.WANTING_GIL)
     parts = {Kind.CALLBACK: 0.04, Kind.MACHINE: 0.03, Kind.GIL: 0.03}
     assert shares(seen) == pytest.approx(parts)
+
+
+def test_a_callback_that_had_little_of_a_long_moment_is_named() -> None:
+    seen = replace(evidence(loop_cpu=0.1, loop_delay=2.9, doing=Doing.RUNNING), late=3.0)
+    assert shares(seen) == pytest.approx({Kind.CALLBACK: 0.1, Kind.MACHINE: 2.9})
+    assert shares(replace(seen, in_callback=False)) == pytest.approx({Kind.MACHINE: 3.0})
+    assert shares(replace(seen, loop_cpu=0.001)) == pytest.approx({Kind.MACHINE: 3.0})
 
 
 seconds = st.floats(0, 1000)
