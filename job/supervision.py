@@ -212,7 +212,7 @@ class SupervisedJob:
 
     def _checked(self, outcome: Outcome) -> Outcome:
         """Returns the outcome of a job whose processes have all ended with 0, which is a failure if a run is not done."""
-        for run in self._config.runs:
+        for run in self._config.every_run:
             if exclusion_of(run.run_dir) is None and not is_finished(run):
                 worker, steps = worker_of(self._config, run), committed_steps(run)
                 reason = f"ended with exit code 0 after {steps} of {run.steps} steps; does code in its process call os._exit?"
