@@ -68,11 +68,16 @@ class ExperimentMachine(Transfers):
         required_metrics: Sequence[str] = (),
         fail_fast: bool = False,
         max_pending: int = 1,
+        max_running: int = 0,
     ) -> None:
-        """Takes the metrics that each result must have, and how many trials may be PENDING in advance."""
+        """Takes the metrics that each result must have, and how many trials may be PENDING in advance.
+
+        At most `max_running` trials have a process, one that is being stopped included; 0 for any number.
+        """
         self.scheduler = scheduler
         self.required_metrics = tuple(required_metrics)
         self.fail_fast = fail_fast
+        self.max_running = max_running
         self.table = TrialTable()
         self.kept = KeptCheckpoints()
         self.search = SearchSide(max_pending)
@@ -202,7 +207,7 @@ class ExperimentMachine(Transfers):
 
     def _start_one(self, needs: Sequence[str]) -> None:
         self.may_start = False
-        if self.stopping is not None:
+        if self.stopping is not None or 0 < self.max_running <= self.table.count(Trial.RUNNING):
             return
         self._free = frozenset(needs)
         trial = self.scheduler.choose_trial_to_run(self)

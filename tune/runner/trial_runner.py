@@ -111,7 +111,11 @@ class TrialRunner(Acting):
         self._remote = prepare(self.directory, remote_checkpoint_dir, sync_to_cloud, resume)
         metrics = [each for each in (metric, self.scheduler.metric) if each]
         machine = ExperimentMachine(
-            self.scheduler, tuple(metrics), bool(fail_fast), max_pending=search_alg.max_pending_trials
+            self.scheduler,
+            tuple(metrics),
+            bool(fail_fast),
+            max_pending=search_alg.max_pending_trials,
+            max_running=search_alg.max_concurrent,
         )
         self._experiment = DurableExperiment(machine, self.directory)
         self._machine = machine

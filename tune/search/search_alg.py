@@ -33,6 +33,9 @@ class SearchAlg:
     max_pending_trials: int = 1
     """How many trials may be PENDING before it is asked for no more. What learns from results proposes late, so 1."""
 
+    max_concurrent: int = 0
+    """How many of its trials may run at a time, one that is being stopped included; 0 for any number."""
+
     @property
     def total_samples(self) -> int:
         """How many trials it will propose in all, as far as is known; 0 if unknown."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,16 @@ from tests.tune.runner.scripted import ScriptedExecutor, ScriptedTrials, run_to_
 from tune.callbacks.callback import Callback
 from tune.callbacks.defaults import with_default_loggers
 from tune.errors import TuneError
+from tune.executors.executor import Event
+from tune.experiment import Experiment
 from tune.result import Result
 from tune.runner.trial_runner import TrialRunner
 from tune.schedulers.scheduler import Trials, TrialScheduler
+from tune.search.basic_variant import BasicVariantGenerator
+from tune.search.generator import SearchGenerator
+from tune.search.search_alg import SearchAlg
+from tune.search.searcher import Searcher
+from tune.search.wrappers import ConcurrencyLimiter
 from tune.stoppers.stopper import Stopper
 from tune.trial import Trial
 
@@ -324,3 +332,49 @@ def test_a_result_in_flight_when_its_trial_is_paused_is_delivered_after_the_resu
     paused_at = int(next(call for call in listener.calls if call.startswith("save t1")).split()[2])
     held = f"result t1 {paused_at} number {paused_at}"
     assert listener.calls.index(held) > resumed, "it was reported before the pause"
+
+
+class SlowlyCleaned(ScriptedExecutor):
+    """Has resources for all, and takes some turns to end an attempt, which holds its process for as long."""
+
+    def __init__(self) -> None:
+        super().__init__(slots=100)
+        self._ending: list[tuple[int, Trial]] = []
+        self._turn = 0
+
+    def stop_trial(self, trial: Trial, error: bool = False) -> None:
+        self._ending.append((self._turn + 20, trial))
+
+    async def next_events(self, timeout: float) -> Sequence[Event]:
+        self._turn += 1
+        for due, trial in [each for each in self._ending if each[0] <= self._turn]:
+            self._ending.remove((due, trial))
+            super().stop_trial(trial)
+        return await super().next_events(min(timeout, 0.001))
+
+
+@pytest.mark.parametrize("kind", ["variants", "limiter"])
+def test_max_concurrent_bounds_processes_also_while_they_are_cleaned_up(tmp_path: Path, kind: str) -> None:
+    class OneValue(Searcher):
+        def suggest(self, trial_id: str) -> dict[str, Any]:
+            return {"script": [1]}
+
+        def on_trial_complete(self, trial_id: str, result: Result | None = None, error: bool = False) -> None:
+            pass
+
+        def state(self) -> dict[str, Any]:
+            return {}
+
+    algorithm: SearchAlg = (
+        BasicVariantGenerator(max_concurrent=2)
+        if kind == "variants"
+        else SearchGenerator(ConcurrencyLimiter(OneValue("value", "max"), 2))
+    )
+    space = {"script": [1]} if kind == "variants" else {}
+    algorithm.add_configurations(
+        [Experiment("many", "module:scripted", config=space, num_samples=12, local_dir=str(tmp_path))]
+    )
+    executor = SlowlyCleaned()
+    trials = run_to_the_end(TrialRunner(algorithm, local_checkpoint_dir=tmp_path, trial_executor=executor))
+    assert [trial.status for trial in trials.values()] == [Trial.TERMINATED] * 12
+    assert executor.most == 2
