@@ -6,7 +6,10 @@ socket, and nothing in this package outside `plugin/` imports torch or vllm.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
+from functools import partial
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +18,14 @@ import numpy.typing as npt
 import orjson
 
 from inference.answer_bounds import UNBOUNDED, AnswerBounds
+from inference.loads import Origin
 from transport.records import Float32Array, Int32Array, RoutingArray
 from transport.validation import LOG_PROBABILITY_ROUNDING
 
 Float64Array = npt.NDArray[np.float64]
+
+REQUEST_ID_BYTES = 16
+"""Of the random id of a request, and of what an answer repeats of it."""
 
 MAX_PROBE_BYTES = 1 << 20
 """A probe has a few tokens and three digests; a larger `probe.json` is refused."""
@@ -55,6 +62,14 @@ class WrongAnswer(ServerFailure):
     """An answer that the model cannot give, whatever its weights: the server is out of order, or serves something else."""
 
 
+class WrongWeights(ServerFailure):
+    """An answer was computed with other weights than those that were loaded for the run."""
+
+
+class AnswerToAnother(ServerFailure):
+    """An answer belongs to another request, or to another prompt, as something in between may deliver it."""
+
+
 class ServerUnreachable(ServerFailure):
     """Nothing listens at the address any more: the connection was refused, reset or cut."""
 
@@ -89,6 +104,14 @@ class SamplingParameters:
             raise ValueError("stop: an empty string would end every completion")
 
 
+def echo_of(token_ids: Int32Array, request_id: bytes) -> bytes:
+    """Returns what an answer repeats of its request: 16 bytes that no other request, and no other tokens, give (BLAKE2b)."""
+    return blake2b(np.ascontiguousarray(token_ids, "<i4").data, key=request_id, digest_size=REQUEST_ID_BYTES).digest()
+
+
+_new_request_id = partial(os.urandom, REQUEST_ID_BYTES)
+
+
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
     """One model call. `model` names the base model or an adapter."""
@@ -98,6 +121,12 @@ class GenerateRequest:
     sampling: SamplingParameters
     routed_experts_start: int = 0
     """The first token whose routed experts the caller lacks; at most the length of the prompt."""
+    request_id: bytes = field(default_factory=_new_request_id)
+
+    @property
+    def echo(self) -> bytes:
+        """What the answer repeats of it."""
+        return echo_of(self.prompt_ids, self.request_id)
 
     def check(self, bounds: AnswerBounds) -> None:
         """Raises `RequestRefused` if the model has not all ids of the prompt: some servers would end at them."""
@@ -113,9 +142,17 @@ class ScoreRequest:
     token_ids: Int32Array
     start: int
     """The first token whose log-probability is returned; at least 1, since something must come before it."""
+    request_id: bytes = field(default_factory=_new_request_id)
 
-    def check(self, scores: Float32Array) -> None:
-        """Raises `WrongAnswer` if `scores` cannot be the answer."""
+    @property
+    def echo(self) -> bytes:
+        """What the answer repeats of it."""
+        return echo_of(self.token_ids, self.request_id)
+
+    def check(self, answer: Scores) -> None:
+        """Raises `AnswerToAnother`, or `WrongAnswer` if `answer` cannot be the answer."""
+        _check_echo(answer.echo, self)
+        scores = answer.log_probabilities
         if len(scores) != len(self.token_ids) - self.start:
             raise WrongAnswer(
                 f"{len(scores)} log-probabilities came back where {len(self.token_ids) - self.start} were due"
@@ -124,6 +161,25 @@ class ScoreRequest:
             raise WrongAnswer(
                 f"the log-probability of token {self.start + at} is {scores[at]}; expected a finite number, 0 or less"
             )
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """A server's answer to a `ScoreRequest`, or to a probe."""
+
+    log_probabilities: Float32Array
+    origin: Origin | None = None
+    """The weights that computed it; None if the server reports none."""
+    echo: bytes | None = None
+    """What it repeats of its request; None if the server repeats nothing."""
+
+
+def _check_echo(echo: bytes | None, request: GenerateRequest | ScoreRequest) -> None:
+    """Raises `AnswerToAnother` if an answer that repeats something of its request repeats it of another one."""
+    if echo is not None and echo != request.echo:
+        raise AnswerToAnother(
+            "the answer is one to another request, or to another prompt: something between here and the server mixes answers"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,14 +195,17 @@ class Completion:
     experts."""
     cached_tokens: int | None = None
     """Tokens of the prompt that were not prefilled, since the prefix cache had them; None if the server does not say."""
-    instance: str | None = None
-    """The id of the process that answered, as its status has it; None if the server reports none."""
+    origin: Origin | None = None
+    """The weights that computed it; None if the server reports none."""
+    echo: bytes | None = None
+    """What it repeats of its request; None if the server repeats nothing."""
 
     def check(self, request: GenerateRequest, bounds: AnswerBounds = UNBOUNDED) -> None:
         """Raises `ServerFailure` if the server gave up, and `WrongAnswer` if this cannot be an answer to `request`.
 
-        The message names field and value.
+        `AnswerToAnother` if it is one to another. The message names field and value.
         """
+        _check_echo(self.echo, request)
         tokens = len(self.token_ids)
         if self.finish_reason not in ("stop", "length") or not tokens:
             raise ServerFailure(
@@ -229,6 +288,8 @@ class HeldWeights:
     """The server's precision, to which the trainer's numbers are rounded before they are hashed."""
     layers: dict[str, str]
     """A digest (`plugin.digest`) for each layer number; only layers that can be compared."""
+    load: int = 0
+    """The number of the load that brought them (`loads`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -182,6 +182,10 @@ class PoolConfig(Config):
     those in shared memory are read by the servers, through InfiniBand or RoCE where there is any. False: they get the path, and
     read the files themselves."""
 
+    take_over: bool = False
+    """Load new weights also where they belong to another run, which is gone and could not give them up
+    (docs/inference.md). For one start: two runs that share a server would take it from each other."""
+
     probe_tolerance: float | None = Field(default=None, gt=0)
     """Largest root mean square difference between the trainer's and a server's log-probabilities of a probe, in nats. Unset: a
     tenth of the spread of these log-probabilities, which suits every precision."""

@@ -25,6 +25,7 @@ from typing import Any
 import orjson
 
 from inference.base import WeightUpdate
+from inference.loads import Claim
 from inference.plugin.adapter_files import FILES
 from inference.plugin.checkpoint import BASE, DELTA, weight_files
 from transport.files.atomic import STABLE
@@ -56,6 +57,8 @@ class Offer:
     version: int
     adapter: str | None
     """Name of the LoRA adapter; None for full weights."""
+    claim: Claim
+    """Whose they are."""
     files: dict[str, int]
     """Bytes of each file, by its path in the published directory."""
     identities: dict[str, str] = field(default_factory=dict)
@@ -78,6 +81,7 @@ class Offer:
         return orjson.dumps({
             "version": self.version,
             "adapter": self.adapter,
+            "claim": self.claim.encode(),
             "files": self.files,
             "identities": self.identities,
             "left_out": sorted(self.left_out),
@@ -102,6 +106,7 @@ class Offer:
             case {
                 "version": int(version),
                 "adapter": str() | None as adapter,
+                "claim": claim,
                 "files": dict(files),
                 "identities": dict(identities),
                 "left_out": list(left_out),
@@ -116,10 +121,10 @@ class Offer:
                         )
                 if not all(type(name) is str and name in identities for name in left_out):
                     raise ValueError("an offer leaves out files without an identity")
-                return cls(version, adapter, files, identities, frozenset(left_out))
+                return cls(version, adapter, Claim.decode(claim), files, identities, frozenset(left_out))
         raise ValueError(
-            "an offer is {version: integer, adapter: name or null, files: {name: bytes, ...}, identities: {name: text}, "
-            "left_out: [names]}"
+            "an offer is {version: integer, adapter: name or null, claim: {...}, files: {name: bytes, ...}, "
+            "identities: {name: text}, left_out: [names]}"
         )
 
 
@@ -161,8 +166,10 @@ class Readable:
 
 
 @contextmanager
-def opened(update: WeightUpdate) -> Iterator[tuple[Offer, dict[str, FileIO]]]:
-    """Yields the offer of a published version, and its open files: they stay readable when the version is removed.
+def opened(update: WeightUpdate, claim: Claim) -> Iterator[tuple[Offer, dict[str, FileIO]]]:
+    """Yields the offer of a published version to be loaded by `claim`, and its open files.
+
+    They stay readable when the version is removed.
 
     Raises `OSError`, or `ValueError` if it is no published version.
     """
@@ -183,4 +190,4 @@ def opened(update: WeightUpdate) -> Iterator[tuple[Offer, dict[str, FileIO]]]:
             for name, found in about.items()
             if name.startswith(f"{BASE}/")
         }
-        yield Offer(update.version, update.adapter, sizes, identities), files
+        yield Offer(update.version, update.adapter, claim, sizes, identities), files

@@ -11,10 +11,19 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from inference.base import Completion, GenerateRequest, SamplingParameters, ScoreRequest, ServerFailure
+from inference.base import (
+    REQUEST_ID_BYTES,
+    Completion,
+    GenerateRequest,
+    SamplingParameters,
+    ScoreRequest,
+    Scores,
+    ServerFailure,
+)
+from inference.loads import Origin
 from transport.arrays import CodecError, pack_arrays, unpack_arrays
 from transport.files.atomic import as_bytes_view
-from transport.records import Float32Array, Int32Array
+from transport.records import Int32Array
 
 GENERATE_PATH = "/counterpoint/v1/generate"
 SCORE_PATH = "/counterpoint/v1/score"
@@ -24,6 +33,9 @@ PARSE_PATH = "/counterpoint/v1/parse"
 UNLOAD_PATH = "/counterpoint/v1/unload"
 DRAIN_PATH = "/counterpoint/v1/drain"
 STATUS_PATH = "/counterpoint/v1/status"
+
+INSTANCE_VARIABLE = "COUNTERPOINT_INSTANCE"
+"""The variable by which a server gets the id of its process from the one that starts it."""
 
 REQUEST_OVERHEAD_BYTES = 1 << 16
 """Most bytes of a request besides its prompt."""
@@ -58,6 +70,7 @@ def encode_request(request: GenerateRequest) -> bytes:
             "top_k": request.sampling.top_k,
             "min_p": request.sampling.min_p,
             "routed_experts_start": request.routed_experts_start,
+            "request_id": request.request_id,
         }
     )
     return body
@@ -91,13 +104,15 @@ def decode_request(body: bytes) -> GenerateRequest:
         top_k=_field(fields, "top_k", int),
         min_p=_field(fields, "min_p", float),
     )
-    return GenerateRequest(model, prompt_ids, sampling, start)
+    return GenerateRequest(model, prompt_ids, sampling, start, _request_id(fields))
 
 
 def encode_score_request(request: ScoreRequest) -> bytes:
     """Returns the body of a request for the log-probabilities of given tokens."""
     token_ids = request.token_ids.astype(_INT32, copy=False).tobytes()
-    body: bytes = msgpack.packb({"model": request.model, "token_ids": token_ids, "start": request.start})
+    body: bytes = msgpack.packb(
+        {"model": request.model, "token_ids": token_ids, "start": request.start, "request_id": request.request_id}
+    )
     return body
 
 
@@ -107,25 +122,43 @@ def decode_score_request(body: bytes) -> ScoreRequest:
     token_ids, start = _tokens(fields, "token_ids"), _field(fields, "start", int)
     if not 1 <= start < len(token_ids):
         raise ValueError(f"start = {start}: it must be from 1 to the last of the {len(token_ids)} tokens")
-    return ScoreRequest(_model(fields), token_ids, start)
+    return ScoreRequest(_model(fields), token_ids, start, _request_id(fields))
 
 
-def encode_scores(log_probabilities: Float32Array) -> bytes:
+def encode_scores(scores: Scores) -> bytes:
     """Returns the body of a response to `encode_score_request`."""
-    buffers = pack_arrays({}, {"log_probabilities": log_probabilities})
+    header = _provenance_header(scores)
+    buffers = pack_arrays(header, {"log_probabilities": scores.log_probabilities})
     return b"".join(as_bytes_view(buffer) for buffer in buffers)
 
 
-def decode_scores(body: bytes | memoryview) -> Float32Array:
+def decode_scores(body: bytes | memoryview) -> Scores:
     """Reads a response, as a view of `body`. Raises `ServerFailure` for anything malformed."""
     try:
-        _, arrays = unpack_arrays(body)
+        header, arrays = unpack_arrays(body)
     except CodecError as error:
         raise ServerFailure(f"the response is malformed: {error}") from error
     scores = arrays.get("log_probabilities")
     if scores is None or scores.dtype != np.float32 or scores.ndim != 1:
         raise ServerFailure("the response is malformed: log_probabilities is not a row of float32")
-    return scores
+    return Scores(scores, *_provenance(header))
+
+
+def _provenance_header(answer: Completion | Scores) -> dict[str, Any]:
+    """Returns what every answer says of its weights and of its request."""
+    return {"weights": None if answer.origin is None else answer.origin.encode(), "echo": answer.echo}
+
+
+def _provenance(header: dict[str, Any]) -> tuple[Origin, bytes]:
+    """Reads `_provenance_header`. Raises `ServerFailure` if anything is missing."""
+    try:
+        origin = Origin.decode(header.get("weights"))
+    except ValueError as error:
+        raise ServerFailure(f"the response is malformed: {error}") from error
+    echo = header.get("echo")
+    if type(echo) is not bytes or len(echo) != REQUEST_ID_BYTES:
+        raise ServerFailure("the response is malformed: it does not say which request it answers")
+    return origin, echo
 
 
 def _fields(body: bytes) -> dict[Any, Any]:
@@ -143,6 +176,13 @@ def _tokens(fields: dict[Any, Any], name: str) -> Int32Array:
     if not data or len(data) % _INT32.itemsize:
         raise ValueError(f"{name}: {len(data)} bytes are not one or more int32")
     return np.frombuffer(data, dtype=_INT32)
+
+
+def _request_id(fields: dict[Any, Any]) -> bytes:
+    request_id: bytes = _field(fields, "request_id", bytes)
+    if len(request_id) != REQUEST_ID_BYTES:
+        raise ValueError(f"request_id: {len(request_id)} bytes; expected {REQUEST_ID_BYTES}")
+    return request_id
 
 
 def _model(fields: dict[Any, Any]) -> str:
@@ -171,11 +211,9 @@ def encode_completion(completion: Completion) -> bytes:
     }
     if completion.routed_experts is not None:
         arrays["routed_experts"] = completion.routed_experts
-    header: dict[str, Any] = {"finish_reason": completion.finish_reason}
+    header: dict[str, Any] = {"finish_reason": completion.finish_reason, **_provenance_header(completion)}
     if completion.cached_tokens is not None:
         header["cached_tokens"] = completion.cached_tokens
-    if completion.instance is not None:
-        header["instance"] = completion.instance
     return b"".join(as_bytes_view(buffer) for buffer in pack_arrays(header, arrays))
 
 
@@ -198,7 +236,6 @@ def decode_completion(body: bytes | memoryview) -> Completion:
     cached = header.get("cached_tokens")
     if cached is not None and type(cached) is not int:
         raise ServerFailure("the response is malformed: cached_tokens is not an integer")
-    instance = header.get("instance")
-    if instance is not None and type(instance) is not str:
-        raise ServerFailure("the response is malformed: instance is not a string")
-    return Completion(token_ids, log_probabilities, str(header.get("finish_reason")), experts, cached, instance)
+    return Completion(
+        token_ids, log_probabilities, str(header.get("finish_reason")), experts, cached, *_provenance(header)
+    )

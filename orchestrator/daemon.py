@@ -47,7 +47,15 @@ from orchestrator.policy import PolicyWatcher, check_base_model
 from orchestrator.rollouts.failures import most_frequent, sum_failures
 from orchestrator.rollouts.tracing import RolloutTracing
 from orchestrator.rollouts.transcripts import Transcriber
-from orchestrator.run_directory import ConfigurationError, check_control, refusal, rewind, taken_over, write_config
+from orchestrator.run_directory import (
+    ConfigurationError,
+    check_control,
+    claim_of,
+    refusal,
+    rewind,
+    taken_over,
+    write_config,
+)
 from orchestrator.scheduling.events import (
     CapacityChanged,
     LimitChanged,
@@ -251,8 +259,9 @@ class Daemon:
             link = open_link(config.transport, config.output_dir, config.run_id)
             model = _adapter(config) or config.served_model or config.model
             bounds = read_bounds(Path(config.model), loaded.chat.vocabulary)
+            operator_file = config.output_dir / OPERATOR_FILE
             self._pool = InferencePool(
-                config.inference, model, self._on_capacity, config.output_dir / OPERATOR_FILE, bounds
+                config.inference, model, self._on_capacity, operator_file, bounds, claim_of(config)
             )
             played = {name: environment.environment for name, environment in environments.items()}
             self._mix = mix_of(config.environments, played, config.seed)

@@ -52,10 +52,13 @@ def _pool_of(name: str, opponent: OpponentConfig, config: RunConfig) -> Inferenc
         if "://" not in opponent.model:
             model = base if opponent.model == "base" else opponent.model.removeprefix("run:")
             servers = config.inference.model_copy(update=limits)
-            bounds = read_bounds(Path(config.model))
-            return InferencePool(servers, model, operator_file=config.output_dir / OPERATOR_FILE, bounds=bounds)
+            bounds, operator_file = read_bounds(Path(config.model)), config.output_dir / OPERATOR_FILE
+            follows = opponent.model != "base"
+            return InferencePool(servers, model, operator_file=operator_file, bounds=bounds, follows=follows)
         own: dict[str, Any] = {"dns": None, "urls_file": None, "urls": [opponent.model]}
         own |= {"protocol": opponent.protocol, "api_key_file": opponent.api_key_file}
-        return InferencePool(config.inference.model_copy(update=limits | own), opponent.served_model or base)
+        return InferencePool(
+            config.inference.model_copy(update=limits | own), opponent.served_model or base, follows=True
+        )
     except ValueError as error:
         raise ConfigurationError(f"opponents.{name}: {error}") from error

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import shutil
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import tomli_w
 
+from inference.loads import MAX_OWNER, Claim
 from run.config import RunConfig
 from transport.files.atomic import remove_directory, write_atomically
 from transport.files.lock import take_lock
@@ -23,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 _REFUSAL = "config_validation_error.txt"
 _LOCK = "orchestrator.lock"
+_CLAIM = "weights_owner"
+_CLAIM_BYTES = 16
 
 
 class ConfigurationError(ValueError):
@@ -47,7 +52,7 @@ def holds_run(run_dir: Path) -> bool:
 
     An orchestrator whose configuration was refused leaves a lock, its log, and empty directories, which are no run.
     """
-    left = {_LOCK, "orchestrator.log", "decisions.jsonl"}
+    left = {_LOCK, _CLAIM, "orchestrator.log", "decisions.jsonl"}
     return any(path.name not in left for path in run_dir.rglob("*") if not path.is_dir())
 
 
@@ -77,6 +82,20 @@ def taken_over(config: RunConfig) -> Iterator[None]:
         yield
     finally:
         os.close(lock)
+
+
+def claim_of(config: RunConfig) -> Claim:
+    """Returns the claim by which the run owns weights at servers: the same however often it is resumed.
+
+    Its key is made once, in a file of the run's directory that only its user may read. Raises `OSError`.
+    """
+    path = config.run_dir / _CLAIM
+    key = path.read_text().strip() if path.exists() else ""
+    if len(key) != 2 * _CLAIM_BYTES:
+        key = secrets.token_hex(_CLAIM_BYTES)
+        write_atomically(path, f"{key}\n".encode(), mode=0o600)
+    owner = f"run {config.run_id!r} in {config.run_dir.absolute()} (process {os.getpid()} on {socket.gethostname()})"
+    return Claim(key, owner[-MAX_OWNER:])
 
 
 def write_config(config: RunConfig) -> None:

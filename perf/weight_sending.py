@@ -36,6 +36,7 @@ from inference.base import Probe, WeightUpdate
 from inference.clients.http_sessions import HttpSessions
 from inference.clients.weight_sender import WeightSender
 from inference.config import PoolConfig
+from inference.loads import Claim
 from inference.plugin.receiving import Receiver
 from inference.sent_weights import MAX_OFFER_BYTES, OFFER_PATH, READ_PATH, SEND_PATH, Offer, Readable
 from orchestrator.loop_health.lag import LagDistribution
@@ -138,7 +139,9 @@ async def measure(directory: Path, servers: int, nixl: bool) -> Table:
 async def send_to_all(senders: list[WeightSender], directory: Path, version: int) -> list[float]:
     """Returns the CPU seconds that each server took."""
     update = WeightUpdate(version, directory, Probe(version, [1, 2], [0.0]), None)
-    return [float(taken) for taken in await asyncio.gather(*(sender.send(update) for sender in senders))]
+    return [
+        float(taken) for taken in await asyncio.gather(*(sender.send(update, Claim.of_process()) for sender in senders))
+    ]
 
 
 async def sample_lags() -> tuple[str, str, str]:

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,12 +19,14 @@ from inference.base import (
     HeldWeights,
     ParsedText,
     ScoreRequest,
+    Scores,
     ServerFailure,
     WeightUpdate,
 )
 from inference.clients.capacity import Observation
 from inference.clients.http_sessions import HttpSessions, call
 from inference.clients.load_report import read_load
+from inference.loads import Claim, Origin
 from transport.records import Float32Array
 
 
@@ -35,6 +38,25 @@ class Identity:
     """The id of the running instance: it changes with a restart, if the server reports one."""
     draining: bool = False
     """Whether an operator set the server to get no new requests."""
+    weights: int | None = None
+    """The number of the load of its full weights (`inference.loads`); None if the server tells none, as a stock one."""
+    adapters: Mapping[str, int] = field(default_factory=dict)
+    """The same of each adapter that it has."""
+
+    @classmethod
+    def of_status(cls, status: Mapping[str, Any], url: str) -> Identity:
+        """Reads a server's status. Raises `ServerFailure` for anything else."""
+        match status:
+            case {
+                "instance": str(instance),
+                "draining": bool(draining),
+                "weights": {"load": int(load)},
+                "adapters": dict(adapters),
+            } if all(type(each) is dict and type(each.get("load")) is int for each in adapters.values()):
+                return cls(instance, draining, load, {name: each["load"] for name, each in adapters.items()})
+        raise ServerFailure(
+            f"{url} does not say in its status which weights it holds: it runs another version of Counterpoint"
+        )
 
 
 class ServerClient(Protocol):
@@ -55,7 +77,7 @@ class ServerClient(Protocol):
     async def generate(self, request: GenerateRequest) -> Completion:
         """Makes one model call. The caller checks the answer."""
 
-    async def score(self, request: ScoreRequest) -> Float32Array:
+    async def score(self, request: ScoreRequest) -> Scores:
         """Returns the log-probability of each token from `start` on, at temperature 1, of the whole distribution.
 
         The caller checks them.
@@ -64,13 +86,13 @@ class ServerClient(Protocol):
     async def detokenize(self, token_ids: list[int]) -> str:
         """Returns the text of token ids, special tokens included."""
 
-    async def load(self, update: WeightUpdate) -> HeldWeights | None:
-        """Loads weights, keeping the requests in flight.
+    async def load(self, update: WeightUpdate, claim: Claim) -> HeldWeights | None:
+        """Loads weights for the owner that `claim` names, keeping the requests in flight.
 
         Returns the weights that the server then holds, or None if it cannot report them.
         """
 
-    async def probe(self, model: str, token_ids: list[int]) -> Float32Array:
+    async def probe(self, model: str, token_ids: list[int]) -> Scores:
         """Returns the log-probability of each token after the first under `model`, at temperature 1."""
 
     async def parse(
@@ -81,8 +103,8 @@ class ServerClient(Protocol):
         `cut`: the model did not end the completion itself. It then has the calls that are whole, and no others.
         """
 
-    async def unload(self, adapter: str) -> None:
-        """Ends the server's requests under `adapter`, and removes its weights."""
+    async def unload(self, adapter: str | None, claim: Claim) -> None:
+        """Ends the server's requests under `adapter`, and removes its weights. None: gives up the full weights, which stay."""
 
     def close(self) -> None:
         """Cuts this server's connections."""
@@ -99,8 +121,7 @@ class BinaryClient:
 
     async def identify(self) -> Identity:
         """See `ServerClient`."""
-        status = await self._administer(wire.STATUS_PATH, None)
-        return Identity(str(status.get("instance")), status.get("draining") is True)
+        return Identity.of_status(await self._administer(wire.STATUS_PATH, None), self.url)
 
     async def observe(self) -> Observation | None:
         """See `ServerClient`."""
@@ -112,7 +133,7 @@ class BinaryClient:
         answer = await self._http.post(wire.GENERATE_PATH, body, "application/msgpack")
         return wire.decode_completion(answer)
 
-    async def score(self, request: ScoreRequest) -> Float32Array:
+    async def score(self, request: ScoreRequest) -> Scores:
         """See `ServerClient`."""
         body = wire.encode_score_request(request)
         return wire.decode_scores(await self._http.post(wire.SCORE_PATH, body, "application/msgpack"))
@@ -121,25 +142,36 @@ class BinaryClient:
         """See `ServerClient`."""
         return await detokenize(self._connections, self.url, token_ids)
 
-    async def load(self, update: WeightUpdate) -> HeldWeights:
+    async def load(self, update: WeightUpdate, claim: Claim) -> HeldWeights:
         """See `ServerClient`. One transaction at the server: once it loads, it completes even if this call is cancelled."""
         if self._sender is not None:
-            answer = as_object(await self._sender.send(update), self.url)
+            answer = as_object(await self._sender.send(update, claim), self.url)
         else:
             directory = str(update.directory.absolute())
-            fields = {"version": update.version, "directory": directory, "adapter": update.adapter}
+            fields = {
+                "version": update.version,
+                "directory": directory,
+                "adapter": update.adapter,
+                "claim": claim.encode(),
+            }
             answer = await self._administer(wire.UPDATE_PATH, fields)
         match answer.get("held"):
-            case {"dtype": str(dtype), "layers": dict(layers)} if all(type(value) is str for value in layers.values()):
-                return HeldWeights(dtype, layers)
+            case {"dtype": str(dtype), "layers": dict(layers), "load": int(load)} if all(
+                type(value) is str for value in layers.values()
+            ):
+                return HeldWeights(dtype, layers, load)
         raise ServerFailure(
             f"{self.url} did not report which weights it loaded: it runs another version of Counterpoint"
         )
 
-    async def probe(self, model: str, token_ids: list[int]) -> Float32Array:
+    async def probe(self, model: str, token_ids: list[int]) -> Scores:
         """See `ServerClient`."""
         answer = await self._administer(wire.PROBE_PATH, {"model": model, "token_ids": token_ids})
-        return as_log_probabilities(answer.get("log_probabilities"), self.url)
+        try:
+            origin = Origin.decode(answer.get("weights"))
+        except ValueError as error:
+            raise ServerFailure(f"{self.url} answered a probe, and {error}") from error
+        return Scores(as_log_probabilities(answer.get("log_probabilities"), self.url), origin)
 
     async def parse(
         self, token_ids: list[int], tools: list[Any], template_kwargs: dict[str, Any], *, cut: bool
@@ -148,9 +180,9 @@ class BinaryClient:
         fields = {"token_ids": token_ids, "tools": tools, "template_kwargs": template_kwargs, "cut": cut}
         return ParsedText.from_answer(await self._administer(wire.PARSE_PATH, fields), self.url)
 
-    async def unload(self, adapter: str) -> None:
+    async def unload(self, adapter: str | None, claim: Claim) -> None:
         """See `ServerClient`."""
-        await self._administer(wire.UNLOAD_PATH, {"adapter": adapter})
+        await self._administer(wire.UNLOAD_PATH, {"adapter": adapter, "claim": claim.encode()})
 
     def close(self) -> None:
         """See `ServerClient`."""

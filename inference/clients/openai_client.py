@@ -27,6 +27,7 @@ from inference.base import (
     ParsedText,
     RequestRefused,
     ScoreRequest,
+    Scores,
     ServerFailure,
     ServerUnreachable,
     WeightUpdate,
@@ -35,6 +36,7 @@ from inference.clients.capacity import Observation
 from inference.clients.client import Identity, as_log_probabilities, as_object, detokenize, read_metrics
 from inference.clients.http_sessions import HttpSessions, call
 from inference.cut_calls import stands_whole
+from inference.loads import Claim
 from transport.records import Float32Array, Int32Array, RoutingArray
 
 logger = logging.getLogger(__name__)
@@ -95,7 +97,7 @@ class OpenAIClient:
             return await asyncio.to_thread(self._parse, answer)
         return self._parse(answer)
 
-    async def score(self, request: ScoreRequest) -> Float32Array:
+    async def score(self, request: ScoreRequest) -> Scores:
         """See `ServerClient`. The last token is asked for as the next one, so that the tokens may fill the context.
 
         It takes `prompt_logprobs`, and so a server without adapters where it is on a CPU (see `probe`).
@@ -132,14 +134,14 @@ class OpenAIClient:
                 ) from error
             return as_log_probabilities(values, self.url)
 
-        return await asyncio.to_thread(read) if len(answer) > PARSE_IN_THREAD_BYTES else read()
+        return Scores(await asyncio.to_thread(read) if len(answer) > PARSE_IN_THREAD_BYTES else read())
 
     async def detokenize(self, token_ids: list[int]) -> str:
         """See `ServerClient`."""
         return await detokenize(self._connections, self.url, token_ids)
 
-    async def load(self, update: WeightUpdate) -> HeldWeights | None:
-        """See `ServerClient`."""
+    async def load(self, update: WeightUpdate, claim: Claim) -> HeldWeights | None:
+        """See `ServerClient`. A stock server knows no owner."""
         if update.adapter is None:
             raise RequestRefused(
                 f"{self.url} is used as a stock server (protocol = 'openai'), which cannot take full weights; train a LoRA "
@@ -157,9 +159,9 @@ class OpenAIClient:
             await self._unload(old)
         return None
 
-    async def unload(self, adapter: str) -> None:
+    async def unload(self, adapter: str | None, claim: Claim) -> None:
         """See `ServerClient`. A stock server completes requests, and its engine keeps the weights until it needs the room."""
-        for name in self._adapters.pop(adapter, []):
+        for name in self._adapters.pop(adapter, []) if adapter is not None else ():
             await self._unload(name)
 
     def close(self) -> None:
@@ -172,7 +174,7 @@ class OpenAIClient:
             # A restarted server has none to unload; one that keeps it wastes a slot, which its own eviction frees.
             logger.info("Adapter %s was not unloaded: %s", name, error)
 
-    async def probe(self, model: str, token_ids: list[int]) -> Float32Array:
+    async def probe(self, model: str, token_ids: list[int]) -> Scores:
         """See `ServerClient`.
 
         One request for each token asks for the next token after those before it. `prompt_logprobs` would crash vLLM 0.30 on
@@ -205,7 +207,7 @@ class OpenAIClient:
                 f"{self.url} answered a probe without the log-probabilities asked for: {error!r}; a stock vLLM from 0.30 on is "
                 "expected"
             ) from error
-        return as_log_probabilities(values, self.url)
+        return Scores(as_log_probabilities(values, self.url))
 
     async def parse(
         self, token_ids: list[int], tools: list[Any], template_kwargs: dict[str, Any], *, cut: bool

@@ -26,6 +26,7 @@ import orjson
 
 from inference.base import InferenceError, RequestRefused, ServerFailure, ServerUnreachable, WeightUpdate
 from inference.clients.failures import ERROR_BYTES, failure_of
+from inference.loads import Claim
 from inference.remote_memory.lending import Lending, are_in_memory
 from inference.sent_weights import OFFER_PATH, READ_PATH, SEND_PATH, Offer, opened
 from transport.process.permanent_errors import is_permanent
@@ -71,7 +72,7 @@ class WeightSender:
         """The version that was sent last. Sent again, it comes whole and over HTTP, whatever the server holds or can read: it was
         not proven."""
 
-    async def send(self, update: WeightUpdate) -> bytes:
+    async def send(self, update: WeightUpdate, claim: Claim) -> bytes:
         """Sends the files of a version, waits until the server has loaded them, and returns its answer.
 
         Raises `RequestRefused` if the server refuses or the files are no version, `ServerFailure` or `ServerUnreachable` if the
@@ -79,7 +80,7 @@ class WeightSender:
         """
         again = self._sent == update.version
         lends = self._lends and not again and time.monotonic() >= self._lend_from
-        transfer = _Transfer(self._url, self._connect(), self._headers, update, whole=again, lends=lends)
+        transfer = _Transfer(self._url, self._connect(), self._headers, update, claim, whole=again, lends=lends)
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, transfer.run)
         except asyncio.CancelledError:
@@ -112,6 +113,7 @@ class _Transfer:
         connection: http.client.HTTPConnection,
         headers: Mapping[str, str],
         update: WeightUpdate,
+        claim: Claim,
         *,
         whole: bool,
         lends: bool,
@@ -124,6 +126,7 @@ class _Transfer:
         self._connect_timeout = connection.timeout
         self._headers = {**headers, "Content-Type": "application/octet-stream"}
         self._update = update
+        self._claim = claim
         self._aborted = False
         self.has_begun = False
         """Whether the server may have got a part of the files."""
@@ -137,7 +140,7 @@ class _Transfer:
             stack.enter_context(self._lending)
             stack.callback(self._connection.close)
             try:
-                offer, files = stack.enter_context(opened(self._update))
+                offer, files = stack.enter_context(opened(self._update, self._claim))
             except (OSError, ValueError) as error:
                 raise self._unsendable(error) from error
             try:

@@ -16,7 +16,6 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from vllm.lora.request import LoRARequest
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from inference.base import HeldWeights
+from inference.loads import Claim, Load, Loads, Origin
 from inference.plugin.adapter_files import WEIGHTS, AdapterFiles
 from inference.plugin.adapter_slots import AdapterSlots
 from inference.plugin.checkpoint import TensorEntry, read_header, read_manifest, require_fitting_adapter
@@ -44,25 +44,17 @@ class UpdateRefused(Exception):
     """The weights were not loaded, and the server still serves the former ones."""
 
 
-@dataclass(slots=True)
-class _Loaded:
-    """An adapter that requests may name."""
-
-    version: int
-    load: int
-    """The number of this load at the server: no two adapters, and no two versions of one, have the same."""
-
-
 class Adapters:
     """The adapters that a server's requests may name. Loads and unloads are called one at a time, by `Updater`."""
 
-    def __init__(self, engine: EngineClient, models: Any) -> None:
+    def __init__(self, engine: EngineClient, models: Any, loads: Loads) -> None:
         self._engine = engine
         self._models = models
-        self._loaded: dict[str, _Loaded] = {}
+        self._loads = loads
+        self._seen: dict[str, LoRARequest] = {}
+        """The last LoRA request of each name. vLLM's own routes replace it when they load another adapter under the name."""
         self._in_use: Counter[str] = Counter()
         """Requests under each adapter, also those that wait for a slot."""
-        self._loads = 0
         config = engine.vllm_config.lora_config
         self._slots = AdapterSlots(config.max_loras if config is not None else 1)
         self._max_rank = config.max_lora_rank if config is not None else 0
@@ -73,14 +65,32 @@ class Adapters:
         """The tensors of the model that the server was started with, once they have been read."""
         self._copies: AdapterFiles | None = None
 
-    @property
-    def versions(self) -> dict[str, int]:
-        """The version of each adapter."""
-        return {name: adapter.version for name, adapter in self._loaded.items()}
+    def described(self) -> dict[str, Any]:
+        """Returns the load of each adapter for `status`."""
+        for name in list(self._seen):
+            self.look(name)
+        return {name: self._loads.described(name) for name in self._models.lora_requests}
+
+    def look(self, name: str) -> LoRARequest | None:
+        """Returns the adapter's LoRA request; None without one. Notes whether it was changed by another way than `load`."""
+        request: LoRARequest | None = self._models.lora_requests.get(name)
+        known = self._seen.get(name, request)
+        if request is None:
+            self._seen.pop(name, None)
+        else:
+            self._seen[name] = request
+        if request is not known:
+            self._loads.changed(name)
+        return request
+
+    def origin(self, name: str, first: Load) -> Origin:
+        """Returns what an answer says that ends now and began with `first`."""
+        self.look(name)
+        return self._loads.origin(name, first)
 
     @asynccontextmanager
-    async def using(self, name: str) -> AsyncIterator[tuple[LoRARequest, str] | None]:
-        """Yields, while one request under adapter `name` runs, its LoRA request for the engine and its prompt's cache salt.
+    async def using(self, name: str) -> AsyncIterator[tuple[LoRARequest, Load] | None]:
+        """Yields, while one request under adapter `name` runs, its LoRA request for the engine and the load of its weights.
 
         Yields None if there is no such adapter. Waits until the adapter has a slot.
         """
@@ -88,15 +98,15 @@ class Adapters:
         try:
             async with self._slots.use(name):
                 # Looked up now, since it may have been unloaded or replaced while this request waited.
-                request, adapter = self._models.lora_requests.get(name), self._loaded.get(name)
-                yield None if request is None else (request, f"{name}@{0 if adapter is None else adapter.load}")
+                request = self.look(name)
+                yield None if request is None else (request, self._loads.now(name))
         finally:
             self._in_use[name] -= 1
             if not self._in_use[name]:
                 del self._in_use[name]
 
-    async def load(self, name: str, version: int, directory: Path) -> HeldWeights:
-        """Loads the PEFT adapter in `directory` as `name`, in place of an older version.
+    async def load(self, name: str, load: Load, directory: Path, claim: Claim) -> HeldWeights:
+        """Loads the PEFT adapter in `directory` as `name`, in place of an older version, as `load`.
 
         Returns the digest of the weights with which the engine then computes. Raises `UpdateRefused`.
         """
@@ -104,31 +114,37 @@ class Adapters:
             raise UpdateRefused(
                 f"adapter {name!r}: the base model is served under this name, and would answer; take another"
             )
-        known = self._models.lora_requests.get(name)
+        known = self.look(name)
         number = known.lora_int_id if known is not None else self._models.lora_id_counter.inc(1)
-        self._loads += 1
         try:
-            copy, tensors = await asyncio.to_thread(self._copy, directory, number, self._loads)
+            copy, tensors = await asyncio.to_thread(self._copy, directory, number, load.number)
         except (OSError, ValueError) as error:
             raise UpdateRefused(f"adapter {name!r}: {error}") from error
         copies = self._copies
         assert copies is not None
+        self._loads.begin(name, load)
         try:
             arguments = (name, number, str(copy), self._dtype)
             held = join_ranks(await self._engine.collective_rpc("counterpoint_add_adapter", args=arguments))
-            if tensors not in self._provable:
-                self._provable[tensors] = await asyncio.to_thread(self._find_provable, copy, held)
         except EngineDeadError:
             raise
         except Exception as error:
+            self._loads.cancel(name)  # the engine reads an adapter whole before it replaces the older version
+            await asyncio.to_thread(copies.discard, copy)
+            raise UpdateRefused(f"adapter {name!r} in {directory}: {error}") from error
+        try:
+            if tensors not in self._provable:
+                self._provable[tensors] = await asyncio.to_thread(self._find_provable, copy, held)
+        except Exception as error:
+            self._loads.changed(name)
             await asyncio.to_thread(copies.discard, copy)
             raise UpdateRefused(f"adapter {name!r} in {directory}: {error}") from error
         path = await asyncio.to_thread(copies.adopt, copy, number)
         # Without `load_inplace`, for which vLLM 0.30 reads the files anew at every step (LRUCacheWorkerLoRAManager.add_adapter).
-        self._models.lora_requests[name] = LoRARequest(name, number, str(path))
+        self._models.lora_requests[name] = self._seen[name] = LoRARequest(name, number, str(path))
         # Only now: a request that took the new salt before would have left keys and values of the old weights under it.
-        self._loaded[name] = _Loaded(version, self._loads)
-        return HeldWeights(self._dtype, restrict(held, self._provable[tensors]))
+        self._loads.complete(name, load, claim)
+        return HeldWeights(self._dtype, restrict(held, self._provable[tensors]), load.number)
 
     def _find_provable(self, copy: Path, held: Digest) -> frozenset[str]:
         """Returns the layers whose digest proves the loaded weights.
@@ -160,9 +176,10 @@ class Adapters:
         Raises `TimeoutError` if its requests do not end; new requests cannot name it all the same.
         """
         request = self._models.lora_requests.pop(name, None)
-        self._loaded.pop(name, None)
+        self._seen.pop(name, None)
         if request is None:
             return False
+        self._loads.changed(name)
         async with asyncio.timeout(UNLOAD_SECONDS):
             # A request may still be on its way to the engine, and would make it read the files again: none must be left.
             while await self._abort_requests(name) or self._in_use[name]:  # noqa: ASYNC110  (the engine has no such event)

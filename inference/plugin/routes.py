@@ -7,6 +7,7 @@ dies halfway leaves no server paused. The routes reach the engine through `Engin
 from __future__ import annotations
 
 import asyncio
+import os
 import uuid
 from argparse import Namespace
 from http import HTTPStatus
@@ -28,7 +29,8 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from inference import wire
-from inference.base import Completion, GenerateRequest
+from inference.base import Completion, GenerateRequest, Scores
+from inference.loads import Claim, Origin
 from inference.plugin.adapters import UpdateRefused
 from inference.plugin.direct_route import DirectRoute
 from inference.plugin.parsing import ParserFailed, ParserProcess, ParserRefused, settings_of
@@ -93,13 +95,13 @@ class CounterpointRoutes:
         self.models = state.openai_serving_models
         self.max_model_len = int(engine_client.model_config.max_model_len)
         self.vocabulary_size = int(engine_client.model_config.get_vocab_size())
-        self.updater = Updater(engine_client, self.models)
+        self.instance = os.environ.get(wire.INSTANCE_VARIABLE) or uuid.uuid4().hex
+        self.updater = Updater(engine_client, self.models, self.instance)
         self.receiver = Receiver(Path(engine_client.model_config.model))
         self.serves_adapters = engine_client.vllm_config.lora_config is not None
         self.scores_one_by_one = self.serves_adapters and bool(current_platform.is_cpu())
         settings = settings_of(engine_client, args)
         self.parser = None if settings is None else ParserProcess(settings)
-        self.instance = uuid.uuid4().hex
         self.draining = False
         self.traced = await engine_client.is_tracing_enabled()
 
@@ -116,8 +118,8 @@ class CounterpointRoutes:
             {
                 "instance": self.instance,
                 "draining": self.draining,
-                "version": self.updater.version,
-                "adapters": self.updater.adapters.versions,
+                "weights": self.updater.loads.described(None),
+                "adapters": self.updater.adapters.described(),
             }
         )
 
@@ -150,10 +152,11 @@ class CounterpointRoutes:
             # vLLM copies the parameters deeply otherwise; these are no one else's.
             skip_clone=True,
         )
-        outputs = await self._run(request.model, [(request.prompt_ids.tolist(), sampling)], raw_request)
-        if outputs is None:
+        ran = await self._run(request.model, [(request.prompt_ids.tolist(), sampling)], raw_request)
+        if ran is None:
             # The client has disconnected, which ended the request; nobody reads this.
             return Response(status_code=HTTPStatus.NO_CONTENT)
+        outputs, origin = ran
         (choice,) = outputs[0].outputs
         if choice.finish_reason == "error":
             raise Refusal(HTTPStatus.INTERNAL_SERVER_ERROR, "the engine failed on this request")
@@ -164,7 +167,8 @@ class CounterpointRoutes:
             finish_reason=str(choice.finish_reason),
             routed_experts=choice.routed_experts,
             cached_tokens=outputs[0].num_cached_tokens,
-            instance=self.instance,
+            origin=origin,
+            echo=request.echo,
         )
         return Response(wire.encode_completion(completion), media_type="application/octet-stream")
 
@@ -185,18 +189,19 @@ class CounterpointRoutes:
                 )
             self._check_ids(token_ids)
             prompts = scoring_prompts(token_ids, start, one_by_one=self.scores_one_by_one)
-            outputs = await self._run(request.model, prompts, raw_request)
+            ran = await self._run(request.model, prompts, raw_request)
         except Refusal as refusal:
             return _answer({"error": str(refusal)}, refusal.status)
-        if outputs is None:
+        if ran is None:
             return Response(status_code=HTTPStatus.NO_CONTENT)
+        outputs, origin = ran
         if any(output.outputs[0].finish_reason == "error" for output in outputs):
             return _answer({"error": "the engine failed on this request"}, HTTPStatus.INTERNAL_SERVER_ERROR)
-        scores = wire.encode_scores(scores_of(outputs, token_ids, start))
-        return Response(scores, media_type="application/octet-stream")
+        scores = Scores(scores_of(outputs, token_ids, start), origin, request.echo)
+        return Response(wire.encode_scores(scores), media_type="application/octet-stream")
 
     async def probe(self, raw_request: Request) -> Response:
-        """Answers `{"model", "token_ids"}` with `{"log_probabilities"}`, computed anew.
+        """Answers `{"model", "token_ids"}` with `{"log_probabilities", "weights"}`, computed anew.
 
         They are those of each token after the first, at temperature 1.
         """
@@ -212,12 +217,13 @@ class CounterpointRoutes:
             if len(token_ids) > MAX_PROBE_TOKENS:
                 raise Refusal(HTTPStatus.BAD_REQUEST, f"a probe has at most {MAX_PROBE_TOKENS} tokens")
             prompts = scoring_prompts(token_ids, 1, one_by_one=self.serves_adapters)
-            outputs = await self._run(model, prompts, raw_request, salt=uuid.uuid4().hex)
+            ran = await self._run(model, prompts, raw_request, salt=uuid.uuid4().hex)
         except Refusal as refusal:
             return _answer({"error": str(refusal)}, refusal.status)
-        if outputs is None:
+        if ran is None:
             return Response(status_code=HTTPStatus.NO_CONTENT)
-        return _answer({"log_probabilities": scores_of(outputs, token_ids, 1).tolist()})
+        outputs, origin = ran
+        return _answer({"log_probabilities": scores_of(outputs, token_ids, 1).tolist(), "weights": origin.encode()})
 
     async def parse(self, raw_request: Request) -> Response:
         """Answers `{"token_ids", "tools", "template_kwargs", "cut"}` with what a completion says, by the parsers named at start.
@@ -258,24 +264,29 @@ class CounterpointRoutes:
             return _answer({"error": str(failed)}, HTTPStatus.INTERNAL_SERVER_ERROR)
 
     async def update(self, raw_request: Request) -> Response:
-        """Loads published weights: `{"version", "directory", "adapter"}`.
+        """Loads published weights: `{"version", "directory", "adapter", "claim"}`.
 
-        Answers `{"version", "held": {"dtype", "layers"}}`, the digest of the weights with which the engine computes from
-        then on. 422 if they are refused and nothing has changed.
+        Answers `{"version", "held": {"dtype", "layers", "load"}}`, the digest of the weights with which the engine computes
+        from then on, and the number by which answers name them. 422 if they are refused and nothing has changed.
         """
         try:
             fields = await _read_json(raw_request)
             match fields:
-                case {"version": int(version), "directory": str(directory), "adapter": str() | None as adapter}:
-                    pass
+                case {
+                    "version": int(version),
+                    "directory": str(directory),
+                    "adapter": str() | None as adapter,
+                    "claim": dict(given),
+                }:
+                    claim = _claim(given)
                 case _:
                     raise Refusal(
                         HTTPStatus.BAD_REQUEST,
-                        "an update is {version: integer, directory: path, adapter: name or null}",
+                        "an update is {version: integer, directory: path, adapter: name or null, claim: {...}}",
                     )
         except Refusal as refusal:
             return _answer({"error": str(refusal)}, refusal.status)
-        return await self._load(version, Path(directory), adapter)
+        return await self._load(version, Path(directory), adapter, claim)
 
     async def offer(self, raw_request: Request) -> Response:
         """Answers an offer of weights (`inference/sent_weights.py`) with `{"holds": names of files that need not come, "reads"}`.
@@ -322,31 +333,34 @@ class CounterpointRoutes:
 
     async def _load_received(self, offer: Offer, received: OwnDirectory) -> Response:
         try:
-            return await self._load(offer.version, received.path, offer.adapter)
+            return await self._load(offer.version, received.path, offer.adapter, offer.claim)
         finally:
             await asyncio.to_thread(received.remove)
 
-    async def _load(self, version: int, directory: Path, adapter: str | None) -> Response:
+    async def _load(self, version: int, directory: Path, adapter: str | None, claim: Claim) -> Response:
         try:
-            held = await self.updater.update(version, directory, adapter)
+            held = await self.updater.update(version, directory, adapter, claim)
         except UpdateRefused as refused:
             logger.error("Refused weights of version %s: %s", version, refused)
             return _answer({"error": str(refused)}, HTTPStatus.UNPROCESSABLE_ENTITY)
-        return _answer({"version": version, "held": {"dtype": held.dtype, "layers": held.layers}})
+        described = {"dtype": held.dtype, "layers": held.layers, "load": held.load}
+        return _answer({"version": version, "held": described})
 
     async def unload(self, raw_request: Request) -> Response:
-        """Ends the requests of an adapter and removes it: `{"adapter"}` to `{"unloaded"}`.
+        """Ends the requests of an adapter and removes it: `{"adapter", "claim"}` to `{"unloaded"}`. null: the full weights.
 
-        An adapter that is not loaded is no error.
+        Those stay, and anyone may load others. An adapter that is not loaded is no error; 422 for one of another owner.
         """
         try:
             fields = await _read_json(raw_request)
             match fields:
-                case {"adapter": str(adapter)}:
-                    pass
+                case {"adapter": str() | None as adapter, "claim": dict(given)}:
+                    claim = _claim(given)
                 case _:
-                    raise Refusal(HTTPStatus.BAD_REQUEST, "an unloading is {adapter: name}")
-            return _answer({"unloaded": await self.updater.unload(adapter)})
+                    raise Refusal(HTTPStatus.BAD_REQUEST, "an unloading is {adapter: name or null, claim: {...}}")
+            return _answer({"unloaded": await self.updater.unload(adapter, claim)})
+        except UpdateRefused as refused:
+            return _answer({"error": str(refused)}, HTTPStatus.UNPROCESSABLE_ENTITY)
         except Refusal as refusal:
             return _answer({"error": str(refusal)}, refusal.status)
         except TimeoutError:
@@ -374,8 +388,10 @@ class CounterpointRoutes:
 
     async def _run(
         self, model: str, prompts: list[tuple[list[int], SamplingParams]], raw_request: Request, salt: str | None = None
-    ) -> list[Any] | None:
-        """Returns the engine's final output of each prompt, or None if the client disconnected, which aborts them.
+    ) -> tuple[list[Any], Origin] | None:
+        """Returns the engine's final output of each prompt and the weights that computed them.
+
+        None if the client disconnected, which aborts them.
 
         `salt` replaces the cache salt by which prompts share prefixes.
         """
@@ -394,22 +410,28 @@ class CounterpointRoutes:
             return final
 
         @with_cancellation
-        async def run(model: str, raw_request: Request) -> list[Any]:
+        async def run(model: str, raw_request: Request) -> tuple[list[Any], Origin]:
+            loads, adapters = self.updater.loads, self.updater.adapters
             if self.models.is_base_model(model):
-                return await asyncio.gather(*(generate(*prompt, None, self.updater.cache_salt) for prompt in prompts))
+                first, shared = loads.now(None), self.updater.cache_salt
+                outputs = await asyncio.gather(*(generate(*prompt, None, shared) for prompt in prompts))
+                return outputs, loads.origin(None, first)
             if model in self.models.lora_requests:
-                async with self.updater.adapters.using(model) as used:
+                async with adapters.using(model) as used:
                     if used is not None:
-                        return await asyncio.gather(*(generate(*prompt, *used) for prompt in prompts))
+                        adapter, first = used
+                        shared = f"{model}@{first.number}"
+                        outputs = await asyncio.gather(*(generate(*prompt, adapter, shared) for prompt in prompts))
+                        return outputs, adapters.origin(model, first)
             raise Refusal(HTTPStatus.NOT_FOUND, f"model {model!r} is neither the base model nor a loaded adapter")
 
         try:
-            outputs: list[Any] | None = await run(model, raw_request)
+            ran: tuple[list[Any], Origin] | None = await run(model, raw_request)
         except VLLMClientError as error:
             raise Refusal(HTTPStatus.BAD_REQUEST, str(error)) from error
         except EngineDeadError as error:
             raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "the engine is dead") from error
-        return outputs
+        return ran
 
     def _check_prompt(self, token_ids: list[int]) -> None:
         if len(token_ids) >= self.max_model_len:
@@ -432,6 +454,13 @@ def _not_taken(error: OSError | ValueError) -> Response:
     logger.error("Refused weights that were sent: %s", error)
     never = isinstance(error, ValueError)
     return _answer({"error": str(error)}, HTTPStatus.UNPROCESSABLE_ENTITY if never else HTTPStatus.SERVICE_UNAVAILABLE)
+
+
+def _claim(fields: dict[str, Any]) -> Claim:
+    try:
+        return Claim.decode(fields)
+    except ValueError as error:
+        raise Refusal(HTTPStatus.BAD_REQUEST, str(error)) from error
 
 
 def _decode(body: bytes) -> GenerateRequest:

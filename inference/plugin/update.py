@@ -24,6 +24,7 @@ from vllm.logger import init_logger
 
 from inference import delta
 from inference.base import HeldWeights
+from inference.loads import Claim, Load, Loads, NotOwner
 from inference.plugin.adapters import Adapters, UpdateRefused
 from inference.plugin.checkpoint import TensorEntry, read_manifest, read_through, require_same_model
 from inference.plugin.digest import Digest
@@ -38,15 +39,13 @@ READ_SECONDS = 0.01
 
 
 class Updater:
-    """Loads weights, one update at a time, and remembers which versions are loaded."""
+    """Loads weights, one update at a time, and records which are loaded, and whose they are."""
 
-    def __init__(self, engine: EngineClient, models: Any) -> None:
-        self.version: int | None = None
-        """The version of the full weights; None while they are those that the server was started with."""
-        self.adapters = Adapters(engine, models)
+    def __init__(self, engine: EngineClient, models: Any, instance: str) -> None:
+        self.loads = Loads(instance)
+        self.adapters = Adapters(engine, models, self.loads)
         self._engine = engine
         self._lock = asyncio.Lock()
-        self._loads = 0
         self._dtype = str(engine.model_config.dtype).removeprefix("torch.")
         self._expected: dict[str, TensorEntry] | None = None
         """The tensors of the model that the server was started with, once they have been read."""
@@ -59,29 +58,41 @@ class Updater:
 
         It changes when newer weights begin to load.
         """
-        return f"base@{self._loads}"
+        return f"base@{self.loads.now(None).number}"
 
-    async def update(self, version: int, directory: Path, adapter: str | None) -> HeldWeights:
+    async def update(self, version: int, directory: Path, adapter: str | None, claim: Claim) -> HeldWeights:
         """Loads the weights in `directory`, and returns those with which the engine computes afterwards.
 
-        Raises `UpdateRefused` if they cannot be loaded.
+        Raises `UpdateRefused` if they cannot be loaded, or the weights in use belong to another than `claim` says.
         """
         if not (directory / "STABLE").is_file():
             raise UpdateRefused(f"{directory} is not a published directory: it has no STABLE marker")
         async with self._lock:
             if adapter is not None:
-                return await self.adapters.load(adapter, version, directory)
-            held = await self._load_full_weights(version, directory)
-            self.version = version
+                self.adapters.look(adapter)
+            try:
+                load = self.loads.next(adapter, version, claim)
+            except NotOwner as error:
+                raise UpdateRefused(str(error)) from error
+            if adapter is not None:
+                return await self.adapters.load(adapter, load, directory, claim)
+            held = await self._load_full_weights(load, directory, claim)
             assert self._provable is not None
-            return HeldWeights(self._dtype, restrict(held, self._provable))
+            return HeldWeights(self._dtype, restrict(held, self._provable), load.number)
 
-    async def unload(self, adapter: str) -> bool:
-        """Ends the requests of an adapter and removes it. Returns whether there was one."""
+    async def unload(self, adapter: str | None, claim: Claim) -> bool:
+        """Ends the requests of an adapter and removes it; None gives up the full weights. Returns whether one was removed.
+
+        Raises `UpdateRefused` if it belongs to another.
+        """
         async with self._lock:
-            return await self.adapters.unload(adapter)
+            try:
+                self.loads.release(adapter, claim)
+            except NotOwner as error:
+                raise UpdateRefused(str(error)) from error
+            return adapter is not None and await self.adapters.unload(adapter)
 
-    async def _load_full_weights(self, version: int, directory: Path) -> Digest:
+    async def _load_full_weights(self, load: Load, directory: Path, claim: Claim) -> Digest:
         config = self._engine.model_config
         tied = bool(getattr(config.hf_config, "tie_word_embeddings", False))
         try:
@@ -91,19 +102,19 @@ class Updater:
         try:
             if self._provable is None:
                 self._provable = await self._find_provable(Path(config.model), tied)
-            return await self._switch(version, directory if staged is None else staged.path)
+            return await self._switch(load, directory if staged is None else staged.path, claim)
         finally:
             if staged is not None:
                 await asyncio.to_thread(staged.remove)
 
-    async def _switch(self, version: int, directory: Path) -> Digest:
+    async def _switch(self, load: Load, directory: Path, claim: Claim) -> Digest:
         """Loads weights that are prepared, while requests are paused; returns their digest, read back from the engine.
 
         A call to the engine waits for its step and for a core, so that loading and the first slice of reading are one call.
         """
         began = time.monotonic()
         await self._pause()
-        self._loads += 1
+        self.loads.complete(None, load, claim)  # what begins now waits for the end of the pause
         try:
             loading = ({"directory": str(directory)}, self._dtype, READ_SECONDS)
             first = await self._engine.collective_rpc("counterpoint_load", args=loading)
@@ -114,8 +125,8 @@ class Updater:
             os.kill(os.getpid(), signal.SIGTERM)
             raise
         await self._engine.resume_generation()
-        logger.info("Version %d is loaded; requests were paused for %.4f s", version, time.monotonic() - began)
-        held, _ = await asyncio.gather(self._read_on(first), self._engine.update_weight_version(str(version)))
+        logger.info("Version %s is loaded; requests were paused for %.4f s", load.version, time.monotonic() - began)
+        held, _ = await asyncio.gather(self._read_on(first), self._engine.update_weight_version(str(load.version)))
         return held
 
     def _prepare(self, directory: Path, tied: bool) -> OwnDirectory | None:

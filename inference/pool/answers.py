@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from inference.answer_bounds import AnswerBounds
-from inference.base import Completion, GenerateRequest, ScoreRequest
+from inference.base import Completion, GenerateRequest, ScoreRequest, Scores
 from inference.clients.client import ServerClient
-from transport.records import Float32Array, Turn
+from transport.records import Turn
 
 CHECK_IN_THREAD_BYTES = 8 << 20
 """A longer routing is checked off the loop: a pass over a megabyte takes some 40 us."""
@@ -24,7 +24,7 @@ async def generate(client: ServerClient, request: GenerateRequest, bounds: Answe
     return completion
 
 
-async def score(client: ServerClient, request: ScoreRequest) -> Float32Array:
+async def score(client: ServerClient, request: ScoreRequest) -> Scores:
     """Returns the log-probabilities of given tokens. Raises as `ServerClient` and `ScoreRequest.check`."""
     scores = await client.score(request)
     request.check(scores)

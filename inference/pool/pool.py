@@ -11,6 +11,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -26,6 +27,7 @@ from inference.base import (
     ParsedText,
     SamplingParameters,
     ScoreRequest,
+    Scores,
     ServerFailure,
     ServerStatus,
     WeightUpdate,
@@ -35,6 +37,7 @@ from inference.clients.client import BinaryClient, ServerClient, served_models
 from inference.clients.http_sessions import HttpSessions
 from inference.clients.openai_client import OpenAIClient
 from inference.config import PoolConfig
+from inference.loads import Claim
 from inference.per_tick_limiter import PerTickLimiter
 from inference.pool import answers, parse_call
 from inference.pool.fleet import Fleet, Server, State
@@ -55,9 +58,6 @@ RETRY_SECONDS = 0.2
 QUIET_SECONDS = 3.0
 """How long a pool waits for its first server before its log says so."""
 
-UNLOAD_SECONDS = 5.0
-"""How long the servers may take, when the pool closes, to unload the run's adapter."""
-
 LONGEST_NAMES = 300
 """Characters of the names of a server's models in a message."""
 
@@ -71,7 +71,9 @@ MAX_DESCRIBED = 256
 class InferencePool:
     """The servers of `config`. `model` is the name in requests: the base model's name at the servers, or an adapter's.
 
-    `operator_file` is as of `Sources`; `bounds` are of the model, where it is known.
+    `operator_file` is as of `Sources`; `bounds` are of the model, where it is known. `claim` is the owner of the weights that
+    the pool loads; None: this process alone. `follows`: another run loads the weights of `model`, so that they may change at
+    any time.
     """
 
     def __init__(
@@ -81,10 +83,15 @@ class InferencePool:
         on_capacity: Callable[[int], None] | None = None,
         operator_file: Path | None = None,
         bounds: AnswerBounds = UNBOUNDED,
+        claim: Claim | None = None,
+        *,
+        follows: bool = False,
     ) -> None:
         self._config = config
         self._bounds = bounds
         self._model = model
+        self._claim = replace(claim or Claim.of_process(), takes_over=config.take_over)
+        self._follows = follows
         self._on_capacity = on_capacity
         self._capacity = 0
         self._fleet = Fleet((), config.max_concurrent_requests_per_server)
@@ -169,7 +176,7 @@ class InferencePool:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._opened:
-            await self._unload_adapter()
+            await asyncio.gather(*(monitor.give_up_weights() for monitor in self._monitors.values()))
             await self._connections.__aexit__(None, None, None)
 
     def status(self) -> list[ServerStatus]:
@@ -225,7 +232,7 @@ class InferencePool:
         kind = BinaryClient if self._config.protocol == "binary" else OpenAIClient
         client: ServerClient = kind(url, self._connections)
         monitor = self._monitors[server] = ServerMonitor(
-            server, client, self._fleet, self._config, self._model, self._on_change
+            server, client, self._fleet, self._config, self._model, self._on_change, self._claim, self._follows
         )
         if self._wanted is not None:
             monitor.set_wanted(self._wanted)
@@ -241,26 +248,6 @@ class InferencePool:
         monitor.client.close()
         self._on_change()
         logger.info("Inference server %s is removed", server.url)
-
-    async def _unload_adapter(self) -> None:
-        """Unloads the adapter of a run that ends.
-
-        A server that cannot be reached keeps the adapter until others need the room.
-        """
-        adapter = self._wanted.adapter if self._wanted is not None else None
-        if adapter is None:
-            return
-
-        async def unload(monitor: ServerMonitor) -> None:
-            try:
-                async with asyncio.timeout(UNLOAD_SECONDS):
-                    await monitor.client.unload(adapter)
-            except (InferenceError, TimeoutError) as error:
-                url = monitor.server.url
-                logger.info("Adapter %s was not unloaded from %s: %s", adapter, url, error or "no answer in time")
-
-        reached = [monitor for monitor in self._monitors.values() if monitor.server.state is not State.UNKNOWN]
-        await asyncio.gather(*map(unload, reached))
 
     async def generate(
         self,
@@ -283,7 +270,6 @@ class InferencePool:
             # The weights that a server was started with are version 0.
             version = 0 if server.version is None else server.version
             completion = await self._attempt(server, lambda client: answers.generate(client, request, self._bounds))
-            self._monitors[server].check_instance(completion.instance)
             turn = answers.as_turn(request, completion, version, server.url)
             self._monitors[server].activity.generated(turn)
             return turn
@@ -299,7 +285,7 @@ class InferencePool:
         request = ScoreRequest(self._model, token_ids, start)
 
         async def ask(server: Server) -> Float32Array:
-            return await self._attempt(server, lambda client: answers.score(client, request))
+            return (await self._attempt(server, lambda client: answers.score(client, request))).log_probabilities
 
         return await self._asked(ask, affinity)
 
@@ -418,6 +404,8 @@ class InferencePool:
             monitor.requests.discard(service)
         if service.when() is not None:
             raise ServerFailure(f"{server.url} answered and then went out of service: {server.reason}")
+        if isinstance(answer, Completion | Scores):
+            monitor.check_origin(answer.origin)
         return answer
 
     async def _wait_to_start(self) -> None:

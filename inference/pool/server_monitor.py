@@ -10,11 +10,19 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
-from inference.base import InferenceError, RequestRefused, ServerFailure, ServerUnreachable, WeightUpdate
+from inference.base import (
+    InferenceError,
+    RequestRefused,
+    ServerUnreachable,
+    WeightUpdate,
+    WrongWeights,
+)
 from inference.clients.capacity import CapacityController
-from inference.clients.client import ServerClient
+from inference.clients.client import Identity, ServerClient
 from inference.config import PoolConfig
+from inference.loads import Claim, Origin
 from inference.pool.activity import ServerActivity
 from inference.pool.fleet import Fleet, Server, State
 
@@ -31,6 +39,9 @@ STARTING_SECONDS = 0.2
 
 RESTARTED = "it was restarted, and holds the weights it was started with"
 """The reason of a server whose process is not the one that was proven."""
+
+UNLOAD_SECONDS = 5.0
+"""How long a server may take, when the pool closes, to give up the run's weights."""
 
 SLOW_CHECKS_IN_A_ROW = 3
 """Health checks that miss the deadline before the server is taken out. One that refuses a connection is out at once."""
@@ -51,7 +62,10 @@ class ServerMonitor:
         config: PoolConfig,
         model: str,
         on_change: Callable[[], None],
+        claim: Claim,
+        follows: bool,
     ) -> None:
+        """`claim` is the owner of what it loads. `follows`: others load the weights of `model`, at any time."""
         self.server = server
         self.activity = ServerActivity(server.url)
         self.client = client
@@ -72,6 +86,15 @@ class ServerMonitor:
         self._config = config
         self._model = model
         self._on_change = on_change
+        self._claim = claim
+        self._follows = follows
+        self._loads: set[tuple[str | None, int | None]] = set()
+        """By name and number: the loads whose answers are accepted, which this pool made or found at the process `_loads_of`."""
+        self._loads_of: str | None = None
+        self._has_loaded = False
+        """Whether there is one of this pool's own among them."""
+        self._found: tuple[str, str | None, int] | None = None
+        """Where the pool loads nothing: the process, the name and the load that it began with."""
         self._wake = asyncio.Event()
         self._held: WeightUpdate | None = None
         self._controller: CapacityController | None = None
@@ -143,12 +166,12 @@ class ServerMonitor:
             self._slow_checks = 0
             self._server_drains = identity.draining
             self._update_draining()
-            if self.server.state is State.SERVING and identity.instance != self.server.instance:
-                self.take_out(RESTARTED)
+            if self.server.state is State.SERVING:
+                self._compare(identity)
             if not self._holds(wanted) and time.monotonic() >= self._not_before:
                 if not self._load_observed:
                     await self._update_cap()
-                await self._bring_up(wanted, identity.instance)
+                await self._bring_up(wanted, identity)
         if self.wanted is wanted:
             self.concluded = wanted
             self._on_change()
@@ -196,14 +219,34 @@ class ServerMonitor:
     def _holds(self, wanted: WeightUpdate | None) -> bool:
         return self.server.state is State.SERVING and self._held is wanted
 
-    async def _bring_up(self, wanted: WeightUpdate | None, instance: str) -> None:
+    def _compare(self, identity: Identity) -> None:
+        """Takes the server out if another process answers than the one that was proven, or it has got other weights."""
+        if identity.instance != self.server.instance:
+            self.take_out(RESTARTED)
+            return
+        found = self._load_at(identity)
+        if not self._follows and identity.weights is not None and found not in self._loads:
+            missing = found[1] is None
+            what = "it has no such adapter any more" if missing else f"it has load {found[1]}, which is not the run's"
+            self.take_out(f"someone else changed the weights of {self._model!r}: {what}")
+
+    def _load_at(self, identity: Identity) -> tuple[str | None, int | None]:
+        """Returns name and number of the load that a server has of the pool's model. Without a number it has no such adapter."""
+        adapter = self._model if self._model in identity.adapters else None
+        if self.wanted is not None:
+            adapter = self.wanted.adapter
+        return adapter, identity.weights if adapter is None else identity.adapters.get(adapter)
+
+    async def _bring_up(self, wanted: WeightUpdate | None, identity: Identity) -> None:
         self._fleet.begin_loading(self.server)
         self.resolved.clear()
         self._on_change()
         try:
             async with asyncio.timeout(self._config.update_timeout_seconds):
                 if wanted is not None:
-                    await self._load_and_prove(wanted, instance)
+                    await self._load_and_prove(wanted, identity.instance)
+                else:
+                    self._accept_found(identity)
         except TimeoutError:
             limit = self._config.update_timeout_seconds
             self._silent = True
@@ -218,15 +261,36 @@ class ServerMonitor:
             raise
         else:
             if wanted is None or self.loaded is not wanted:
-                self._begin_serving(wanted, instance)
+                self._begin_serving(wanted, identity.instance)
         finally:
             self.resolved.set()
+
+    def _accept_found(self, identity: Identity) -> None:
+        """Accepts the weights that a server has, where the pool loads none.
+
+        Raises `RequestRefused` if they are others than at first. What a server was started with is the same after a restart.
+        """
+        name, number = self._load_at(identity)
+        load = number or 0
+        found = (identity.instance if load else "", name, load)
+        if self._found is not None and self._found != found and not self._follows:
+            before = self._found[2]
+            raise RequestRefused(
+                f"{self.server.url} has other weights under the name {self._model!r} than at first: someone else changed them "
+                f"(it was load {before}, and is load {load})"
+            )
+        self._found, self._loads, self._loads_of = found, {(name, load)}, identity.instance
 
     async def _load_and_prove(self, wanted: WeightUpdate, instance: str) -> None:
         self.loaded = None
         began = time.monotonic()
         with self.activity.timed("load", wanted.version):
-            held = await self.client.load(wanted)
+            held = await self.client.load(wanted, self._claimed(instance))
+        if held is not None:
+            if not self._has_loaded:  # what was found there under another name is none of the run's
+                self._loads = {each for each in self._loads if each[0] == wanted.adapter}
+            self._loads.add((wanted.adapter, held.load))
+            self._has_loaded = True
         if held is not None and (others := wanted.probe.mismatched_layers(held)) is not None:
             raise ProbeFailed(
                 f"{self.server.url} accepted version {wanted.version} but computes with other weights: {others}"
@@ -241,7 +305,10 @@ class ServerMonitor:
             self._on_change()
         with self.activity.timed("probe", wanted.version):
             answer = await self.client.probe(wanted.adapter or self._model, wanted.probe.token_ids)
-        mismatch = wanted.probe.mismatch(answer, self._config.probe_tolerance)
+        if answer.origin is not None and not self._is_accepted(answer.origin):
+            found = answer.origin.described
+            raise WrongWeights(f"{self.server.url} took version {wanted.version}, and its probe is of others: {found}")
+        mismatch = wanted.probe.mismatch(answer.log_probabilities, self._config.probe_tolerance)
         if mismatch is not None:
             raise ProbeFailed(f"{self.server.url} took version {wanted.version} and failed its probe: {mismatch}")
         logger.info(
@@ -251,6 +318,19 @@ class ServerMonitor:
             loaded - began,
             time.monotonic() - loaded,
         )
+
+    def _claimed(self, instance: str) -> Claim:
+        """Returns the claim for a load. Only the first one at a process takes over from others."""
+        if self._loads_of != instance:
+            self._loads, self._loads_of, self._has_loaded = set(), instance, False
+        return replace(self._claim, takes_over=self._claim.takes_over and not self._has_loaded)
+
+    def _is_accepted(self, origin: Origin) -> bool:
+        """Whether only weights computed an answer that this pool loaded, or found where it loads none."""
+        if origin.instance != self._loads_of:
+            return False
+        numbers = range(origin.first, origin.last + 1)
+        return self._follows or all((origin.name, number) in self._loads for number in numbers)
 
     def _warn_of_precision(self, dtype: str, wanted: WeightUpdate) -> None:
         if self._warned_of_precision:
@@ -271,16 +351,35 @@ class ServerMonitor:
         self._fleet.begin_serving(self.server, None if wanted is None else wanted.version, instance)
         self.activity.serves(instance)
 
-    def check_instance(self, instance: str | None) -> None:
-        """Takes the server out and raises `ServerFailure` if its answer came from another process than the one that was proven.
+    def check_origin(self, origin: Origin | None) -> None:
+        """Takes the server out and raises `WrongWeights` if other weights computed an answer than those that were proven.
 
-        A server may be restarted between two health checks, and then computes with the weights it was started with.
+        A server may be restarted between two health checks, and then computes with the weights it was started with; or
+        someone else may have loaded others.
         """
-        if instance is None or instance == self.server.instance:
+        if origin is None or self._is_accepted(origin):
             return
-        self.take_out(RESTARTED)
+        restarted = origin.instance != self._loads_of
+        found = (
+            RESTARTED if restarted else f"it answers with weights that this run did not load there: {origin.described}"
+        )
+        self.take_out(found)
         self.check_now()
-        raise ServerFailure(f"{self.server.url} answered after a restart: {RESTARTED}")
+        raise WrongWeights(f"the answer of {self.server.url} is of other weights: {found}")
+
+    async def give_up_weights(self) -> None:
+        """Gives the server's weights up when the run ends: its adapter is unloaded, its full weights may be replaced by anyone.
+
+        A server that cannot be reached keeps an adapter until others need the room.
+        """
+        if self.wanted is None or self.server.state is State.UNKNOWN:
+            return
+        try:
+            async with asyncio.timeout(UNLOAD_SECONDS):
+                await self.client.unload(self.wanted.adapter, self._claim)
+        except (InferenceError, TimeoutError) as error:
+            what = "The weights" if self.wanted.adapter is None else f"Adapter {self.wanted.adapter}"
+            logger.info("%s at %s were not given up: %s", what, self.server.url, error or "no answer in time")
 
     def take_out(self, reason: str, refused: bool = False) -> None:
         """Stops new requests; those at the server are retried elsewhere."""

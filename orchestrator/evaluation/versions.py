@@ -17,6 +17,7 @@ from inference.pool.pool import InferencePool
 from inference.pool.sources import OPERATOR_FILE
 from orchestrator.loop_health.threads import in_thread
 from orchestrator.loop_health.watchdog import awaiting
+from orchestrator.run_directory import claim_of
 from run.config import RunConfig
 
 SUFFIX = ".evaluation"
@@ -37,8 +38,8 @@ async def serving_adapter(config: RunConfig, version: int, directory: Path) -> A
     probe = await in_thread(Probe.read, directory / "probe.json")
     # Its capacity is the scheduler's share of that of the run's pool.
     servers = config.inference.model_copy(update={"capacity": "fixed"})
-    bounds = await in_thread(read_bounds, Path(config.model))
-    pool = InferencePool(servers, name, operator_file=config.output_dir / OPERATOR_FILE, bounds=bounds)
+    bounds, claim = await in_thread(read_bounds, Path(config.model)), await in_thread(claim_of, config)
+    pool = InferencePool(servers, name, operator_file=config.output_dir / OPERATOR_FILE, bounds=bounds, claim=claim)
     try:
         with awaiting(f"inference to load policy version {version} for an evaluation", str(directory)):
             await pool.start()

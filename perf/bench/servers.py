@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from typing import cast
@@ -22,10 +22,15 @@ import orjson
 import uvloop
 
 from inference import wire
-from inference.base import Completion
+from inference.base import REQUEST_ID_BYTES, Completion
+from inference.loads import Origin
 
 RAW_PATH = "/raw"
 COMPLETIONS_PATH = "/v1/completions"
+
+INSTANCE = "benchmark"
+
+PLACE_OF_ECHO = b"\xa5" * REQUEST_ID_BYTES
 
 
 @contextmanager
@@ -50,15 +55,20 @@ class Answers:
 
     def __init__(self, layers: int, top_k: int) -> None:
         self._layers, self._top_k = layers, top_k
-        self._status = _response(orjson.dumps({"instance": "benchmark"}))
+        status = {"instance": INSTANCE, "draining": False, "weights": {"load": 0}, "adapters": {}}
+        self._status = _response(orjson.dumps(status))
         self._raw = b""
 
-    def to(self, path: str, body: bytes) -> bytes:
-        """Returns the response to a request; 404 for a path that is not served."""
+    def to(self, path: str, body: bytes) -> Sequence[bytes]:
+        """Returns the pieces of the response to a request; 404 for a path that is not served."""
         if path == wire.GENERATE_PATH:
             asked = wire.decode_request(body)
             routed = len(asked.prompt_ids) - asked.routed_experts_start if self._layers else 0
-            return self._generated(routed, asked.sampling.max_tokens)
+            before, after = self._generated(routed, asked.sampling.max_tokens)
+            return before, asked.echo, after
+        return (self._other(path, body),)
+
+    def _other(self, path: str, body: bytes) -> bytes:
         if path == COMPLETIONS_PATH:
             return self._completed(orjson.loads(body)["max_tokens"])
         if path == wire.STATUS_PATH:
@@ -70,7 +80,8 @@ class Answers:
         return _response(b"", "404 Not Found")
 
     @cache  # noqa: B019 - one instance, which lives as long as the process
-    def _generated(self, routed_of_prompt: int, tokens: int) -> bytes:
+    def _generated(self, routed_of_prompt: int, tokens: int) -> tuple[bytes, bytes]:
+        """Returns what comes before and after the echo of the request, which differs each time."""
         rows = routed_of_prompt + tokens - 1
         routing = np.random.default_rng(0).integers(0, 128, (rows, self._layers, self._top_k), dtype=np.uint8)
         completion = Completion(
@@ -78,8 +89,11 @@ class Answers:
             log_probabilities=np.full(tokens, -0.5, dtype=np.float32),
             finish_reason="length",
             routed_experts=routing if self._layers else None,
+            origin=Origin(INSTANCE, None, 0, 0, "those of the benchmark"),
+            echo=PLACE_OF_ECHO,
         )
-        return _response(wire.encode_completion(completion))
+        before, _, after = _response(wire.encode_completion(completion)).partition(PLACE_OF_ECHO)
+        return before, after
 
     @cache  # noqa: B019 - as above
     def _completed(self, tokens: int) -> bytes:
@@ -129,9 +143,9 @@ class Connection(asyncio.Protocol):
         else:
             self._send(answer)
 
-    def _send(self, answer: bytes) -> None:
+    def _send(self, answer: Sequence[bytes]) -> None:
         if not self._transport.is_closing():
-            self._transport.write(answer)
+            self._transport.writelines(answer)
 
 
 def _content_length(head: bytes | bytearray) -> int:

@@ -52,7 +52,7 @@ async def test_a_new_server_gets_the_current_weights_and_their_proof_before_its_
     async with FakeServer() as old, FakeServer() as new:
         listing.write(old.url)
         async with pool_by(listing) as pool:
-            await pool.update_weights(weight_update(7, "run"))
+            await pool.update_weights(weight_update(7, "a-model"))
             new.probe_gate.clear()
             listing.write(old.url, new.url)
             await until(lambda: new.answers[wire.PROBE_PATH] == 1, "the probe")
@@ -64,7 +64,7 @@ async def test_a_new_server_gets_the_current_weights_and_their_proof_before_its_
             held = asyncio.create_task(generate(pool, "x"))
             await until(lambda: pool.status()[0].in_flight == 1, "a request in flight")
             turn = await generate(pool, "y")
-            assert (turn.server, turn.policy_version, new.version) == (new.url, 7, 7)
+            assert (turn.server, turn.policy_version, new.adapters["a-model"]) == (new.url, 7, 7)
             old.gate.set()
             await held
 
@@ -184,7 +184,7 @@ async def test_a_run_unloads_its_adapter_at_its_end_and_full_weights_stay() -> N
 
 
 async def test_a_server_that_is_gone_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("inference.pool.pool.UNLOAD_SECONDS", 0.05)
+    monkeypatch.setattr("inference.pool.server_monitor.UNLOAD_SECONDS", 0.05)
     async with FakeServer() as gone, FakeServer() as hanging:
         async with pool_of(gone, hanging) as pool:
             await pool.update_weights(weight_update(1, "run"))

@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from inference.sent_weights import LENGTH_BYTES, Offer, Readable, opened
-from tests.support.fake_inference import weight_update
+from tests.support.fake_inference import CLAIM, weight_update
 
 
 def published(directory: Path, *names: str) -> Path:
@@ -30,7 +30,7 @@ def test_a_server_gets_what_it_loads_and_nothing_else(tmp_path: Path) -> None:
         (changed, None, {"base/model.safetensors": 1, "delta.safetensors": 2}),
         (adapter, "blue", {"adapter_config.json": 1, "adapter_model.safetensors": 2}),
     ):
-        with opened(replace(weight_update(3, name), directory=directory)) as (offer, opened_files):
+        with opened(replace(weight_update(3, name), directory=directory), CLAIM) as (offer, opened_files):
             assert (offer.version, offer.adapter, offer.files, offer.left_out) == (3, name, files, frozenset())
             assert list(offer.identities) == [name for name in files if name.startswith("base/")]
             assert {name: len(file.read()) for name, file in opened_files.items()} == files
@@ -45,7 +45,7 @@ def test_a_base_is_known_again_in_the_next_version_and_no_other(tmp_path: Path) 
     os.link(first / "base" / "model.safetensors", second / "base" / "model.safetensors")
     identities = []
     for directory in (first, second, other):
-        with opened(replace(weight_update(3), directory=directory)) as (offer, _):
+        with opened(replace(weight_update(3), directory=directory), CLAIM) as (offer, _):
             identities.append(offer.identities)
     assert identities[0] == identities[1] != identities[2]
 
@@ -55,7 +55,7 @@ def test_what_is_not_published_is_not_sent(tmp_path: Path) -> None:
     (directory / "STABLE").unlink()
     with (
         pytest.raises(ValueError, match="step_1 is not a published directory"),
-        opened(replace(weight_update(1), directory=directory)),
+        opened(replace(weight_update(1), directory=directory), CLAIM),
     ):
         pass
 
@@ -67,7 +67,7 @@ def test_what_is_not_published_is_not_sent(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_a_name_that_is_no_file_of_weights_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="expected weights and their size"):
-        Offer.decode(Offer(1, None, {name: 1}).encode())
+        Offer.decode(Offer(1, None, CLAIM, {name: 1}).encode())
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b'{"version": 1, "adapter": null}'])
@@ -83,8 +83,8 @@ def test_what_is_no_offer_is_refused(content: bytes) -> None:
      {"identities": {"a.safetensors": "1" * 129}}, {"left_out": ["a.safetensors"]}, {"left_out": [1]}, {"left_out": None}],
 )  # fmt: skip
 def test_an_offer_with_a_wrong_field_is_refused(fields: dict[str, object]) -> None:
-    good = orjson.loads(Offer(1, None, {"a.safetensors": 1}).encode())
-    assert Offer.decode(orjson.dumps(good)) == Offer(1, None, {"a.safetensors": 1})
+    good = orjson.loads(Offer(1, None, CLAIM, {"a.safetensors": 1}).encode())
+    assert Offer.decode(orjson.dumps(good)) == Offer(1, None, CLAIM, {"a.safetensors": 1})
     with pytest.raises(ValueError, match="offer"):
         Offer.decode(orjson.dumps(good | fields))
 
@@ -93,6 +93,7 @@ def test_what_can_be_read_is_decoded_as_it_was_encoded() -> None:
     offer = Offer(
         1,
         None,
+        CLAIM,
         {"a.safetensors": 1, "base/b.safetensors": 2},
         {"base/b.safetensors": "x"},
         frozenset({"base/b.safetensors"}),
@@ -107,7 +108,7 @@ def test_what_can_be_read_is_decoded_as_it_was_encoded() -> None:
      {"addresses": {"a.safetensors": True}}, {"addresses": {"a.safetensors": 1, "b.safetensors": 1}}],
 )  # fmt: skip
 def test_what_says_not_where_to_read_is_refused(fields: dict[str, object]) -> None:
-    good = orjson.loads(Readable(Offer(1, None, {"a.safetensors": 1}), b"agent", {"a.safetensors": 7}).encode())
+    good = orjson.loads(Readable(Offer(1, None, CLAIM, {"a.safetensors": 1}), b"agent", {"a.safetensors": 7}).encode())
     with pytest.raises(ValueError, match=r"what can be read is|an offer is"):
         Readable.decode(orjson.dumps(good | fields))
     with pytest.raises(ValueError, match="an offer is"):

@@ -21,6 +21,7 @@ from inference.clients.http_sessions import HttpSessions
 from inference.config import PoolConfig
 from inference.pool.pool import InferencePool
 from inference.sent_weights import OFFER_PATH, SEND_PATH
+from tests.support.fake_inference import CLAIM
 from tests.support.polling import wait_until
 from tests.support.tiny_model import log_probabilities
 from tests.support.vllm_server import ServerProcess, live_processes
@@ -114,12 +115,12 @@ async def test_what_an_adapters_slot_holds_has_the_digest_of_what_was_published(
         client = BinaryClient(lora_server.url, connections)
         for version in (0, 1):
             update = update_to(lora_server, version, "run-digest")
-            held = await client.load(update)
+            held = await client.load(update, CLAIM)
             assert held.layers == update.probe.digests["float32"]
             assert held.layers.keys() == {"0", "1"}
         other = replace(update, probe=update_to(lora_server, 0, "run-digest").probe)
         assert "2 of 2 digests" in str(other.probe.mismatched_layers(held))
-        await client.unload("run-digest")
+        await client.unload("run-digest", CLAIM)
 
 
 @pytest.mark.parametrize("send", [False, True])

@@ -34,6 +34,7 @@ from inference.config import PoolConfig
 from inference.plugin.checkpoint import BASE, DELTA
 from inference.pool.pool import InferencePool
 from inference.sent_weights import OFFER_PATH, SEND_PATH, Offer, opened
+from tests.support.fake_inference import CLAIM
 from tests.support.polling import until
 from tests.support.tiny_model import END, log_probabilities, misshape, routing
 from tests.support.vllm_server import PROBE_TOKENS, ServerProcess
@@ -70,7 +71,7 @@ async def binary_client(server: ServerProcess) -> AsyncIterator[BinaryClient]:
 async def pool_at(
     server: ServerProcess, version: int = 0, send: bool | Literal["nixl"] = False
 ) -> AsyncIterator[InferencePool]:
-    config = PoolConfig(urls=[server.url], probe_tolerance=TOLERANCE, max_retries=0, send_weights=send)
+    config = PoolConfig(urls=[server.url], probe_tolerance=TOLERANCE, max_retries=0, send_weights=send, take_over=True)
     pool = InferencePool(config, server.config.model)
     try:
         await pool.start()
@@ -169,7 +170,10 @@ async def test_the_json_path_gives_the_same_arrays(moe_server: ServerProcess) ->
             wanted = request(moe_server, DECIDED, start, DECIDED_PROMPT)
             client = BinaryClient(moe_server.url, connections)
             binary = await client.generate(wanted)
-            assert binary.instance == (await client.identify()).instance
+            about = await client.identify()
+            assert binary.origin is not None
+            assert (binary.origin.instance, binary.origin.last) == (about.instance, about.weights)
+            assert binary.echo == wanted.echo
             stock = OpenAIClient(moe_server.url, connections)
             assert (await stock.identify()).instance == moe_server.url
             json = await stock.generate(wanted)
@@ -183,7 +187,7 @@ async def test_the_json_path_gives_the_same_arrays(moe_server: ServerProcess) ->
             assert (json.routed_experts == binary.routed_experts).all()
         assert (
             Probe.read(moe_server.directories[0] / "probe.json").mismatch(
-                await stock.probe(moe_server.config.model, PROBE_TOKENS), TOLERANCE
+                (await stock.probe(moe_server.config.model, PROBE_TOKENS)).log_probabilities, TOLERANCE
             )
             is None
         )
@@ -226,7 +230,7 @@ async def test_what_the_server_computes_with_has_the_digest_of_what_was_publishe
     async with binary_client(moe_server) as client:
         for version in (1, 0):
             update = update_to(moe_server, version)
-            held = await client.load(update)
+            held = await client.load(update, CLAIM)
             assert held.dtype == "float32"
             assert held.layers == update.probe.digests["float32"]
             assert held.layers.keys() == {"", "0", "1"}
@@ -332,7 +336,7 @@ async def test_weights_that_are_sent_are_loaded_and_proven(moe_server: ServerPro
             await pool.update_weights(WeightUpdate(version, directory, probe, None))
             turn = await pool.generate(PROMPT, replace(GREEDY, temperature=1.0), affinity="a")
             assert disagreement(moe_server, 1, turn, PROMPT, 1.0).max() < TOLERANCE
-        with opened(WeightUpdate(4, changed, probe, None)) as (offer, _):
+        with opened(WeightUpdate(4, changed, probe, None), CLAIM) as (offer, _):
             assert await answer_to(moe_server, offer) == {
                 "holds": ["base/model.safetensors"],
                 "reads": True,
@@ -340,7 +344,7 @@ async def test_weights_that_are_sent_are_loaded_and_proven(moe_server: ServerPro
         with pytest.raises(InferenceError, match=r"accepted version 4 but computes with other weights: .*: layer 1$"):
             await pool.update_weights(WeightUpdate(4, wrong, probe, None))
         _, writer = await asyncio.open_connection(moe_server.config.host, moe_server.config.port)
-        begun = Offer(1, None, {"model.safetensors": 1 << 20}).preamble() + bytes(1000)
+        begun = Offer(1, None, CLAIM, {"model.safetensors": 1 << 20}).preamble() + bytes(1000)
         writer.write(f"POST {SEND_PATH} HTTP/1.1\r\nHost: server\r\nContent-Length: {1 << 21}\r\n\r\n".encode() + begun)
         await writer.drain()
         writer.close()
@@ -407,9 +411,9 @@ async def test_weights_of_another_shape_are_refused_and_the_server_lives(
         with pytest.raises(
             RequestRefused, match=r"422.*q_proj\.weight has the shape \[63, 64\], \[64, 64\] is expected"
         ):
-            await client.load(bad)
+            await client.load(bad, CLAIM)
         with pytest.raises(RequestRefused, match="no STABLE marker"):
-            await client.load(replace(bad, directory=tmp_path))
+            await client.load(replace(bad, directory=tmp_path), CLAIM)
         completion = await client.generate(request(moe_server, replace(GREEDY, temperature=1.0)))
         assert disagreement(moe_server, 0, completion, PROMPT, 1.0).max() < TOLERANCE
 

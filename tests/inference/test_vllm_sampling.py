@@ -16,6 +16,7 @@ from inference.clients.client import BinaryClient, ServerClient
 from inference.clients.http_sessions import HttpSessions
 from inference.clients.openai_client import OpenAIClient
 from inference.config import PoolConfig
+from tests.support.fake_inference import CLAIM
 from tests.support.tiny_model import END
 from tests.support.vllm_server import ServerProcess
 from transport.records import Float32Array
@@ -37,8 +38,9 @@ async def clients_of(server: ServerProcess) -> AsyncIterator[list[ServerClient]]
     directory = server.directories[0]
     async with HttpSessions(PoolConfig()) as connections:
         binary = BinaryClient(server.url, connections)
-        await binary.load(WeightUpdate(0, directory, Probe.read(directory / "probe.json"), None))
+        await binary.load(WeightUpdate(0, directory, Probe.read(directory / "probe.json"), None), CLAIM)
         yield [binary, OpenAIClient(server.url, connections)]
+        await binary.unload(None, CLAIM)
 
 
 def request(server: ServerProcess, sampling: SamplingParameters) -> GenerateRequest:

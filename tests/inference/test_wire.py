@@ -11,7 +11,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference import wire
-from inference.base import Completion, GenerateRequest, SamplingParameters, ServerFailure
+from inference.base import (
+    Completion,
+    GenerateRequest,
+    SamplingParameters,
+    ScoreRequest,
+    Scores,
+    ServerFailure,
+    AnswerToAnother,
+)
+from inference.loads import Origin
+
+REQUEST = GenerateRequest("m", np.array([1, 2], dtype=np.int32), SamplingParameters(1.0, 4, ()))
+ORIGIN = Origin("5c0f", "a", 3, 4, "load 4: version 9, by run 'a'")
+SCORES = Scores(np.array([-1], dtype=np.float32), ORIGIN, REQUEST.echo)
 
 token_ids = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=50).map(lambda ids: np.array(ids, dtype=np.int32))
 
@@ -70,6 +83,7 @@ def test_a_request_arrives_as_it_was_sent(
         ({"top_k": 2.5}, "top_k: int is expected, got float"),
         ({"model": None}, "model: str is expected, got nothing"),
         ({"model": ""}, "model: a name of 0 characters"),
+        ({"request_id": b"short"}, "request_id: 5 bytes; expected 16"),
     ],
 )
 def test_a_malformed_request_is_refused_by_field(change: dict[str, object], complaint: str) -> None:
@@ -98,6 +112,8 @@ def completion(tokens: int = 3, rows: int = 4, dtype: str = "uint8") -> Completi
         log_probabilities=-np.arange(tokens, dtype=np.float32),
         finish_reason="stop",
         routed_experts=np.arange(rows * 4, dtype=dtype).reshape(rows, 2, 2),
+        origin=ORIGIN,
+        echo=REQUEST.echo,
     )
 
 
@@ -120,13 +136,38 @@ def test_a_response_says_how_much_of_its_prompt_was_cached(cached: int | None) -
     assert received.cached_tokens == cached
 
 
-@pytest.mark.parametrize("instance", [None, "5c0f"])
-def test_a_response_names_the_process_that_answered(instance: str | None) -> None:
-    received = wire.decode_completion(wire.encode_completion(replace(completion(), instance=instance)))
-    assert received.instance == instance
+@pytest.mark.parametrize(("origin", "echo"), [(ORIGIN, None), (None, REQUEST.echo)])
+def test_a_response_that_does_not_name_its_weights_or_its_request_is_refused(
+    origin: Origin | None, echo: bytes | None
+) -> None:
+    with pytest.raises(ServerFailure, match="does not say which"):
+        wire.decode_completion(wire.encode_completion(replace(completion(), origin=origin, echo=echo)))
+    with pytest.raises(ServerFailure, match="does not say which"):
+        wire.decode_scores(wire.encode_scores(replace(SCORES, origin=origin, echo=echo)))
 
 
-REQUEST = GenerateRequest("m", np.array([1, 2], dtype=np.int32), SamplingParameters(1.0, 4, ()))
+def test_a_response_names_its_weights_and_its_request() -> None:
+    answer = wire.decode_completion(wire.encode_completion(completion()))
+    scores = wire.decode_scores(wire.encode_scores(SCORES))
+    assert (answer.origin, answer.echo) == (scores.origin, scores.echo) == (ORIGIN, REQUEST.echo)
+
+
+@given(token_ids, token_ids)
+def test_no_other_tokens_and_no_other_request_have_the_same_echo(
+    one: np.ndarray[tuple[int], np.dtype[np.int32]], other: np.ndarray[tuple[int], np.dtype[np.int32]]
+) -> None:
+    asked = GenerateRequest("m", one, REQUEST.sampling)
+    assert wire.decode_request(wire.encode_request(asked)).echo == asked.echo
+    assert asked.echo != GenerateRequest("m", one, REQUEST.sampling).echo
+    same_id = GenerateRequest("m", other, REQUEST.sampling, 0, asked.request_id)
+    assert (same_id.echo == asked.echo) == (one.tolist() == other.tolist())
+
+
+def test_an_answer_to_another_request_is_a_failure_with_a_name_of_its_own() -> None:
+    with pytest.raises(AnswerToAnother, match="another request"):
+        completion().check(replace(REQUEST, request_id=bytes(16)))
+    with pytest.raises(AnswerToAnother, match="another request"):
+        ScoreRequest("m", REQUEST.prompt_ids, 1).check(SCORES)
 
 
 def test_an_answer_that_fits_its_request_passes() -> None:

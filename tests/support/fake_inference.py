@@ -22,7 +22,8 @@ import numpy as np
 from aiohttp import web
 
 from inference import wire
-from inference.base import Completion, GenerateRequest, Probe, ScoreRequest, WeightUpdate
+from inference.base import Completion, GenerateRequest, Probe, ScoreRequest, Scores, WeightUpdate
+from inference.loads import Claim, Load, Loads, NotOwner, Origin
 from inference.sent_weights import LENGTH_BYTES, OFFER_PATH, SEND_PATH, Offer
 
 LAYERS, TOP_K = 2, 2
@@ -45,6 +46,9 @@ ROUTES = (
 
 
 PROBE_TOKENS = [1, 2, 3]
+
+CLAIM = Claim("a test's", "a test", takes_over=True)
+"""Of what a test loads without a pool."""
 
 
 def probe_answer(version: int, token_ids: list[int]) -> list[float]:
@@ -74,7 +78,8 @@ class FakeServer:
         """The versions that probes of adapters are computed with: two pools may load one of each at the same time."""
         self.held = 0
         """The version whose digests it reports."""
-        self.instance = "first"
+        self.loads = Loads("first")
+        """What was loaded under each name, and whose it is."""
         self.healthy = True
         self.answers: Counter[str] = Counter()
         """The number of requests, by path."""
@@ -153,14 +158,24 @@ class FakeServer:
 
     async def restart(self) -> None:
         """Comes back on the same port with the weights it was started with."""
-        self.version, self.held, self.instance = 0, 0, self.instance + "'"
-        self.adapters.clear()
+        self.begin_anew()
         await self.listen(self.port)
+
+    def begin_anew(self) -> None:
+        """Becomes another process, with the weights it was started with."""
+        self.version, self.held, self.loads = 0, 0, Loads(self.loads.instance + "'")
+        self.adapters.clear()
+
+    def described(self, name: str | None) -> dict[str, Any]:
+        """The load of a name as `status` has it."""
+        return self.loads.described(name)
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         self.answers[request.path] += 1
         if request.path == wire.STATUS_PATH:
-            status = {"instance": self.instance, "draining": self.draining}
+            adapters = {name: self.described(name) for name in self.adapters}
+            status = {"instance": self.loads.instance, "draining": self.draining}
+            status |= {"weights": self.described(None), "adapters": adapters}
             return web.json_response(status, status=200 if self.healthy else 503)
         if request.path == "/metrics":
             return web.Response(text=self.metrics or "", status=200 if self.metrics else 404)
@@ -172,7 +187,8 @@ class FakeServer:
         if request.path == wire.SCORE_PATH:
             return await self._score(request)
         if request.path == SEND_PATH:
-            return await self._load(await self._receive(request))
+            offer = await self._receive(request)
+            return await self._load(offer.version, offer.adapter, offer.claim)
         fields = await request.json()
         if request.path == OFFER_PATH:
             return web.json_response({"holds": []})
@@ -181,39 +197,67 @@ class FakeServer:
         if request.path == wire.PARSE_PATH:
             return web.json_response(self.parsed, status=200 if "error" not in self.parsed else 400)
         if request.path == wire.UPDATE_PATH:
-            return await self._load(fields["version"], fields["adapter"])
+            return await self._load(fields["version"], fields["adapter"], Claim.decode(fields["claim"]))
         if request.path == wire.UNLOAD_PATH:
             await self.unload_gate.wait()
-            self.unloaded.append(fields["adapter"])
+            try:
+                self.unload(fields["adapter"], Claim.decode(fields["claim"]))
+            except NotOwner as error:
+                return web.json_response({"error": str(error)}, status=422)
             return web.json_response({"unloaded": True})
         await self.probe_gate.wait()
         version = self.adapters.get(fields["model"], self.version)
-        return web.json_response({"log_probabilities": probe_answer(version, fields["token_ids"])})
+        weights = self._origin(fields["model"]).encode()
+        return web.json_response({"log_probabilities": probe_answer(version, fields["token_ids"]), "weights": weights})
 
-    async def _load(self, version: int, adapter: str | None = None) -> web.StreamResponse:
+    def _name(self, model: str) -> str | None:
+        return model if model in self.adapters else None
+
+    def _origin(self, model: str, first: Load | None = None) -> Origin:
+        name = self._name(model)
+        return self.loads.origin(name, self.loads.now(name) if first is None else first)
+
+    def unload(self, adapter: str | None, claim: Claim) -> None:
+        """Unloads an adapter, or gives the full weights up."""
+        self.loads.release(adapter, claim)
+        if adapter is not None:
+            self.unloaded.append(adapter)
+            if self.adapters.pop(adapter, None) is not None:
+                self.loads.changed(adapter)
+
+    async def _load(self, version: int, adapter: str | None, claim: Claim) -> web.StreamResponse:
         await self.load_gate.wait()
+        try:
+            load = self.loads.next(adapter, version, claim)
+        except NotOwner as error:
+            return web.json_response({"error": str(error)}, status=422)
+        if self.load_status == 200:
+            self.loads.complete(adapter, load, claim)
         if self.load_status == 200 and not self.deaf:
             self.held = version
             self.versions.append(self.held)
             if not self.old_kernels:
-                self.version = self.held
                 if adapter is not None:
                     self.adapters[adapter] = version
+                else:
+                    self.version = self.held
         if self.load_status != 200:
             return web.json_response({"error": "these are not weights"}, status=self.load_status)
-        return web.json_response({"held": {"dtype": "float32", "layers": digest_of(self.held)}})
+        held = {"dtype": "float32", "layers": digest_of(self.held), "load": load.number}
+        return web.json_response({"held": held})
 
-    async def _receive(self, request: web.Request) -> int:
+    async def _receive(self, request: web.Request) -> Offer:
         length = int.from_bytes(await request.content.readexactly(LENGTH_BYTES), "little")
         offer = Offer.decode(await request.content.readexactly(length))
         self.sent = await request.content.read()
         assert len(self.sent) == offer.nbytes
-        return offer.version
+        return offer
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         asked = wire.decode_request(await request.read())
         self.asked.append(asked)
         number = len(self.asked)
+        first = self.loads.now(self._name(asked.model))
         self.running += 1
         self.most_running = max(self.most_running, self.running)
         self.arrived.set()
@@ -233,7 +277,8 @@ class FakeServer:
         if self.generate_status != 200:
             return web.json_response({"error": "so it was told"}, status=self.generate_status)
         self.completions += 1
-        completion = replace(await self._complete(asked), instance=self.instance)
+        completion = await self._complete(asked)
+        completion = replace(completion, origin=self._origin(asked.model, first), echo=asked.echo)
         return web.Response(body=wire.encode_completion(completion))
 
     async def _score(self, request: web.Request) -> web.StreamResponse:
@@ -241,12 +286,12 @@ class FakeServer:
         self.scored.append(asked)
         if (status := self.score_status(asked)) != 200:
             return web.json_response({"error": "so it was told"}, status=status)
-        return web.Response(
-            body=wire.encode_scores(asked.token_ids[asked.start :].astype(np.float32) / np.float32(-100))
-        )
+        values = asked.token_ids[asked.start :].astype(np.float32) / np.float32(-100)
+        return web.Response(body=wire.encode_scores(Scores(values, self._origin(asked.model), asked.echo)))
 
     async def _complete(self, asked: GenerateRequest) -> Completion:
-        return make_completion(asked, [self.version] * asked.sampling.max_tokens, np.nan if self.nan else -0.5)
+        version = self.adapters.get(asked.model, self.version)
+        return make_completion(asked, [version] * asked.sampling.max_tokens, np.nan if self.nan else -0.5)
 
 
 class FakeInference(FakeServer):

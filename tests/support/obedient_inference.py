@@ -14,6 +14,7 @@ from aiohttp import web
 
 from inference import wire
 from inference.base import Completion, GenerateRequest, Probe
+from inference.loads import Claim
 from tests.support.fake_inference import FakeInference, make_completion
 from tests.support.tiny_model import END
 
@@ -34,11 +35,19 @@ class ObedientInference(FakeInference):
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         if request.path == wire.UPDATE_PATH:
-            self._probe = Probe.read(Path((await request.json())["directory"]) / "probe.json")
-            return web.json_response({"held": {"dtype": "float32", "layers": self._probe.digests["float32"]}})
+            fields = await request.json()
+            self._probe = Probe.read(Path(fields["directory"]) / "probe.json")
+            adapter, claim = fields["adapter"], Claim.decode(fields["claim"])
+            load = self.loads.next(adapter, fields["version"], claim)
+            self.loads.complete(adapter, load, claim)
+            if adapter is not None:
+                self.adapters[adapter] = fields["version"]
+            held = {"dtype": "float32", "layers": self._probe.digests["float32"], "load": load.number}
+            return web.json_response({"held": held})
         if request.path == wire.PROBE_PATH:
             assert self._probe is not None, "it has no weights yet"
-            return web.json_response({"log_probabilities": self._probe.log_probabilities})
+            weights = self._origin((await request.json())["model"]).encode()
+            return web.json_response({"log_probabilities": self._probe.log_probabilities, "weights": weights})
         return await super()._handle(request)
 
     async def _complete(self, asked: GenerateRequest) -> Completion:

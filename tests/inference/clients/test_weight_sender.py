@@ -25,11 +25,12 @@ from inference.clients import http_sessions, weight_sender
 from inference.clients.http_sessions import HttpSessions
 from inference.clients.weight_sender import WeightSender
 from inference.config import PoolConfig
+from inference.loads import Claim
 from inference.remote_memory import agent
 from inference.remote_memory.reading import read_files
 from inference.sent_weights import LENGTH_BYTES, OFFER_PATH, READ_PATH, SEND_PATH, Offer, Readable, opened
 from tests.inference.test_tls import Identity, make_identity
-from tests.support.fake_inference import weight_update
+from tests.support.fake_inference import CLAIM, weight_update
 from transport.files.atomic import STABLE
 from transport.files.shared_memory import SHARED_MEMORY
 
@@ -98,11 +99,11 @@ async def test_files_arrive_as_they_are_though_the_trainer_removes_them(update: 
             answer(writer, b"loaded")
 
     async with sender_to(peer, token) as sender:
-        assert await sender.send(update) == b"loaded"
+        assert await sender.send(update, CLAIM) == b"loaded"
     assert [head.split()[1] for head in heads] == [OFFER_PATH, SEND_PATH]
     assert all("Authorization: Bearer open sesame\r\n" in head for head in heads)
     offer = Offer.decode(bodies[0])
-    assert offer == Offer(3, None, {name: len(content) for name, content in expected.items()})
+    assert offer == Offer(3, None, CLAIM, {name: len(content) for name, content in expected.items()})
     assert int.from_bytes(bodies[1][:LENGTH_BYTES], "little") == len(bodies[0])
     assert bodies[1] == offer.preamble() + b"".join(expected.values())
     assert not any(str(tmp_path).encode() in body for body in bodies)
@@ -126,11 +127,11 @@ async def test_a_refusal_says_why_and_costs_no_transfer(update: WeightUpdate) ->
 
     async with sender_to(refuse_offer) as sender:
         with pytest.raises(RequestRefused, match="answered 422: no room"):
-            await sender.send(update)
+            await sender.send(update, CLAIM)
     assert paths == [OFFER_PATH]
     async with sender_to(refuse_weights) as sender:
         with pytest.raises(RequestRefused, match="answered 422: these are not weights"):
-            await sender.send(update)
+            await sender.send(update, CLAIM)
 
 
 @pytest.mark.parametrize("secure", [False, True])
@@ -148,7 +149,7 @@ async def test_the_reason_of_a_server_that_hangs_up_arrives(update: WeightUpdate
 
     async with sender_to(peer, identity=make_identity(tmp_path / "server") if secure else None) as sender:
         with pytest.raises(ServerFailure, match="answered 507: the disk is full"):
-            await sender.send(update)
+            await sender.send(update, CLAIM)
 
 
 async def test_a_server_that_falls_silent_or_dies_is_named(
@@ -175,12 +176,12 @@ async def test_a_server_that_falls_silent_or_dies_is_named(
 
     async with sender_to(dying) as sender:
         with pytest.raises(ServerUnreachable, match=r"http://127.*, while version 3 was sent: "):
-            await sender.send(update)
+            await sender.send(update, CLAIM)
     monkeypatch.setattr(weight_sender, "SILENT_SECONDS", 0.1)
     for peer in (silent, never):
         async with sender_to(peer) as sender:
             with pytest.raises(ServerUnreachable, match=r"http://127.* was silent for 0\.1 s while version 3 was sent"):
-                await sender.send(update)
+                await sender.send(update, CLAIM)
             ended.set()
         ended.clear()
 
@@ -209,7 +210,7 @@ async def test_a_caller_that_gives_up_ends_the_transfer(update: WeightUpdate) ->
             hung_up.set()
 
         async with sender_to(peer) as sender:
-            task = asyncio.create_task(sender.send(update))
+            task = asyncio.create_task(sender.send(update, CLAIM))
             await arrived.wait()
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -227,10 +228,10 @@ async def test_files_that_cannot_be_read_are_named(update: WeightUpdate) -> None
 
     async with sender_to(peer) as sender:
         with pytest.raises(RequestRefused, match=r"version 3 cannot be sent: .*model-2\.safetensors lacks its last"):
-            await sender.send(update)
+            await sender.send(update, CLAIM)
         (update.directory / STABLE).unlink()
         with pytest.raises(RequestRefused, match=r"version 3 cannot be sent: .*no STABLE marker"):
-            await sender.send(update)
+            await sender.send(update, CLAIM)
 
 
 class Unreadable(FileIO):
@@ -252,8 +253,8 @@ async def test_an_error_of_this_machine_that_may_pass_refuses_nothing(
         answer(writer)
 
     @contextmanager
-    def failing(given: WeightUpdate) -> Iterator[tuple[Offer, dict[str, FileIO]]]:
-        with opened(given) as (offer, files), Unreadable(update.directory / "model-1.safetensors") as file:
+    def failing(given: WeightUpdate, claim: Claim) -> Iterator[tuple[Offer, dict[str, FileIO]]]:
+        with opened(given, claim) as (offer, files), Unreadable(update.directory / "model-1.safetensors") as file:
             if not opens:
                 file.read()
             yield offer, dict.fromkeys(files, file)
@@ -262,7 +263,7 @@ async def test_an_error_of_this_machine_that_may_pass_refuses_nothing(
     monkeypatch.setattr(weight_sender, "opened", failing)
     async with sender_to(peer) as sender:
         with pytest.raises(InferenceError, match=r"version 3 cannot be sent: .*model-1\.safetensors") as caught:
-            await sender.send(update)
+            await sender.send(update, CLAIM)
     assert isinstance(caught.value, RequestRefused) == final
     assert not isinstance(caught.value, ServerFailure), "no server is to blame"
 
@@ -290,9 +291,9 @@ async def test_what_the_server_holds_of_a_base_is_left_out_once(tmp_path: Path) 
 
     async with sender_to(peer) as sender:
         with pytest.raises(ServerFailure, match="answered 503"):
-            await sender.send(replace(weight_update(1), directory=tmp_path))
+            await sender.send(replace(weight_update(1), directory=tmp_path), CLAIM)
         for version in (1, 1, 2):
-            await sender.send(replace(weight_update(version), directory=tmp_path))
+            await sender.send(replace(weight_update(version), directory=tmp_path), CLAIM)
     assert sent == [b"changed", b"".join(files.values()), b"changed"]
 
 
@@ -304,7 +305,7 @@ async def test_an_answer_that_is_none_is_a_failure_of_the_server(update: WeightU
 
     async with sender_to(peer) as sender:
         with pytest.raises(ServerFailure, match="did not answer which files of an offer it holds"):
-            await sender.send(update)
+            await sender.send(update, CLAIM)
 
 
 @pytest.fixture
@@ -330,7 +331,7 @@ async def test_a_server_reads_what_is_in_memory_itself(update_in_memory: WeightU
 
     async with sender_to(peer, send="nixl") as sender:
         for _ in range(2):
-            await sender.send(update_in_memory)
+            await sender.send(update_in_memory, CLAIM)
     assert requests == [OFFER_PATH, READ_PATH, OFFER_PATH, SEND_PATH]
     assert (tmp_path / "model.safetensors").read_bytes() == b"weights"
 
@@ -348,7 +349,7 @@ async def test_what_a_server_does_not_read_is_sent(
 
     identity = make_identity(tmp_path / "server") if why == "https" else None
     async with sender_to(peer, identity=identity, send=why == "not asked for" or "nixl") as sender:
-        await sender.send(update if why == "on the disk" else update_in_memory)
+        await sender.send(update if why == "on the disk" else update_in_memory, CLAIM)
     assert requests == [OFFER_PATH, SEND_PATH]
 
 
@@ -365,7 +366,7 @@ async def test_weights_are_sent_where_nixl_does_not_start(
 
     monkeypatch.setattr(sys, "executable", shutil.which("false"))
     async with sender_to(peer, send="nixl") as sender:
-        await sender.send(update_in_memory)
+        await sender.send(update_in_memory, CLAIM)
     assert requests == [OFFER_PATH, SEND_PATH]
     assert re.search("over HTTP, .*: the source of files in memory ended with exit code 1$", caplog.text, re.MULTILINE)
 
@@ -400,10 +401,10 @@ async def test_weights_that_a_server_cannot_read_are_sent(
 
     monkeypatch.setattr(subprocess.Popen, "__init__", noted)
     async with sender_to(peer, send="nixl") as sender:
-        await sender.send(update_in_memory)
-        await sender.send(replace(update_in_memory, version=4))
+        await sender.send(update_in_memory, CLAIM)
+        await sender.send(replace(update_in_memory, version=4), CLAIM)
         monkeypatch.setattr(sender, "_lend_from", 0.0)
-        await sender.send(replace(update_in_memory, version=5))
+        await sender.send(replace(update_in_memory, version=5), CLAIM)
     first, later = [OFFER_PATH, READ_PATH, SEND_PATH], [OFFER_PATH, SEND_PATH]
     assert requests == [*first, *later, *first]
     said = "memory ended with exit code -9" if source_dies else "answered 424: no more could be read"
@@ -425,7 +426,7 @@ async def test_a_caller_that_gives_up_ends_the_source(update_in_memory: WeightUp
         await reader.read()
 
     async with sender_to(peer, send="nixl") as sender:
-        task = asyncio.create_task(sender.send(update_in_memory))
+        task = asyncio.create_task(sender.send(update_in_memory, CLAIM))
         await arrived.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

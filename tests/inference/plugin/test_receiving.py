@@ -19,6 +19,7 @@ from inference.plugin.receiving import Receiver
 from inference.remote_memory import agent as remote_memory
 from inference.remote_memory.lending import Lending
 from inference.sent_weights import Offer, Readable
+from tests.support.fake_inference import CLAIM
 from transport.files.atomic import STABLE
 from transport.files.own_directory import OwnDirectory
 
@@ -27,7 +28,7 @@ FILES = {
     "base/model-2.safetensors": b"",
     "delta.safetensors": b"changed",
 }
-OFFER = Offer(4, None, {name: len(content) for name, content in FILES.items()})
+OFFER = Offer(4, None, CLAIM, {name: len(content) for name, content in FILES.items()})
 BODY = OFFER.preamble() + b"".join(FILES.values())
 
 
@@ -104,8 +105,8 @@ async def test_more_than_the_model_can_need_is_refused_before_it_is_taken(
     memory: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(receiving, "LEAST_LIMIT", 0)
-    assert receiver.check(Offer(1, None, {"model.safetensors": 800}), 0) == memory
-    large = Offer(1, None, {"model.safetensors": 801})
+    assert receiver.check(Offer(1, None, CLAIM, {"model.safetensors": 800}), 0) == memory
+    large = Offer(1, None, CLAIM, {"model.safetensors": 801})
     refusal = "801 bytes are offered; for the model being served 800 are taken at most"
     with pytest.raises(ValueError, match=refusal):
         receiver.check(large, 0)
@@ -162,7 +163,7 @@ async def test_a_base_comes_once_and_goes_with_the_next(memory: Path, receiver: 
 
     def offer_of(identity: str, change: bytes) -> Offer:
         files = {"base/model.safetensors": len(model), "delta.safetensors": len(change)}
-        return Offer(1, None, files, {"base/model.safetensors": identity})
+        return Offer(1, None, CLAIM, files, {"base/model.safetensors": identity})
 
     first, second = offer_of("a", changes[0]), offer_of("a", changes[1])
     assert (await receiver.consider(first))[0] == frozenset()
@@ -178,7 +179,7 @@ async def test_a_base_comes_once_and_goes_with_the_next(memory: Path, receiver: 
         assert (received.path / "delta.safetensors").read_bytes() == changes[1]
         received.remove()
     assert len(left_in(memory)) == 1
-    whole = Offer(2, None, {"model.safetensors": 1})
+    whole = Offer(2, None, CLAIM, {"model.safetensors": 1})
     _, received = await receiver.receive(in_pieces(whole.preamble() + b"w", 7))
     received.remove()
     assert left_in(memory) == [], "the next changes are not of that base"
@@ -193,7 +194,7 @@ async def test_changes_go_where_their_base_is(
     """A base that was too large for memory is on the disk. What changed fits memory, where the base could not be linked."""
     model, change = b"weights of version 0", b"change"
     files = {"base/model.safetensors": len(model), "delta.safetensors": len(change)}
-    whole = Offer(1, None, files, {"base/model.safetensors": "a"})
+    whole = Offer(1, None, CLAIM, files, {"base/model.safetensors": "a"})
     disk = tmp_path / "disk"
     disk.mkdir()
     monkeypatch.setattr(receiving, "lack_of_room", lambda nbytes, *_: f"{nbytes} are needed" if nbytes > 10 else "")

@@ -192,7 +192,7 @@ async def test_a_server_that_dies_gives_its_requests_to_another_and_returns_with
 async def test_a_restart_between_two_health_checks_is_noticed() -> None:
     async with FakeServer() as server, pool_of(server) as pool:
         await pool.update_weights(weight_update(5))
-        server.version, server.instance = 0, "second"
+        server.begin_anew()
         await until(lambda: server.version == 5, "version 5")
         await until_states(pool, "serving")
 
@@ -205,7 +205,7 @@ async def test_an_answer_of_a_server_that_restarted_since_its_last_health_check_
     ):
         await until_states(pool, "serving", "serving")
         await pool.update_weights(weight_update(5))
-        restarted.version, restarted.instance = 0, "second"
+        restarted.begin_anew()
         turn = await generate(pool)
         assert restarted.completions == 1
         assert (turn.server, turn.policy_version, turn.completion_ids.tolist()) == (other.url, 5, [5, 5, 5])

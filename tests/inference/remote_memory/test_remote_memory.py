@@ -21,6 +21,7 @@ from inference.remote_memory.lending import Lending, are_in_memory
 from inference.remote_memory.reader import PIECE_BYTES
 from inference.remote_memory.reading import read_files
 from inference.sent_weights import Offer, Readable
+from tests.support.fake_inference import CLAIM
 from tests.support.polling import until
 from transport.files.shared_memory import SHARED_MEMORY
 from transport.process.launch import live_processes
@@ -34,7 +35,7 @@ CONTENT = {
     "delta.safetensors": os.urandom(4097),
     "model.safetensors": b"",
 }
-OFFER = Offer(3, None, {name: len(content) for name, content in CONTENT.items()})
+OFFER = Offer(3, None, CLAIM, {name: len(content) for name, content in CONTENT.items()})
 
 
 @contextmanager
@@ -84,7 +85,7 @@ def contents(target: Path) -> dict[str, bytes]:
 
 async def test_files_arrive_as_they_are(files: dict[str, FileIO], target: Path) -> None:
     """Also those that were removed, of more than one piece, and of no bytes; what is left out does not come."""
-    less = Offer(4, None, OFFER.files, {"base/model.safetensors": "a"}, frozenset({"base/model.safetensors"}))
+    less = Offer(4, None, CLAIM, OFFER.files, {"base/model.safetensors": "a"}, frozenset({"base/model.safetensors"}))
     for offer in (OFFER, less):
         with Lending() as source:
             await read_files(source.start(offer, files), target, SILENT_SECONDS)
@@ -103,7 +104,7 @@ async def test_a_source_that_dies_in_the_middle_is_an_error(shared_memory: Path,
     nbytes = 1 << 31
     with (shared_memory / "large").open("w+b", buffering=0) as file, Lending() as source:
         file.truncate(nbytes)
-        lent = source.start(Offer(3, None, {"model.safetensors": nbytes}), {"model.safetensors": file})
+        lent = source.start(Offer(3, None, CLAIM, {"model.safetensors": nbytes}), {"model.safetensors": file})
         reading = asyncio.create_task(read_files(lent, target, SILENT_SECONDS))
         while not reading.done() and not has_some(target):  # noqa: ASYNC110 - what a process does to a file
             await asyncio.sleep(0.001)
@@ -198,8 +199,9 @@ PARENT = """
 import os, signal, sys
 from inference.remote_memory.lending import Lending
 from inference.sent_weights import Offer
+from tests.support.fake_inference import CLAIM
 with open(sys.argv[1], "rb", buffering=0) as file, Lending() as source:
-    source.start(Offer(1, None, {"model.safetensors": 1}), {"model.safetensors": file})
+    source.start(Offer(1, None, CLAIM, {"model.safetensors": 1}), {"model.safetensors": file})
     os.kill(source._process.pid, signal.SIGSTOP)
     print(source._process.pid, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,186 @@
+"""Which weights a server computes with, and whose they are: its own record of loads, and what an answer says of them.
+
+A server counts the loads of each model that requests may name: 0 is what it was started with, and every change takes the next
+number, by whatever way it comes. An answer names the first and the last load that may have computed it, by the process
+(`Origin`). A pool knows the numbers of its own loads and refuses all others.
+
+The weights of a name belong to the owner who loaded them, until the owner gives them up or another takes them over
+(`Claim`). Neither torch nor vllm is needed here: the fakes of tests keep the same record.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+MAX_KEY = 128
+"""Characters of an owner's key."""
+
+MAX_OWNER = 300
+"""Characters of what a person reads of an owner."""
+
+
+class NotOwner(Exception):
+    """The weights belong to another owner. The message names it, for a person."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Who loads weights."""
+
+    key: str
+    """Random, and the same for a run however often it is resumed. Who knows it is the owner: it is not shown."""
+    owner: str
+    """For a person: the run, its directory and its machine."""
+    takes_over: bool = False
+    """Whether weights of another owner may be replaced."""
+
+    @classmethod
+    def of_process(cls) -> Claim:
+        """Returns a claim of this process alone, which no later one can renew."""
+        return cls(secrets.token_hex(16), f"process {os.getpid()} on {socket.gethostname()}")
+
+    def encode(self) -> dict[str, Any]:
+        """Returns it as values of JSON."""
+        return {"key": self.key, "owner": self.owner, "takes_over": self.takes_over}
+
+    @classmethod
+    def decode(cls, fields: Any) -> Claim:
+        """Reads what `encode` returned. Raises `ValueError` for anything else."""
+        match fields:
+            case {"key": str(key), "owner": str(owner), "takes_over": bool(takes_over)} if (
+                0 < len(key) <= MAX_KEY and len(owner) <= MAX_OWNER
+            ):
+                return cls(key, owner, takes_over)
+        raise ValueError(
+            f"a claim is {{key: text of 1 to {MAX_KEY} characters, owner: text of at most {MAX_OWNER}, takes_over: boolean}}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The weights that computed an answer, as the server counted them."""
+
+    instance: str
+    """The process: a random id that no other process has."""
+    name: str | None
+    """Of the adapter; None for the full weights."""
+    first: int
+    """The number of the load with which the request began."""
+    last: int
+    """That of the last load that may have computed a part of the answer: above `first` if the weights changed on the way."""
+    described: str
+    """The last load, for a person."""
+
+    def encode(self) -> list[Any]:
+        """Returns it as values of msgpack or JSON."""
+        return [self.instance, self.name, self.first, self.last, self.described]
+
+    @classmethod
+    def decode(cls, fields: Any) -> Origin:
+        """Reads what `encode` returned. Raises `ValueError` for anything else."""
+        match fields:
+            case [str(instance), str() | None as name, int(first), int(last), str(described)] if 0 <= first <= last:
+                return cls(instance, name, first, last, described)
+        raise ValueError(
+            "it does not say which weights computed it; does the server run another version of Counterpoint?"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One load of one name."""
+
+    number: int
+    version: int | None
+    """The policy version that the loader gave; None for weights that came by another way."""
+    owner: str
+    """For a person; empty for weights without an owner."""
+
+    @property
+    def described(self) -> str:
+        """The load, for a person."""
+        if not self.number:
+            return "the weights that it was started with"
+        if self.version is None:
+            return f"load {self.number}, which came by another way than through its owner"
+        return f"load {self.number}: version {self.version}, by {self.owner}"
+
+
+STARTED = Load(0, None, "")
+
+
+class Loads:
+    """The record of one server, by name of the adapter; None stands for the full weights."""
+
+    def __init__(self, instance: str) -> None:
+        self.instance = instance
+        self._numbers: Counter[str | None] = Counter()
+        """The highest number of each name, which is never used again."""
+        self._newest: dict[str | None, Load] = {}
+        """What requests that begin now are computed with."""
+        self._begun: dict[str | None, Load] = {}
+        """A load that the engine may have made already, but which is not known to be complete."""
+        self._owners: dict[str | None, Claim] = {}
+
+    def check(self, name: str | None, claim: Claim) -> None:
+        """Raises `NotOwner` if the weights belong to another, and the claim does not take them over."""
+        owner = self._owners.get(name)
+        if (
+            owner is not None
+            and not secrets.compare_digest(owner.key.encode(), claim.key.encode())
+            and not claim.takes_over
+        ):
+            what = "weights" if name is None else f"weights of its adapter {name!r}"
+            raise NotOwner(
+                f"the server's {what} belong to {owner.owner}, not to {claim.owner}. End that one first, or use another server; "
+                "if it is gone and did not end in order, take them over: take_over = true in [orchestrator.inference], for one "
+                "start"
+            )
+
+    def next(self, name: str | None, version: int, claim: Claim) -> Load:
+        """Returns the next load of a name, which is not in use yet. Raises as `check`."""
+        self.check(name, claim)
+        self._numbers[name] += 1
+        return Load(self._numbers[name], version, claim.owner)
+
+    def begin(self, name: str | None, load: Load) -> None:
+        """Notes that answers which end from now on may be of this load."""
+        self._begun[name] = load
+
+    def complete(self, name: str | None, load: Load, claim: Claim) -> None:
+        """Notes that requests which begin from now on are computed with this load, and whose it is."""
+        self._begun[name] = self._newest[name] = load
+        self._owners[name] = claim
+
+    def cancel(self, name: str | None) -> None:
+        """Notes that the load that had begun has changed nothing."""
+        self._begun.pop(name, None)
+
+    def changed(self, name: str | None) -> None:
+        """Notes that the weights of a name were changed, or removed, by another way than a load."""
+        self._numbers[name] += 1
+        self._newest[name] = self._begun[name] = Load(self._numbers[name], None, "")
+
+    def release(self, name: str | None, claim: Claim) -> None:
+        """Gives a name up, so that anyone may load it. Raises as `check`."""
+        self.check(name, claim)
+        self._owners.pop(name, None)
+
+    def now(self, name: str | None) -> Load:
+        """Returns the load that requests which begin now are computed with."""
+        return self._newest.get(name, STARTED)
+
+    def origin(self, name: str | None, first: Load) -> Origin:
+        """Returns what an answer says that ends now and began with `first`."""
+        last = max(self.now(name), self._begun.get(name, STARTED), key=lambda load: load.number)
+        return Origin(self.instance, name, first.number, last.number, last.described)
+
+    def described(self, name: str | None) -> dict[str, Any]:
+        """Returns the load of a name for `status`."""
+        load, owner = self.now(name), self._owners.get(name)
+        return {"load": load.number, "version": load.version, "owner": "" if owner is None else owner.owner}

@@ -1,0 +1,226 @@
+"""Whose weights answer: pools against fake servers that others load, restart and change, on real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from inference.base import InferenceError, SamplingParameters
+from inference.config import PoolConfig
+from inference.loads import Claim
+from inference.pool.pool import InferencePool
+from tests.support.fake_inference import FakeServer, weight_update
+from tests.support.polling import until
+from transport.records import Turn
+
+SAMPLING = SamplingParameters(temperature=0.7, max_tokens=3, stop_token_ids=())
+PROMPT = np.array([7, 8, 9], dtype=np.int32)
+SOON = 0.02
+NEVER = 3600.0
+
+
+def pool_at(
+    server: FakeServer, owner: str = "run 'a'", model: str = "a-model", *, follows: bool = False, **settings: Any
+) -> InferencePool:
+    given = {"health_interval_seconds": NEVER, "startup_timeout_seconds": 60, "request_timeout_seconds": 60} | settings
+    claim = Claim(f"the key of {owner}", owner)
+    return InferencePool(PoolConfig(urls=[server.url], **given), model, claim=claim, follows=follows)
+
+
+@asynccontextmanager
+async def started(pool: InferencePool) -> AsyncIterator[InferencePool]:
+    try:
+        await pool.start()
+        yield pool
+    finally:
+        await pool.close()
+
+
+async def generate(pool: InferencePool) -> Turn:
+    return await pool.generate(PROMPT, SAMPLING, affinity="a")
+
+
+async def test_a_second_run_at_one_server_is_refused_with_the_first_ones_name() -> None:
+    async with FakeServer() as server, started(pool_at(server)) as first:
+        await first.update_weights(weight_update(1))
+        async with started(pool_at(server, "run 'b' in /elsewhere")) as second:
+            with pytest.raises(InferenceError, match=r"belong to run 'a', not to run 'b' in /elsewhere.*take_over"):
+                await second.update_weights(weight_update(9))
+        assert (await generate(first)).completion_ids.tolist() == [1, 1, 1]
+        assert server.versions == [1]
+
+
+async def test_the_owner_may_load_again_after_it_was_killed_and_anyone_once_it_has_ended() -> None:
+    async with FakeServer() as server:
+        killed = pool_at(server)
+        await killed.start()
+        await killed.update_weights(weight_update(1))
+        async with started(pool_at(server)) as resumed:  # the first never gives the weights up
+            await resumed.update_weights(weight_update(2))
+            assert (await generate(resumed)).policy_version == 2
+        async with started(pool_at(server, "run 'b'")) as other:
+            await other.update_weights(weight_update(3))
+            assert (await generate(other)).policy_version == 3
+        killed._monitors.clear()  # so that it gives nothing up now, either
+        await killed.close()
+
+
+@pytest.mark.parametrize("adapter", [None, "a-model"])
+async def test_whoever_takes_over_gets_the_weights_and_the_former_owner_trains_on_none_of_its_answers(
+    adapter: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with FakeServer() as server, started(pool_at(server)) as former:
+        await former.update_weights(weight_update(1, adapter))
+        async with started(pool_at(server, "run 'b'", take_over=True)) as other:
+            await other.update_weights(weight_update(9, adapter))
+            answer = asyncio.create_task(generate(former))
+            message = "it answers with weights that this run did not load there: load 2: version 9, by run 'b'"
+            await until(lambda: message in caplog.text, "the refused answer")
+            answer.cancel()
+            with pytest.raises(InferenceError, match="belong to run 'b'"):
+                await former.update_weights(weight_update(2, adapter))
+            assert (await generate(other)).completion_ids.tolist() == [9, 9, 9]
+        assert server.versions == [1, 9]
+
+
+async def test_who_took_over_once_does_not_take_back_what_another_took_over() -> None:
+    async with FakeServer() as server, started(pool_at(server, take_over=True)) as first:
+        await first.update_weights(weight_update(1))
+        async with started(pool_at(server, "run 'b'", take_over=True)) as second:
+            await second.update_weights(weight_update(2))
+            with pytest.raises(InferenceError, match="belong to run 'b'"):
+                await first.update_weights(weight_update(3))
+    assert server.versions == [1, 2]
+
+
+def with_the_same_weights(server: FakeServer) -> None:
+    version = server.version
+    server.begin_anew()
+    server.version = version
+
+
+def with_other_weights(server: FakeServer) -> None:
+    server.begin_anew()
+    server.version = 77
+
+
+@pytest.mark.parametrize("restart", [with_the_same_weights, with_other_weights])
+async def test_a_server_that_was_restarted_by_hand_serves_once_it_has_the_runs_weights_again(
+    restart: Callable[[FakeServer], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    async with FakeServer() as server, started(pool_at(server, max_retries=8)) as pool:
+        await pool.update_weights(weight_update(5))
+        restart(server)
+        turn = await generate(pool)
+        assert (turn.policy_version, turn.completion_ids.tolist()) == (5, [5, 5, 5])
+        assert server.versions == [5, 5]
+        assert "it was restarted, and holds the weights it was started with" in caplog.text
+
+
+@pytest.mark.parametrize("change", ["removed", "replaced"])
+@pytest.mark.parametrize("interval", [SOON, 0.5])
+async def test_an_adapter_that_is_changed_on_a_server_is_loaded_again(change: str, interval: float) -> None:
+    async with (
+        FakeServer() as server,
+        started(pool_at(server, health_interval_seconds=interval, max_retries=8)) as pool,
+    ):
+        await pool.update_weights(weight_update(5, "a-model"))
+        if change == "removed":
+            del server.adapters["a-model"]
+        else:
+            server.adapters["a-model"] = 77
+        server.loads.changed("a-model")
+        if interval == SOON:
+            await until(lambda: server.versions == [5, 5], "the second load, without any request")
+        turn = await generate(pool)
+        assert (turn.policy_version, turn.completion_ids.tolist()) == (5, [5, 5, 5])
+
+
+async def test_weights_that_change_while_a_request_runs_are_accepted_from_the_owner_and_from_nobody_else() -> None:
+    async with FakeServer() as server, started(pool_at(server, max_retries=8)) as pool:
+        await pool.update_weights(weight_update(1))
+        server.gate.clear()
+        request = asyncio.create_task(generate(pool))
+        await server.arrived.wait()
+        server.loads.changed(None)  # and back, before the answer ends
+        await pool.update_weights(weight_update(2))
+        server.gate.set()
+        turn = await request
+        assert len(server.asked) == 2, "the answer of three loads was refused, and the request made again"
+        assert turn.completion_ids.tolist() == [2, 2, 2]
+
+
+async def test_a_pool_that_loads_nothing_keeps_to_the_weights_that_it_found() -> None:
+    async with FakeServer() as server, started(pool_at(server)) as run, started(pool_at(server, "eval")) as reader:
+        assert (await generate(reader)).completion_ids.tolist() == [0, 0, 0]
+        await run.update_weights(weight_update(1))
+        answer = asyncio.create_task(generate(reader))
+        await until(lambda: reader.status()[0].state == "out", "the server that has changed")
+        await until(lambda: "other weights under the name 'a-model' than at first" in reader.status()[0].reason, "why")
+        answer.cancel()
+        server.begin_anew()  # with what it was started with, as before
+        server.version = 0
+        reader._monitors[reader._fleet.servers[0]]._not_before = 0.0
+        reader._monitors[reader._fleet.servers[0]].check_now()
+        assert (await generate(reader)).completion_ids.tolist() == [0, 0, 0]
+
+
+async def test_a_pool_that_follows_another_run_takes_whatever_that_has_loaded() -> None:
+    async with (
+        FakeServer() as server,
+        started(pool_at(server)) as run,
+        started(pool_at(server, "guest", follows=True)) as opponent,
+    ):
+        for version in (1, 2):
+            await run.update_weights(weight_update(version, "a-model"))
+            assert (await generate(opponent)).completion_ids.tolist() == [version] * 3
+
+
+@pytest.mark.slow
+async def test_ten_thousand_answers_of_two_runs_that_are_updated_and_vandalised_are_all_of_the_right_weights() -> None:
+    """Even versions are those of `a`, odd ones of `b`; a vandal gives each the other's, or removes it."""
+    updates, requests, at_once = 200, 5000, 50
+    answered = {0: 0, 1: 0}
+    chance = random.Random(0)
+    async with FakeServer() as server:
+        settings: dict[str, Any] = {"health_interval_seconds": 0.05, "max_retries": 100, "capacity": "fixed"}
+        async with (
+            started(pool_at(server, "run 'a'", "a", **settings)) as a,
+            started(pool_at(server, "run 'b'", "b", **settings)) as b,
+        ):
+
+            async def update(pool: InferencePool, name: str, parity: int) -> None:
+                for number in range(updates):
+                    await pool.update_weights(weight_update(2 * number + parity, name))
+                    due = number * requests // updates
+                    await until(lambda due=due: answered[parity] >= due, "answers between two updates")  # type: ignore[misc]
+
+            async def ask(pool: InferencePool, parity: int) -> None:
+                for number in range(requests // at_once):
+                    turn = await pool.generate(PROMPT, SAMPLING, affinity=str(number))
+                    assert {int(token) % 2 for token in turn.completion_ids} == {parity}
+                    assert int(turn.completion_ids[0]) >= turn.policy_version
+                    answered[parity] += 1
+
+            async def vandalise() -> None:
+                """Does harm once for a hundred answers, so that the servers serve in between however slow the machine is."""
+                for answers in range(0, 2 * requests, 100):
+                    await until(lambda answers=answers: sum(answered.values()) >= answers, "answers")  # type: ignore[misc]
+                    name, other = chance.sample(["a", "b"], 2)
+                    if name in server.adapters and other in server.adapters:
+                        server.adapters[name] = server.adapters[other]
+                        if chance.random() < 0.5:
+                            del server.adapters[name]
+                        server.loads.changed(name)
+
+            await a.update_weights(weight_update(0, "a"))
+            await b.update_weights(weight_update(1, "b"))
+            asking = [ask(pool, parity) for pool, parity in ((a, 0), (b, 1)) for _ in range(at_once)]
+            await asyncio.gather(update(a, "a", 0), update(b, "b", 1), vandalise(), *asking)
+    assert answered == {0: requests, 1: requests}
