@@ -59,6 +59,9 @@ class InferenceConfig(Config):
     api_key_file: Path | None = None
     """A file holding the bearer token that requests must carry."""
 
+    identity_file: Path | None = None
+    """A file holding the secret by which the server proves whose it is. A job makes one and sets this."""
+
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Precision of weights and activations."""
 
@@ -147,6 +150,10 @@ class PoolConfig(Config):
 
     api_key_file: Path | None = None
     """A file holding the bearer token to send."""
+
+    identity_file: Path | None = None
+    """A file holding the secret that the servers must have (their own `identity_file`): others are not used, whatever listens at
+    their addresses. A job sets it for its own servers."""
 
     ca_file: Path | None = None
     """PEM file with the certificate authorities that may sign the servers' certificates (`https`). Unset: the machine's own

@@ -17,6 +17,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+from inference.identity import is_proof
+
 MAX_KEY = 128
 """Characters of an owner's key."""
 
@@ -38,6 +40,8 @@ class Claim:
     """For a person: the run, its directory and its machine."""
     takes_over: bool = False
     """Whether weights of another owner may be replaced."""
+    proof: str = ""
+    """Proof (`identity`) of the process and the key, for a server that belongs to a job."""
 
     @classmethod
     def of_process(cls) -> Claim:
@@ -46,18 +50,19 @@ class Claim:
 
     def encode(self) -> dict[str, Any]:
         """Returns it as values of JSON."""
-        return {"key": self.key, "owner": self.owner, "takes_over": self.takes_over}
+        return {"key": self.key, "owner": self.owner, "takes_over": self.takes_over, "proof": self.proof}
 
     @classmethod
     def decode(cls, fields: Any) -> Claim:
         """Reads what `encode` returned. Raises `ValueError` for anything else."""
         match fields:
-            case {"key": str(key), "owner": str(owner), "takes_over": bool(takes_over)} if (
+            case {"key": str(key), "owner": str(owner), "takes_over": bool(takes_over), "proof": str(proof)} if (
                 0 < len(key) <= MAX_KEY and len(owner) <= MAX_OWNER
             ):
-                return cls(key, owner, takes_over)
+                return cls(key, owner, takes_over, proof)
         raise ValueError(
-            f"a claim is {{key: text of 1 to {MAX_KEY} characters, owner: text of at most {MAX_OWNER}, takes_over: boolean}}"
+            f"a claim is {{key: text of 1 to {MAX_KEY} characters, owner: text of at most {MAX_OWNER}, takes_over: boolean, "
+            "proof: text}"
         )
 
 
@@ -117,8 +122,11 @@ STARTED = Load(0, None, "")
 class Loads:
     """The record of one server, by name of the adapter; None stands for the full weights."""
 
-    def __init__(self, instance: str) -> None:
+    def __init__(self, instance: str, secret: bytes | None = None, belongs_to: str = "") -> None:
+        """`secret` is that of the job that the server belongs to, and `belongs_to` what a person reads of it."""
         self.instance = instance
+        self._secret = secret
+        self._belongs_to = belongs_to
         self._numbers: Counter[str | None] = Counter()
         """The highest number of each name, which is never used again."""
         self._newest: dict[str | None, Load] = {}
@@ -128,13 +136,16 @@ class Loads:
         self._owners: dict[str | None, Claim] = {}
 
     def check(self, name: str | None, claim: Claim) -> None:
-        """Raises `NotOwner` if the weights belong to another, and the claim does not take them over."""
+        """Raises `NotOwner` if the server or the weights belong to another, and the claim does not take them over."""
+        if claim.takes_over:
+            return
+        if self._secret is not None and not is_proof(claim.proof, self._secret, self.instance, claim.key):
+            raise NotOwner(
+                f"this server belongs to a job, whose identity is in {self._belongs_to}, and {claim.owner} does not prove it: "
+                "use another server, or set identity_file in [orchestrator.inference] to that file"
+            )
         owner = self._owners.get(name)
-        if (
-            owner is not None
-            and not secrets.compare_digest(owner.key.encode(), claim.key.encode())
-            and not claim.takes_over
-        ):
+        if owner is not None and not secrets.compare_digest(owner.key.encode(), claim.key.encode()):
             what = "weights" if name is None else f"weights of its adapter {name!r}"
             raise NotOwner(
                 f"the server's {what} belong to {owner.owner}, not to {claim.owner}. End that one first, or use another server; "

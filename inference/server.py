@@ -12,6 +12,7 @@ import importlib.metadata
 import logging
 import math
 import os
+import secrets
 import socket
 import ssl
 import subprocess
@@ -25,10 +26,13 @@ from typing import IO, Any
 import orjson
 
 from cluster.parent_death import bound_command, end_group, stopped_members
+from inference import identity
 from inference.config import InferenceConfig
 from inference.context import attention_heads, longest_context
 from inference.delta import is_delta
+from inference.port_claim import claimed
 from inference.token import read_token
+from inference.wire import INSTANCE_VARIABLE, STATUS_PATH
 from transport.process.cores import own_cores
 from transport.process.permanent_errors import DISK_FULL, exit_code_of, is_disk_full
 from transport.process.stop_requests import StopSignals
@@ -55,6 +59,9 @@ VLLM_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 ALLOW_LONG = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
 """vLLM's variable with which it takes a `max_model_len` above the model's own."""
 
+MAX_STATUS_BYTES = 1 << 20
+"""Longest status that is read of the child."""
+
 EXIT_FAILED, EXIT_BAD_CONFIG = 1, 2
 
 
@@ -71,15 +78,15 @@ def serve(
         check_configuration(config)
         environment = server_environment(config)
         config = config.model_copy(update={"host": address_of(config.host)})
-        _check_port(config.host, config.port)
     except (ValueError, OSError) as error:
         logger.error("inference: %s", error)
         return exit_code_of(error)
     try:
-        with _output(config.log_file) as output, StopSignals() as signals:
+        with claimed(config.host, config.port), _output(config.log_file) as output, StopSignals() as signals:
+            _check_port(config.host, config.port)
             child = _start(config, environment, output)
             try:
-                return _watch(child, config, signals, on_ready, beat)
+                return _watch(child, config, environment, signals, on_ready, beat)
             finally:
                 _stop(child, signals)
     except OSError as error:
@@ -201,6 +208,11 @@ def server_environment(config: InferenceConfig) -> dict[str, str]:
         VLLM_WORKER_MULTIPROC_METHOD="spawn",
         VLLM_CPU_KVCACHE_SPACE=str(config.kv_cache_gib),
     )
+    environment[INSTANCE_VARIABLE] = secrets.token_hex(16)
+    environment.pop(identity.VARIABLE, None)
+    if config.identity_file is not None:
+        identity.read(config.identity_file)
+        environment[identity.VARIABLE] = str(config.identity_file.absolute())
     if _on_cpu():
         # vLLM would bind a thread to each core and let it spin; trainer and orchestrator on this machine need the cores, too.
         environment.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
@@ -285,6 +297,7 @@ def _start(config: InferenceConfig, environment: dict[str, str], output: IO[byte
 def _watch(
     child: subprocess.Popen[bytes],
     config: InferenceConfig,
+    environment: Mapping[str, str],
     signals: StopSignals,
     on_ready: Callable[[], None],
     beat: Callable[[str], None],
@@ -304,7 +317,7 @@ def _watch(
             stage = "by itself" if ready else "before it was ready"
             logger.error("inference: vLLM on port %d ended %s with exit code %d%s", config.port, stage, code, where)
             return EXIT_FAILED
-        if not ready and _healthy(config):
+        if not ready and _answers(config, environment):
             ready = True
             logger.info("inference: vLLM is ready on %s://%s:%d", config.scheme, config.host, config.port)
             on_ready()
@@ -342,7 +355,8 @@ def _listens(host: str, port: int) -> bool:
     return False
 
 
-def _healthy(config: InferenceConfig) -> bool:
+def _answers(config: InferenceConfig, environment: Mapping[str, str]) -> bool:
+    """Returns whether the child is healthy: it itself answers, and no other server at the same address."""
     host = "127.0.0.1" if config.host == "0.0.0.0" else config.host
     if config.scheme == "https":
         # It is our own child, addressed by IP, and its certificate need not cover that address.
@@ -353,9 +367,14 @@ def _healthy(config: InferenceConfig) -> bool:
     else:
         connection = http.client.HTTPConnection(host, config.port, timeout=5)
     try:
-        connection.request("GET", "/health")
-        return connection.getresponse().status == http.HTTPStatus.OK
-    except (OSError, http.client.HTTPException):
+        token = environment.get("VLLM_API_KEY")
+        connection.request("GET", STATUS_PATH, headers={} if token is None else {"Authorization": f"Bearer {token}"})
+        response = connection.getresponse()
+        if response.status != http.HTTPStatus.OK:
+            return False
+        status = orjson.loads(response.read(MAX_STATUS_BYTES))
+        return isinstance(status, dict) and status.get("instance") == environment[INSTANCE_VARIABLE]
+    except (OSError, http.client.HTTPException, orjson.JSONDecodeError):
         return False
     finally:
         connection.close()

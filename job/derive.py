@@ -15,6 +15,9 @@ from job.sections import JobSections, ServersConfig
 from run.config import RunConfig
 from trainer.config import TrainerConfig
 
+IDENTITY_FILE = "servers.key"
+"""Where a job has the secret of its servers, in its directory."""
+
 
 def derive(job: JobSections, runs: Mapping[str, RunConfig]) -> None:
     """Sets the derived values in place and checks the job. `runs` are the job's own, by their names in the file."""
@@ -23,6 +26,8 @@ def derive(job: JobSections, runs: Mapping[str, RunConfig]) -> None:
         for key in ("output_dir", "model", "resume", "transport"):
             if getattr(run, key) != getattr(job, key):
                 raise ValueError(f"{name}.{key} = {getattr(run, key)!r}: a job sets {key} once, at the top")
+    if job.inference.replicas and job.inference.identity_file is None:
+        job.inference = job.inference.model_copy(update={"identity_file": job.output_dir / IDENTITY_FILE})
     slots = max(len(runs), 1) if "max_runs" not in job.trainer.model_fields_set else job.trainer.max_runs
     job.trainer = job.trainer.model_copy(update={"max_runs": slots, "stay": True, **_server_dtypes(job)})
     _derive_adapters(job, runs)
@@ -128,7 +133,7 @@ def _pool_of(job: JobSections, name: str, pool: PoolConfig) -> PoolConfig:
         derived: dict[str, object] = {"urls": [], "urls_file": servers_file(job)}
     else:
         derived = {"urls": _urls(servers)}
-    derived["api_key_file"] = servers.api_key_file
+    derived |= {"api_key_file": servers.api_key_file, "identity_file": servers.identity_file}
     for key, value in derived.items():
         if key in pool.model_fields_set and getattr(pool, key) != value:
             raise ValueError(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from inference import identity
 from job.config import JobConfig
 from job.configuration.load import to_toml
 from job.directory import JOB_FILE
@@ -27,6 +28,8 @@ def write_job(config: JobConfig, given: bytes) -> dict[str, Path]:
     directory = config.output_dir
     write_atomically(directory / JOB_FILE, json.dumps(config.model_dump(mode="json"), indent=2).encode())
     write_atomically(directory / "job.toml", given)
+    if config.inference.replicas and config.inference.identity_file is not None:
+        identity.make(config.inference.identity_file)
     (directory / ROLES).mkdir(exist_ok=True)
     (directory / "trainer").mkdir(exist_ok=True)
     files: dict[str, Path] = {}

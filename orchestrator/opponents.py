@@ -55,7 +55,7 @@ def _pool_of(name: str, opponent: OpponentConfig, config: RunConfig) -> Inferenc
             bounds, operator_file = read_bounds(Path(config.model)), config.output_dir / OPERATOR_FILE
             follows = opponent.model != "base"
             return InferencePool(servers, model, operator_file=operator_file, bounds=bounds, follows=follows)
-        own: dict[str, Any] = {"dns": None, "urls_file": None, "urls": [opponent.model]}
+        own: dict[str, Any] = {"dns": None, "urls_file": None, "urls": [opponent.model], "identity_file": None}
         own |= {"protocol": opponent.protocol, "api_key_file": opponent.api_key_file}
         return InferencePool(
             config.inference.model_copy(update=limits | own), opponent.served_model or base, follows=True

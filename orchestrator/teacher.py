@@ -120,7 +120,7 @@ def _pool_of(config: RunConfig) -> InferencePool:
         "capacity": "fixed",
     }
     if teacher.urls:
-        settings |= {"dns": None, "urls_file": None, "urls": teacher.urls}
+        settings |= {"dns": None, "urls_file": None, "urls": teacher.urls, "identity_file": None}
         settings |= {"protocol": teacher.protocol, "api_key_file": teacher.api_key_file}
     try:
         model = teacher.model or config.served_model or config.model

@@ -5,14 +5,15 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
 import orjson
 
-from inference import wire
+from inference import identity, wire
 from inference.base import (
     Completion,
     GenerateRequest,
@@ -113,15 +114,29 @@ class ServerClient(Protocol):
 class BinaryClient:
     """The client of `plugin.routes`."""
 
-    def __init__(self, url: str, connections: HttpSessions) -> None:
+    def __init__(self, url: str, connections: HttpSessions, *, proves: bool = True) -> None:
+        """`proves`: the server must have the identity of the configuration, if there is one. An operator may add others."""
         self.url = url
         self._connections = connections
         self._http = connections.binary_client(url)
         self._sender = connections.weight_sender(url)
+        self._secret = connections.secret if proves else None
+        self._proven = ""
+        """The instance of the server's process, which has proven that it is the job's."""
 
     async def identify(self) -> Identity:
         """See `ServerClient`."""
-        return Identity.of_status(await self._administer(wire.STATUS_PATH, None), self.url)
+        if self._secret is None:
+            return Identity.of_status(await self._administer(wire.STATUS_PATH, None), self.url)
+        nonce = secrets.token_hex(identity.NONCE_BYTES)
+        status = await self._administer(f"{wire.STATUS_PATH}?nonce={nonce}", None)
+        found = Identity.of_status(status, self.url)
+        if not identity.is_proof(status.get("proof"), self._secret, found.instance, nonce):
+            raise ServerFailure(
+                f"{self.url} is not this job's server: it does not prove the identity in {self._connections.identity_file}"
+            )
+        self._proven = found.instance
+        return found
 
     async def observe(self) -> Observation | None:
         """See `ServerClient`."""
@@ -144,6 +159,7 @@ class BinaryClient:
 
     async def load(self, update: WeightUpdate, claim: Claim) -> HeldWeights:
         """See `ServerClient`. One transaction at the server: once it loads, it completes even if this call is cancelled."""
+        claim = self._proving(claim)
         if self._sender is not None:
             answer = as_object(await self._sender.send(update, claim), self.url)
         else:
@@ -182,7 +198,12 @@ class BinaryClient:
 
     async def unload(self, adapter: str | None, claim: Claim) -> None:
         """See `ServerClient`."""
-        await self._administer(wire.UNLOAD_PATH, {"adapter": adapter, "claim": claim.encode()})
+        await self._administer(wire.UNLOAD_PATH, {"adapter": adapter, "claim": self._proving(claim).encode()})
+
+    def _proving(self, claim: Claim) -> Claim:
+        """Returns the claim with a proof that it is made by the job that the server belongs to."""
+        secret = self._secret
+        return claim if secret is None else replace(claim, proof=identity.proof(secret, self._proven, claim.key))
 
     def close(self) -> None:
         """See `ServerClient`."""

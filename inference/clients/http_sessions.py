@@ -19,6 +19,7 @@ from types import TracebackType
 import aiohttp
 import numpy as np
 
+from inference import identity
 from inference.base import ServerFailure, ServerUnreachable
 from inference.clients.binary_http import BinaryHttpClient, TickLimits
 from inference.clients.failures import ERROR_BYTES, failure_of
@@ -55,6 +56,9 @@ class HttpSessions:
         self._headers = {"Accept-Encoding": "identity"}
         if config.api_key_file is not None:
             self._headers["Authorization"] = f"Bearer {read_token(config.api_key_file)}"
+        self.identity_file = config.identity_file
+        self.secret = identity.read(config.identity_file)
+        """By which the servers prove that they are the job's; None for servers that belong to none."""
         self._own_tls = tls_of(config.ca_file) if config.ca_file is not None else None
         self.data: aiohttp.ClientSession
         self.admin: aiohttp.ClientSession

@@ -28,9 +28,9 @@ from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from inference import wire
+from inference import identity, wire
 from inference.base import Completion, GenerateRequest, Scores
-from inference.loads import Claim, Origin
+from inference.loads import Claim, Loads, Origin
 from inference.plugin.adapters import UpdateRefused
 from inference.plugin.direct_route import DirectRoute
 from inference.plugin.parsing import ParserFailed, ParserProcess, ParserRefused, settings_of
@@ -96,7 +96,9 @@ class CounterpointRoutes:
         self.max_model_len = int(engine_client.model_config.max_model_len)
         self.vocabulary_size = int(engine_client.model_config.get_vocab_size())
         self.instance = os.environ.get(wire.INSTANCE_VARIABLE) or uuid.uuid4().hex
-        self.updater = Updater(engine_client, self.models, self.instance)
+        identity_file = os.environ.get(identity.VARIABLE, "")
+        self.secret = identity.read(identity_file)
+        self.updater = Updater(engine_client, self.models, Loads(self.instance, self.secret, identity_file))
         self.receiver = Receiver(Path(engine_client.model_config.model))
         self.serves_adapters = engine_client.vllm_config.lora_config is not None
         self.scores_one_by_one = self.serves_adapters and bool(current_platform.is_cpu())
@@ -105,8 +107,8 @@ class CounterpointRoutes:
         self.draining = False
         self.traced = await engine_client.is_tracing_enabled()
 
-    async def status(self) -> Response:
-        """Answers with the instance and its weights; 503 once the engine is dead.
+    async def status(self, nonce: str = "") -> Response:
+        """Answers with the instance and its weights, and proves by `nonce` whose server it is; 503 once the engine is dead.
 
         `instance` changes when the server is restarted; a restarted server holds the weights that it was started with.
         """
@@ -117,6 +119,7 @@ class CounterpointRoutes:
         return _answer(
             {
                 "instance": self.instance,
+                "proof": None if self.secret is None else identity.proof(self.secret, self.instance, nonce),
                 "draining": self.draining,
                 "weights": self.updater.loads.described(None),
                 "adapters": self.updater.adapters.described(),

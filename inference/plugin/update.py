@@ -41,8 +41,8 @@ READ_SECONDS = 0.01
 class Updater:
     """Loads weights, one update at a time, and records which are loaded, and whose they are."""
 
-    def __init__(self, engine: EngineClient, models: Any, instance: str) -> None:
-        self.loads = Loads(instance)
+    def __init__(self, engine: EngineClient, models: Any, loads: Loads) -> None:
+        self.loads = loads
         self.adapters = Adapters(engine, models, self.loads)
         self._engine = engine
         self._lock = asyncio.Lock()

@@ -229,8 +229,11 @@ class InferencePool:
 
     def _add(self, url: str) -> Server:
         server = self._fleet.add(url)
-        kind = BinaryClient if self._config.protocol == "binary" else OpenAIClient
-        client: ServerClient = kind(url, self._connections)
+        client: ServerClient
+        if self._config.protocol == "binary":
+            client = BinaryClient(url, self._connections, proves=self._sources.is_configured(url))
+        else:
+            client = OpenAIClient(url, self._connections)
         monitor = self._monitors[server] = ServerMonitor(
             server, client, self._fleet, self._config, self._model, self._on_change, self._claim, self._follows
         )

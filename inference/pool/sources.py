@@ -59,6 +59,10 @@ class Sources:
         """Whether any source may change."""
         return any(each is not None for each in (self._config.dns, self._config.urls_file, self._operator_file))
 
+    def is_configured(self, url: str) -> bool:
+        """Returns whether the configuration names a server, not only the operator."""
+        return any(url in listing for listing in (self._fixed, self._resolved, self._listed))
+
     async def read(self) -> Listing:
         """Returns the listed servers. A line of the file overrides the other sources on draining."""
         if self._config.dns is not None:

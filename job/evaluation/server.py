@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from inference.base import InferenceError
 from inference.config import InferenceConfig, LoraServingConfig, PoolConfig, check_url
+from inference.port_claim import is_claimed
 from inference.server import check_configuration
 from job.check import SAFE_PATH
 from job.configuration.load import to_toml
@@ -43,6 +44,7 @@ def server_of(
 ) -> InferenceConfig:
     """Returns the configuration of the server to start, on a port that is free now. Raises `UserError`."""
     changes: dict[str, Any] = {"log_file": (directory / LOG).absolute(), "port": _free_port(given.host, given.port)}
+    changes["identity_file"] = None
     if checkpoint is None or checkpoint.rank is None:
         changes |= {"lora": None} | ({} if checkpoint is None else {"model": str(checkpoint.directory)})
     else:
@@ -62,6 +64,9 @@ def server_of(
 def at_servers(run: RunConfig, urls: list[str], server: InferenceConfig | None = None) -> RunConfig:
     """Returns the run with these servers alone; `server` is the configuration of one that is started. Raises `UserError`."""
     changes: dict[str, Any] = {"urls": urls, "dns": None, "urls_file": None}
+    own = run.inference.identity_file
+    if own is not None and not (own.exists() and {*urls} <= {*run.inference.urls}):
+        changes["identity_file"] = None  # they are not those of the job that the file describes, or it never ran
     if server is not None:
         changes |= {"protocol": "binary", "api_key_file": server.api_key_file}
         changes["startup_timeout_seconds"] = server.startup_timeout_seconds
@@ -133,6 +138,8 @@ def _free_port(host: str, port: int) -> int:
     """Returns `port`, or another if it is in use, as by a job that runs."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for each in (port, 0):
+        if each and is_claimed(each):
+            continue
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             try:
                 probe.bind((host, each))

@@ -19,7 +19,7 @@ import pytest
 from pydantic import ValidationError
 
 from cluster.parent_death import bound_command
-from inference import server
+from inference import identity, server
 from inference.config import InferenceConfig
 from tests.support.polling import wait_until
 from tests.support.ports import free_port, taken_port
@@ -27,11 +27,12 @@ from tests.support.vllm_server import live_processes
 from transport.process.cores import CORES_VARIABLE
 
 HEALTHY = """
-import http.server, sys
+import http.server, os, sys
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200)
         self.end_headers()
+        self.wfile.write(b'{"instance": "%s"}' % os.environ["COUNTERPOINT_INSTANCE"].encode())
 http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN);" + HEALTHY
@@ -48,15 +49,34 @@ signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     + HEALTHY
 )
 DEAF = """
-import http.server, sys, time
+import http.server, os, sys, time
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200)
         self.end_headers()
+        self.wfile.write(b'{"instance": "%s"}' % os.environ["COUNTERPOINT_INSTANCE"].encode())
 with http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler) as server:
     server.handle_request()
 time.sleep(600)
 """
+ANOTHERS = 'import os; os.environ["COUNTERPOINT_INSTANCE"] = "another"\n' + HEALTHY
+LISTENS_LATE = """
+import sys, time
+from pathlib import Path
+from inference import identity, server
+from inference.config import InferenceConfig
+wait = "import sys, time\\nfrom pathlib import Path\\nwhile not Path(sys.argv[2]).exists(): time.sleep(0.01)\\n"
+server.server_command = lambda config: [sys.executable, "-c", wait + sys.argv[3], str(config.port), sys.argv[2]]
+start = server._start
+def say(*given):
+    child = start(*given)
+    print("started", flush=True)
+    return child
+server._start = say
+config = InferenceConfig.model_validate_json(sys.argv[1])
+sys.exit(server.serve(config, lambda: print("ready", flush=True)))
+"""
+"""As vLLM, which listens long after its start: when the file of the second argument is there."""
 SILENT = "import time; time.sleep(600)"
 SHORT_LIVED = "import sys; sys.exit(3)"
 
@@ -224,6 +244,60 @@ def test_a_port_in_use_is_refused_before_anything_starts(
         assert (
             f"cannot listen on 127.0.0.1:{config.port}: Address already in use; stop what uses the port" in caplog.text
         )
+
+
+@pytest.mark.slow
+def test_the_second_of_two_jobs_on_one_port_is_refused_with_the_first_ones_name_before_either_listens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    job, go = tmp_path / "first", tmp_path / "go"
+    job.mkdir()
+    config = config_of(tmp_path, {})
+    command = [sys.executable, "-c", LISTENS_LATE, config.model_dump_json(), str(go), HEALTHY]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(command, cwd=job, env=environment, stdout=subprocess.PIPE) as first:
+        assert first.stdout is not None
+        try:
+            assert first.stdout.readline() == b"started\n"
+            with monkeypatch.context() as patch:
+                patch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("nothing may be started"))
+                assert server.serve(config, lambda: None) == server.EXIT_FAILED
+            assert f"cannot listen on 127.0.0.1:{config.port}: process {first.pid} (" in caplog.text
+            assert f"in {job}, has a server there, or starts one" in caplog.text
+            go.touch()
+            assert first.stdout.readline() == b"ready\n"
+            first.terminate()
+            assert first.wait() == 143
+        finally:
+            first.kill()
+    stand_in(monkeypatch, HEALTHY)
+    assert server.serve(config, stop_this_process) == 143, "the port is free again"
+
+
+@pytest.mark.slow
+def test_a_server_is_not_ready_because_another_one_answers_at_its_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stand_in(monkeypatch, ANOTHERS)
+    config = config_of(tmp_path, {}, startup_timeout_seconds=1.0)
+    assert server.serve(config, lambda: pytest.fail("it was never ready")) == server.EXIT_FAILED
+    assert "startup_timeout_seconds = 1" in caplog.text
+    assert children() == []
+
+
+def test_the_secret_of_a_job_is_in_no_command_line_no_variable_and_no_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    identity.make(file := tmp_path / "servers.key")
+    secret = file.read_text().strip()
+    identity.make(file)
+    assert (file.read_text().strip(), file.stat().st_mode & 0o777) == (secret, 0o600)
+    config = config_of(tmp_path, {}, identity_file=file)
+    shown = [*server.server_command(config), *server.server_environment(config).values(), caplog.text]
+    assert secret not in " ".join(shown)
+    assert server.server_environment(config)[identity.VARIABLE] == str(file)
+    assert server.server_environment(config_of(tmp_path, {})).get(identity.VARIABLE) is None
 
 
 @pytest.mark.parametrize(

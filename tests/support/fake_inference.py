@@ -21,7 +21,7 @@ from typing import Any, Self
 import numpy as np
 from aiohttp import web
 
-from inference import wire
+from inference import identity, wire
 from inference.base import Completion, GenerateRequest, Probe, ScoreRequest, Scores, WeightUpdate
 from inference.loads import Claim, Load, Loads, NotOwner, Origin
 from inference.sent_weights import LENGTH_BYTES, OFFER_PATH, SEND_PATH, Offer
@@ -78,6 +78,8 @@ class FakeServer:
         """The versions that probes of adapters are computed with: two pools may load one of each at the same time."""
         self.held = 0
         """The version whose digests it reports."""
+        self.secret: bytes | None = None
+        """Of the job that it belongs to."""
         self.loads = Loads("first")
         """What was loaded under each name, and whose it is."""
         self.healthy = True
@@ -175,6 +177,8 @@ class FakeServer:
         if request.path == wire.STATUS_PATH:
             adapters = {name: self.described(name) for name in self.adapters}
             status = {"instance": self.loads.instance, "draining": self.draining}
+            if self.secret is not None:
+                status["proof"] = identity.proof(self.secret, self.loads.instance, request.query.get("nonce", ""))
             status |= {"weights": self.described(None), "adapters": adapters}
             return web.json_response(status, status=200 if self.healthy else 503)
         if request.path == "/metrics":

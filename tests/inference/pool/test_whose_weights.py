@@ -6,14 +6,16 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from inference import identity
 from inference.base import InferenceError, SamplingParameters
 from inference.config import PoolConfig
-from inference.loads import Claim
+from inference.loads import Claim, Loads
 from inference.pool.pool import InferencePool
 from tests.support.fake_inference import FakeServer, weight_update
 from tests.support.polling import until
@@ -180,6 +182,48 @@ async def test_a_pool_that_follows_another_run_takes_whatever_that_has_loaded() 
         for version in (1, 2):
             await run.update_weights(weight_update(version, "a-model"))
             assert (await generate(opponent)).completion_ids.tolist() == [version] * 3
+
+
+async def test_a_server_that_does_not_prove_that_it_is_the_jobs_gets_no_request_whatever_it_answers(
+    tmp_path: Path,
+) -> None:
+    identity.make(own := tmp_path / "own")
+    identity.make(others := tmp_path / "others")
+    async with FakeServer() as server:
+        server.secret = identity.read(others)
+        pool = pool_at(server, identity_file=own, health_interval_seconds=SOON)
+        start = asyncio.create_task(pool.start())
+        try:
+            await until(lambda: [each.state for each in pool.status()] == ["out"], "the first look")
+            assert "is not this job's server: it does not prove the identity in" in pool.status()[0].reason
+            assert not server.asked
+            server.secret = identity.read(own)
+            await start
+            await pool.update_weights(weight_update(1))
+            assert (await generate(pool)).completion_ids.tolist() == [1, 1, 1]
+            server.secret = identity.read(others)  # another server has got the port
+            await until(lambda: pool.status()[0].state == "out", "a later look")
+        finally:
+            start.cancel()
+            await pool.close()
+
+
+async def test_nobody_loads_weights_into_a_jobs_server_who_does_not_prove_to_be_of_the_job(tmp_path: Path) -> None:
+    identity.make(file := tmp_path / "servers.key")
+    async with FakeServer() as server:
+        server.secret = identity.read(file)
+        server.loads = Loads("first", server.secret, str(file))
+        async with (
+            started(pool_at(server, "a stranger")) as stranger,
+            started(pool_at(server, identity_file=file)) as own,
+        ):
+            with pytest.raises(
+                InferenceError, match=r"belongs to a job, whose identity is in .*servers\.key, and a stranger"
+            ):
+                await stranger.update_weights(weight_update(9))
+            await own.update_weights(weight_update(1))
+            assert (await generate(own)).completion_ids.tolist() == [1, 1, 1]
+        assert server.versions == [1]
 
 
 @pytest.mark.slow
