@@ -21,6 +21,7 @@ import numpy as np
 
 from inference.answer_bounds import UNBOUNDED, AnswerBounds
 from inference.base import (
+    Completion,
     GenerateRequest,
     InferenceError,
     ModelNotServed,
@@ -63,6 +64,11 @@ LONGEST_NAMES = 300
 
 STARTS_PER_TICK = 2
 """Requests sent in one tick of the loop: a step begins with hundreds at once, which would delay everything else."""
+
+STOCK_SERVERS_PROVE_NOTHING = (
+    'protocol = "openai": stock servers do not say which weights gave an answer, nor whose they are. Only the probe of each new '
+    "version compares them: give these servers to one job at a time"
+)
 
 MAX_DESCRIBED = 256
 """Servers that `InferencePool.fleet` describes: it is called once a second, on the loop."""
@@ -350,6 +356,8 @@ class InferencePool:
         """
         async with self._updating:
             began = time.perf_counter()
+            if self._wanted is None and self._config.protocol == "openai":
+                logger.warning(STOCK_SERVERS_PROVE_NOTHING)
             self._wanted = update
             for monitor in self._monitors.values():
                 monitor.set_wanted(update)

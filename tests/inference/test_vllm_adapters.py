@@ -18,6 +18,7 @@ from typing import Any
 import aiohttp
 import numpy as np
 import pytest
+import torch
 
 from inference import wire
 from inference.base import InferenceError, Probe, RequestRefused, SamplingParameters, WeightUpdate
@@ -26,6 +27,7 @@ from inference.clients.http_sessions import HttpSessions
 from inference.config import PoolConfig
 from inference.pool.pool import InferencePool
 from tests.support.fake_inference import CLAIM
+from tests.support.polling import until
 from tests.support.tiny_model import log_probabilities, make_adapter, write_probe
 from tests.support.vllm_server import PROBE_TOKENS, ServerProcess
 from transport.records import Int32Array, Turn
@@ -133,6 +135,62 @@ async def test_an_update_of_one_run_leaves_the_requests_of_others_alone(
         for version in range(1, 9):
             await changing.update_weights(policies[1][version % 2].update(version % 2, "changing"))
         assert policies[0][0].gave(await long), "over 400 tokens and eight updates of another"
+
+
+UPDATES, ANSWERS, AT_ONCE = 20, 500, 16
+"""Of each of two runs."""
+
+
+def telling_prompt(policies: list[list[Policy]]) -> tuple[Int32Array, list[list[int]]]:
+    """A prompt after which each version of each run has another most probable token, by far; and these tokens."""
+    for seed in range(1000):
+        prompt = np.random.default_rng(seed).integers(5, 100, 6, dtype=np.int32)
+        last = [[each.model(torch.tensor(prompt[None])).logits[0, -1] for each in run] for run in policies]
+        tokens = [[int(logits.argmax()) for logits in run] for run in last]
+        gaps = [float(top[0] - top[1]) for run in last for top in (logits.topk(2).values for logits in run)]
+        if len({token for run in tokens for token in run}) == 2 * VERSIONS and min(gaps) > 0.05:
+            return prompt, tokens
+    raise AssertionError("no prompt tells the adapters apart")
+
+
+def state_of(pool: InferencePool) -> tuple[str, int | None]:
+    status = pool.status()[0]
+    return status.state, status.version
+
+
+async def test_no_answer_of_two_runs_that_are_updated_all_the_time_is_of_the_others_weights(
+    lora_server: ServerProcess, policies: list[list[Policy]]
+) -> None:
+    with torch.inference_mode():
+        prompt, tokens = telling_prompt(policies[:2])
+    one_token = SamplingParameters(temperature=1.0, max_tokens=1, stop_token_ids=(), top_k=1)
+    answered, exact = [0, 0], [0, 0]
+
+    async def update(pool: InferencePool, run: int) -> None:
+        for number in range(UPDATES):
+            await pool.update_weights(policies[run][number % VERSIONS].update(number, f"run-{run}"))
+            due = number * ANSWERS // UPDATES
+            await until(lambda due=due: answered[run] >= due, "answers between two updates")  # type: ignore[misc]
+
+    async def ask(pool: InferencePool, run: int) -> None:
+        while answered[run] < ANSWERS:
+            before = state_of(pool)
+            turn = await pool.generate(prompt, one_token, affinity="a")
+            answered[run] += 1
+            (token,) = turn.completion_ids.tolist()
+            assert token in tokens[run], "of the other run, or of nobody"
+            if before == state_of(pool) == ("serving", turn.policy_version):  # no load fell into it
+                assert token == tokens[run][turn.policy_version % VERSIONS]
+                exact[run] += 1
+
+    async with pool_at(lora_server, "run-0") as one, pool_at(lora_server, "run-1") as other:
+        pools = [one, other]
+        for run in (0, 1):
+            await pools[run].update_weights(policies[run][0].update(0, f"run-{run}"))
+        asking = [ask(pools[run], run) for run in (0, 1) for _ in range(AT_ONCE)]
+        await asyncio.gather(update(one, 0), update(other, 1), *asking)
+    assert min(answered) >= ANSWERS
+    assert min(exact) > 0
 
 
 async def test_a_name_used_again_shows_nothing_of_its_former_owner(

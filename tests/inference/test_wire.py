@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from inference import wire
 from inference.base import (
+    AnswerToAnother,
     Completion,
     GenerateRequest,
     SamplingParameters,
     ScoreRequest,
     Scores,
     ServerFailure,
-    AnswerToAnother,
 )
 from inference.loads import Origin
 

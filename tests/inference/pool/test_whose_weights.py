@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 
 from inference import identity
-from inference.base import InferenceError, SamplingParameters
+from inference.base import InferenceError, SamplingParameters, Scores
+from inference.clients.client import Identity
+from inference.clients.openai_client import OpenAIClient
 from inference.config import PoolConfig
 from inference.loads import Claim, Loads
-from inference.pool.pool import InferencePool
-from tests.support.fake_inference import FakeServer, weight_update
+from inference.pool.pool import STOCK_SERVERS_PROVE_NOTHING, InferencePool
+from tests.support.fake_inference import FakeServer, probe_answer, weight_update
 from tests.support.polling import until
 from transport.records import Turn
 
@@ -224,6 +226,29 @@ async def test_nobody_loads_weights_into_a_jobs_server_who_does_not_prove_to_be_
             await own.update_weights(weight_update(1))
             assert (await generate(own)).completion_ids.tolist() == [1, 1, 1]
         assert server.versions == [1]
+
+
+async def test_stock_servers_which_prove_nothing_are_named_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def nothing(*_: object) -> None:
+        pass
+
+    async def as_probed(client: OpenAIClient, model: str, token_ids: list[int]) -> Scores:
+        return Scores(np.array(probe_answer(1, token_ids), dtype=np.float32))
+
+    async def healthy(client: OpenAIClient) -> Identity:
+        return Identity(client.url)
+
+    monkeypatch.setattr(OpenAIClient, "identify", healthy)
+    monkeypatch.setattr(OpenAIClient, "load", nothing)
+    monkeypatch.setattr(OpenAIClient, "probe", as_probed)
+    async with FakeServer() as server, started(pool_at(server, protocol="openai")) as pool:
+        assert STOCK_SERVERS_PROVE_NOTHING not in caplog.text
+        for _ in range(2):
+            await pool.update_weights(weight_update(1, "a-model"))
+        assert [status.state for status in pool.status()] == ["serving"]
+    assert caplog.text.count(STOCK_SERVERS_PROVE_NOTHING) == 1
 
 
 @pytest.mark.slow

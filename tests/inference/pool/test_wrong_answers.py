@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 
 from inference.answer_bounds import AnswerBounds, read_bounds
-from inference.base import Completion, GenerateRequest, InferenceError, RequestRefused, SamplingParameters
+from inference.base import Completion, GenerateRequest, InferenceError, RequestRefused, SamplingParameters, Scores
 from inference.config import PoolConfig
 from inference.pool import answers
 from inference.pool.pool import InferencePool
@@ -109,10 +109,11 @@ def encode_with(value: float, liar: FakeServer) -> Any:
     """Encodes scores as a server does; the first ones, which are those of `liar`, with `value`."""
     from inference.wire import encode_scores
 
-    def encode(scores: np.ndarray) -> bytes:
+    def encode(scores: Scores) -> bytes:
         first = len(liar.scored) == 1 and not wrong
         wrong.append(first)
-        return encode_scores(np.full_like(scores, value) if first else scores)
+        values = np.full_like(scores.log_probabilities, value) if first else scores.log_probabilities
+        return encode_scores(replace(scores, log_probabilities=values))
 
     wrong: list[bool] = []
     return encode
