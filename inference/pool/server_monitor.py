@@ -91,6 +91,8 @@ class ServerMonitor:
         self._loads: set[tuple[str | None, int | None]] = set()
         """By name and number: the loads whose answers are accepted, which this pool made or found at the process `_loads_of`."""
         self._loads_of: str | None = None
+        self._unproven: tuple[str | None, int | None] = (None, None)
+        """The last of them that was loaded, which is removed if its proof fails."""
         self._has_loaded = False
         """Whether there is one of this pool's own among them."""
         self._found: tuple[str, str | None, int] | None = None
@@ -224,17 +226,20 @@ class ServerMonitor:
         if identity.instance != self.server.instance:
             self.take_out(RESTARTED)
             return
-        found = self._load_at(identity)
+        found = self._load_at(identity, self._held)
         if not self._follows and identity.weights is not None and found not in self._loads:
             missing = found[1] is None
             what = "it has no such adapter any more" if missing else f"it has load {found[1]}, which is not the run's"
             self.take_out(f"someone else changed the weights of {self._model!r}: {what}")
 
-    def _load_at(self, identity: Identity) -> tuple[str | None, int | None]:
-        """Returns name and number of the load that a server has of the pool's model. Without a number it has no such adapter."""
+    def _load_at(self, identity: Identity, held: WeightUpdate | None) -> tuple[str | None, int | None]:
+        """Returns name and number of the load that a server has in place of `held`; None: of what the pool did not load.
+
+        Without a number it has no such adapter.
+        """
         adapter = self._model if self._model in identity.adapters else None
-        if self.wanted is not None:
-            adapter = self.wanted.adapter
+        if held is not None:
+            adapter = held.adapter
         return adapter, identity.weights if adapter is None else identity.adapters.get(adapter)
 
     async def _bring_up(self, wanted: WeightUpdate | None, identity: Identity) -> None:
@@ -254,6 +259,7 @@ class ServerMonitor:
                 f"version {self._wanted_version} was not loaded and proven within update_timeout_seconds = {limit:g}"
             )
         except InferenceError as error:
+            self._loads.discard(self._unproven)
             self.take_out(str(error), refused=isinstance(error, RequestRefused))
         except asyncio.CancelledError:  # answers that wait for the proof are of unproven weights
             self._fleet.take_out(self.server, "the pool was closed before the weights were proven")
@@ -270,11 +276,12 @@ class ServerMonitor:
 
         Raises `RequestRefused` if they are others than at first. What a server was started with is the same after a restart.
         """
-        name, number = self._load_at(identity)
+        name, number = self._load_at(identity, None)
         load = number or 0
         found = (identity.instance if load else "", name, load)
-        if self._found is not None and self._found != found and not self._follows:
-            before = self._found[2]
+        former = self._found  # of another name, the adapter was not there yet
+        if former is not None and former[1] == name and former != found and not self._follows:
+            before = former[2]
             raise RequestRefused(
                 f"{self.server.url} has other weights under the name {self._model!r} than at first: someone else changed them "
                 f"(it was load {before}, and is load {load})"
@@ -289,7 +296,8 @@ class ServerMonitor:
         if held is not None:
             if not self._has_loaded:  # what was found there under another name is none of the run's
                 self._loads = {each for each in self._loads if each[0] == wanted.adapter}
-            self._loads.add((wanted.adapter, held.load))
+            self._unproven = (wanted.adapter, held.load)
+            self._loads.add(self._unproven)
             self._has_loaded = True
         if held is not None and (others := wanted.probe.mismatched_layers(held)) is not None:
             raise ProbeFailed(
@@ -311,6 +319,7 @@ class ServerMonitor:
         mismatch = wanted.probe.mismatch(answer.log_probabilities, self._config.probe_tolerance)
         if mismatch is not None:
             raise ProbeFailed(f"{self.server.url} took version {wanted.version} and failed its probe: {mismatch}")
+        self._unproven = (None, None)
         logger.info(
             "Inference server %s serves version %d: loaded in %.3f s, proven in %.3f s",
             self.server.url,

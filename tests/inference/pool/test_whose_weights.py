@@ -127,8 +127,19 @@ async def test_a_server_that_was_restarted_by_hand_serves_once_it_has_the_runs_w
         assert "it was restarted, and holds the weights it was started with" in caplog.text
 
 
+@pytest.mark.parametrize("adapter", [None, "a-model"])
+async def test_the_first_load_of_a_run_takes_no_server_out(
+    adapter: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with FakeServer() as server, started(pool_at(server)) as pool:
+        for version in (1, 2):
+            await pool.update_weights(weight_update(version, adapter))
+        await generate(pool)
+    assert "takes no traffic" not in caplog.text
+
+
 @pytest.mark.parametrize("change", ["removed", "replaced"])
-@pytest.mark.parametrize("interval", [SOON, 0.5])
+@pytest.mark.parametrize("interval", [SOON, NEVER])
 async def test_an_adapter_that_is_changed_on_a_server_is_loaded_again(change: str, interval: float) -> None:
     async with (
         FakeServer() as server,
