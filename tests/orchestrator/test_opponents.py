@@ -81,7 +81,7 @@ async def test_opponents_and_evaluations_use_the_servers_that_an_operator_added_
 ) -> None:
     async with FakeServer() as added:
         config = make_config(opponents={"base": {"model": "base"}}, **LORA)
-        config.output_dir.mkdir(parents=True, exist_ok=True)
+        config.run_dir.mkdir(parents=True, exist_ok=True)
         (config.output_dir / OPERATOR_FILE).write_text(f"{added.url}\ndrain {inference.url}\n")
         update = weight_update(1)
         probe = {"version": 1, "token_ids": update.probe.token_ids, "digests": update.probe.digests}
