@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 import uuid
+from functools import partial
 
+from sweep.patience import patiently
 from sweep.store import Busy, Conflict, Store, Stored, UnsafeStoreError
 
 BUSY_TRIES = 5
@@ -14,9 +16,13 @@ BUSY_TRIES = 5
 def prove(store: Store) -> None:
     """Tests, on an object of its own, that the store does the writes it must do and refuses those it must refuse.
 
-    It takes six requests. Raises `UnsafeStoreError` naming the promise that is broken, `StoreError` when the store cannot be
-    reached or may not be written.
+    It takes six requests, and begins anew while the store is unavailable. Raises `UnsafeStoreError` naming the promise that is
+    broken, `StoreError` when the store cannot be reached or may not be written.
     """
+    patiently(partial(_prove, store))
+
+
+def _prove(store: Store) -> None:
     key = f".probe-{uuid.uuid4().hex}"  # no valid id: one that a killed worker leaves is not taken for a target
     created = _write(store, key, b"1", None)
     try:

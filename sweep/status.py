@@ -10,6 +10,7 @@ from functools import partial
 from typing import Literal
 
 from sweep.open_store import open_store
+from sweep.patience import patiently
 from sweep.record import Record, RecordError, checked_id
 from sweep.store import Store
 
@@ -45,10 +46,11 @@ def sweep_status(sweep_root: str | os.PathLike[str], target_ids: Iterable[str] =
     """Returns the targets that were ever claimed, and those of `target_ids` that were not, sorted by id.
 
     Each is as it was at some moment of the call. A RUNNING one whose last heartbeat is older than its lease has lost its
-    worker, if the clocks agree. Raises `ValueError` for an invalid root, `StoreError` when the storage does not answer.
+    worker, if the clocks agree. Raises `ValueError` for an invalid root, `StoreError` when the storage does not
+    answer for some seconds.
     """
     store = open_store(sweep_root)
-    found = store.keys()
+    found = patiently(store.keys)
     keys = sorted({key for key in found if _is_id(key)} | {checked_id(target_id) for target_id in target_ids})
     if store.readers == 1:
         return [_look(store, key) for key in keys]
@@ -57,7 +59,7 @@ def sweep_status(sweep_root: str | os.PathLike[str], target_ids: Iterable[str] =
 
 
 def _look(store: Store, target_id: str) -> TargetStatus:
-    stored = store.read(target_id)
+    stored = patiently(partial(store.read, target_id))
     if stored is None:
         return TargetStatus(target_id, "PENDING")
     try:

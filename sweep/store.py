@@ -15,6 +15,10 @@ class StoreError(OSError):
     """The store did not answer, or reported an error. The request may have been carried out all the same."""
 
 
+class Unavailable(StoreError):
+    """The store did not answer in time, or with an error that passes, such as HTTP 503."""
+
+
 class Busy(StoreError):
     """The store refused a request because of its rate limit: nothing was written."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sweep.store import LARGEST_OBJECT_BYTES, Busy, Conflict, Stored, StoreError
+from sweep.store import LARGEST_OBJECT_BYTES, Busy, Conflict, Stored, StoreError, Unavailable
 
 SUFFIX = ".json"
 TIMEOUT = (5, 10)
@@ -26,10 +26,16 @@ class GoogleStore:
     def __init__(self, bucket: str, prefix: str) -> None:
         """Raises `ImportError` naming the extra, `ValueError` without a bucket, `StoreError` without credentials."""
         try:
-            from google.api_core.exceptions import GoogleAPIError, NotFound, PreconditionFailed, TooManyRequests
+            from google.api_core.exceptions import (
+                GoogleAPIError,
+                NotFound,
+                PreconditionFailed,
+                ServerError,
+                TooManyRequests,
+            )
             from google.auth.exceptions import GoogleAuthError
             from google.cloud import storage
-            from requests import RequestException
+            from requests import ReadTimeout, RequestException
         except ImportError as error:
             raise ImportError("a sweep on gs:// needs google-cloud-storage: install counterpoint[gs]") from error
         if not bucket:
@@ -38,6 +44,7 @@ class GoogleStore:
         self._prefix = f"{prefix}/" if prefix else ""
         self._errors = (GoogleAPIError, GoogleAuthError, RequestException)
         self._refused, self._absent, self._busy = PreconditionFailed, NotFound, TooManyRequests
+        self._passing = (ServerError, TooManyRequests, ReadTimeout)
         try:
             self._client: Any = storage.Client()
         except (GoogleAuthError, OSError) as error:  # the latter for a project that is not set
@@ -106,4 +113,5 @@ class GoogleStore:
         return self._bucket.blob(f"{self._prefix}{key}{SUFFIX}")
 
     def _failed(self, what: str, key: str, error: Exception) -> StoreError:
-        return StoreError(f"{self.root}/{key} cannot be {what}: {error}")
+        kind = Unavailable if isinstance(error, self._passing) else StoreError
+        return kind(f"{self.root}/{key} cannot be {what}: {error}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sweep.store import LARGEST_OBJECT_BYTES, Conflict, Stored, StoreError
+from sweep.store import LARGEST_OBJECT_BYTES, Conflict, Stored, StoreError, Unavailable
 
 SUFFIX = ".json"
 CONNECT_SECONDS, READ_SECONDS = 5, 10
@@ -29,7 +29,7 @@ class S3Store:
         try:
             import boto3
             from botocore.config import Config
-            from botocore.exceptions import BotoCoreError, ClientError
+            from botocore.exceptions import BotoCoreError, ClientError, ConnectionClosedError, ReadTimeoutError
         except ImportError as error:
             raise ImportError("a sweep on s3:// needs boto3: install counterpoint[s3]") from error
         if not bucket:
@@ -38,6 +38,7 @@ class S3Store:
         self._bucket = bucket
         self._prefix = f"{prefix}/" if prefix else ""
         self._errors = (BotoCoreError, ClientError)
+        self._cut_off = (ConnectionClosedError, ReadTimeoutError)
         # Sent once: the protocol repeats it, since it knows how long a lease has left.
         config = Config(
             connect_timeout=CONNECT_SECONDS,
@@ -97,10 +98,17 @@ class S3Store:
         return f"{self._prefix}{key}{SUFFIX}"
 
     def _failed(self, what: str, key: str, error: Exception) -> StoreError:
-        return StoreError(f"{self.root}/{key} cannot be {what}: {error}")
+        passes = isinstance(error, self._cut_off) or _status(error) == 429 or _status(error) >= 500
+        return (Unavailable if passes else StoreError)(f"{self.root}/{key} cannot be {what}: {error}")
 
 
 def _code(error: Exception) -> str:
     """Returns S3's own error code; empty when there was no answer."""
     response: dict[str, Any] = getattr(error, "response", {})
     return str(response.get("Error", {}).get("Code", ""))
+
+
+def _status(error: Exception) -> int:
+    """Returns the HTTP status of an error; 0 when there was no answer."""
+    response: dict[str, Any] = getattr(error, "response", {})
+    return int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))

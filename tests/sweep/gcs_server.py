@@ -28,6 +28,8 @@ class Bucket:
         """Seconds: an earlier next write of the same name is refused, as Google's storage does (it may be one a second)."""
         self.busy = 0
         """So many writes to come are refused for no reason."""
+        self.unavailable = 0
+        """So many requests to come get a 503."""
         self.refused_for_pace = 0
         self.written_at: dict[str, float] = {}
 
@@ -101,6 +103,18 @@ class Handler(BaseHTTPRequestHandler):
     def _asked(self) -> tuple[str, dict[str, str]]:
         parts = urlsplit(self.path)
         return unquote(parts.path), {name: values[-1] for name, values in parse_qs(parts.query).items()}
+
+    def parse_request(self) -> bool:
+        """Answers with a 503 in place of a method if the bucket is unavailable."""
+        if not super().parse_request():
+            return False
+        with self.bucket.lock:
+            refused = self.bucket.unavailable > 0
+            self.bucket.unavailable -= refused
+        if refused:
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            self._reply(503, {"error": {"code": 503, "message": "backendError"}})
+        return not refused
 
     def _reply(self, code: int, content: dict[str, Any] | bytes, headers: dict[str, str] | None = None) -> None:
         data = content if isinstance(content, bytes) else json.dumps(content).encode()

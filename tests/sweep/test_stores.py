@@ -20,9 +20,10 @@ import boto3
 import pytest
 
 from perf.chaos.s3_server import Application, s3_application, serving
-from sweep.open_store import open_store
+from sweep.open_store import open_proven, open_store
 from sweep.proof import prove
-from sweep.store import LARGEST_OBJECT_BYTES, Busy, Conflict, Stored, StoreError, UnsafeStoreError
+from sweep.status import sweep_status
+from sweep.store import LARGEST_OBJECT_BYTES, Busy, Conflict, Stored, StoreError, Unavailable, UnsafeStoreError
 from sweep.stores.gs import GoogleStore
 from sweep.stores.local import GUARDS, MARK_BYTES, LocalStore
 from sweep.stores.s3 import S3Store
@@ -125,6 +126,53 @@ def test_proving_tries_again_where_a_storage_asks_for_patience(
     slow_bucket.busy = 1000
     with pytest.raises(Busy, match="429"):
         prove(GoogleStore("bucket", "sweep"))
+
+
+@pytest.fixture(params=["s3", "gs"])
+def flaky(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[str, Callable[[int], None]]]:
+    """A root, and what makes its next requests fail with a 503."""
+    monkeypatch.setattr("sweep.patience.FIRST_PAUSE_SECONDS", 0.01)
+    if request.param == "gs":
+        bucket = Bucket()
+        monkeypatch.setattr(GoogleStore, "write_interval", 0.0)
+        with google_server(bucket) as address:
+            monkeypatch.setenv("STORAGE_EMULATOR_HOST", address)
+            yield "gs://bucket/flaky", lambda count: setattr(bucket, "unavailable", count)
+        return
+    request.getfixturevalue("s3_bucket")
+    application, left = s3_application(), [0]
+
+    def answer(environment: dict[str, Any], start_response: Any) -> Any:
+        if left[0] == 0:
+            return application(environment, start_response)
+        left[0] -= 1
+        start_response("503 Slow Down", [("Content-Length", "0")])
+        return [b""]
+
+    with serving(answer) as address:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", address)
+        boto3.client("s3").create_bucket(Bucket="flaky")
+        yield "s3://flaky/sweep", lambda count: left.__setitem__(0, count)
+
+
+def test_a_storage_that_is_unavailable_for_a_moment_costs_neither_a_worker_nor_a_table(
+    flaky: tuple[str, Callable[[int], None]],
+) -> None:
+    root, fail = flaky
+    fail(3)
+    open_proven(root)
+    open_store(root).write("a", b"no record", None)
+    fail(3)
+    assert [(each.target_id, each.state) for each in sweep_status(root, ["b"])] == [
+        ("a", "UNREADABLE"),
+        ("b", "PENDING"),
+    ]
+    fail(1000)
+    for use in (lambda: prove(open_store(root)), lambda: sweep_status(root)):
+        with pytest.raises(Unavailable, match=r"503|Slow Down"):
+            use()
 
 
 def forgetful(application: Application) -> Application:
