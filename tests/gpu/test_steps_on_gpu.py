@@ -105,11 +105,11 @@ def test_one_kernel_takes_all_samples_of_a_row(gpu: torch.device, groups: int) -
     exact = [torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_() for shape in shapes]
     half = [tensor.detach().to(gpu, torch.bfloat16).requires_grad_() for tensor in exact]
     module = torch.nn.Identity()
-    expected, _ = attention._per_sample_attention(
+    expected, _ = attention.per_sample_attention(
         module, exact[0], exact[1], exact[2], None, scaling=0.1, sample_lengths=lengths
     )
     assert attention._has_packed_kernel(half[0])
-    found, _ = attention._per_sample_attention(
+    found, _ = attention.per_sample_attention(
         module, half[0], half[1], half[2], None, scaling=0.1, sample_lengths=lengths
     )
     torch.testing.assert_close(found.double().cpu(), expected, rtol=0.05, atol=0.02)

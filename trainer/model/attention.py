@@ -30,6 +30,10 @@ NAME = "per_sample"
 """The `attn_implementation` to load a model with."""
 
 
+_OF_THE_CALL = ("position_ids", "logits_to_keep")
+"""What models may pass on of the arguments of their call, and attention has no use for."""
+
+
 @dataclass(slots=True)
 class SampleLengths:
     """The lengths of a row's samples, and this rank's stretch of it, inside a compiled layer.
@@ -43,47 +47,56 @@ class SampleLengths:
 
 @torch.compiler.disable
 def _uncompiled_attention(
-    module: torch.nn.Module, *args: Any, sample_lengths: Any, **kwargs: Any
+    module: torch.nn.Module, *args: Any, sample_lengths: Any = None, **kwargs: Any
 ) -> tuple[Tensor, None]:
     if isinstance(sample_lengths, SampleLengths):
         kwargs["stretch"] = sample_lengths.stretch
         sample_lengths = sample_lengths.lengths
-    return _per_sample_attention(module, *args, sample_lengths=sample_lengths, **kwargs)
+    return per_sample_attention(module, *args, sample_lengths=sample_lengths, **kwargs)
 
 
-def _per_sample_attention(
+def per_sample_attention(
     module: torch.nn.Module,
     query_1HTD: Tensor,
     key_1HTD: Tensor,
     value_1HTD: Tensor,
     attention_mask: Tensor | None,
     *,
-    scaling: float,
-    sample_lengths: list[int],
+    scaling: float | None = None,
+    sample_lengths: list[int] | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     stretch: Stretch | None = None,
     families: Families | None = None,
-    **_: Any,
+    **others: Any,
 ) -> tuple[Tensor, None]:
     """Computes causal attention of `[1, heads, T, head_dim]` queries over their own sample.
 
-    Returns `[1, T, heads, head_dim]` and no weights.
+    Returns `[1, T, heads, head_dim]`, contiguous, and no weights. Without `sample_lengths`, which some models do not pass on, the
+    row is one sample.
 
     Key and value may have fewer heads than the query (grouped-query attention). With a `stretch`, T is its tokens, and
     `sample_lengths` are those of the whole row, on all its ranks. With `families`, T has a prompt that samples share once, and
     `sample_lengths` are those of the whole samples.
 
     Raises:
-        ValueError: the model needs soft-capped scores, attention sinks, or a window shorter than a sample, which this does not
-            compute, or other rotary frequencies in a row with longer samples; the trained function would differ from that of
-            inference.
+        ValueError: the model needs soft-capped scores, attention sinks, a mask or a bias of its own, or a window shorter than a
+            sample, which this does not compute, or other rotary frequencies in a row with longer samples; the trained function
+            would differ from that of inference.
     """
     if softcap is not None or s_aux is not None:
         raise ValueError(
             f"{type(module).__name__} uses soft-capped scores or attention sinks, which cannot be trained yet"
         )
+    given = {"attention_mask": attention_mask, **others}
+    own = [name for name, value in given.items() if isinstance(value, Tensor) and name not in _OF_THE_CALL]
+    if own:
+        raise ValueError(
+            f"{type(module).__name__} changes the scores of attention by {', '.join(own)} of its own, which cannot be trained yet"
+        )
+    if sample_lengths is None:
+        sample_lengths = [query_1HTD.shape[2]]
     window = sliding_window or _window_of_mask(module)
     if window is not None and max(sample_lengths) > window:
         raise ValueError(
@@ -97,7 +110,7 @@ def _per_sample_attention(
             "has other rotary frequencies, for all samples of its row; lower max_model_len of inference to that"
         )
     if families is not None:
-        return family_attention(query_1HTD, key_1HTD, value_1HTD, families, scaling).transpose(1, 2), None
+        return family_attention(query_1HTD, key_1HTD, value_1HTD, families, scaling), None
     if stretch is None and _has_packed_kernel(query_1HTD):
         return _packed_attention(query_1HTD, key_1HTD, value_1HTD, sample_lengths, scaling), None
     if query_1HTD.is_cuda and query_1HTD.dtype == torch.float32:
@@ -106,7 +119,9 @@ def _per_sample_attention(
     if stretch is not None:
         return _stretch_attention(query_1HTD, key_1HTD, value_1HTD, sample_lengths, stretch, scaling), None
     attended = [
-        functional.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=True)
+        functional.scaled_dot_product_attention(
+            query, key, value, is_causal=True, scale=scaling, enable_gqa=True
+        ).transpose(1, 2)
         for query, key, value in zip(
             query_1HTD.split(sample_lengths, 2),
             key_1HTD.split(sample_lengths, 2),
@@ -114,7 +129,7 @@ def _per_sample_attention(
             strict=True,
         )
     ]
-    return torch.cat(attended, 2).transpose(1, 2), None
+    return torch.cat(attended, 1), None
 
 
 def _window_of_mask(module: torch.nn.Module) -> int | None:
@@ -155,7 +170,7 @@ def _has_packed_kernel(query_1HTD: Tensor) -> bool:
 
 
 def _packed_attention(
-    query_1HTD: Tensor, key_1HTD: Tensor, value_1HTD: Tensor, sample_lengths: list[int], scaling: float
+    query_1HTD: Tensor, key_1HTD: Tensor, value_1HTD: Tensor, sample_lengths: list[int], scaling: float | None
 ) -> Tensor:
     """Computes all samples in one kernel. Returns `[1, T, heads, head_dim]`."""
     query_THD, key_THD, value_THD = (tensor[0].transpose(0, 1) for tensor in (query_1HTD, key_1HTD, value_1HTD))
@@ -190,7 +205,7 @@ def _stretch_attention(
     value_1HtD: Tensor,
     sample_lengths: list[int],
     stretch: Stretch,
-    scaling: float,
+    scaling: float | None,
 ) -> Tensor:
     """Computes the same of a stretch of the row, whose keys and values it gathers. Returns `[1, tokens, heads, head_dim]`."""
     key_1HTD, value_1HTD = stretch.whole(key_1HtD), stretch.whole(value_1HtD)
@@ -208,10 +223,10 @@ def _stretch_attention(
                     ),  # the queries are the last of the sample so far
                     scale=scaling,
                     enable_gqa=True,
-                )
+                ).transpose(1, 2)
             )
         first += length
-    return torch.cat(attended, 2).transpose(1, 2)
+    return torch.cat(attended, 1)
 
 
 def with_heads(grouped_1HTD: Tensor, heads: int) -> Tensor:

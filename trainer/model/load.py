@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from trainer.faults import is_out_of_memory
@@ -59,7 +59,7 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
 def load_model(
     directory: str | Path, dtype: str, device: torch.device, shards: int = 1, experts: ExpertGroup | None = None
 ) -> nn.Module:
-    """Loads the model in `directory`, in evaluation mode, with attention within each sample.
+    """Loads the model in `directory`, in evaluation mode, with attention within each sample where it can be exchanged.
 
     With several `shards`, one for each rank, this rank loads its own (`trainer/model/sharding.py`), and its own experts where the
     ranks of `experts` divide them (`trainer/model/experts.py`); every rank calls it.
@@ -78,15 +78,23 @@ def load_model(
             if device.type == "cpu" and torch.cuda.is_available():
                 raise ValueError('it is divided over GPUs where there are any; expected device = "auto" or "cuda"')
             precision, ranks = choose_dtype(dtype, device), dist.get_world_size()
-            return load_divided(path, precision, ranks, attention.NAME, sharded=shards > 1, experts=experts).eval()
+            return load_divided(path, precision, ranks, _attention_of(path), sharded=shards > 1, experts=experts).eval()
         model: nn.Module = AutoModelForCausalLM.from_pretrained(
-            path, dtype=choose_dtype(dtype, device), attn_implementation=attention.NAME, local_files_only=True
+            path, dtype=choose_dtype(dtype, device), attn_implementation=_attention_of(path), local_files_only=True
         )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         if is_out_of_memory(error):
             raise
-        raise ValueError(f"model = {str(directory)!r} cannot be loaded: {error}") from error
+        said = "its code knows no other attention than transformers' own" if error.args == (attention.NAME,) else error
+        raise ValueError(f"model = {str(directory)!r} cannot be loaded: {said}") from error
     return model.to(device).eval()
+
+
+def _attention_of(directory: Path) -> str | None:
+    """Returns ours, or None, transformers' choice, for a model whose attention cannot be exchanged: it would lack its mask."""
+    config = AutoConfig.from_pretrained(directory, local_files_only=True)
+    kind = AutoModelForCausalLM._model_mapping.get(type(config), None)
+    return attention.NAME if kind is None or kind._can_set_attn_implementation() else None
 
 
 def _check_files(directory: Path) -> None:

@@ -32,7 +32,13 @@ def is_sharded(model: nn.Module) -> bool:
 
 
 def load_divided(
-    directory: Path, dtype: torch.dtype, ranks: int, attention: str, *, sharded: bool, experts: ExpertGroup | None
+    directory: Path,
+    dtype: torch.dtype,
+    ranks: int,
+    attention: str | None,
+    *,
+    sharded: bool,
+    experts: ExpertGroup | None,
 ) -> nn.Module:
     """Loads this rank's part of the model in `directory`; every rank calls it.
 
@@ -40,7 +46,7 @@ def load_divided(
         directory: of the model.
         dtype: of its weights.
         ranks: of all of them.
-        attention: what computes it.
+        attention: what computes it; None: what transformers chooses.
         sharded: whether all weights are divided over all ranks.
         experts: the ranks that divide the experts; None: they are as the other weights.
 

@@ -46,9 +46,9 @@ Families = tuple[Family, ...]
 
 
 def family_attention(
-    query_1HTD: Tensor, key_1HTD: Tensor, value_1HTD: Tensor, families: Families, scaling: float
+    query_1HTD: Tensor, key_1HTD: Tensor, value_1HTD: Tensor, families: Families, scaling: float | None
 ) -> Tensor:
-    """Computes causal attention within each sample. Returns `[1, heads, T, head_dim]`."""
+    """Computes causal attention within each sample. Returns `[1, T, heads, head_dim]`, contiguous."""
     attended: list[Tensor] = []
     first = 0
     for tokens, mask in _blocks(families, query_1HTD.dtype):
@@ -62,9 +62,9 @@ def family_attention(
                 is_causal=mask is None,
                 scale=scaling,
                 enable_gqa=True,
-            )
+            ).transpose(1, 2)
         )
-    return torch.cat(attended, 2)
+    return torch.cat(attended, 1)
 
 
 @lru_cache(maxsize=4)  # the layers of a row ask for the same

@@ -133,10 +133,10 @@ def test_one_kernel_for_all_samples_gives_what_one_call_a_sample_gives(
     query = torch.randn(1, 6, 9, 8, generator=generator, dtype=torch.float64)
     key, value = (torch.randn(1, groups, 9, 8, generator=generator, dtype=torch.float64) for _ in range(2))
     attend = torch.nn.Identity(), query, key, value, None
-    each, _ = attention._per_sample_attention(*attend, scaling=0.3, sample_lengths=lengths)
+    each, _ = attention.per_sample_attention(*attend, scaling=0.3, sample_lengths=lengths)
     monkeypatch.setattr(attention, "varlen_attn", varlen_attn)
     monkeypatch.setattr(attention, "_has_packed_kernel", lambda query: True)
-    together, _ = attention._per_sample_attention(*attend, scaling=0.3, sample_lengths=lengths)
+    together, _ = attention.per_sample_attention(*attend, scaling=0.3, sample_lengths=lengths)
     torch.testing.assert_close(together, each)
 
 

@@ -17,7 +17,7 @@ from tests.trainer.lone_run import LoneRun, make_lone_run
 from tests.trainer.many_runs import Bench, gradients
 from trainer.losses.contract import LossInputs, LossOutputs
 from trainer.model import shared_prompts
-from trainer.model.attention import _per_sample_attention
+from trainer.model.attention import per_sample_attention
 from trainer.model.shared_prompts import Family, family_attention
 from trainer.packer import ModelLimits, pack
 from transport.records import Batch
@@ -66,7 +66,7 @@ def test_attention_is_that_of_whole_samples(block: int, monkeypatch: pytest.Monk
     generator = torch.Generator().manual_seed(3)
     states = [torch.randn(1, heads, tokens, 8, generator=generator).requires_grad_() for heads in (4, 2, 2)]
     weights = torch.randn(1, 4, tokens, 8, generator=generator)
-    found = family_attention(states[0], states[1], states[2], FAMILIES, 0.3)
+    found = family_attention(states[0], states[1], states[2], FAMILIES, 0.3).transpose(1, 2)
     gradients = torch.autograd.grad(found, states, weights)
 
     copies = [tensor.detach().clone().requires_grad_() for tensor in states]
@@ -79,7 +79,7 @@ def test_attention_is_that_of_whole_samples(block: int, monkeypatch: pytest.Monk
             places = torch.tensor(prompt + list(range(rest, rest := rest + length)))
             query, key, value = (tensor[:, :, places] for tensor in copies)
             module = torch.nn.Identity()
-            own, _ = _per_sample_attention(module, query, key, value, None, scaling=0.3, sample_lengths=[len(places)])
+            own, _ = per_sample_attention(module, query, key, value, None, scaling=0.3, sample_lengths=[len(places)])
             expected = expected.index_copy(2, places, own.transpose(1, 2))
         first = rest
     torch.testing.assert_close(found, expected)
