@@ -34,8 +34,11 @@ CHUNK_BYTES = 2**27
 _LEAST_LOGARITHM = -1000.0
 """Of a probability p in p log p, which is 0 for less, in float64, too; and for p = 0, where it would be 0 times infinity."""
 
-_BOUND = {torch.float32: 1e-4, torch.bfloat16: 3e-1}
-"""Nats, by precision: allowed difference of a chunked log-probability from one by whole logits."""
+_LEAST_BOUND = 1e-4
+"""Nats: allowed difference of a chunked log-probability from one by whole logits, where rounding is smaller."""
+
+_ROUNDINGS = 2
+"""Steps of the largest logit's precision by which they may differ: a product of fewer tokens may add in another order."""
 
 _TRIED = (-30.0, -3.0, -0.25, 0.5, 1.0, 20.0)
 """Made-up logits, to see what a model does with them; a soft cap bends the large ones."""
@@ -93,12 +96,17 @@ def _not_linear(model: nn.Module) -> str:
             f"it maps logits of {list(_TRIED)} to {[round(value, 3) for value in given_P.tolist()]}; expected multiples"
         )
     arguments = (model, tokens_T, positions_T, [size], positions_T, tokens_T, 1.0)
+    largest: list[float] = []
+    watch = head.register_forward_hook(lambda _head, _inputs, logits: largest.append(float(logits.abs().max())))
     whole = token_outputs(*arguments)
+    watch.remove()
     model.logits_scale = scale
     chunked = token_outputs(*arguments)
     difference = float((chunked.log_probabilities_P - whole.log_probabilities_P).abs().max())
-    if not difference <= _BOUND[head.weight.dtype]:
-        return f"log-probabilities by chunks differ by {difference:.2g} nats from those by whole logits"
+    step = torch.finfo(head.weight.dtype).eps * largest[0] * abs(scale)
+    bound = max(_LEAST_BOUND, _ROUNDINGS * step)
+    if not difference <= bound:
+        return f"log-probabilities by chunks differ by {difference:.2g} nats from those by whole logits (at most {bound:.2g})"
     return ""
 
 
@@ -175,6 +183,8 @@ def _outputs(
     plain = head.forward
 
     def forward(hidden_1PH: Tensor) -> Tensor:
+        if hidden_1PH.shape[-2] != len(predicting_P):  # the model knows no `logits_to_keep`
+            hidden_1PH = hidden_1PH[..., predicting_P, :]
         called.append(hidden_1PH)
         if scale is None:
             logits: Tensor = plain(hidden_1PH)

@@ -19,6 +19,8 @@ from tests.trainer.conftest import make_batch
 from tests.trainer.forked_ranks import launch
 from tests.trainer.lone_run import LoneRun, make_lone_run
 from tests.trainer.test_sharding import assert_close
+from trainer.model.compiled import compile_layers
+from trainer.model.load import load_model
 
 STEPS = 20
 
@@ -79,6 +81,24 @@ def test_layers_that_cannot_be_compiled_stay_as_they_are(
     lone = make_lone_run(tmp_path / "compiled", dense_directory, {"compile": True})
     assert "are not compiled: RuntimeError: no C++ compiler" in caplog.text
     assert_same_steps(lone, plain, routed=False)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("factor", [1.0, 0.97])
+def test_compiled_layers_may_be_off_by_rounding_alone(
+    moe_directory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, dtype: str, factor: float
+) -> None:
+    """A compiler that is wrong by 3 % is wrong by 0.1 nats."""
+    model = load_model(moe_directory, dtype, torch.device("cpu"))
+
+    def other(forward: Any, **_: Any) -> Any:
+        return lambda *given, **more: factor * forward(*given, **more)
+
+    monkeypatch.setattr(torch, "compile", other)
+    with caplog.at_level(logging.INFO):
+        compile_layers(model)
+    assert ("2 layers of" in caplog.text) == (factor == 1)
+    assert ("log-probabilities differ by" in caplog.text) == (factor != 1)
 
 
 @pytest.mark.slow

@@ -232,10 +232,16 @@ def test_a_head_of_another_kind_is_whole(dense_directory: Path, caplog: pytest.L
     torch.testing.assert_close(outputs_of(model, temperature=2.0).log_probabilities_P, plain.log_probabilities_P)
 
 
-def test_a_head_that_a_hook_changes_is_found_out(dense_directory: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "bend", [lambda output: output.roll(1, -1), lambda output: output + 0.1 * (torch.arange(output.shape[-1]) % 2)]
+)
+def test_a_head_that_a_hook_changes_is_found_out(
+    dense_directory: Path, caplog: pytest.LogCaptureFixture, bend: Callable[[Tensor], Tensor], dtype: str
+) -> None:
     """A hook that bends the logits sees our results instead; the comparison with whole logits shows it."""
-    model = load_model(dense_directory, "float32", CPU)
-    model.lm_head.register_forward_hook(lambda _module, _inputs, output: output.roll(1, -1))
+    model = load_model(dense_directory, dtype, CPU)
+    model.lm_head.register_forward_hook(lambda _module, _inputs, output: bend(output))
     with caplog.at_level(logging.WARNING):
         prove_head(model)
     assert model.logits_scale is None
