@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 from unittest.mock import patch
 
@@ -67,24 +67,41 @@ def prove_attention(model: nn.Module, samples: Sequence[Tensor], alone: Sequence
     `alone`: what `row` returns of each of the `samples` by itself.
 
     Raises:
-        ValueError: the model computes another function under our attention than under transformers', or it is not causal.
+        ValueError: the model computes another function under our attention than under transformers', or with our positions than
+            with its own, or it is not causal.
     """
-    if model.config._attn_implementation != attention.NAME:  # it runs under transformers' own
-        longest = max(range(len(samples)), key=lambda index: len(samples[index]))
-        _require_causal(model, samples[longest], alone[longest])
-        return
-    model.set_attn_implementation("eager")
+    ours = model.config._attn_implementation == attention.NAME
+    if ours:
+        model.set_attn_implementation("eager")
     try:
-        with _compared(model):
+        with _compared(model) if ours else nullcontext(), _positions_of_its_own(model):
             under_stock = [row(model, [sample])[0] for sample in samples]
     finally:
-        model.set_attn_implementation(attention.NAME)
+        if ours:
+            model.set_attn_implementation(attention.NAME)
     if not all(torch.equal(found, expected) for found, expected in zip(under_stock, alone, strict=True)):
         difference = float((torch.cat(under_stock) - torch.cat(list(alone))).abs().max())
         raise ValueError(
-            f"outside of attention it computes something else where transformers' own is used: log-probabilities differ by "
-            f"{difference:.2g} nats; expected the same bits"
+            "outside of attention it computes something else than in transformers, such as positions that do not begin at 0: "
+            f"log-probabilities differ by {difference:.2g} nats; expected the same bits"
         )
+    if not ours:
+        longest = max(range(len(samples)), key=lambda index: len(samples[index]))
+        _require_causal(model, samples[longest], alone[longest])
+
+
+@contextmanager
+def _positions_of_its_own(model: nn.Module) -> Iterator[None]:
+    """Has the model count positions itself, inside, as it does for who gives it none."""
+
+    def without(_model: nn.Module, inputs: Any, keywords: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        return inputs, {name: value for name, value in keywords.items() if name != "position_ids"}
+
+    handle = model.register_forward_pre_hook(without, with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def _require_causal(model: nn.Module, sample: Tensor, values: Tensor) -> None:

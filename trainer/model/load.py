@@ -87,6 +87,11 @@ def load_model(
             raise
         said = "its code knows no other attention than transformers' own" if error.args == (attention.NAME,) else error
         raise ValueError(f"model = {str(directory)!r} cannot be loaded: {said}") from error
+    if not hasattr(model.config, "vocab_size"):
+        raise ValueError(
+            f"model = {str(directory)!r} has parts for more than text ({type(model).__name__}, whose config.json has no "
+            "vocab_size of its own), which cannot be trained; give its language model alone"
+        )
     return model.to(device).eval()
 
 

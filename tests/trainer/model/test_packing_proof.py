@@ -34,6 +34,7 @@ from transformers import (
     PretrainedConfig,
     Qwen3_5TextConfig,
     Qwen3NextConfig,
+    RobertaConfig,
     RoFormerConfig,
     StableLmConfig,
 )
@@ -254,9 +255,9 @@ def test_prompts_are_not_shared_where_a_layer_tells_samples_apart_by_their_posit
     positions: list[Tensor] = []
     inner = layer.forward
 
-    def called(*arguments: Any, position_ids: Tensor, **more: Any) -> Any:
-        positions[:] = [position_ids]
-        return forward(*arguments, position_ids=position_ids, **more)
+    def called(*arguments: Any, input_ids: Tensor, position_ids: Tensor | None = None, **more: Any) -> Any:
+        positions[:] = [torch.arange(input_ids.shape[1])[None] if position_ids is None else position_ids]
+        return forward(*arguments, input_ids=input_ids, position_ids=position_ids, **more)
 
     def added(hidden: Tensor, *arguments: Any, **more: Any) -> Any:
         before = torch.where(positions[0][..., None] > 0, hidden.roll(1, 1), 0.0)
@@ -352,8 +353,9 @@ def test_a_model_that_views_what_attention_returns_is_packed(
         ),
         (lambda: BertConfig(**_SHAPE), "something else than the trainer's"),
         (lambda: RoFormerConfig(**_SHAPE), "depends on later tokens"),
+        (lambda: RobertaConfig(**_SHAPE, is_decoder=True), "positions that do not begin at 0"),
     ],
-    ids=["gpt-oss", "gemma2", "doge", "deepseek_v32", "bert", "roformer"],
+    ids=["gpt-oss", "gemma2", "doge", "deepseek_v32", "bert", "roformer", "roberta"],
 )  # fmt: skip
 def test_a_model_that_would_be_another_function_is_refused(
     tmp_path: Path, make: Callable[[], PretrainedConfig], reason: str, dtype: str
