@@ -16,10 +16,11 @@ def _leaves_the_conversation(kwargs: dict[str, Any]) -> dict[str, Any]:
     return kwargs
 
 
-Temperature = Annotated[float, Field(ge=0.01, allow_inf_nan=False)]
+# vLLM refuses every request beyond these bounds (`vllm/sampling_params.py`).
+Temperature = Annotated[float, Field(ge=0.01, le=2, allow_inf_nan=False)]
 MaxTokens = Annotated[int, Field(ge=1)]
 TopP = Annotated[float, Field(gt=0, le=1)]
-TopK = Annotated[int, Field(ge=0)]
+TopK = Annotated[int, Field(ge=0, lt=2**31)]
 MinP = Annotated[float, Field(ge=0, le=1)]
 StopStrings = Annotated[list[Annotated[str, Field(min_length=1, max_length=256)]], Field(max_length=32)]
 TemplateKwargs = Annotated[dict[str, Any], AfterValidator(_leaves_the_conversation)]
@@ -30,7 +31,7 @@ class SamplingConfig(Config):
 
     temperature: Temperature = 1.0
     """Softmax temperature. It is recorded with every turn: the trainer, too, computes log-probabilities at the temperature that a
-    turn was generated at, so a run may be resumed with another one. vLLM raises one below 0.01 to that."""
+    turn was generated at, so a run may be resumed with another one. vLLM raises one below 0.01 to that, and takes at most 2."""
 
     max_tokens: MaxTokens = 256
     """Longest completion of one turn."""
@@ -47,7 +48,7 @@ class SamplingConfig(Config):
 
     stop: StopStrings = []
     """Strings that end a completion once it contains one of them. The tokens that complete it are the completion's last: the
-    model wrote them, and they are trained. Special tokens are no text; those that end a turn are known from the model."""
+    model wrote them, and they are trained. One may be a special token; those that end a turn are known from the model."""
 
     chat_template_kwargs: TemplateKwargs = {}
     """Further variables for the model's chat template, such as `{ enable_thinking = false }` for Qwen3."""

@@ -137,6 +137,7 @@ def check_sizes(config: InferenceConfig, model: Mapping[str, Any]) -> None:
     Only what vLLM refuses too, on any machine.
     """
     _check_context(config, longest_context(model))
+    _check_stop_tokens(config, model)
     heads, ranks = attention_heads(model), config.tensor_parallel_size
     if heads is not None and heads % ranks and not _decides_elsewhere(config, "--tensor-parallel-size"):
         raise ValueError(
@@ -154,6 +155,28 @@ def _check_context(config: InferenceConfig, longest: int | None) -> None:
         f"max_model_len = {config.max_model_len}{default}: the model in {config.model} takes at most {longest} tokens "
         f"(max_position_embeddings in its config.json); set max_model_len to {longest} or less"
     )
+
+
+def _check_stop_tokens(config: InferenceConfig, model: Mapping[str, Any]) -> None:
+    """Raises `ValueError` for an end of turn that the model's vocabulary lacks: vLLM would refuse every request that names it."""
+    text = model.get("text_config")
+    vocabulary = (text if isinstance(text, dict) else model).get("vocab_size")
+    if not isinstance(vocabulary, int) or _decides_elsewhere(config, "--hf-overrides"):
+        return
+    for name in ("generation_config.json", "config.json"):
+        path = Path(config.model) / name
+        if not path.is_file():
+            continue
+        try:
+            ends = orjson.loads(path.read_bytes()).get("eos_token_id")
+        except (orjson.JSONDecodeError, AttributeError) as error:
+            raise ValueError(f"model = {config.model!r}: cannot read {path}: {error}") from error
+        for end in ends if isinstance(ends, list) else [ends]:
+            if isinstance(end, int) and not 0 <= end < vocabulary:
+                raise ValueError(
+                    f"model = {config.model!r}: eos_token_id = {end} in {path} is not among the {vocabulary} tokens of the model "
+                    "(vocab_size), so that vLLM refuses every request; correct it"
+                )
 
 
 def _decides_elsewhere(config: InferenceConfig, flag: str) -> bool:

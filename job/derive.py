@@ -58,6 +58,7 @@ def check_fits(name: str, run: RunConfig, servers: InferenceConfig, trainer: Tra
     if not run.environments:
         raise ValueError(f"{dot}environments is required and not set: a run needs at least one")
     check_lengths(name, run, servers.max_model_len)
+    _check_sampling(name, run, servers)
     if (refusal := trainer.refuses_value_head(run.training)) is not None:
         raise ValueError(f"{dot}{refusal}")
     lora = run.training.lora
@@ -90,6 +91,20 @@ def check_lengths(name: str, run: RunConfig, max_model_len: int) -> None:
             raise ValueError(
                 f"{dot}{own}sampling.max_tokens = {longest} leaves no room for a prompt in "
                 f"inference.max_model_len = {max_model_len}"
+            )
+
+
+def _check_sampling(name: str, run: RunConfig, servers: InferenceConfig) -> None:
+    """Raises `ValueError` for sampling with which the servers refuse every request. `name` as in `check_fits`."""
+    dot = f"{name}." if name else ""
+    if not any(map(servers.sets, ("--speculative-config", "-sc", "--spec-method", "--spec-model"))):
+        return
+    for place, (environment, sampling) in run.every_environment.items():
+        own = "" if environment.sampling.min_p is None else f"{place}."
+        if sampling.min_p > 0:
+            raise ValueError(
+                f"{dot}{own}sampling.min_p = {sampling.min_p:g}: vLLM refuses min_p with speculative decoding, which "
+                "inference.extra_args turns on; leave out one of them"
             )
 
 

@@ -57,6 +57,8 @@ class OpenAIClient:
         self._adapters: dict[str, list[str]] = {}
         """Names at the server of each adapter's loaded versions, oldest first."""
         self._salt = secrets.token_hex(16)
+        self._context: int | None = None
+        """Most tokens of prompt and completion, if the server says so."""
 
     async def identify(self) -> Identity:
         """See `ServerClient`.
@@ -64,24 +66,44 @@ class OpenAIClient:
         A stock server reports no id of its instance; a restart is noticed when the server is unreachable.
         """
         await call(self._connections.admin, f"{self.url}/health", None)
+        if self._context is None:
+            await self._read_context()
         return Identity(self.url)
+
+    async def _read_context(self) -> None:
+        try:
+            answer = as_object(await call(self._connections.admin, f"{self.url}/v1/models", None), self.url)
+        except ServerUnreachable:
+            raise
+        except (RequestRefused, ServerFailure):  # a server that lists no models
+            return
+        models = answer.get("data")
+        first = models[0] if isinstance(models, list) and models and isinstance(models[0], dict) else {}
+        context = first.get("max_model_len")
+        self._context = context if isinstance(context, int) and context > 0 else None
 
     async def observe(self) -> Observation | None:
         """See `ServerClient`."""
         return await read_metrics(self._connections, self.url)
 
     async def generate(self, request: GenerateRequest) -> Completion:
-        """See `ServerClient`."""
+        """See `ServerClient`. A completion may fill the context, as by our route; vLLM's own refuses to be asked for more."""
+        most = request.sampling.max_tokens
+        if self._context is not None:
+            most = min(most, max(1, self._context - len(request.prompt_ids)))
         body = orjson.dumps(
             {
                 "model": self._name(request.model),
                 "prompt": np.ascontiguousarray(request.prompt_ids),
-                "max_tokens": request.sampling.max_tokens,
+                "max_tokens": most,
                 "temperature": request.sampling.temperature,
                 "top_p": request.sampling.top_p,
                 "top_k": request.sampling.top_k,
                 "min_p": request.sampling.min_p,
                 "stop": list(request.sampling.stop),
+                # A stop string may be a special token.
+                "skip_special_tokens": False,
+                "spaces_between_special_tokens": False,
                 "repetition_penalty": 1.0,
                 "stop_token_ids": list(request.sampling.stop_token_ids),
                 "logprobs": 0,

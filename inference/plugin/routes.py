@@ -150,6 +150,9 @@ class CounterpointRoutes:
             flat_logprobs=True,
             # Stop strings are searched in the text, which is not needed otherwise.
             detokenize=bool(request.sampling.stop),
+            # A stop string may be a special token.
+            skip_special_tokens=False,
+            spaces_between_special_tokens=False,
             routed_experts_prompt_start=request.routed_experts_start,
             output_kind=RequestOutputKind.FINAL_ONLY,
             # vLLM copies the parameters deeply otherwise; these are no one else's.

@@ -74,6 +74,32 @@ async def test_a_stop_string_ends_a_completion_with_the_very_tokens_that_complet
             assert np.abs(warm.log_probabilities - expected).max() < TOLERANCE
 
 
+async def test_a_stop_string_that_is_a_special_token_stops(moe_server: ServerProcess) -> None:
+    tokenizer = Tokenizer.from_file(f"{moe_server.config.model}/tokenizer.json")
+    stops = ("<start>", "<pad>", "<unused>")
+    ids = {tokenizer.token_to_id(stop) for stop in stops}
+    # The widest that vLLM takes: what a configuration may say, it does.
+    sampling = SamplingParameters(2.0, 900, (END,), stops, top_p=1.0, top_k=2**31 - 1, min_p=0.0)
+    async with clients_of(moe_server) as clients:
+        for client in clients:
+            for _ in range(100):
+                completion = await client.generate(request(moe_server, sampling))
+                if written := ids & set(completion.token_ids.tolist()):
+                    break
+            assert written == {completion.token_ids[-1]}
+            assert completion.finish_reason == "stop"
+
+
+async def test_a_completion_may_fill_the_context_at_a_stock_server(moe_server: ServerProcess) -> None:
+    context = moe_server.config.max_model_len
+    async with clients_of(moe_server) as clients:
+        for client in clients:
+            await client.identify()
+            asked = request(moe_server, replace(GREEDY, max_tokens=context))
+            completion = await client.generate(asked)
+            assert (completion.finish_reason, len(completion.token_ids)) == ("length", context - len(PROMPT))
+
+
 def truncated_log_probabilities(
     server: ServerProcess, completion: Completion, sampling: SamplingParameters
 ) -> Float32Array:

@@ -48,6 +48,27 @@ def test_a_template_variable_that_the_model_does_not_know_is_refused_before_anyt
         check_fit(job(openning="Hm"))
 
 
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+def test_an_end_of_turn_that_the_vocabulary_lacks_is_refused_before_anything_starts(
+    name: str, job_file: Path, tmp_path: Path
+) -> None:
+    model = make_toy_model(tmp_path)
+    (model / "config.json").write_text('{"vocab_size": 300}')
+    job = load(JobConfig, job_file, []).with_model(model)
+    (model / name).write_text('{"vocab_size": 300, "eos_token_id": [0, 299]}')
+    check_fit(job)
+    (model / name).write_text('{"vocab_size": 300, "eos_token_id": [0, 300]}')
+    with pytest.raises(UserError, match=r"eos_token_id = 300 in .* is not among the 300 tokens"):
+        check_fit(job)
+
+
+def test_min_p_with_speculative_decoding_is_refused_before_anything_starts(job_file: Path) -> None:
+    draft = ["--inference.extra_args", '["--speculative-config={}"]']
+    load(JobConfig, job_file, draft)
+    with pytest.raises(UserError, match=r"sampling\.min_p = 0.1: vLLM refuses min_p with speculative decoding"):
+        load(JobConfig, job_file, [*draft, "--orchestrator.sampling.min_p", "0.1"])
+
+
 def test_a_context_above_the_models_own_is_refused_before_anything_starts(job_file: Path, tmp_path: Path) -> None:
     model = make_toy_model(tmp_path)
     (model / "config.json").write_text('{"max_position_embeddings": 512}')

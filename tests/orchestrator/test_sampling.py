@@ -45,6 +45,16 @@ def test_a_key_of_an_environment_replaces_the_runs_and_leaves_the_others(key: st
     assert resolved(configured(run_wide, {key: OWN[key]})) == run_wide | {key: OWN[key]}
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("temperature", 8.0), ("temperature", 0.0), ("top_p", 0.0), ("min_p", 1.1), ("top_k", 2**31), ("stop", [""])],
+)
+def test_what_vllm_refuses_for_every_request_is_refused_in_the_file(key: str, value: Any) -> None:
+    for run_wide, own in (({key: value}, {}), ({}, {key: value})):
+        with pytest.raises(ValidationError, match=key):
+            configured(run_wide, own)
+
+
 def test_every_key_can_be_an_environments_own() -> None:
     assert list(SamplingOverrides.model_fields) == list(SamplingConfig.model_fields) == list(OWN)
 
