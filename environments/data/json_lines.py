@@ -6,6 +6,7 @@ longer is one.
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import os
 import weakref
@@ -87,6 +88,8 @@ def _scan(descriptor: int) -> tuple[Int64Array, str]:
     found = [np.zeros(1, np.int64)]
     end = 0
     for position, chunk in chunks(descriptor):
+        if position == 0 and chunk.startswith(codecs.BOM_UTF8):  # as some editors begin a file
+            found[0][0] = len(codecs.BOM_UTF8)
         hashed.update(chunk)
         found.append(np.flatnonzero(np.frombuffer(chunk, np.uint8) == _NEWLINE) + (position + 1))
         end = position + len(chunk)

@@ -82,7 +82,8 @@ class AgentEnvironment:
     def example(self, index: int) -> Example:
         """See `Environment`."""
         row = self._rows[index]
-        prompt, answer = row.get("prompt"), row.get("answer", "")
+        prompt, answer = row.get("prompt"), row.get("answer")
+        answer = "" if answer is None else answer
         if not isinstance(prompt, str):
             raise DataError(f"{self._rows.where(index)}: prompt is {prompt!r:.80}; expected text")
         info = {name: value for name, value in row.items() if name not in ("prompt", "answer")}

@@ -110,10 +110,9 @@ class SingleTurn:
         if self._answer not in row:
             raise ValueError(f"{where}: {lacks(self._answer, list(row))} (`answer`, which may be empty)")
         value = row[self._answer]
-        if not isinstance(value, str | int | float):
-            raise ValueError(
-                f"{where}: {self._answer!r} (`answer`) is {type(value).__name__}; expected text or a number"
-            )
+        if not isinstance(value, str | int | float) or value != value:
+            found = "NaN" if isinstance(value, float) else type(value).__name__
+            raise ValueError(f"{where}: {self._answer!r} (`answer`) is {found}; expected text or a number")
         text = str(value)
         if self._answer_pattern is None:
             return text

@@ -22,12 +22,16 @@ class Template:
         self.fields = frozenset(match[1] for match in _FIELD.finditer(text) if match[1])
 
     def fill(self, values: Mapping[str, Any], where: str) -> str:
-        """Returns the text with `values`; those that are no text as JSON. Raises `ValueError` for one that is missing."""
+        """Returns the text with `values`; those that are no text as JSON. Raises `ValueError` for one missing, null or NaN."""
         for field in self.fields:
             if field not in values:
                 raise ValueError(
                     f"{where} has no column {field!r} for `{self._name}`; it has {', '.join(map(str, values))}. "
                     "Braces that are meant as such are doubled: {{" + field + "}}"
+                )
+            if values[field] is None or values[field] != values[field]:
+                raise ValueError(
+                    f"{where}: the column {field!r} for `{self._name}` is {_as_text(values[field])}; expected a value"
                 )
         return _FIELD.sub(lambda match: _as_text(values[match[1]]) if match[1] else match[0][0], self._text)
 

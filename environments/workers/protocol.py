@@ -14,6 +14,7 @@ import msgpack
 import numpy as np
 import orjson
 
+from transport.json_values import encode_values
 from transport.records import Rollout, Turn
 
 Message = list[Any]
@@ -52,8 +53,6 @@ MAX_ERROR = 2000
 """Characters of an error."""
 MAX_CONTAINER = 65536
 
-_JSON = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
-
 
 class ProtocolError(ValueError):
     """A frame or message is none of ours."""
@@ -83,7 +82,7 @@ def encoded(name: str, value: object) -> bytes:
     if not isinstance(value, dict):
         raise ValueError(f"the environment left a {name} of type {type(value).__name__}; expected a dictionary")
     try:
-        data = orjson.dumps(value, option=_JSON)
+        data = encode_values(value)
     except Exception as error:
         raise ValueError(f"the environment left a {name} that is not JSON-serialisable: {error}") from error
     if len(data) > MAX_STATE_BYTES:

@@ -22,6 +22,7 @@ import orjson
 
 from transport.arrays import AnyArray, pack_arrays, unpack_arrays
 from transport.files.atomic import Buffer, as_bytes_view, write_buffers
+from transport.json_values import encode_values
 from transport.process.yield_gil import yielding_gil
 from transport.records import TOKEN_COLUMNS, Int32Array, OpponentTurn, Rollout, SavedState, Turn
 
@@ -65,7 +66,6 @@ _TURN_TYPES = {
     "player": str,
     "untrained": bytes | bytearray,
 }
-_JSON = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 
 
 class StateError(ValueError):
@@ -146,7 +146,7 @@ def _encoded(name: str, value: object) -> bytes:
     if not isinstance(value, dict):
         raise StateError(f"the environment left a {name} of type {type(value).__name__}; expected a dictionary")
     try:
-        return orjson.dumps(value, option=_JSON)
+        return encode_values(value)
     except Exception as error:
         raise StateError(f"the environment left a {name} that is not JSON-serialisable: {error}") from error
 

@@ -21,7 +21,7 @@ def read_toml(file: Path) -> Table:
 def read_text(file: Path) -> str:
     """Reads a file's text. Raises `UserError` for one that is missing or unreadable."""
     try:
-        return file.read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise UserError(f"{file}: there is no such file") from None
     except (OSError, UnicodeDecodeError) as error:

@@ -67,6 +67,18 @@ def test_blank_lines_and_ends_of_lines_change_nothing(
     assert [loaded.where(index) for index in range(len(rows))] == [f"{path}:{number}" for number in numbers]
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_row(tmp_path: Path) -> None:
+    for text, rows in (('{"a": 1}\n{"a": 2}\n', [{"a": 1}, {"a": 2}]), ('\n{"a": 1}', [{"a": 1}])):
+        path = tmp_path / "marked.jsonl"
+        path.write_text(text, encoding="utf-8-sig")
+        found = load_rows({"path": str(path)})
+        assert list(found) == rows
+        assert found.where(0) == f"{path}:{text[: text.index('{')].count(chr(10)) + 1}"
+    path.write_text("", encoding="utf-8-sig")
+    with pytest.raises(DataError, match="holds no row"):
+        load_rows({"path": str(path)})
+
+
 def test_lines_across_pieces_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_lines(tmp_path / "some.jsonl", WRITTEN)
     whole = load_rows({"path": str(path)}).fingerprint

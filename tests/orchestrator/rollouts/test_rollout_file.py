@@ -98,6 +98,7 @@ def test_arrays_are_written_by_reference() -> None:
 
 def test_a_state_that_cannot_be_saved_is_named() -> None:
     assert saved_state(make_rollout(state={"fine": {1: "x"}})) == SavedState(b"{}", b'{"fine":{"1":"x"}}')
+    assert saved_state(make_rollout(state={"worst": float("nan")})).state == b'{"worst":"NaN"}'
     states: list[Any] = [{"file": object()}, {"size": 2**64}, {"name": "caf\udce9"}, ["a list"]]
     for state in states:
         with pytest.raises(StateError, match="the environment left a state"):
