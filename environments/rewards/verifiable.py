@@ -50,7 +50,7 @@ class _OfProcesses:
 
 
 class MathReward(_OfProcesses):
-    """Compares mathematical expressions by the library math-verify."""
+    """Compares an answer by the library math-verify, as `mathematics.py` has it read."""
 
     def __init__(self, config: MathConfig, name: str, processes: BoundedProcesses) -> None:
         """Raises `ValueError` where the library is missing."""
@@ -60,8 +60,8 @@ class MathReward(_OfProcesses):
             raise ValueError('kind = "math" needs the library math-verify: pip install "counterpoint[math-verify]"')
 
     async def score(self, attempt: Attempt) -> Value:
-        """See `RewardFunction`. Raises `ValueError` for an answer that is no mathematics."""
-        gold = as_delimited(attempt.example.answer)
+        """See `RewardFunction`. Raises `ValueError` for an answer that cannot be read."""
+        gold = attempt.example.answer
         try:
             answer = await self._compare(gold, attempt.completion)
         except OverLimit:
@@ -85,17 +85,8 @@ class MathReward(_OfProcesses):
     async def _compare(self, gold: str, text: str) -> dict[str, object]:
         config = self._config
         return await self._run(
-            "mathematics", gold=gold, text=text, float_rounding=config.float_rounding, strict=config.strict
+            "mathematics", answer=gold, text=text, float_rounding=config.float_rounding, strict=config.strict
         )
-
-
-def as_delimited(answer: str) -> str:
-    r"""Returns an answer such that math-verify reads all of it: LaTeX without delimiters gets a pair of `$`.
-
-    It would otherwise find the first number in `\frac{1}{2}`.
-    """
-    has_delimiters = any(mark in answer for mark in ("$", r"\(", r"\[", r"\boxed", r"\begin"))
-    return f"${answer}$" if "\\" in answer and not has_delimiters else answer
 
 
 class ExactReward(_OfProcesses):

@@ -1,8 +1,8 @@
 """A process that works on hostile text: compares mathematics, searches with regular expressions, calls a user's function.
 
 `processes.py` starts it by this file's path and speaks with it over its standard streams: frames of JSON, each after its length.
-It imports nothing of ours, so that it starts quickly and holds no secret. The kernel kills it once a task takes more processor
-time than allowed (`ITIMER_PROF`), whatever code runs at that moment; memory is limited, too.
+It imports nothing of ours before a task needs it, so that it starts quickly, and holds no secret. The kernel kills it once a task
+takes more processor time than allowed (`ITIMER_PROF`), whatever code runs at that moment; memory is limited, too.
 """
 
 from __future__ import annotations
@@ -28,20 +28,26 @@ _NICENESS = 5
 _LENGTH = struct.Struct("<I")
 
 
-def compare_mathematics(gold: str, text: str, float_rounding: int, strict: bool) -> dict[str, Any]:
-    """Returns whether the last answer in `text` equals `gold`, as math-verify decides.
+def compare_mathematics(answer: str, text: str, float_rounding: int, strict: bool) -> dict[str, Any]:
+    """Returns whether the answer in `text` equals `answer`, as math-verify decides where it is no text.
 
-    An empty `text` only tells whether `gold` can be read. The library's own time limits are off: they are of a clock's time, so a
-    busy machine would change a reward.
+    An empty `text` only tells whether `answer` can be read. The library's own time limits are off: they are of a clock's time, so
+    a busy machine would change a reward.
     """
     from math_verify import parse, verify
 
-    expected = parse(gold, parsing_timeout=None)
-    if not expected:
+    from environments.rewards.mathematics import answer_in, end_of, plain, read
+
+    expected = read(answer)
+    if expected.kind == "text":
+        found = plain(end_of(text))
+        return {"equal": found == expected.text, "found": bool(found)}
+    gold = parse(expected.text, parsing_timeout=None)
+    if not gold:
         return {"fault": "the expected answer has no mathematical expression"}
-    found = parse(text, parsing_timeout=None) if text else []
-    equal = bool(found) and verify(expected, found, float_rounding=float_rounding, strict=strict, timeout_seconds=None)
-    return {"equal": bool(equal), "found": bool(found)}
+    target = parse(answer_in(text, expected.kind), parsing_timeout=None) if text else []
+    equal = bool(target) and verify(gold, target, float_rounding=float_rounding, strict=strict, timeout_seconds=None)
+    return {"equal": bool(equal), "found": bool(target)}
 
 
 def search(pattern: str, text: str) -> dict[str, Any]:

@@ -1,0 +1,172 @@
+r"""What an answer of a data set, and the end of a completion, are given to math-verify as.
+
+Left alone, the library looks for the last number of a text without LaTeX: it finds 2 in `2x`, 11 in `11:30`, and nothing in
+`p - q`. So an answer is a number, a formula that is read as a whole, or text that is compared as text; it says how a completion
+is read.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+_NUMBER = re.compile(
+    r"(?P<sign>[-+]?)[$€£¥₹₽₪₩₫฿]?(?P<digits>-?(?:\d{1,3}(?:[ ,]\d{3})+|\d+)?(?:\.\d+)?(?:/\d+)?)"
+    r"(?:(?P<percent>\s*(?:%|percent\b))|\s*°[CF]?"
+    r"|(?:st|nd|rd|th|[cmk]m|kg|mg|ml|hrs?|min|lbs?|oz|mph)\b|\s(?-i:[mgslhNJWVK])(?:\^?[23])?\b)?"
+    r"(?:\s+[^\W\d_]{2,}\.?)*",
+    re.IGNORECASE,
+)
+"""With thousands apart, as a fraction, of a currency, in percent, or with a unit, which math-verify leaves aside, too."""
+_TIME = re.compile(r"\d{1,2}(?::\d{2}){0,2}\s*[ap]\.?m\.?|\d{1,2}:\d{2}(?::\d{2})?", re.IGNORECASE)
+_OPERATORS = re.compile(r"[+*/^=<>≤≥≠|_(\[{√∞]|(?<!\w)-|-(?!\w)")
+_STYLE = r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)"
+_STYLED = re.compile(rf"{_STYLE}\s*\{{[^{{}}\\]*\}}")
+
+_NAMES = "arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|log|ln|exp|pi|theta|alpha|beta|gamma|lambda|phi"
+_NAME = re.compile(rf"(?<![\\A-Za-z])(?:{_NAMES})(?![A-Za-z])")
+_NO_WORD = re.compile(rf"(?<![\\A-Za-z])(?:{_NAMES}|sqrt|inf|infty|infinity|and|or)(?![A-Za-z])")
+_SIGNS = {
+    "\N{MINUS SIGN}": "-", "\N{EN DASH}": "-", "\N{MULTIPLICATION SIGN}": r"\times ", "·": r"\cdot ", "÷": r"\div ",
+    "π": r"\pi ", "∞": r"\infty ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "\N{UNION}": r"\cup ", "∩": r"\cap ", "∈": r"\in ",
+    "θ": r"\theta ",
+}  # fmt: skip
+_WRITTEN = [
+    (re.compile(r"(?<=[\w)}])\*\*(?=[\w({\\-])"), r"^"),
+    (re.compile(r"√\s*(?:\(([^()]*)\)|(\w+))"), r"\\sqrt{\1\2}"),
+    (re.compile(r"(?<![\w.,/^])(\d+) +(\d+)/(\d+)(?![\w/])"), r"(\1+\\frac{\2}{\3})"),
+    (re.compile(r"(?<![\w.])(\d+(?:\.\d*)?)[eE]\+?(-?\d+)(?![\w.])"), r"\1 \\cdot 10^{\2}"),
+]
+"""Powers as in Python, roots, mixed numbers, numbers with an exponent."""
+
+_FORMULA_ALONE = re.compile(
+    r"(?:[A-Za-z][:)] +)?"
+    r"(?P<formula>[\w(\[{√∞.|\u2212\u2013-](?!>)[\w\s+*/^=<>().,:|\[\]{}√∞\xd7·÷≤≥%°\u2212\u2013-]*)"
+)
+"""As the end of a completion, maybe after a letter as in `A: 5`. No sentence, no exclamation, no arrow before a number."""
+_WITH_UNIT = re.compile(r"[^A-Za-z]*\d[mgslhNJWVK](?:\^?[23])?")
+_OPENS_MATH = re.compile(r"(?<!\\)\$[^$]*(?<!\\)\$|\\\(|\\\[|\\boxed")
+_MARKER = re.compile(r"\banswer\b(?:\s+is\b)?[\s:=*>]*", re.IGNORECASE)
+_FORMULA = re.compile(r"\$([^$]+)\$|\\\(((?:(?!\\\)).)+)\\\)|\\\[((?:(?!\\\]).)+)\\\]")
+_LONGEST = 2000
+"""Characters of an answer. What is longer is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer of the data, and how completions are compared with it."""
+
+    kind: Literal["number", "formula", "text"]
+    """`number`: by whatever number the library finds in a completion. `formula`: by a formula, which is the end of a completion
+    that has no LaTeX. `text`: by the letters of its end."""
+    text: str
+    """For the library; of the kind `text` as `plain` returns it."""
+
+
+def read(answer: str) -> Answer:
+    """Returns how an answer is compared. One that has delimiters, such as `$`, is a formula as it is."""
+    answer = answer.strip()
+    if has_delimiters(answer):
+        return Answer("formula", answer)
+    if _TIME.fullmatch(answer) or _is_text(answer):
+        return Answer("text", plain(answer))
+    number = as_number(answer)
+    return Answer("formula", f"${in_latex(answer)}$") if number is None else Answer("number", number)
+
+
+def has_delimiters(text: str) -> bool:
+    r"""Whether a text has a formula between `$`, `\(` or `\[`, or in `\boxed`. A single `$` is a currency."""
+    return _OPENS_MATH.search(text) is not None
+
+
+def as_number(text: str) -> str | None:
+    """Returns the digits of a number, with its sign and `%`; None for what is no number."""
+    found = _NUMBER.fullmatch(text)
+    if found is None or not any(map(str.isdigit, found["digits"])) or _TIME.fullmatch(text):
+        return None
+    return found["sign"].replace("+", "") + found["digits"] + ("%" if found["percent"] else "")
+
+
+def in_latex(text: str) -> str:
+    """Returns a text whose formulas are LaTeX, for the signs and names that are written without a backslash."""
+    for written, latex in _WRITTEN:
+        text = written.sub(latex, text)
+    for sign, latex in _SIGNS.items():
+        text = text.replace(sign, latex)
+    return _NAME.sub(r"\\\g<0>", text)
+
+
+def answer_in(completion: str, kind: Literal["number", "formula"]) -> str:
+    """Returns what math-verify is given of a completion: its end, if that is a number or a formula; else the completion.
+
+    A completion with delimiters is given as it is, unless its end is a number with a unit.
+    """
+    end = end_of(completion)
+    if (number := as_number(end)) is not None:
+        return number
+    if _TIME.fullmatch(end):
+        return f"$\\text{{{end}}}$"
+    if has_delimiters(completion):
+        return in_latex(completion)
+    alone = _FORMULA_ALONE.fullmatch(end)
+    if kind == "number" and (alone is None or _longest_word(end) > 1 or _WITH_UNIT.fullmatch(end)):
+        return completion
+    return f"${in_latex(end if alone is None else alone['formula'])}$"
+
+
+def _longest_word(text: str) -> int:
+    return max(map(len, re.findall(r"[^\W\d_]+", _NO_WORD.sub("", text))), default=0)
+
+
+def _is_text(answer: str) -> bool:
+    """Whether an answer is text: a letter, a word, several, or numbers among words."""
+    answer = plain(answer) if _STYLED.fullmatch(answer) else re.sub(r"\A\((\w)\)\Z", r"\1", answer)
+    longest = _longest_word(answer)
+    if "\\" in answer or not longest or as_number(answer) is not None:
+        return False
+    if _OPERATORS.search(answer):
+        return longest > 3
+    return longest > 1 or len(answer) == 1
+
+
+def end_of(completion: str) -> str:
+    r"""Returns what a completion gives as its answer; empty if there is none.
+
+    It is what the last `\boxed` holds, else what follows the last "answer" of the last line, else the last formula there, else
+    that line.
+    """
+    if (start := completion.rfind(r"\boxed")) >= 0:
+        return _braced(completion[start + len(r"\boxed") :])
+    line = completion.rstrip().rpartition("\n")[2].strip()
+    line = line.removesuffix("</answer>")
+    if len(line) > _LONGEST:
+        return ""
+    *_, marker = [None, *_MARKER.finditer(line)]
+    if marker is not None:
+        line = line[marker.end() :]
+    elif formulas := list(_FORMULA.finditer(line)):
+        line = formulas[-1][0]
+    line = line.strip(" \t*_`\"'").removesuffix(".").strip(" \t*_`\"'")
+    formula = _FORMULA.fullmatch(line)
+    return line if formula is None else next(filter(None, formula.groups())).strip()
+
+
+def _braced(text: str) -> str:
+    """Returns what stands between the braces, or the next character without any."""
+    text = text.lstrip()
+    if not text.startswith("{"):
+        return text[:1]
+    depth = 0
+    for index, letter in enumerate(text[:_LONGEST]):
+        depth += (letter == "{") - (letter == "}")
+        if depth == 0:
+            return text[1:index].strip()
+    return ""
+
+
+def plain(text: str) -> str:
+    r"""Returns text as it is compared: without spaces, delimiters, styles such as `\text`, case, parentheses of a letter."""
+    text = re.sub(rf"{_STYLE}\b|\\[,;:! ()\[\]]|[$~{{}}]|\s", "", text).casefold()
+    text = re.sub(r"\.(?!\d)", "", text)
+    return text[1:-1] if re.fullmatch(r"\([^\W\d_]\)", text) else text
