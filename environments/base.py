@@ -62,6 +62,8 @@ class EnvironmentContext:
     """The model's directory, with tokenizer and chat template."""
     seed: int
     """The run's."""
+    own_process: bool = False
+    """Whether it has a process of its own, so that its code may hold up the loop, and set signal handlers."""
 
 
 class Model(Protocol):

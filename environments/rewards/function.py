@@ -11,10 +11,13 @@ from typing import Any
 
 from environments.base import EnvironmentContext
 from environments.import_path import import_advice
+from environments.main_thread import NeedsMainThread, uses_signals, without_signals
 from environments.rewards.base import Attempt, Value, as_value
 from environments.rewards.config import FunctionConfig
 from environments.rewards.processes import BoundedProcesses, OverLimit
 from environments.rewards.verifiable import seconds_for
+
+_REMEDY = 'give the part isolation = "process", or switch such limits off'
 
 
 class FunctionFailed(RuntimeError):
@@ -25,12 +28,17 @@ class FunctionReward:
     """Calls `function(example, completion, state)`: on the loop if it is async, else in a thread or a process."""
 
     def __init__(self, config: FunctionConfig, name: str) -> None:
-        """Raises `ValueError` for a path that names no function of three arguments."""
+        """Raises `ValueError` for a path that names no function of three arguments, or one that cannot run in a thread."""
         self._config = config
         self._where = f"part {name!r}: {config.path}"
         self._function = _load(config.path)
         self._is_async = inspect.iscoroutinefunction(self._function)
         self._processes = None
+        if config.isolation == "thread" and not self._is_async:
+            try:
+                uses_signals([self._function.__module__], _REMEDY)
+            except NeedsMainThread as error:
+                raise ValueError(f"{self._where}: {error}") from error
         if config.isolation == "process":
             self._processes = BoundedProcesses(memory_bytes=config.memory_mb * 2**20, keeps_environment=True)
 
@@ -45,7 +53,10 @@ class FunctionReward:
             if self._is_async:
                 returned = await self._function(attempt.example, attempt.completion, attempt.state)
             else:
-                returned = await asyncio.to_thread(self._function, attempt.example, attempt.completion, attempt.state)
+                with without_signals(_REMEDY):
+                    returned = await asyncio.to_thread(
+                        self._function, attempt.example, attempt.completion, attempt.state
+                    )
         except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:  # raised in a task, they end the event loop
             raise FunctionFailed(f"{self._where} raised {type(error).__name__}: {error}") from error
         return as_value(returned, self._where)

@@ -32,6 +32,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ArgsKwargs
 
 from environments.chat import Tool
+from environments.main_thread import NeedsMainThread, uses_signals
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
 """What the templates and parsers of the usual models take."""
@@ -97,6 +98,11 @@ def tool_from(function: Callable[..., Any], name: str | None = None) -> ToolFunc
         if argument in schema.get("properties", {}):
             schema["properties"][argument].setdefault("description", text)
     is_async, takes_state = inspect.iscoroutinefunction(function), _HIDDEN in signature.parameters
+    if not is_async:
+        try:
+            uses_signals([function.__module__], "a tool that is no `async def` runs in a thread")
+        except NeedsMainThread as error:
+            raise ValueError(f"tool {name!r}: {error}") from error
 
     async def call(arguments: dict[str, Any], state: dict[str, Any]) -> Any:
         try:

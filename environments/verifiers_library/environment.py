@@ -8,17 +8,20 @@ when an environment is constructed.
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from environments.base import EnvironmentContext, Example, Model, Score
-from environments.verifiers_library.own_loop import OwnLoop
+from environments.main_thread import uses_signals, without_signals
+from environments.verifiers_library.own_loop import OwnLoop, SameLoop
 from transport.records import Rollout
 
 if TYPE_CHECKING:
     from environments.verifiers_library.playing import Stage
 
 CLOSE_SECONDS = 20.0
+_REMEDY = "set workers = 1 or more for this environment: it then runs in the main thread of processes of its own"
 
 
 class Verifiers:
@@ -54,7 +57,7 @@ class Verifiers:
         if unknown := set(trained) - set(names := loading.agent_names(self._env)):
             raise ValueError(f"trained: {sorted(unknown)} are no agents of this environment; it has {', '.join(names)}")
         self._trained = frozenset(trained)
-        self._loop: OwnLoop | None = None
+        self._loop: OwnLoop | SameLoop | None = None
         self._stage: Stage | None = None
 
     def __len__(self) -> int:
@@ -69,10 +72,17 @@ class Verifiers:
         )
 
     async def start(self, context: EnvironmentContext) -> None:
-        """Starts what all episodes share: the library's interception server, tool servers of the taskset, the author's own."""
+        """Starts what all episodes share: the library's interception server, tool servers of the taskset, the author's own.
+
+        Raises `NeedsMainThread` for an author's code that sets alarms, unless the environment has a process of its own.
+        """
         from environments.verifiers_library.playing import Stage
 
-        self._loop = OwnLoop(f"verifiers-{context.name}")
+        if context.own_process:
+            self._loop = SameLoop()
+        else:
+            uses_signals(self._modules(), _REMEDY)
+            self._loop = OwnLoop(f"verifiers-{context.name}")
         self._stage = Stage(self._env, self._trained)
         await self._loop.run(self._stage.open(context.directory))
 
@@ -94,7 +104,14 @@ class Verifiers:
         if self._loop is None or self._stage is None:
             raise RuntimeError("the environment was not started")
         played = self._stage.play(self._tasks[example.index], model, asyncio.get_running_loop())
-        state.update(await self._loop.run(played))
+        with without_signals(_REMEDY):
+            state.update(await self._loop.run(played))
+
+    def _modules(self) -> set[str]:
+        """Returns the modules of the environment's author. What the library does itself is seen when it asks for signals."""
+        parts = [self._env, self._env.taskset, *self._tasks[:1]]
+        names = {each.__module__ for part in parts for each in type(part).__mro__}
+        return {name for name in names if name.partition(".")[0] not in ("verifiers", *sys.stdlib_module_names)}
 
     async def score(self, example: Example, rollout: Rollout) -> Score:
         """Returns the reward that the library gave, or that of each trained run.

@@ -54,6 +54,17 @@ class OwnLoop:
             self._loop.close()
 
 
+class SameLoop:
+    """The caller's loop in its place, in a process of the environment's: its main thread may set signal handlers."""
+
+    async def run(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Runs `work` and returns its result."""
+        return await work
+
+    async def close(self, seconds: float) -> None:
+        """Nothing: the caller ends what still runs."""
+
+
 async def on_loop(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Result]) -> Result:
     """Runs `work` on another loop, with the caller's context, and returns its result."""
     if loop is asyncio.get_running_loop():

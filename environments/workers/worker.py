@@ -67,11 +67,12 @@ class Worker:
         from environments.registry import load_here  # loads the operator's module: after HELLO
 
         config = EnvironmentConfig.model_validate(self._boot.environment)
-        context = EnvironmentContext(config.name, Path(self._boot.directory), Path(self._boot.model), self._boot.seed)
+        directory, model = Path(self._boot.directory), Path(self._boot.model)
+        context = EnvironmentContext(config.name, directory, model, self._boot.seed, own_process=True)
         try:
             environment = load_here(config)
             async with started(environment, context):
-                self._player = Player(environment, Path(self._boot.model), self._send)
+                self._player = Player(environment, model, self._send)
                 self._send([protocol.READY, len(environment), environment.group_scoring])
                 await self._leaving.wait()
                 await self._player.close()

@@ -124,8 +124,9 @@ async def observe(
     seen = Observations(config.name, config.kind, config.rollout_timeout_seconds, len(environment))
     parameters = sampling_parameters(sampling, chat)
     before = _Leftovers.now()
+    context = EnvironmentContext(config.name, directory, model, seed=0, own_process=config.workers > 0)
     with LoopBlame(BLAME_SECONDS) as blame:
-        async with started(environment, EnvironmentContext(config.name, directory, model, seed=0)):
+        async with started(environment, context):
             for number in range(plan.rounds):
                 await _play_round(seen, config, environment, chat, pool, parameters, plan, number, say)
                 seen.memory.append(await asyncio.to_thread(_settled_memory))

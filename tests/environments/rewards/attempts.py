@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 from typing import Any
 
 from environments.base import Example
@@ -52,6 +53,15 @@ async def waits(example: Example, completion: str, state: dict[str, Any]) -> flo
 
 def no_reward(one: int) -> float:
     return 0.0
+
+
+def hidden_alarm(example: Example, completion: str, state: dict[str, Any]) -> float:
+    try:
+        library = importlib.import_module("signal")
+        library.signal(14, library.SIG_DFL)
+    except ValueError:
+        return 0.0
+    return 1.0
 
 
 NOT_A_FUNCTION = 5

@@ -91,6 +91,6 @@ def test_several_answers_are_none(answer: str) -> None:
 @given(st.text(max_size=60) | st.text("12 /.,-$\\(){}[]boxed answer:x√", max_size=60))
 def test_any_text_can_be_read(text: str) -> None:
     for kind in ("number", "formula"):
-        answer_in(text, kind)  # type: ignore[arg-type]
+        answer_in(text, kind)
     assert read(text).kind in ("number", "formula", "text")
     assert len(plain(end_of(text))) <= 2 * len(text)

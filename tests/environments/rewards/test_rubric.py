@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from environments.main_thread import NeedsMainThread
 from environments.rewards.base import as_value
 from environments.rewards.rubric import Rubric
 from tests.environments.rewards import attempts
@@ -130,3 +131,16 @@ async def test_a_function_in_a_process_costs_its_own_rollout_only(rubric: MakeRu
             await score(made, completion)
     assert (await score(made, "print")).reward == 0.5  # what it prints is no answer
     assert (await score(made, "well")).reward == 0.5
+
+
+@pytest.mark.slow
+async def test_functions_that_set_alarms_need_a_process(rubric: MakeRubric) -> None:
+    """One that hides it, and catches what it gets for it, gives no reward, either."""
+    function = {"kind": "function", "path": "tests.environments.rewards.alarms:equal"}
+    with pytest.raises(ValueError, match=r"part 'function': .*alarms\.py uses math_verify.*isolation"):
+        rubric(function)
+    made = rubric(function | {"isolation": "process"})
+    assert [(await score(made, text, "42")).reward for text in ("42", "43")] == [1.0, 0.0]
+    hidden = rubric({"kind": "function", "path": "tests.environments.rewards.attempts:hidden_alarm"})
+    with pytest.raises(NeedsMainThread, match="isolation"):
+        await score(hidden, "42")

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from environments.base import Reply, ToolCall
+from environments.base import EnvironmentContext, Reply, ToolCall
 from environments.chat import Chat
 from environments.config import EnvironmentConfig
+from environments.main_thread import NeedsMainThread
 from environments.registry import load_environment
 from environments.reward import as_rewards
 from environments.scripted import ScriptedModel
@@ -53,6 +54,26 @@ async def test_one_turn(chat: Chat, running: Running) -> None:
     assert rollout.metrics == {
         "turns": 1, "truncated": 0, "timed_out": 0, "reward/exact": 0, "reward/length": 1, "letters": 4,
     }  # fmt: skip
+
+
+async def test_what_sets_alarms_runs_in_the_main_thread_or_not_at_all(
+    chat: Chat, running: Running, tmp_path: Path
+) -> None:
+    """The library's own reward gives 0 for whatever is raised, so that a failure alone would go unseen."""
+    with pytest.raises(NeedsMainThread, match=r"sums\.py uses math_verify.*workers"):
+        async with running("sums"):
+            pass
+    async with running("hidden_sums") as environment:
+        with pytest.raises(NeedsMainThread, match=r"math_verify.*workers"):
+            await played(environment, ScriptedModel(chat, ["42"]))
+    for sample, reward in (("sums", 2.0), ("hidden_sums", 1.0)):
+        environment = Verifiers(id=f"{__package__}.samples.{sample}")
+        await environment.start(EnvironmentContext("library", tmp_path / sample, tmp_path, seed=0, own_process=True))
+        try:
+            assert (await played(environment, ScriptedModel(chat, ["42"]))).reward == reward
+            assert (await played(environment, ScriptedModel(chat, ["43"]))).reward == 0
+        finally:
+            await environment.close()
 
 
 async def test_several_turns_are_extended_token_for_token(chat: Chat, running: Running) -> None:

@@ -7,10 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from environments.base import EnvironmentContext
+from environments.chat import Chat
 from environments.config import EnvironmentConfig
+from environments.lifecycle import started
 from environments.registry import load_environment
-from orchestrator.rollouts.play import score_group
-from tests.environments.workers.playing import KIND, playing, wait_until
+from inference.base import SamplingParameters
+from orchestrator.rollouts.play import LoadedEnvironment, PolicyModel, play, score_group
+from tests.environments.workers.playing import KIND, Servers, playing, wait_until
+from transport.records import Rollout
 
 pytestmark = pytest.mark.slow
 
@@ -115,3 +120,21 @@ def test_the_class_is_never_imported_here() -> None:
         load_environment(EnvironmentConfig(name="x", kind=KIND, args={"large": 1}, workers=1))
     environment = load_environment(EnvironmentConfig(name="x", kind="guess-number", args={"largest": 20}, workers=1))
     assert len(environment) == 20
+
+
+async def test_a_worker_runs_code_that_sets_alarms_in_its_main_thread(tmp_path: Path, model: Path) -> None:
+    """Of the verifiers library, whose environments run in a thread where they have no process of their own."""
+    config = EnvironmentConfig(
+        name="sums",
+        kind="verifiers",
+        workers=1,
+        args={"id": "tests.environments.verifiers_library.samples.hidden_sums"},
+    )
+    environment = load_environment(config)
+    async with started(environment, EnvironmentContext("sums", tmp_path, model, 0)):
+        rollout = Rollout("0-0", 0, "sums", 0)
+        parameters = SamplingParameters(temperature=1.0, max_tokens=8, stop_token_ids=(2,))
+        playing_model = PolicyModel(rollout, Chat(model), Servers(), parameters, {})
+        await play(LoadedEnvironment(config, environment), rollout, playing_model)
+    assert (rollout.error, rollout.reward) == (None, 0.0)
+    assert len(rollout.turns) == 1
