@@ -7,14 +7,14 @@ alarms is refused before it runs in a thread, and what is not seen fails when it
 
 from __future__ import annotations
 
+import inspect
 import signal
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from pathlib import Path
-from types import CodeType, FrameType, ModuleType
+from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
 _ALARMS = frozenset(("alarm", "setitimer", "SIGALRM"))
@@ -30,17 +30,26 @@ class NeedsMainThread(RuntimeError):
     """Code that runs in a thread needs the main thread of a process. The message says which, and what to do."""
 
 
-def uses_signals(modules: Iterable[str], remedy: str) -> None:
-    """Raises `NeedsMainThread` if one of these modules, or one of the same package that it uses, sets alarms by its source."""
-    waiting, seen = list(modules), set[str]()
+def uses_signals(roots: Iterable[Any], remedy: str) -> None:
+    """Raises `NeedsMainThread` if one of these functions and classes, or what they use of the same package, sets alarms.
+
+    It goes by the names in their code, so that what is called in a roundabout way is not seen.
+    """
+    waiting, seen = list(roots), set[int]()
     while waiting:
-        module = sys.modules.get(name := waiting.pop())
-        if module is None or name in seen:
+        each = inspect.unwrap(waiting.pop())
+        if id(each) in seen:
             continue
-        seen.add(name)
-        if (what := _alarm_in(module)) is not None:
-            raise NeedsMainThread(f"{module.__file__} uses {what}, and only the main thread of a process may; {remedy}")
-        waiting += {used for used in _used_by(module) if used.partition(".")[0] == name.partition(".")[0]}
+        seen.add(id(each))
+        if isinstance(each, type):
+            waiting += [getattr(value, "__func__", value) for value in vars(each).values() if callable(value)]
+        elif isinstance(each, FunctionType):
+            names = _names(each.__code__)
+            used = {name: each.__globals__[name] for name in names & each.__globals__.keys()}
+            if (what := _alarm_in(names, used)) is not None:
+                place = f"{each.__code__.co_filename}:{each.__code__.co_firstlineno}"
+                raise NeedsMainThread(f"{each.__name__} ({place}) uses {what}, for a main thread only; {remedy}")
+            waiting += [other for other in used.values() if _package(other) == _package(each)]
 
 
 @contextmanager
@@ -68,19 +77,21 @@ def _in_main_thread_only(number: Any, handler: Any) -> Any:
     return _set_handler(number, handler)
 
 
-def _alarm_in(module: ModuleType) -> str | None:
-    path = Path(getattr(module, "__file__", None) or "")
-    if path.suffix != ".py":
-        return None
-    try:
-        names = _names(compile(path.read_bytes(), str(path), "exec"))
-    except (OSError, SyntaxError, ValueError):  # it is loaded, so this is no fault of it
-        return None
-    if "signal" in names and (alarms := _ALARMS & names):
+def _alarm_in(names: set[str], used: Mapping[str, Any]) -> str | None:
+    """Returns what a function with these names in its code uses, the globals among them given."""
+    if (alarms := _ALARMS & names) and (
+        "signal" in names or any(_package(used.get(each)) == "signal" for each in alarms)
+    ):
         return f"signal.{min(alarms)}"
-    if (limits := _WITH_TIME_LIMITS & names) and not names >= _NO_LIMITS:
-        return f"{min(limits)} with its time limits, which are alarms"
+    packages = {_package(value) for value in used.values()}
+    if (packages | names) & _WITH_TIME_LIMITS and not names >= _NO_LIMITS:
+        return "math_verify with its time limits, which are alarms"
     return None
+
+
+def _package(value: Any) -> str:
+    name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+    return str(name).partition(".")[0].removeprefix("_")
 
 
 def _names(code: CodeType) -> set[str]:
@@ -92,12 +103,3 @@ def _names(code: CodeType) -> set[str]:
         elif isinstance(constant, tuple):
             names |= {each for each in constant if isinstance(each, str)}
     return names
-
-
-def _used_by(module: ModuleType) -> set[str]:
-    used = set()
-    for value in vars(module).values():
-        name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
-        if isinstance(name, str):
-            used.add(name)
-    return used

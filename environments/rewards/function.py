@@ -36,7 +36,7 @@ class FunctionReward:
         self._processes = None
         if config.isolation == "thread" and not self._is_async:
             try:
-                uses_signals([self._function.__module__], _REMEDY)
+                uses_signals([self._function], _REMEDY)
             except NeedsMainThread as error:
                 raise ValueError(f"{self._where}: {error}") from error
         if config.isolation == "process":

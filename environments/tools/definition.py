@@ -100,7 +100,7 @@ def tool_from(function: Callable[..., Any], name: str | None = None) -> ToolFunc
     is_async, takes_state = inspect.iscoroutinefunction(function), _HIDDEN in signature.parameters
     if not is_async:
         try:
-            uses_signals([function.__module__], "a tool that is no `async def` runs in a thread")
+            uses_signals([function], "a tool that is no `async def` runs in a thread")
         except NeedsMainThread as error:
             raise ValueError(f"tool {name!r}: {error}") from error
 

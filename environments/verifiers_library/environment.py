@@ -81,7 +81,7 @@ class Verifiers:
         if context.own_process:
             self._loop = SameLoop()
         else:
-            uses_signals(self._modules(), _REMEDY)
+            uses_signals(self._classes(), _REMEDY)
             self._loop = OwnLoop(f"verifiers-{context.name}")
         self._stage = Stage(self._env, self._trained)
         await self._loop.run(self._stage.open(context.directory))
@@ -107,11 +107,13 @@ class Verifiers:
         with without_signals(_REMEDY):
             state.update(await self._loop.run(played))
 
-    def _modules(self) -> set[str]:
-        """Returns the modules of the environment's author. What the library does itself is seen when it asks for signals."""
+    def _classes(self) -> list[type]:
+        """Returns the classes of the environment's author. What the library does itself is seen when it asks for signals."""
         parts = [self._env, self._env.taskset, *self._tasks[:1]]
-        names = {each.__module__ for part in parts for each in type(part).__mro__}
-        return {name for name in names if name.partition(".")[0] not in ("verifiers", *sys.stdlib_module_names)}
+        classes = [each for part in parts for each in type(part).__mro__]
+        return [
+            each for each in classes if each.__module__.partition(".")[0] not in ("verifiers", *sys.stdlib_module_names)
+        ]
 
     async def score(self, example: Example, rollout: Rollout) -> Score:
         """Returns the reward that the library gave, or that of each trained run.

@@ -137,7 +137,7 @@ async def test_a_function_in_a_process_costs_its_own_rollout_only(rubric: MakeRu
 async def test_functions_that_set_alarms_need_a_process(rubric: MakeRubric) -> None:
     """One that hides it, and catches what it gets for it, gives no reward, either."""
     function = {"kind": "function", "path": "tests.environments.rewards.alarms:equal"}
-    with pytest.raises(ValueError, match=r"part 'function': .*alarms\.py uses math_verify.*isolation"):
+    with pytest.raises(ValueError, match=r"part 'function': .*alarms\.py:\d+. uses math_verify.*isolation"):
         rubric(function)
     made = rubric(function | {"isolation": "process"})
     assert [(await score(made, text, "42")).reward for text in ("42", "43")] == [1.0, 0.0]

@@ -60,7 +60,7 @@ async def test_what_sets_alarms_runs_in_the_main_thread_or_not_at_all(
     chat: Chat, running: Running, tmp_path: Path
 ) -> None:
     """The library's own reward gives 0 for whatever is raised, so that a failure alone would go unseen."""
-    with pytest.raises(NeedsMainThread, match=r"sums\.py uses math_verify.*workers"):
+    with pytest.raises(NeedsMainThread, match=r"sums\.py:\d+. uses math_verify.*workers"):
         async with running("sums"):
             pass
     async with running("hidden_sums") as environment:
