@@ -18,7 +18,7 @@ import gc
 
 gc.disable()
 
-UNUSED = ("torch._inductor.lowering", "scipy")
+UNUSED = ("torch._inductor.lowering", "scipy", "sklearn")
 """What servers on a CPU do not need. vLLM imports the compiler's lowerings to change them. vLLM and transformers use scipy, if
 there is one, to resample sound for one model (Phi-4 multimodal), and in losses."""
 
@@ -36,7 +36,7 @@ def main() -> None:
     from transport.process.imports import one_scan_of_transformers, without_modules
 
     unused = UNUSED if os.environ.get("TORCHDYNAMO_DISABLE") == "1" else ()
-    with without_modules(*unused), one_scan_of_transformers():
+    with without_modules(*unused, to=("vllm", "transformers")), one_scan_of_transformers():
         from inference.plugin.forking_server import main as serve
 
     serve()

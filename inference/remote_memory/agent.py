@@ -93,7 +93,7 @@ def open_agent() -> Any:
     environment are UCX's own settings.
     """
     os.environ.setdefault("UCX_TLS", "^cuda")
-    with without_modules("torch"):
+    with without_modules("torch", to=("nixl", "nixl_meta_utils", "nixl_cu12", "nixl_cu13")):
         from nixl import nixl_agent, nixl_agent_config
     logging.getLogger("nixl").setLevel(logging.WARNING)
     return nixl_agent(uuid.uuid4().hex, nixl_agent_config(enable_prog_thread=False, backends=["UCX"]))

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import ModuleType
 
-UNUSED_BY_TRAINERS = ("scipy", "boto3")
-"""Modules that transformers imports where they are installed, and that no trainer needs: scipy for its losses of object
-detection, boto3 by accelerate for jobs in a cloud. They are a fifth of the CPU of a trainer's imports."""
+UNUSED_BY_TRAINERS = ("scipy", "sklearn", "boto3")
+"""Modules that transformers and accelerate import where they are installed, and that no trainer needs: scipy for losses of object
+detection, sklearn for a way to generate, boto3 for jobs in a cloud. They are a fifth of the CPU of a trainer's imports."""
 
 
 @contextmanager
@@ -26,7 +27,11 @@ def trainer_imports() -> Iterator[None]:
     """
     if not os.environ.keys() & {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}:
         os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
-    with without_gc(), without_modules(*UNUSED_BY_TRAINERS), one_scan_of_transformers():
+    with (
+        without_gc(),
+        without_modules(*UNUSED_BY_TRAINERS, to=("transformers", "accelerate")),
+        one_scan_of_transformers(),
+    ):
         yield
 
 
@@ -48,20 +53,50 @@ def without_gc() -> Iterator[None]:
 
 
 @contextmanager
-def without_modules(*names: str) -> Iterator[None]:
-    """Makes imports of these modules fail during the block, as if they were not installed; afterwards they work again.
+def without_modules(*names: str, to: Collection[str]) -> Iterator[None]:
+    """Makes these modules absent to the packages `to` during the block, as if not installed; afterwards they work again.
 
-    A library imports what it can do without if it is there, for features that a process may not have. A module that is imported
-    already stays.
+    A library imports what it can do without if it is there, for features that a process may not have. Whatever else imports such
+    a module, because it cannot do without, gets it. A module that is imported already stays.
     """
-    absent = [name for name in names if name not in sys.modules]
-    for name in absent:
-        sys.modules[name] = None  # type: ignore[assignment]
+    finder = _AbsenceFinder(frozenset(names), frozenset(to))
+    find_spec = importlib.util.find_spec
+
+    def find_spec_if_present(name: str, package: str | None = None) -> ModuleSpec | None:
+        return None if finder.hides(name) and name not in sys.modules else find_spec(name, package)
+
+    sys.meta_path.insert(0, finder)
+    importlib.util.find_spec = find_spec_if_present
     try:
         yield
     finally:
-        for name in absent:
-            sys.modules.pop(name, None)  # an import that failed may have removed it
+        importlib.util.find_spec = find_spec
+        sys.meta_path.remove(finder)
+
+
+class _AbsenceFinder:
+    """Fails to find modules for the code of some packages, and leaves all else to the finders after it."""
+
+    def __init__(self, names: frozenset[str], packages: frozenset[str]) -> None:
+        self._names = names
+        self._packages = packages
+
+    def hides(self, name: str) -> bool:
+        """Returns whether `name` is absent to the code that asks for it now: the nearest caller outside of the import system."""
+        if name not in self._names:
+            return False
+        frame = sys._getframe(1)
+        while frame.f_back is not None and frame.f_globals.get("__name__") in _IMPORT_SYSTEM:
+            frame = frame.f_back
+        return str(frame.f_globals.get("__name__")).partition(".")[0] in self._packages
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
+        """Called by each import (`importlib.abc.MetaPathFinder`). Raises `ModuleNotFoundError` for one that is absent."""
+        if self.hides(name):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+_IMPORT_SYSTEM = {__name__, "importlib", "importlib.util", "importlib._bootstrap", "importlib._bootstrap_external"}
 
 
 @contextmanager

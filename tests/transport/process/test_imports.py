@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -36,15 +37,59 @@ def test_a_collector_that_was_off_stays_off() -> None:
 
 def test_modules_are_absent_during_the_block_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "imported_later.py").write_text("")
+    (tmp_path / "needs_it.py").write_text("import imported_later")
+    can_do_without = tmp_path / "can_do_without"
+    can_do_without.mkdir()
+    (can_do_without / "__init__.py").write_text(
+        "import importlib.util\n"
+        "has_it = importlib.util.find_spec('imported_later') is not None\n"
+        "import json\n"
+        "try:\n    import imported_later as it\nexcept ModuleNotFoundError as error:\n    it = error.name\n"
+    )
+    (can_do_without / "later.py").write_text("import needs_it, imported_later")
     monkeypatch.syspath_prepend(tmp_path)
-    with without_modules("imported_later", "json"):
-        with pytest.raises(ModuleNotFoundError):
-            importlib.import_module("imported_later")
-        assert importlib.util.find_spec("imported_later") is None
-        assert importlib.import_module("json") is json, "it was imported already"
-    importlib.import_module("imported_later")
-    del sys.modules["imported_later"]
-    assert sys.modules["json"] is json
+    with without_modules("imported_later", "json", to=("can_do_without",)):
+        package = importlib.import_module("can_do_without")
+        assert (package.has_it, package.it) == (False, "imported_later")
+        assert package.json is json, "it was imported already"
+        assert importlib.util.find_spec("imported_later") is not None, "for others it is there"
+        importlib.import_module("can_do_without.later")
+    for name in ("imported_later", "needs_it", "can_do_without"):
+        del sys.modules[name]
+    assert importlib.import_module("can_do_without").has_it
+    for name in ("imported_later", "can_do_without", "can_do_without.later"):
+        del sys.modules[name]
+
+
+WITH_ANOTHER_PACKAGE = """
+import sys
+from transport.process.imports import trainer_imports
+
+with trainer_imports():
+    from trainer.train import train
+assert "scipy" not in sys.modules
+with trainer_imports():
+    import sklearn.metrics
+print(sklearn.metrics.scipy.__name__)
+"""
+
+
+@pytest.mark.slow
+def test_a_trainer_starts_where_a_package_is_installed_that_needs_what_it_leaves_out(tmp_path: Path) -> None:
+    """As scikit-learn needs scipy; transformers imports it where it is installed."""
+    (tmp_path / "sklearn").mkdir()
+    (tmp_path / "sklearn" / "__init__.py").write_text('__version__ = "1.9.1"\n')
+    (tmp_path / "sklearn" / "metrics.py").write_text("import scipy\n\nroc_curve = None\n")
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{Path.cwd()}"}
+    done = subprocess.run(
+        [sys.executable, "-c", WITH_ANOTHER_PACKAGE],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120.0,
+        check=False,
+    )
+    assert done.stdout == "scipy\n", done.stderr
 
 
 SCAN = """
