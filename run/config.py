@@ -280,6 +280,12 @@ class TrainingConfig(Config):
         return self
 
     @property
+    def reference_is_start(self) -> bool:
+        """Whether the reference policy is the model with the adapter that the run begins with."""
+        starts = self.start_from is not None or (self.lora is not None and self.lora.start_from is not None)
+        return starts and self.reference is not None and self.reference.model is None
+
+    @property
     def has_penalty(self) -> bool:
         """Whether a term besides the advantage trains: a distance to the reference policy, or the entropy."""
         of_reward = self.reference is not None and self.reference.reward_coefficient > 0

@@ -17,8 +17,8 @@ class ReferenceConfig(Config):
     """
 
     model: Annotated[Path, AfterValidator(Path.absolute)] | None = None
-    """Directory of its weights, with the vocabulary of the trained model. Unset: the model as given. With an adapter that is the
-    model under it, which takes no memory of its own."""
+    """Directory of its weights, with the vocabulary of the trained model. Unset: the policy that the run begins with. With an
+    adapter that is the model under it, or with `start_from` the model and that adapter; both take no memory for a model."""
 
     reward_coefficient: float = Field(default=0.0, ge=0)
     """Times log p_old - log p_reference of a trained token, this is subtracted from the token's advantage; with a value head,

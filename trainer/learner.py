@@ -30,7 +30,7 @@ from trainer.config import TrainerConfig
 from trainer.fair_share import Row
 from trainer.faults import is_fatal
 from trainer.loaded_model import LoadedModel
-from trainer.lora.adapter_file import load_adapter
+from trainer.lora.adapter_file import load_adapter, start_of
 from trainer.lora.targets import check_targets
 from trainer.losses.registry import load_loss
 from trainer.metrics import MetricValue
@@ -432,6 +432,10 @@ class Learner:
                 occupancy.progress = run.progress
             elif config.training.start_from is not None:
                 copies.put(run, copies.read(run, self.config.output_dir, 0))
+            if config.training.reference_is_start:
+                run.reference_slot = self.manager.keep_adapter(
+                    slot, start_of(self.config.output_dir, run_id, run.progress.step)
+                )
             failure = ""
         except (ValueError, checkpoint.CheckpointError) as error:
             failure = occupancy.failure or str(error)

@@ -107,7 +107,7 @@ class LoadedModel:
             logger.warning("compile = true: layers with adapters are not compiled")
         if (self.config.divided or self.ranks.context is not None) and trainable_parameters(self.model):
             differentiate_inputs(self.model)
-        layers = wrap_targets(self.model, self.config.max_runs, lora)
+        layers = wrap_targets(self.model, 2 * self.config.max_runs, lora)  # for the adapters that are kept, too
         manager.forget_modules()  # all anew, in the model's order, since the random numbers of a new adapter are drawn in it
         for prefix, layer in layers.items():
             manager.register_module(prefix, layer)

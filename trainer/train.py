@@ -322,9 +322,11 @@ class Trainer:
         return True
 
     def _keep_start(self, run: Occupancy) -> None:
-        """Makes a new run independent of the directory of its first adapter."""
-        lora, output_dir = run.config.training.lora, self._config.output_dir
-        if lora is None or run.progress.step or run.beginning in (None, start_directory(output_dir, run.run_id)):
+        """Makes a new run independent of where its first adapter is from."""
+        training, output_dir = run.config.training, self._config.output_dir
+        lora = training.lora
+        starts = run.beginning is not None or training.reference_is_start
+        if lora is None or not starts or run.progress.step or run.beginning == start_directory(output_dir, run.run_id):
             return
         with self._learner.kept_alive():
             keep_start(output_dir, run.run_id, lora, self._config.model, self._manager.modules, run.slot)

@@ -283,9 +283,11 @@ def _trained(
     found = value_head.parameters() if value_head is not None else {}
     if lora is None:
         return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad} | found
-    for name, layer in wrap_targets(model, len(runs), lora).items():
+    for name, layer in wrap_targets(model, 2 * len(runs), lora).items():
         if is_target(name, lora):
             layer.admit(slot, lora.rank, lora.alpha, torch.Generator())
+            if runs[slot].reference_is_start:
+                layer.admit(len(runs) + slot, lora.rank, lora.alpha, torch.Generator())
             found |= {f"{name}.{key}": value for key, value in layer.adapter_parameters(slot).items()}
     return found
 

@@ -4,7 +4,7 @@ The file is not trusted: its names and shapes are compared with those of the run
 nothing in it is executed.
 
 Other runs remove their older broadcasts, so a run keeps what it has begun with, `trainer/<run_id>/start/`, until it has
-checkpoints: a resume before the first one begins there again.
+checkpoints: a resume before the first one begins there again. Where it is the reference policy, too, the run keeps it to its end.
 """
 
 from __future__ import annotations
@@ -54,6 +54,22 @@ def beginning(output_dir: Path, config: RunConfig) -> Path | None:
     # `os.path.exists` is False, too, where the directory may not be read, which is no error of the trainer's.
     is_gone = not os.path.exists(start_from / "adapter_config.json") and (kept / STABLE).exists()
     return kept if is_gone and (kept / _ORIGIN).read_text() == str(start_from) else start_from
+
+
+def start_of(output_dir: Path, run_id: str, step: int) -> Path | None:
+    """Returns where the adapter is that a run has begun with; None: the run has it now, as it is at its first step.
+
+    Raises `ValueError` if it has not been kept.
+    """
+    if not step:
+        return None
+    directory = start_directory(output_dir, run_id)
+    if not (directory / STABLE).exists():
+        raise ValueError(
+            f"training.reference: {directory} does not have the adapter that the run has begun with, its reference policy; it "
+            "is kept if there is a reference from the first step on; set training.reference.model, or train another run"
+        )
+    return directory
 
 
 def load_adapter(state: Callable[[], Mapping[str, Tensor]], config: LoraConfig, directory: Path) -> None:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from run.config import LoraConfig, RunConfig
 from trainer.faults import is_fatal
-from trainer.lora.adapter_file import beginning
+from trainer.lora.adapter_file import beginning, load_adapter
 from trainer.lora.layer import MultiLora
 from trainer.lora.multi_lora import peft_state
 from trainer.lora.targets import is_target
@@ -282,10 +282,28 @@ class MultiRunManager:
             if is_target(prefix, lora):
                 module.admit(slot, lora.rank, lora.alpha, generator)
 
+    def keep_adapter(self, slot: int, directory: Path | None = None) -> int:
+        """Keeps a second adapter for the run in a slot, which is not trained; returns the slot that it has in the layers.
+
+        It is a copy of the run's as it is now, or that in `directory`. Raises `ValueError`: there is none, or it does not fit.
+        """
+        lora, kept = self._lora(slot), slot + self.registry.max_runs
+        generator = torch.Generator()
+        for module in self._modules.values():
+            if parameters := module.adapter_parameters(slot):
+                module.release(kept)
+                module.admit(kept, lora.rank, lora.alpha, generator)
+                for name, parameter in module.adapter_parameters(kept).items():
+                    parameter.requires_grad_(False).copy_(parameters[name].detach())
+        if directory is not None:
+            load_adapter(lambda: peft_state(self._modules, kept), lora, directory)
+        return kept
+
     def release_run_parameters(self, slot: int) -> None:
-        """Removes the adapter from a slot. A slot without an adapter stays empty."""
+        """Removes the adapter from a slot, with what `keep_adapter` has kept. A slot without an adapter stays empty."""
         for module in self._modules.values():
             module.release(slot)
+            module.release(slot + self.registry.max_runs)
 
     @property
     def scaling_factors(self) -> dict[int, float]:

@@ -99,9 +99,9 @@ class Requests:
     def forget(self, run: Occupancy) -> None:
         """Removes the journals of copies that no kept checkpoint is older than, and whose requests are answered.
 
-        Also the adapter with which the run has begun.
+        Also the adapter with which the run has begun, unless that is its reference policy.
         """
-        if run.durable_step:
+        if run.durable_step and not run.config.training.reference_is_start:
             remove_directory(start_directory(self._output_dir, run.run_id))
         for copy in copies.all_accepted(self._output_dir, run.run_id) if run.durable_step else ():
             directory = run_directory(self._output_dir, run.run_id)

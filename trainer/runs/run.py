@@ -67,6 +67,8 @@ class Run:
     """Its parameters are the optimizer's, too."""
     reference: nn.Module | None = None
     """The model of its reference policy; None without a reference, or where that is the base under the adapter."""
+    reference_slot: int | None = None
+    """Where its layers have the adapter of its reference policy; None if that has none."""
     held: dict[str, Tensor] | None = None
     """Between the first and the last update of a step: the state of before the step, in host memory."""
 

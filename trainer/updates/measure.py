@@ -7,11 +7,13 @@ samples of its own runs alone, at the temperature that they were generated at.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 
 import torch
 from torch import nn
 
+from trainer.lora.multi_lora import adapter_spans
 from trainer.model.load import log_probabilities
 from trainer.model.packing_proof import can_pack, can_share_prompts
 from trainer.model.router_replay import RouterReplay
@@ -29,11 +31,12 @@ def measure_row(model: nn.Module, replay: RouterReplay | None, limits: ModelLimi
     row = sorted((part for part in row if part[0].fault is None), key=lambda part: part[0].run.slot)
     if by_policy := [part for part in row if {OLD, VALUES} & set(part[0].columns.names)]:
         _measure_policy(model, replay, limits, by_policy)
-    by_reference: dict[nn.Module, list[tuple[OpenStep, Sequence[int]]]] = {}
+    by_reference: dict[tuple[nn.Module, bool], list[tuple[OpenStep, Sequence[int]]]] = {}
     for step, samples in row:
         if REFERENCE in step.columns.names:
-            by_reference.setdefault(step.run.reference or model, []).append((step, samples))
-    for reference, parts in by_reference.items():
+            key = step.run.reference or model, step.run.reference_slot is not None
+            by_reference.setdefault(key, []).append((step, samples))
+    for (reference, _), parts in by_reference.items():
         together = can_pack(reference) or reference is model  # rows of a model that cannot pack have one sample
         for piece in [parts] if together else [[(step, [each])] for step, samples in parts for each in samples]:
             _measure_reference(reference, limits, piece)
@@ -54,19 +57,25 @@ def _measure_policy(model: nn.Module, replay: RouterReplay | None, limits: Model
 
 
 def _measure_reference(reference: nn.Module, limits: ModelLimits, row: StepRow) -> None:
-    """Without `adapter_spans`, a model with adapters is the bare base."""
+    """All runs of the row have a reference with an adapter, or none has; without, a model with adapters is the bare base."""
     unrouted = replace(limits, layers=0, shares_prompts=limits.shares_prompts and can_share_prompts(reference))
     micro = pack([(step.batch, samples) for step, samples in row], unrouted, row[0][0].sums_EM.device)
-    reference_P, _ = log_probabilities(
-        reference,
-        micro.token_ids_T,
-        micro.position_ids_T,
-        micro.sample_lengths,
-        micro.predicting_P,
-        micro.targets_P,
-        micro.temperatures_P,
-        families=micro.families,
-    )
+    spans = [
+        (step.run.reference_slot, part.tokens)
+        for (step, _), part in zip(row, micro.parts, strict=True)
+        if step.run.reference_slot is not None
+    ]
+    with adapter_spans(reference, spans) if spans else nullcontext():
+        reference_P, _ = log_probabilities(
+            reference,
+            micro.token_ids_T,
+            micro.position_ids_T,
+            micro.sample_lengths,
+            micro.predicting_P,
+            micro.targets_P,
+            micro.temperatures_P,
+            families=micro.families,
+        )
     first_P = 0
     for (step, _), part in zip(row, micro.parts, strict=True):
         step.columns.put(REFERENCE, part.samples, reference_P[first_P : first_P + part.predictions])

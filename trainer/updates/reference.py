@@ -1,7 +1,9 @@
-"""The reference policy of a run: the base under its adapter, or weights of their own, loaded once and never trained.
+"""The reference policy of a run: the policy that it begins with, or weights of their own, loaded once and never trained.
 
-The base costs a forward pass without adapters over the samples of the runs that ask for it, in a row of their own, so the other
-runs of a row pay nothing. A mixture routes by itself here, without the recorded experts: those are the choice of another policy.
+A run with an adapter begins with the base under it, or with the base and another adapter, of which the layers keep a second copy
+(`trainer/runs/manager.py: keep_adapter`). Both cost a forward pass over the samples of the runs that ask for it, in a row of
+their own, so the other runs of a row pay nothing. A mixture routes by itself here, without the recorded experts: those are the
+choice of another policy.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ class References:
         """By slot."""
 
     def open(self, slot: int, config: TrainingConfig, vocabulary: int) -> nn.Module | None:
-        """Returns the model of a run's reference, in evaluation mode; None if it has none, or it is the base under its adapter.
+        """Returns the model of a run's reference, in evaluation mode; None if it has none, or it is the model that is trained.
 
         Every rank calls it, for the same run.
 

@@ -243,6 +243,19 @@ def test_each_reference_counts_by_its_own_size(directories: dict[str, Path], tmp
 
 
 @pytest.mark.slow
+def test_a_first_adapter_that_is_the_reference_is_held_twice(directories: dict[str, Path], tmp_path: Path) -> None:
+    model = directories["dense"]
+    trainer = TrainerConfig(output_dir=tmp_path, model=str(model))
+    lora = LoraConfig(rank=8, start_from=tmp_path)
+    without, of_base, of_start = (
+        rank_parts(model, trainer, [TrainingConfig(lora=each, reference=reference)], 256)["adapters"]
+        for each, reference in ((lora, None), (LoraConfig(rank=8), ReferenceConfig()), (lora, ReferenceConfig()))
+    )
+    assert of_base == without > 0
+    assert of_start == 2 * without
+
+
+@pytest.mark.slow
 def test_moments_are_those_of_each_runs_optimizer(directories: dict[str, Path], tmp_path: Path) -> None:
     model = directories["dense"]
     trainer = TrainerConfig(output_dir=tmp_path, model=str(model), max_runs=2)
