@@ -104,7 +104,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("file", type=Path, metavar="FILE", help="the file of a job or a fine-tuning")
     parser.add_argument(
-        "--gpus", required=True, metavar="NxNAME-GB", help="the GPUs of all machines, such as 8xH100-80"
+        "--gpus", required=True, metavar="NxNAME-GB", help="the GPUs of all machines, such as 8xH100-80 or 8xH200"
     )
     parser.add_argument("--json", action="store_true", help="print everything as JSON, in bytes")
     return parser

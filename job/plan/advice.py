@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -109,8 +109,10 @@ def _changes(planned: Planned, gpus: Gpus, shared: bool) -> Iterator[_Change]:
     if any(run.lora is None for run in planned.runs):
         adapter = _Change((planned.adapter,), adapter=True)
         others += [adapter, *(adapter + each for each in others)]
+    # The key of joined changes is that of the first: of an adapter, since it changes most.
+    joined = (other + place if other.adapter else place + other for place in places for other in others)
     yield from sorted(
-        [*places, *others, *(place + other for place in places for other in others)],
+        [*places, *others, *joined],
         key=lambda change: (len(change.parts), change.adapter),
     )
 
@@ -182,6 +184,47 @@ class _Fitting:
             return self._gpus.memory
         server = server_memory(self._sizes, self._servers(change), self._gpus.memory)
         return self._gpus.memory - server.share * self._planned.servers_a_gpu
+
+
+def enough_gpus(
+    planned: Planned, directory: Path, sizes: ModelSizes, gpus: Gpus, shared: bool, used: int
+) -> str | None:
+    """Returns the fewest GPUs of this kind with which everything fits that is trained, and how; None if no number is found.
+
+    They are more than there are, and at least the `used` ones. A server gets more of them only if it does not fit on its own.
+    """
+    for count in (each for each in _COUNTS if each > gpus.count and each >= used):
+        more = Gpus(count, gpus.name, gpus.memory)
+        for changed, of_server in _with_larger_servers(planned, sizes, more):
+            fitting = _Fitting(changed, directory, sizes, more, shared)
+            changes = (_Change(), *_changes(changed, more, shared))
+            for change in changes:
+                if change.adapter or change.smaller_server or changed.server_gpus >= count:
+                    continue
+                if (words := fitting.words(change, fitting.wanted)) is not None:
+                    return ": ".join(
+                        filter(None, (f"{count} GPUs of this kind", ", ".join(filter(None, (of_server, words)))))
+                    )
+    return None
+
+
+_COUNTS = (*range(2, 17), *(factor * 2**power for power in range(3, 9) for factor in (3, 4)))
+"""Numbers of GPUs that are tried."""
+
+
+def _with_larger_servers(planned: Planned, sizes: ModelSizes, gpus: Gpus) -> Iterator[tuple[Planned, str]]:
+    """Yields what is planned with servers that fit, and what to set for it; nothing if they cannot."""
+    servers = planned.servers
+    if servers is None or server_memory(sizes, servers, gpus.memory).sequences:
+        yield planned, ""
+        return
+    ranks = 2 * servers.tensor_parallel_size
+    while ranks * servers.replicas < gpus.count and sizes.heads % ranks == 0:
+        larger = servers.model_copy(update={"tensor_parallel_size": ranks})
+        if server_memory(sizes, larger, gpus.memory).sequences:
+            yield replace(planned, servers=larger), f"inference.tensor_parallel_size = {ranks}"
+            return
+        ranks *= 2
 
 
 def server_advice(planned: Planned, servers: ServersConfig, sizes: ModelSizes, gpus: Gpus) -> list[Advice]:

@@ -1,4 +1,4 @@
-"""GPUs as `counterpoint plan` is given them: `8xH100-80`, or any other as `NxNAME-GB`."""
+"""GPUs as `counterpoint plan` is given them: `8xH100-80`, `8xH200`, or any other as `NxNAME-GB`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ USABLE_GIB = {
 }
 """What is left of the memory in a GPU's name, in GiB, as drivers report it."""
 
-_FORM = re.compile(r"(?:(\d{1,6})x)?([A-Za-z0-9]{1,32})-(\d{1,5})")
+_FORM = re.compile(r"(?:(\d{1,6})x)?([A-Za-z][A-Za-z0-9]{0,31})(?:-(\d{1,5}))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +33,23 @@ class Gpus:
 
 
 def parse_gpus(text: str) -> Gpus:
-    """Reads `8xH100-80`. A GPU that is not in the table has the GB of its name, of 10^9 bytes. Raises `UserError`."""
+    """Reads `8xH100-80`, or `8xH100` where the table has one of that name. Raises `UserError`.
+
+    A GPU that is not in the table has the GB of its name, of 10^9 bytes.
+    """
     match = _FORM.fullmatch(text)
     count = int(match[1] or 1) if match else 0
-    if match is None or count < 1 or int(match[3]) < 1:
+    if match is None or count < 1 or (match[3] is not None and int(match[3]) < 1):
         raise UserError(
             f"--gpus {text!r} is not understood; expected NxNAME-GB such as 8xH100-80, with one of "
             f"{', '.join(USABLE_GIB)} or any other name"
         )
     name = f"{match[2]}-{match[3]}"
+    if match[3] is None:
+        named = [each for each in USABLE_GIB if each.partition("-")[0] == match[2].upper()]
+        if len(named) != 1:
+            expected = f"one of {', '.join(named)}" if named else f"its GB, as in {match[2]}-80"
+            raise UserError(f"--gpus {text!r} does not say how much memory a GPU has; expected {expected}")
+        (name,) = named
     known = USABLE_GIB.get(name.upper())
     return Gpus(count, name, int(known * GIB) if known is not None else int(match[3]) * 10**9)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from inference.server import check_sizes, read_model
-from job.plan.advice import Advice, largest_tokens, server_advice, trainer_advice
+from job.plan.advice import Advice, enough_gpus, largest_tokens, server_advice, trainer_advice
 from job.plan.devices import GIB, Gpus
 from job.plan.dry_run import ModelSizes, model_sizes
 from job.plan.inference_memory import ServerMemory, server_memory, utilization
@@ -100,6 +100,8 @@ def make_plan(planned: Planned, directory: Path, gpus: Gpus) -> Plan:
     if sum(parts.values()) > room:
         advice += (found := trainer_advice(planned, directory, sizes, gpus, shared))
         problems.append(_trainer_problem(parts, room, server, shared, found))
+    if problems and (more := enough_gpus(planned, directory, sizes, gpus, shared, max(len(used), max(used) + 1))):
+        advice.append(Advice("gpus", more))
     host = host_parts(directory, trainer, runs)
     problems += _shared_memory_problems(host.get(SHARED, 0), trainer)
     return Plan(

@@ -144,9 +144,15 @@ def test_gpus_are_read_by_name() -> None:
     assert parse_gpus("8xH100-80").count == 8
     assert 79 * GIB < parse_gpus("h100-80").memory < 80 * GIB
     assert parse_gpus("2xMI300-192").memory == 192 * 10**9
-    for wrong in ("8", "0xH100-80", "H100", "8xH100-80GB", "x", "-1xH100-80"):
+    assert parse_gpus("8xH200") == parse_gpus("8xH200-141")
+    assert parse_gpus("h100") == parse_gpus("1xH100-80")
+    for wrong in ("8", "0xH100-80", "8xH100-80GB", "0xH100", "-1xH100-80"):
         with pytest.raises(UserError, match="expected NxNAME-GB"):
             parse_gpus(wrong)
+    with pytest.raises(UserError, match="how much memory a GPU has; expected one of A100-40, A100-80"):
+        parse_gpus("4xA100")
+    with pytest.raises(UserError, match="how much memory a GPU has; expected its GB, as in MI300-80"):
+        parse_gpus("4xMI300")
 
 
 def test_the_largest_tokens_are_found_on_a_bent_line() -> None:
@@ -282,7 +288,8 @@ def test_the_largest_part_and_what_would_fit_are_true(
     assert problem["part"] == max(found["trainer"], key=lambda part: found["trainer"][part]) == "activations"
     assert found["largest_max_tokens"] == 0, "not even the least that the job may have"
     assert problem["key"] == "inference.extra_args", "there is no GPU to divide among"
-    assert not any("sharding" in words or "of its own" in words for words in found["advice"])
+    here = [words for words in found["advice"] if "GPUs of this kind" not in words]
+    assert not any("sharding" in words or "of its own" in words for words in here)
     assert (first := found["advice"][0]).startswith("inference.extra_args = ")
     assert plan("1xH100-80", "--inference.extra_args", first.partition(" = ")[2])["fits"], first
     assert "the trainer on a GPU of its own ([gpus])" in plan("2xH100-80")["advice"]
@@ -291,6 +298,32 @@ def test_the_largest_part_and_what_would_fit_are_true(
     )
     long = ["--inference.max_model_len", "8192", "--inference.extra_args", '["--gpu-memory-utilization", "0.8"]']
     assert not any("max_tokens = " in words for words in plan("1xH100-80", *long)["advice"]), "would be refused"
+
+
+@pytest.mark.slow
+def test_an_adapter_is_the_remedy_where_only_that_fits_and_the_fewest_gpus_that_would_do_are_named(
+    directories: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = Path(write_job(tmp_path, directories["dense"], 8192, checkpointing=True))
+    file.write_text(file.read_text().replace("inference = [0]\ntrainer = [1]\n", ""))
+
+    def plan(gpus: str, *flags: str) -> dict[str, Any]:
+        main([str(file), "--gpus", gpus, "--json", *flags])
+        found: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return found
+
+    found = plan("1xSMALL-6")
+    (problem,) = found["problems"]
+    assert (problem["part"], problem["key"]) == ("moments", "orchestrator.training.lora")
+    adapter, more = found["advice"]
+    assert adapter.startswith("[orchestrator.training.lora] and [inference.lora], inference.extra_args = ")
+    assert more == "3 GPUs of this kind: trainer.sharding = true and trainer.processes = 2, on GPUs of its own ([gpus])"
+    divided = ["--trainer.sharding", "true", "--gpus.inference", "[0]"]
+    assert plan("3xSMALL-6", *divided, "--trainer.processes", "2", "--gpus.trainer", "[1, 2]")["fits"]
+    assert not plan("2xSMALL-6", "--gpus.inference", "[0]", "--gpus.trainer", "[1]")["fits"], "nor would fewer do"
+    assert plan("1xSMALL-3")["advice"] == [
+        "10 GPUs of this kind: trainer.sharding = true and trainer.processes = 9, on GPUs of its own ([gpus])"
+    ]
 
 
 def test_another_share_of_a_gpu_keeps_all_else() -> None:
@@ -330,7 +363,7 @@ def test_more_gpus_of_a_server_are_proposed_only_where_they_are_free(
         main([str(file), "--gpus", gpus, "--json", *small, *flags])
         plan = json.loads(capsys.readouterr().out)
         assert not plan["sequences"]
-        return [words for words in plan["advice"] if "tensor_parallel_size" in words]
+        return [words for words in plan["advice"] if words.startswith("inference.tensor_parallel_size")]
 
     assert advice("8xTINY-3") == [], "[gpus] names one"
     file.write_text(placed.replace("inference = [0]\ntrainer = [1]\n", ""))
