@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -93,3 +94,17 @@ def test_what_is_no_json_is_refused_with_its_place() -> None:
         check_json({"a": [1, object()]}, "config")
     with pytest.raises(tune.TuneError, match="the key 3 is no string"):
         check_json({"a": {3: 1}}, "config")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("creator", ["trial_dirname_creator", "trial_name_creator"])
+def test_trials_of_one_name_have_a_directory_each_and_keep_it(tmp_path: Path, creator: str) -> None:
+    named: dict[str, Any] = {creator: lambda trial: "same" * 50}
+    ends = {"training_iteration": 2}
+    analysis = tune.run(COUNTER, local_dir=str(tmp_path), num_samples=3, stop=ends, verbose=0, **named)
+    directories = {trial.logdir for trial in analysis.trials}
+    assert len(directories) == 3
+    for trial in analysis.trials:
+        lines = (Path(trial.logdir) / "result.json").read_text().splitlines()
+        assert {json.loads(line)["trial_id"] for line in lines} == {trial.trial_id}
+        assert len(Path(trial.logdir).name) <= 130

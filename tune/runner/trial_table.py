@@ -6,6 +6,7 @@ from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Collection, Iterable
 
+from tune.experiment import LONGEST_DIRECTORY_NAME
 from tune.runner.events import needs_of
 from tune.runner.progress import Progress
 from tune.trial import Trial
@@ -16,15 +17,24 @@ class TrialTable:
 
     def __init__(self) -> None:
         self.trials: list[Trial] = []
+        self._directories: set[str] = set()
         self._by_status: dict[str, dict[str, Trial]] = defaultdict(dict)
         self._progress: dict[str, Progress] = {}
         self._startable: dict[str, dict[str, list[int]]] = {Trial.PENDING: {}, Trial.PAUSED: {}}
         """By status and needs, the indexes in order."""
 
     def add(self, trial: Trial, progress: Progress | None = None) -> Progress:
-        """Adds a trial after all others, with its status. Raises `ValueError` for an id that is taken."""
+        """Adds a trial after all others, with its status. Raises `ValueError` for an id that is taken.
+
+        A trial whose directory is another's gets one with its id in the name: no two trials write to one.
+        """
         if trial.trial_id in self._progress:
             raise ValueError(f"there are two trials with the id {trial.trial_id!r}")
+        if trial.logdir in self._directories:
+            trial.dirname = f"{trial.dirname[: LONGEST_DIRECTORY_NAME - len(trial.trial_id) - 1]}_{trial.trial_id}"
+        while trial.logdir in self._directories:
+            trial.dirname += "_"
+        self._directories.add(trial.logdir)
         progress = progress or Progress(len(self.trials), needs_of(trial))
         self.trials.append(trial)
         self._progress[trial.trial_id] = progress
