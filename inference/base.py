@@ -32,7 +32,7 @@ MAX_PROBE_BYTES = 1 << 20
 
 TOLERATED_SHARE = 0.1
 """The largest difference (root mean square) between log-probabilities of right kernels, as a share of the spread of the probe's
-log-probabilities. Rounding is proportional to what is rounded: `docs/inference.md` has figures of right and wrong kernels."""
+log-probabilities, beside what rounding does to them. `docs/inference.md` has figures of right and wrong kernels."""
 
 LEAST_TOLERANCE = 0.01
 """The least tolerance, in nats, which applies if all tokens are equally likely."""
@@ -304,6 +304,8 @@ class Probe:
     """The previous version's log-probabilities, if the trainer has them and computes precisely enough to tell the two apart."""
     digests: dict[str, dict[str, str]] = field(default_factory=dict)
     """The expected `HeldWeights.layers` for each precision of a server."""
+    rounding: list[float] | None = None
+    """Nats by which rounding to bfloat16 may move each of `log_probabilities`, measured with these weights; None if unknown."""
 
     def __post_init__(self) -> None:
         if len(self.token_ids) < 2 or len(self.log_probabilities) != len(self.token_ids) - 1:
@@ -316,8 +318,12 @@ class Probe:
                 f"a probe has {len(self.previous)} log-probabilities of the previous version; expected "
                 f"{len(self.log_probabilities)}, as of this version"
             )
-        if not np.isfinite([*self.log_probabilities, *(self.previous or ())]).all():
-            raise ValueError("a probe's log-probabilities must be finite")
+        if self.rounding is not None and len(self.rounding) != len(self.log_probabilities):
+            raise ValueError(
+                f"a probe has the rounding of {len(self.rounding)} log-probabilities; expected {len(self.log_probabilities)}"
+            )
+        if not np.isfinite([*self.log_probabilities, *(self.previous or ()), *(self.rounding or ())]).all():
+            raise ValueError("a probe's log-probabilities, and their rounding, must be finite")
 
     @classmethod
     def read(cls, path: Path) -> Probe:
@@ -338,6 +344,7 @@ class Probe:
                 version=int(content["version"]),
                 token_ids=[int(token) for token in content["token_ids"]],
                 log_probabilities=[float(value) for value in content["log_probabilities"]],
+                rounding=None if content.get("rounding") is None else [float(value) for value in content["rounding"]],
                 previous=None if content.get("previous") is None else [float(value) for value in content["previous"]],
                 digests={
                     str(dtype): {str(layer): str(value) for layer, value in layers.items()}
@@ -367,28 +374,40 @@ class Probe:
             f" and {len(others) - 5} more" if len(others) > 5 else ""
         )
 
-    def mismatch(self, log_probabilities: Float32Array, tolerance: float | None) -> str | None:
+    def mismatch(
+        self, log_probabilities: Float32Array, tolerance: float | None, dtype: str | None = None
+    ) -> str | None:
         """Returns a message that says how `log_probabilities` differ from those of this version; None if they match.
 
-        They may differ by `tolerance` (root mean square); None allows `TOLERATED_SHARE` of the spread of the expected ones.
-        They must not be the previous version's.
+        They may differ by `tolerance` (root mean square). None allows for each `TOLERATED_SHARE` of the spread of the expected
+        ones and what rounding does to it. They must not be the previous version's. `dtype` is the server's precision, where it is
+        known: in float32 rounding moves nothing that counts.
         """
         if len(log_probabilities) != len(self.log_probabilities):
             return f"{len(log_probabilities)} log-probabilities came back where {len(self.log_probabilities)} were due"
-        expected = np.asarray(self.log_probabilities, dtype=np.float32)
-        allowed = max(TOLERATED_SHARE * float(expected.std()), LEAST_TOLERANCE) if tolerance is None else tolerance
+        expected = np.asarray(self.log_probabilities, dtype=np.float64)
+        share = max(TOLERATED_SHARE * float(expected.std()), LEAST_TOLERANCE)
+        rounding = np.zeros(len(expected))
+        if self.rounding is not None and dtype != "float32":
+            rounding = np.asarray(self.rounding, dtype=np.float64)
+        uncertain = np.hypot(share, rounding)
+        allowed = uncertain if tolerance is None else np.full_like(uncertain, tolerance)
         difference = np.abs(expected - log_probabilities)
         difference[~np.isfinite(log_probabilities)] = np.inf
-        found = float(np.sqrt(np.square(difference).mean()))
-        if not found <= allowed:
-            worst = int(difference.argmax())
+        found = float(np.sqrt(np.square(difference / allowed).mean()))
+        if not found <= 1.0:
+            worst, apart = int((difference / allowed).argmax()), float(np.sqrt(np.square(difference).mean()))
             return (
-                f"its log-probabilities differ from the trainer's by {found:.4f} (root mean square; at most {allowed:.4f}): that "
-                f"of probe token {worst + 1} is {log_probabilities[worst]:.4f} at the server and {expected[worst]:.4f} at the "
-                "trainer"
+                f"its log-probabilities differ from the trainer's by {apart:.4f} nats (root mean square), {found:.3g} times what "
+                f"is allowed: that of probe token {worst + 1} is {log_probabilities[worst]:.4f} at the server and "
+                f"{expected[worst]:.4f} at the trainer, and may differ by {allowed[worst]:.4f} nats. Its kernels compute another "
+                "function of these weights. If the server's precision explains it (quantization), set probe_tolerance in "
+                "[orchestrator.inference] to the nats that are to be allowed"
             )
         if self.previous is not None and _is_previous_version(
-            np.asarray(self.previous), np.asarray(self.log_probabilities), log_probabilities.astype(np.float64)
+            np.asarray(self.previous) / uncertain,
+            expected / uncertain,
+            log_probabilities / uncertain,
         ):
             return (
                 f"its log-probabilities are those of version {self.version - 1}: its kernels compute with older weights"

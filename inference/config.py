@@ -195,7 +195,7 @@ class PoolConfig(Config):
 
     probe_tolerance: float | None = Field(default=None, gt=0)
     """Largest root mean square difference between the trainer's and a server's log-probabilities of a probe, in nats. Unset: a
-    tenth of the spread of these log-probabilities, which suits every precision."""
+    tenth of their spread, and what rounding does to each of them as the trainer measures it, which suits every precision."""
 
     @model_validator(mode="after")
     def _can_be_sent(self) -> PoolConfig:

@@ -1,20 +1,22 @@
 """Measures how well a server's proof distinguishes right weights from wrong ones, with a real vLLM on tiny models.
 
-    python -m perf.weight_proof [--trials 5] [--json]
+    python -m perf.weight_proof [--trials 5] [--faulty 5] [--engine KIND DTYPE] [--json]
 
 For each kind of weights, precision and learning rate, a policy takes AdamW steps, from version N-1 to version N, as often as
 there are trials, and the trainer's own code publishes both. An engine of vLLM then holds what a server that reports N may
-hold: the right weights; those of N-1, because nothing was loaded; or what vLLM's CPU build makes of N without our repairs
-(experts that are not packed, an output layer that keeps the packed weights of N-1). The verdict on each is the pool's own,
-by the digest, by the probe, and by both. Every engine has a process of its own.
+hold: the right weights; those of N-1, because nothing was loaded; those that the policy began with; or what vLLM's CPU build
+makes of N without our repairs (experts that are not packed, an output layer that keeps the packed weights of N-1). The
+verdict on each is the pool's own, by the digest, by the probe, and by both. Every engine has a process of its own.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import itertools
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -37,7 +39,6 @@ from trainer.broadcast import own_memory
 from trainer.lora.layer import MultiLora
 from trainer.lora.multi_lora import adapter_spans, digest_adapter, export_adapter, wrap_targets
 from trainer.model.load import load_model, log_probabilities
-from trainer.model.router_replay import RouterReplay
 from trainer.probe import write_probe
 from transport.records import Float32Array
 
@@ -54,27 +55,31 @@ def main() -> None:
     """Measures each engine in a process of its own, and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--trials", type=int, default=5, help="updates for each learning rate")
+    parser.add_argument(
+        "--faulty", type=int, help="after how many of them faulty servers are measured, too (default: all)"
+    )
     parser.add_argument("--json", action="store_true", help="print each verdict as a JSON line instead of the table")
-    parser.add_argument("--engine", nargs=2, metavar=("KIND", "DTYPE"), help="measure one engine, as --json does")
+    parser.add_argument("--engine", nargs=2, metavar=("KIND", "DTYPE"), help="measure only this one")
+    parser.add_argument("--here", action="store_true", help="measure the engine in this process, as --json prints it")
     arguments = parser.parse_args()
-    if arguments.engine:
+    trials, faulty = arguments.trials, arguments.faulty or arguments.trials
+    if arguments.here:
         kind, dtype = arguments.engine
         with tempfile.TemporaryDirectory() as directory:
-            for line in measure(kind, dtype, arguments.trials, Path(directory)):
+            for line in measure(kind, dtype, trials, faulty, Path(directory)):
                 print(json.dumps(line), flush=True)
         return
-    lines: list[dict[str, Any]] = []
-    for kind in KINDS:
-        for dtype in ("float32", "bfloat16"):
-            lines += _in_a_process(kind, dtype, arguments.trials)
+    engines = [arguments.engine] if arguments.engine else itertools.product(KINDS, ("float32", "bfloat16"))
+    lines = [line for kind, dtype in engines for line in _in_a_process(kind, dtype, trials, faulty)]
     if arguments.json:
         print("\n".join(json.dumps(line) for line in lines))
     else:
         Console(width=180).print(table(lines))
 
 
-def _in_a_process(kind: str, dtype: str, trials: int) -> list[dict[str, Any]]:
-    command = [sys.executable, "-m", "perf.weight_proof", "--engine", kind, dtype, "--trials", str(trials)]
+def _in_a_process(kind: str, dtype: str, trials: int, faulty: int) -> list[dict[str, Any]]:
+    command = [sys.executable, "-m", "perf.weight_proof", "--here", "--engine", kind, dtype]
+    command += ["--trials", str(trials), "--faulty", str(faulty)]
     with tempfile.TemporaryFile() as log:
         done = subprocess.run(command, check=False, stdout=subprocess.PIPE, stderr=log, env=os.environ | _ENVIRONMENT)
         if done.returncode:
@@ -146,9 +151,8 @@ class Policy:
         else:
             model.save_pretrained(directory)
             digests = digests_of(own_memory(model.state_dict()))
-        replay = RouterReplay(model) if hasattr(model.config, "num_experts") else None
         path = directory / "probe.json"
-        self._probed = write_probe(model, replay, self._version, path, 0, digests, self._probed)
+        self._probed = write_probe(model, self._version, path, 0, digests, self._probed)
         self._version += 1
         return Probe.read(path)
 
@@ -202,8 +206,11 @@ class Engine:
         return scores_of(outputs, token_ids, 1)
 
 
-def measure(kind: str, dtype: str, trials: int, directory: Path) -> Iterator[dict[str, Any]]:
-    """Measures one engine; returns a line for each state of the server, learning rate and trial."""
+def measure(kind: str, dtype: str, trials: int, faulty: int, directory: Path) -> Iterator[dict[str, Any]]:
+    """Measures one engine; returns a line for each state of the server, learning rate and trial.
+
+    After the first `faulty` trials of a learning rate all states are measured, later only that of a right server.
+    """
     from inference.plugin import register
 
     register()
@@ -213,29 +220,34 @@ def measure(kind: str, dtype: str, trials: int, directory: Path) -> Iterator[dic
         engine = engine or Engine(kind, dtype, policy.base)
         optimizer = torch.optim.AdamW(policy.parameters(), lr=rate, weight_decay=0.0)
         policy.step(optimizer)
-        before = directory / f"{rate}-0"
+        first = before = directory / f"{rate}-0"
         policy.publish(before)
         for trial in range(1, trials + 1):
             policy.step(optimizer)
             after = directory / f"{rate}-{trial}"
             probe = policy.publish(after)
-            faults: dict[str, tuple[Path, tuple[str, ...]]] = {"still N-1": (before, ()), "N": (after, ())}
-            if kind != "adapter":
-                faults |= {"N, output layer of N-1": (after, ("pack_head",))}
-            if "experts" in kind:
-                faults |= {"N, experts not packed": (after, ("pack_experts",))}
-            for state, (loaded, without) in faults.items():
-                engine.load(before)
+            states: dict[str, tuple[Path, tuple[str, ...]]] = {}
+            if trial <= faulty:
+                states |= {"still N-1": (before, ()), "what the policy began with": (first, ())}
+                if kind != "adapter":
+                    states["N, output layer of N-1"] = (after, ("pack_head",))
+                if "experts" in kind:
+                    states["N, experts not packed"] = (after, ("pack_experts",))
+            for state, (loaded, without) in (states | {"N": (after, ())}).items():
+                if states or trial == 1:  # otherwise it holds N-1
+                    engine.load(before)
                 held = engine.load(loaded, *without)
                 answer = engine.probe(probe)
                 yield {
                     "kind": kind, "dtype": dtype, "rate": rate, "state": state,
                     "by_digest": probe.mismatched_layers(held) is not None,
-                    "by_probe": probe.mismatch(answer, None) is not None,
+                    "by_probe": probe.mismatch(answer, None, dtype) is not None,
                     "layers": len(held.layers),
                     "off": float(np.sqrt(np.square(answer - probe.log_probabilities).mean())),
                     "spread": float(np.std(probe.log_probabilities)),
                 }  # fmt: skip
+            if before != first:
+                shutil.rmtree(before)
             before = after
 
 

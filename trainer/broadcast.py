@@ -22,7 +22,6 @@ from inference import delta
 from inference.plugin.checkpoint import BASE, DELTA, weight_files
 from inference.plugin.digest import DTYPES, Digest, digests_of
 from trainer.lora.multi_lora import digest_adapter, export_adapter
-from trainer.model.router_replay import RouterReplay
 from trainer.probe import Answers, write_probe
 from trainer.runs.control_files import run_directory
 from trainer.runs.manager import MultiRunManager
@@ -95,9 +94,7 @@ class Broadcaster:
         self._probed: Tensor | None = None
         """float32 `[candidates, tokens - 1]`: the probe's log-probabilities under the version published last."""
 
-    def publish(
-        self, model: nn.Module, replay: RouterReplay | None, run: Run, assembled: Assembled | None = None
-    ) -> None:
+    def publish(self, model: nn.Module, run: Run, assembled: Assembled | None = None) -> None:
         """Publishes the run's weights unless they are published already, and removes all but the newest versions.
 
         `assembled` is needed of a sharded model.
@@ -125,7 +122,7 @@ class Broadcaster:
                 written = export_adapter(self._manager.modules, run.slot, lora, self._base_model, directory)
                 digests = digest_adapter(written, self._manager.scaling_factors[run.slot], self._precisions)
             self._probed = write_probe(
-                model, replay, version, directory / "probe.json", run.slot, digests, self._probed,
+                model, version, directory / "probe.json", run.slot, digests, self._probed,
                 None if assembled is None else assembled.answers,
             )  # fmt: skip
         self._newest = self._path(version)

@@ -334,7 +334,7 @@ class Learner:
         self.loaded.passes.begin()
         answers = fault = None
         try:
-            answers = ask(self.loaded.model, self.loaded.replay, slot)
+            answers = ask(self.loaded.model, slot)
         except PassDiscarded as error:
             logger.debug("rank %d: %s", self.ranks.index, error)
         except Exception as error:  # any error of a model

@@ -3,9 +3,9 @@
 A server that has loaded the weights must show the digest and reproduce the probe before it takes traffic; `docs/inference.md`
 says what each of them detects. The previous version's log-probabilities are published, too, to detect a server whose kernels
 still compute with that version. A bfloat16 model publishes none, since rounding changes its log-probabilities as much as a step
-does. The tokens are a seeded random sequence. For a mixture of experts, the sequence of several with the clearest
-routing is chosen: where two experts are nearly equal, rounding may route a token differently in another engine, and correct
-weights would fail the probe.
+does. The tokens are a seeded random sequence: of several, the one that rounding moves least (`trainer/model/rounding.py`). How
+far it moves each token is published. Where two experts of a mixture are nearly equal, rounding may route a token differently in
+another engine, and correct weights would fail the probe.
 
 The probe of a published adapter also proves the model to a run that begins with it (`training.lora.start_from`).
 """
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,12 +22,13 @@ import orjson
 import torch
 from torch import Tensor, nn
 
+from inference.answer_bounds import EXPERT_COUNTS
 from inference.base import LEAST_TOLERANCE, MAX_PROBE_BYTES, Probe
 from inference.plugin.digest import Digest
 from trainer.lora.multi_lora import adapter_spans
 from trainer.model.load import log_probabilities
 from trainer.model.packing_proof import can_pack
-from trainer.model.router_replay import RouterReplay
+from trainer.model.rounding import rounded
 from transport.files.untrusted import read_bytes
 
 logger = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What the model says of the candidates: `C` is `CANDIDATES` with routers, 1 without."""
+    """What the model says of the candidates: `C` is `CANDIDATES` of a mixture whose samples are packed, else 1, to save time."""
 
     tokens_CT: Tensor
     """int64 `[C, TOKENS]`, on the CPU."""
@@ -44,6 +44,8 @@ class Answers:
     """float32 `[C, TOKENS - 1]`, on the CPU: log-probabilities."""
     chosen: int
     """The candidate to publish."""
+    rounding_P: Tensor
+    """float32 `[TOKENS - 1]`, on the CPU: nats by which rounding may move each of its log-probabilities in another engine."""
 
 
 class BrokenWeights(RuntimeError):
@@ -57,12 +59,21 @@ base model is another one. Those of other random models are 1 or more away; of t
 
 CANDIDATES = 8
 TOKENS = 12
+
+ROUNDINGS_TO_CHOOSE = 4
+"""How often every candidate is rounded."""
+
+ROUNDINGS = 32
+"""How often the chosen one is rounded. What happens once in 7 times is then seen with a probability of 99 %."""
+
+FEW_ROUNDINGS = 8
+"""The same, where there is one candidate: without experts nothing happens seldom, and otherwise each takes a forward pass."""
+
 _SEED = 20_240_229
 
 
 def write_probe(
     model: nn.Module,
-    replay: RouterReplay | None,
     version: int,
     path: Path,
     slot: int,
@@ -70,11 +81,10 @@ def write_probe(
     previous: Tensor | None,
     answers: Answers | None = None,
 ) -> Tensor:
-    """Computes the probe of a policy version at temperature 1, without replay, and writes it as `docs/contracts.md` says.
+    """Computes the probe of a policy version at temperature 1 and writes it as `docs/contracts.md` says.
 
     Args:
         model: with the weights of `version`.
-        replay: of the model's router; None without it.
         version: the policy version.
         path: of the file.
         slot: of the run, whose adapter computes the tokens where the model has adapters.
@@ -88,15 +98,16 @@ def write_probe(
     Raises:
         BrokenWeights: a log-probability is not finite.
     """
-    answers = answers or ask(model, replay, slot)
+    answers = answers or ask(model, slot)
     values_CP, chosen = answers.values_CP, answers.chosen
-    if not bool(values_CP[chosen].isfinite().all()):
+    if not bool((values_CP[chosen].isfinite() & answers.rounding_P.isfinite()).all()):
         raise BrokenWeights(f"version {version}: the probe's log-probabilities are not finite; the weights are broken")
     before = previous[chosen] if previous is not None and next(model.parameters()).dtype == torch.float32 else None
     probe = {
         "version": version,
         "token_ids": answers.tokens_CT[chosen].tolist(),
         "log_probabilities": values_CP[chosen].tolist(),
+        "rounding": answers.rounding_P.tolist(),
         "previous": before.tolist() if before is not None and bool(before.isfinite().all()) else None,
         "digests": digests,
     }
@@ -104,27 +115,31 @@ def write_probe(
     return values_CP
 
 
-def ask(model: nn.Module, replay: RouterReplay | None, slot: int) -> Answers:
+def ask(model: nn.Module, slot: int) -> Answers:
     """Computes the candidates with the adapter in `slot`, if there is one; with a sharded model every rank calls it."""
-    device = next(model.parameters()).device
+    chooses = can_pack(model) and any(getattr(model.config.get_text_config(), name, None) for name in EXPERT_COUNTS)
     generator = torch.Generator().manual_seed(_SEED)
-    candidates = 1 if replay is None else CANDIDATES
-    tokens_CT = torch.randint(0, model.config.vocab_size, (CANDIDATES, TOKENS), generator=generator)[:candidates]
-    together = candidates if can_pack(model) else 1
-    answers: list[Tensor] = []
-    rows: list[dict[int, Tensor]] = []
-    with torch.no_grad(), adapter_spans(model, [(slot, together * TOKENS)]):
-        for row_CT in tokens_CT.to(device).split(together):
-            observing: AbstractContextManager[dict[int, Tensor]]
-            observing = replay.observing() if replay is not None else nullcontext({})
-            with observing as observed:
-                answers.append(_forward(model, row_CT))
-            rows.append(observed)
-    flat_P = torch.cat(answers)
-    chosen = _clearest(
-        {layer: torch.cat([row[layer] for row in rows]) for layer in rows[0]}, replay.top_k if replay else 0
-    )
-    return Answers(tokens_CT, flat_P.view(candidates, TOKENS - 1).cpu(), chosen)
+    tokens_CT = torch.randint(0, model.config.vocab_size, (CANDIDATES, TOKENS), generator=generator)
+    tokens_CT = tokens_CT[: CANDIDATES if chooses else 1].to(next(model.parameters()).device)
+    with torch.no_grad():
+        values_CP, chosen = _forward(model, tokens_CT, slot), 0
+        with rounded(model):
+            if chooses:
+                moved_C = _moved(model, tokens_CT, values_CP, ROUNDINGS_TO_CHOOSE, slot).square().mean(dim=1).sqrt()
+                chosen = int((moved_C / values_CP.std(dim=1, correction=0).clamp_min(LEAST_TOLERANCE)).argmin())
+            own = slice(chosen, chosen + 1)
+            moved_1P = _moved(model, tokens_CT[own], values_CP[own], ROUNDINGS if chooses else FEW_ROUNDINGS, slot)
+    return Answers(tokens_CT.cpu(), values_CP.cpu(), chosen, moved_1P[0].cpu())
+
+
+def _moved(model: nn.Module, tokens_NT: Tensor, values_NP: Tensor, roundings: int, slot: int) -> Tensor:
+    """Returns by how much the model's rounding moves `values_NP` at most, of so many times: `[N, TOKENS - 1]` nats."""
+    together = roundings if can_pack(model) else 1
+    moved_NP = torch.zeros_like(values_NP)
+    for _ in range(roundings // together):
+        again_KNP = _forward(model, tokens_NT.repeat(together, 1), slot).view(together, *values_NP.shape)
+        moved_NP = torch.maximum(moved_NP, (again_KNP - values_NP).abs().amax(dim=0))
+    return moved_NP
 
 
 def check_base(directory: Path, answers: Answers) -> None:
@@ -157,31 +172,19 @@ def check_base(directory: Path, answers: Answers) -> None:
         )  # fmt: skip
 
 
-def _forward(model: nn.Module, tokens_CT: Tensor) -> Tensor:
-    """Returns the log-probabilities of the candidates `[C, TOKENS]` in one row, `[C * (TOKENS - 1)]`."""
-    candidates, device = len(tokens_CT), tokens_CT.device
-    positions_T = torch.arange(TOKENS, device=device).repeat(candidates)
-    predicting_CP = torch.arange(candidates * TOKENS, device=device).view(candidates, TOKENS)[:, :-1]
-    targets_CP = tokens_CT[:, 1:]
-    values_P, _ = log_probabilities(
-        model,
-        tokens_CT.flatten(),
-        positions_T,
-        [TOKENS] * candidates,
-        predicting_CP.flatten(),
-        targets_CP.flatten(),
-        1.0,
-    )
-    return values_P
-
-
-def _clearest(probabilities: dict[int, Tensor], top_k: int) -> int:
-    """Returns the candidate with the largest minimum gap between the last chosen expert and the next one."""
-    if not probabilities or next(iter(probabilities.values())).shape[-1] <= top_k:
-        return 0
-    gaps_C = torch.full((CANDIDATES,), torch.inf)
-    for probabilities_TE in probabilities.values():
-        ranked = probabilities_TE.topk(top_k + 1, dim=-1).values
-        gap_T = ranked[:, top_k - 1] - ranked[:, top_k]
-        gaps_C = torch.minimum(gaps_C, gap_T.view(CANDIDATES, TOKENS).amin(dim=1).cpu())
-    return int(gaps_C.argmax())
+def _forward(model: nn.Module, tokens_NT: Tensor, slot: int) -> Tensor:
+    """Returns the log-probabilities of sequences `[N, TOKENS]` in one row, `[N, TOKENS - 1]`."""
+    sequences, device = len(tokens_NT), tokens_NT.device
+    positions_T = torch.arange(TOKENS, device=device).repeat(sequences)
+    predicting_NP = torch.arange(sequences * TOKENS, device=device).view(sequences, TOKENS)[:, :-1]
+    with adapter_spans(model, [(slot, sequences * TOKENS)]):
+        values_P, _ = log_probabilities(
+            model,
+            tokens_NT.flatten(),
+            positions_T,
+            [TOKENS] * sequences,
+            predicting_NP.flatten(),
+            tokens_NT[:, 1:].flatten(),
+            1.0,
+        )
+    return values_P.view(sequences, TOKENS - 1)

@@ -306,7 +306,7 @@ class Trainer:
             return True
         try:
             assembled, loaded = learner.assemble(run.slot), learner.loaded
-            answers = assembled.answers if assembled else ask(loaded.model, loaded.replay, run.slot)
+            answers = assembled.answers if assembled else ask(loaded.model, run.slot)
         except Exception as error:
             if is_fatal(error):
                 raise
@@ -421,7 +421,7 @@ class Trainer:
                     self._requests.note_published(run)
                     broadcaster.remove_beyond(run.progress.step or -1)
                 learner = self._learner
-                broadcaster.publish(learner.loaded.model, learner.loaded.replay, learner.runs[run.slot], assembled)
+                broadcaster.publish(learner.loaded.model, learner.runs[run.slot], assembled)
         except BrokenWeights as error:
             self._evict(run, str(error))
             return False

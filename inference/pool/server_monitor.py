@@ -316,7 +316,8 @@ class ServerMonitor:
         if answer.origin is not None and not self._is_accepted(answer.origin):
             found = answer.origin.described
             raise WrongWeights(f"{self.server.url} took version {wanted.version}, and its probe is of others: {found}")
-        mismatch = wanted.probe.mismatch(answer.log_probabilities, self._config.probe_tolerance)
+        dtype = None if held is None else held.dtype
+        mismatch = wanted.probe.mismatch(answer.log_probabilities, self._config.probe_tolerance, dtype)
         if mismatch is not None:
             raise ProbeFailed(f"{self.server.url} took version {wanted.version} and failed its probe: {mismatch}")
         self._unproven = (None, None)

@@ -41,9 +41,7 @@ def test_the_umask_says_who_may_read_a_broadcast(
 ) -> None:
     """Inference may run as another user of the same group."""
     lone = make_lone_run(tmp_path, dense_directory, lora=lora)
-    Broadcaster(lone.learner.manager, tmp_path, "default", str(dense_directory), 2).publish(
-        lone.model, lone.learner.loaded.replay, lone.run
-    )
+    Broadcaster(lone.learner.manager, tmp_path, "default", str(dense_directory), 2).publish(lone.model, lone.run)
     files = list((tmp_path / "run_default" / "broadcast" / "step_0").iterdir())
     assert ("adapter_model.safetensors" if lora else "model.safetensors") in {file.name for file in files}
     for file in files:
@@ -58,7 +56,7 @@ def test_a_generation_configuration_that_transformers_does_not_write_is_copied(
     model = shutil.copytree(dense_directory, tmp_path / "model")
     (model / "generation_config.json").write_text('{"do_sample": false, "temperature": 0.6, "eos_token_id": 7}')
     lone = make_lone_run(tmp_path / "out", model)
-    Broadcaster(lone.learner.manager, tmp_path / "out", "default", str(model), 2).publish(lone.model, None, lone.run)
+    Broadcaster(lone.learner.manager, tmp_path / "out", "default", str(model), 2).publish(lone.model, lone.run)
     published = tmp_path / "out" / "run_default" / "broadcast" / "step_0" / "generation_config.json"
     assert published.read_bytes() == (model / "generation_config.json").read_bytes()
 
@@ -72,7 +70,7 @@ def test_most_versions_of_bfloat16_weights_are_published_as_what_changed(dense_d
     for step in range(5):
         if step:
             lone.train(make_batch(step))
-        broadcaster.publish(lone.model, None, lone.run)
+        broadcaster.publish(lone.model, lone.run)
         directory = tmp_path / "run_default" / "broadcast" / f"step_{step}"
         kinds.append("delta" if delta.is_delta(directory) else "whole")
         if delta.is_delta(directory):
@@ -103,7 +101,7 @@ def test_a_broadcast_has_a_digest_for_each_precision_of_the_servers(
             lone.learner.manager, tmp_path / place, "default", str(dense_directory), 2, precisions=precisions
         )
         (tmp_path / place / "run_default").mkdir(parents=True)
-        broadcaster.publish(lone.model, None, lone.run)
+        broadcaster.publish(lone.model, lone.run)
         probe = tmp_path / place / "run_default" / "broadcast" / "step_0" / "probe.json"
         digests.append(orjson.loads(probe.read_bytes())["digests"])
     assert digests[0].keys() == DTYPES.keys()
@@ -125,7 +123,7 @@ def test_what_changed_in_most_elements_is_published_whole(dense_directory: Path,
     for step in range(3):
         if step:
             lone.train(make_batch(step))
-        broadcaster.publish(lone.model, None, lone.run)
+        broadcaster.publish(lone.model, lone.run)
         directory = tmp_path / "run_default" / "broadcast" / f"step_{step}"
         assert (directory / "model.safetensors").is_file()
         assert not (directory / BASE).exists()
@@ -141,7 +139,7 @@ def test_broadcasts_that_lead_elsewhere_are_left_alone(dense_directory: Path, tm
     with pytest.raises(OSError, match=r"leads to .*run_other"):
         broadcaster.remove_beyond(0)
     with pytest.raises(OSError, match=r"leads to .*run_other"):
-        broadcaster.publish(lone.model, None, lone.run)
+        broadcaster.publish(lone.model, lone.run)
     assert published_steps(tmp_path / "run_other" / "broadcast") == [7]
 
 
@@ -157,7 +155,7 @@ def test_another_jobs_checkpoints_to_which_broadcasts_lead_are_left_alone(
     with pytest.raises(OSError, match=r"leads to .*other/checkpoints, whose step_7 is no broadcast"):
         broadcaster.remove_beyond(-1)
     with pytest.raises(OSError, match="is no broadcast"):
-        broadcaster.publish(lone.model, None, lone.run)
+        broadcaster.publish(lone.model, lone.run)
     assert published_steps(other) == [7]
 
 

@@ -21,9 +21,9 @@ def test_only_a_precise_model_tells_the_answers_of_the_version_before(
 ) -> None:
     """In bfloat16 they differ from those of this version by rounding, and a right server would seem to hold the other."""
     model, file = load_model(dense_directory, dtype, torch.device("cpu")), tmp_path / "probe.json"
-    before = write_probe(model, None, 1, file, 0, {}, None)
+    before = write_probe(model, 1, file, 0, {}, None)
     assert json.loads(file.read_text())["previous"] is None
-    write_probe(model, None, 2, file, 0, {}, before)
+    write_probe(model, 2, file, 0, {}, before)
     written = json.loads(file.read_text())
     assert written["previous"] == (written["log_probabilities"] if known else None)
 
@@ -31,8 +31,8 @@ def test_only_a_precise_model_tells_the_answers_of_the_version_before(
 def test_a_version_before_without_finite_answers_is_left_out(dense_directory: Path, tmp_path: Path) -> None:
     """A probe with one could not be read. Which candidate is published depends on the version."""
     model, file = load_model(dense_directory, "float32", torch.device("cpu")), tmp_path / "probe.json"
-    before = write_probe(model, None, 1, file, 0, {}, None)
-    write_probe(model, None, 2, file, 0, {}, torch.full_like(before, torch.nan))
+    before = write_probe(model, 1, file, 0, {}, None)
+    write_probe(model, 2, file, 0, {}, torch.full_like(before, torch.nan))
     assert Probe.read(file).previous is None
 
 
@@ -51,7 +51,7 @@ def test_what_takes_the_place_of_a_probe_while_it_is_read_is_not_waited_for(
         os.mkfifo(file)
         return descriptor
 
-    answers = Answers(torch.tensor([[1, 2]]), torch.tensor([[-1.0]]), 0)
+    answers = Answers(torch.tensor([[1, 2]]), torch.tensor([[-1.0]]), 0, torch.zeros(1))
     with monkeypatch.context() as patched:
         patched.setattr(os, "open", open_and_replace)
         check_base(tmp_path, answers)
@@ -72,7 +72,9 @@ def test_another_base_is_far_from_the_published_answers(
     (tmp_path / "probe.json").write_text(
         json.dumps({"version": 1, "token_ids": [1, 2, 3, 4, 5], "log_probabilities": values})
     )
-    answers = Answers(torch.tensor([[9, 8, 7, 6, 5], [1, 2, 3, 4, 5]]), torch.tensor([values, values]) + shift, 0)
+    answers = Answers(
+        torch.tensor([[9, 8, 7, 6, 5], [1, 2, 3, 4, 5]]), torch.tensor([values, values]) + shift, torch.zeros(2, 4), 0
+    )
     if said == "refused":
         with pytest.raises(ValueError, match=r"another base model, or the adapter is not the one that was published"):
             check_base(tmp_path, answers)
@@ -94,8 +96,8 @@ def test_the_other_precision_of_the_same_base_passes_and_another_base_does_not(
         torch.manual_seed(seed)
         AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / str(seed))
         model = load_model(tmp_path / str(seed), "bfloat16", torch.device("cpu"))
-        write_probe(model, None, 1, tmp_path / str(seed) / "probe.json", 0, {}, None)
-    answers = ask(load_model(tmp_path / "0", "float32", torch.device("cpu")), None, 0)
+        write_probe(model, 1, tmp_path / str(seed) / "probe.json", 0, {}, None)
+    answers = ask(load_model(tmp_path / "0", "float32", torch.device("cpu")), 0)
     check_base(tmp_path / "0", answers)
     with pytest.raises(ValueError, match="another base model"):
         check_base(tmp_path / "1", answers)

@@ -63,7 +63,7 @@ def publish_next(lone: LoneRun, broadcaster: Broadcaster) -> None:
     lone.run.progress.step += 1
     with torch.no_grad():
         lone.model.get_input_embeddings().weight[0] += 1.0
-    broadcaster.publish(lone.model, None, lone.run)
+    broadcaster.publish(lone.model, lone.run)
 
 
 @pytest.mark.slow
@@ -80,7 +80,7 @@ def test_versions_are_in_memory_and_those_of_checkpoints_on_the_disk(
     for step in range(6):
         if step:
             lone.train(make_batch(step))
-        broadcaster.publish(lone.model, None, lone.run)
+        broadcaster.publish(lone.model, lone.run)
         if step == 4:
             memory.make_durable(published / "step_4")
             checkpoint.write(checkpoint.take(lone.run), tmp_path, keep=2)
@@ -112,7 +112,7 @@ def test_what_does_not_fit_is_published_on_the_disk(
     memory = SharedMemory()
     broadcaster = make_broadcaster(lone, tmp_path, memory)
     published = tmp_path / "run_default" / "broadcast"
-    broadcaster.publish(lone.model, None, lone.run)
+    broadcaster.publish(lone.model, lone.run)
 
     class Full:
         f_bavail, f_frsize = 10, 4096
@@ -187,7 +187,7 @@ def test_a_kill_at_any_moment_leaves_whole_versions_and_no_memory(
         broadcaster.remove_beyond(newest)
         assert not any(has_lost_weights(published / f"step_{step}") for step in published_steps(published))
         lone.run.progress.step = newest
-        broadcaster.publish(lone.model, None, lone.run)
+        broadcaster.publish(lone.model, lone.run)
         after.close()
         assert list(memory_root.iterdir()) == []
         assert not any(links(published / f"step_{step}") for step in published_steps(published))
@@ -200,7 +200,7 @@ def operations_of_version_0(lone: LoneRun, output_dir: Path) -> int:
     with pytest.MonkeyPatch.context() as patched:
         (seen := Deaths()).install(patched)
         memory = SharedMemory()
-        make_broadcaster(lone, output_dir, memory).publish(lone.model, None, lone.run)
+        make_broadcaster(lone, output_dir, memory).publish(lone.model, lone.run)
         counted = len(seen.seen)
         memory.close()
     shutil.rmtree(output_dir / "run_default" / "broadcast")
@@ -210,7 +210,7 @@ def operations_of_version_0(lone: LoneRun, output_dir: Path) -> int:
 def one_life(lone: LoneRun, memory: SharedMemory, output_dir: Path) -> None:
     """Versions 0 to 3, whole and as what changed, of which two are kept. 2 gets a checkpoint."""
     broadcaster = make_broadcaster(lone, output_dir, memory)
-    broadcaster.publish(lone.model, None, lone.run)
+    broadcaster.publish(lone.model, lone.run)
     for step in range(1, 4):
         publish_next(lone, broadcaster)
         if step == 2:

@@ -39,7 +39,7 @@ def started(output_dir: Path, model: Path, config: LoraConfig, start_from: Path,
 
 
 def first_broadcast(lone: LoneRun, output_dir: Path, model: Path) -> Path:
-    Broadcaster(lone.learner.manager, output_dir, "default", str(model), keep=2).publish(lone.model, None, lone.run)
+    Broadcaster(lone.learner.manager, output_dir, "default", str(model), keep=2).publish(lone.model, lone.run)
     return output_dir / "run_default" / "broadcast" / "step_0"
 
 

@@ -28,7 +28,6 @@ from trainer.lora.multi_lora import (
 )
 from trainer.lora.targets import is_target
 from trainer.model.load import load_model
-from trainer.model.router_replay import RouterReplay
 from trainer.probe import write_probe
 
 CPU = torch.device("cpu")
@@ -283,12 +282,11 @@ def test_vllm_reads_the_adapters_of_experts(
 
 def test_a_probe_is_of_the_runs_own_adapter(directory: Path, tmp_path: Path) -> None:
     model, layers = wrapped(directory)
-    replay = RouterReplay(model)
     for slot in (1, 2):
         admit(layers, slot, DENSE)
 
     def probe(slot: int) -> tuple[Tensor, Tensor]:
-        write_probe(model, replay, slot + 5, tmp_path / "probe.json", slot, {}, None)
+        write_probe(model, slot + 5, tmp_path / "probe.json", slot, {}, None)
         written = json.loads((tmp_path / "probe.json").read_text())
         assert written["version"] == slot + 5
         return torch.tensor(written["token_ids"]), torch.tensor(written["log_probabilities"])

@@ -158,15 +158,10 @@ def test_a_model_whose_layers_look_back_is_trained_one_sample_a_row(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_the_probe_of_a_model_whose_layers_look_back_is_of_one_sample(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("trainer.probe._clearest", lambda *_: 5)  # not the first, which would see no other in any case
+def test_the_probe_of_a_model_whose_layers_look_back_is_of_one_sample(tmp_path: Path) -> None:
     directory = save(LOOKING_BACK["lfm2"](), tmp_path / "model")
     lone = make_lone_run(tmp_path, directory, lora={"rank": 2, "target_modules": ["q_proj"]})
-    Broadcaster(lone.learner.manager, tmp_path, "default", str(directory), 2).publish(
-        lone.model, lone.learner.loaded.replay, lone.run
-    )
+    Broadcaster(lone.learner.manager, tmp_path, "default", str(directory), 2).publish(lone.model, lone.run)
     probe = json.loads((tmp_path / "run_default" / "broadcast" / "step_0" / "probe.json").read_text())
     expected = stock_log_probabilities(directory, torch.tensor(probe["token_ids"]))
     torch.testing.assert_close(torch.tensor(probe["log_probabilities"]), expected, rtol=0, atol=1e-5)

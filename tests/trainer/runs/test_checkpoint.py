@@ -64,12 +64,12 @@ def test_a_broadcast_waits_for_the_disk_only_where_a_checkpoint_goes_back_to_it(
         synced.append(str(Path(os.readlink(f"/proc/self/fd/{descriptor}")).relative_to(tmp_path)))
 
     monkeypatch.setattr(os, "fsync", noticed)
-    broadcaster.publish(lone.model, lone.learner.loaded.replay, lone.run)
+    broadcaster.publish(lone.model, lone.run)
     assert any("broadcast" in name for name in synced), "the version that a life begins with"
     for step in (1, 2):
         lone.train(make_batch(step))
         synced.clear()
-        broadcaster.publish(lone.model, lone.learner.loaded.replay, lone.run)
+        broadcaster.publish(lone.model, lone.run)
         assert synced == []
     checkpoint.write(checkpoint.take(lone.run), tmp_path, keep=2)
     weights = "run_default/broadcast/step_2/model.safetensors"
@@ -84,7 +84,7 @@ def test_only_the_newest_are_kept(dense_directory: Path, tmp_path: Path) -> None
     for step in (1, 2, 3):
         lone.train(make_batch(step))
         checkpoint.write(checkpoint.take(lone.run), tmp_path, keep=2)
-        broadcaster.publish(lone.model, lone.learner.loaded.replay, lone.run)
+        broadcaster.publish(lone.model, lone.run)
     assert published_steps(checkpoint.checkpoints_directory(tmp_path, "default")) == [2, 3]
     assert published_steps(broadcaster.directory) == [2, 3]
     broadcaster.remove_beyond(2)
@@ -121,16 +121,14 @@ def test_broken_weights_are_not_published(dense_directory: Path, tmp_path: Path)
         next(lone.model.parameters()).fill_(torch.nan)
     broadcaster = Broadcaster(lone.learner.manager, tmp_path, "default", str(dense_directory), keep=2)
     with pytest.raises(BrokenWeights, match="version 0: the probe's log-probabilities are not finite"):
-        broadcaster.publish(lone.model, lone.learner.loaded.replay, lone.run)
+        broadcaster.publish(lone.model, lone.run)
     assert list(broadcaster.directory.iterdir()) == []
 
 
 def test_a_broadcast_carries_the_tokenizer_of_its_model(dense_directory: Path, tmp_path: Path) -> None:
     lone = make_lone_run(tmp_path, dense_directory)
     (dense_directory / "tokenizer.json").write_text("{}")
-    Broadcaster(lone.learner.manager, tmp_path, "default", str(dense_directory), keep=2).publish(
-        lone.model, None, lone.run
-    )
+    Broadcaster(lone.learner.manager, tmp_path, "default", str(dense_directory), keep=2).publish(lone.model, lone.run)
     names = {path.name for path in (tmp_path / "run_default" / "broadcast" / "step_0").iterdir()}
     assert {"tokenizer.json", "config.json", "model.safetensors", "probe.json", "STABLE"} <= names
     (dense_directory / "tokenizer.json").unlink()
