@@ -9,6 +9,9 @@ from pydantic import AfterValidator, Field, model_validator
 
 from transport.config import Config, Identifier
 
+ALL = "all"
+"""What stands for all environments together, and is no environment's name."""
+
 
 def _leaves_the_conversation(kwargs: dict[str, Any]) -> dict[str, Any]:
     if taken := {"messages", "add_generation_prompt"} & kwargs.keys():
@@ -131,11 +134,17 @@ class HostsConfig(Config):
     """A directory with the CURVE public key (`*.key`) of every host that may join."""
 
 
+def _is_no_aggregate(name: str) -> str:
+    if name.lower() == ALL:
+        raise ValueError(f"{name!r} stands for all environments together, in what sums over them; choose another name")
+    return name
+
+
 class EnvironmentConfig(Config):
     """One environment of the mix."""
 
-    name: Identifier
-    """Unique in the run; metrics and records carry it."""
+    name: Annotated[Identifier, AfterValidator(_is_no_aggregate)]
+    """Unique in the run; metrics and records carry it. Not `all`."""
 
     kind: str
     """A built-in (`reverse-text`, `guess-number`, `closest-number`, `arithmetic`, `single-turn`, `tools`, `verifiers`,

@@ -13,6 +13,7 @@ import orjson
 from job.environments.observe import Observations
 from orchestrator.loop_health.blame_evidence import Kind
 from orchestrator.rollouts.failures import kind_of
+from transport.printable import shortened
 from transport.records import Rollout
 
 SLOW_SHARE = 0.5
@@ -97,7 +98,14 @@ def _scoring(seen: Observations) -> Verdict:
     if not _completed(seen):
         return _NOT_CHECKED
     if not seen.changed_scores:
-        return Level.OK, "scoring a rollout again gives the same reward"
+        if seen.not_scored_again:
+            return Level.OK, (
+                f"not checked for {len(seen.not_scored_again)} scores: the environment cannot be asked twice "
+                f"({shortened(seen.not_scored_again[0], 200)}); {seen.scored_again} rollouts got the same reward again"
+            )
+        if not seen.scored_again:
+            return Level.OK, "not checked: in each group a rollout failed, so that none can be scored again"
+        return Level.OK, f"scoring a rollout again gives the same reward ({seen.scored_again} were scored again)"
     name, first, second = seen.changed_scores[0]
     return Level.WARNING, (
         f"{len(seen.changed_scores)} rollouts got another reward when they were scored again (rollout {name}: {first:.4g}, "

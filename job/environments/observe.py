@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from environments.base import Environment, EnvironmentContext, Example, Model, Score
 from environments.chat import Chat
 from environments.config import EnvironmentConfig, SamplingConfig
 from environments.lifecycle import started
-from environments.reward import as_rewards
+from environments.reward import Rewards, as_rewards
 from inference.base import ParsedText, SamplingParameters
 from job.environments import waiting
 from orchestrator.loop_health.blame import LoopBlame
@@ -89,6 +89,10 @@ class Observations:
     """Examples that were not the same when they were asked for again."""
     changed_scores: list[tuple[str, float, float]] = field(default_factory=list)
     """Rollouts that another scoring gave another reward: id, first reward, second one."""
+    scored_again: int = 0
+    """Rollouts that got a second reward."""
+    not_scored_again: list[str] = field(default_factory=list)
+    """Why others got none: what the environment raised when it was asked twice."""
     slow_spots: SlowSpots = field(default_factory=SlowSpots)
     memory: list[int] = field(default_factory=list)
     """Resident bytes of the process after each round."""
@@ -240,18 +244,31 @@ def _changed_examples(environment: Environment, plan: Plan) -> list[int]:
 
 
 async def _score_again(seen: Observations, environment: Environment) -> None:
-    """Scores the rollouts of the first round again. An environment that cannot be asked twice has no second reward."""
+    """Scores what was played once more. What cannot be asked twice has no second reward, and is told."""
+    for group in seen.groups:
+        scored = [rollout for rollout in group if rollout.reward is not None and rollout.error is None]
+        if environment.group_scoring:
+            asked = [scored] if scored and len(scored) == len(group) else []
+        else:
+            asked = [[rollout] for rollout in scored]
+        for rollouts in asked:
+            try:
+                async with asyncio.timeout(seen.timeout_seconds):
+                    scores = await _scores_of(environment, [replace(rollout) for rollout in rollouts])
+            except Exception as error:  # noqa: BLE001 - an operator's class may fail in any way
+                seen.not_scored_again.append(f"{type(error).__name__}: {error}")
+                continue
+            for rollout, (again, by_player) in zip(rollouts, scores, strict=True):
+                seen.scored_again += 1
+                if (again, by_player) != (rollout.reward, rollout.player_rewards):
+                    seen.changed_scores.append((rollout.rollout_id, cast(float, rollout.reward), again))
+
+
+async def _scores_of(environment: Environment, rollouts: list[Rollout]) -> list[Rewards]:
+    example = environment.example(rollouts[0].example_index)
     if environment.group_scoring:
-        return
-    for rollout in seen.rollouts:
-        if rollout.reward is None or rollout.error is not None:
-            continue
-        with suppress(Exception):
-            async with asyncio.timeout(seen.timeout_seconds):
-                score = await environment.score(environment.example(rollout.example_index), replace(rollout))
-                again, by_player = as_rewards(score)
-            if (again, by_player) != (rollout.reward, rollout.player_rewards):
-                seen.changed_scores.append((rollout.rollout_id, rollout.reward, again))
+        return [as_rewards(score) for score in await environment.score_group(example, rollouts)]
+    return [as_rewards(await environment.score(example, rollouts[0]))]
 
 
 def _settled_memory() -> int:

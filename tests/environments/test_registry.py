@@ -136,3 +136,10 @@ def test_a_class_of_another_shape(write_module: Any, change: dict[str, str], mes
     write_module("misshaped_tasks", GOOD.format(**(parts | change)))
     with pytest.raises(ValueError, match=re.escape(message)):
         load("misshaped_tasks:Task")
+
+
+@pytest.mark.parametrize("name", ["all", "All"])
+def test_no_environment_has_the_name_of_all(name: str) -> None:
+    with pytest.raises(ValueError, match="stands for all environments together"):
+        EnvironmentConfig(name=name, kind="arithmetic")
+    assert EnvironmentConfig(name="all-sums", kind="arithmetic").name == "all-sums"

@@ -25,6 +25,10 @@ _MOST_RUNS = 4
 """Of the program, in one round: it may end at a call, and the calls after it are made anew."""
 
 
+_BY_ITS_WORK = ("deadline", "output")
+"""Why a run is killed because of what it does, and not of the machine."""
+
+
 class FaultyTests(ValueError):
     """The tests of an example cannot be run, whatever the program is."""
 
@@ -91,14 +95,21 @@ class FunctionTests:
         self._room = _MOST_BYTES
 
     async def run(self, tests: Sequence[str], setup: str) -> list[bool]:
-        """Returns which tests pass. Raises `FaultyTests`."""
+        """Returns which tests pass. Raises `FaultyTests`.
+
+        A test fails whose calls come to no end because of what the program returned: it may loop over that, or until it is done.
+        """
         for _ in range(_MOST_ROUNDS):
             outcomes, noted = await self._assert(tests, setup)
-            if not noted:
+            is_program = bool(self._known)
+            if not noted or (is_program and len(self._known) + len(noted) > _MOST_CALLS):
                 return [outcome == "passed" for outcome in outcomes]
-            if len(self._known) + len(noted) > _MOST_CALLS:
+            if len(noted) > _MOST_CALLS:
                 raise FaultyTests(f"the tests make more than {_MOST_CALLS} different calls")
             await self._call(noted)
+        left = [test for test, outcome in zip(tests, outcomes, strict=True) if outcome == "open"]
+        if all("while" in test for test in left):
+            return [outcome == "passed" for outcome in outcomes]
         raise FaultyTests(f"the tests make calls that depend on one another more than {_MOST_ROUNDS} deep")
 
     async def _assert(self, tests: Sequence[str], setup: str) -> tuple[list[str], dict[str, Any]]:
@@ -117,6 +128,8 @@ class FunctionTests:
             answer = orjson.loads(result.stdout)
             outcomes, noted = answer["outcomes"], dict(answer["noted"])
         except (orjson.JSONDecodeError, KeyError, TypeError, ValueError):
+            if self._known and (result.killed in _BY_ITS_WORK or "MemoryError" in result.stderr):
+                return ["failed"] * len(tests), {}  # it ran before it was given what the program returned
             raise FaultyTests(f"the tests did not run: {result.killed or result.stderr[-500:]}") from None
         for index, outcome in enumerate(outcomes):
             if outcome.startswith("fault"):
@@ -128,8 +141,7 @@ class FunctionTests:
         left = dict(noted)
         for _ in range(_MOST_RUNS):
             outcomes, how = await self._call_once(list(left.values()))
-            for key, outcome in zip(list(left), outcomes, strict=False):
-                size = len(orjson.dumps(outcome))
+            for key, (outcome, size) in zip(list(left), outcomes, strict=False):
                 self._room -= size
                 self._known[key] = (
                     outcome if self._room >= 0 else {"failed": "what it returned is too large, with all before"}
@@ -145,7 +157,7 @@ class FunctionTests:
         for key in left:
             self._known[key] = {"failed": "the program ended at earlier calls"}
 
-    async def _call_once(self, calls: list[Any]) -> tuple[list[dict[str, Any]], str]:
+    async def _call_once(self, calls: list[Any]) -> tuple[list[tuple[dict[str, Any], int]], str]:
         config = self._config
         mark = secrets.token_hex(8)
         request = {"source": self._source, "calls": calls, "cpu_seconds": config.cpu_seconds, "mark": mark}
@@ -155,12 +167,13 @@ class FunctionTests:
         return outcomes[: len(calls)], result.killed or result.stderr[-200:] or "by itself"
 
 
-def _outcome(line: str) -> dict[str, Any]:
-    """Returns an outcome as `candidate.py` writes one. The program may have written something else there."""
+def _outcome(line: str) -> tuple[dict[str, Any], int]:
+    """Returns an outcome as `candidate.py` writes one, and its size. The program may have written something else there."""
     try:
         outcome = orjson.loads(line)
-    except orjson.JSONDecodeError:
-        outcome = None
+        size = len(orjson.dumps(outcome))  # which refuses what is nested deeper than any outcome of `candidate.py`
+    except (orjson.JSONDecodeError, TypeError):
+        outcome, size = None, 0
     if not isinstance(outcome, dict) or not isinstance(outcome.get("after", []), list):
-        return {"failed": "the program wrote among the outcomes"}
-    return outcome
+        return {"failed": "the program wrote among the outcomes"}, 0
+    return outcome, size

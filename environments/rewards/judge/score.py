@@ -45,9 +45,10 @@ async def _match(text: str, pattern: str, processes: BoundedProcesses) -> object
 def _number(found: object, text: str) -> float:
     if not isinstance(found, str):
         raise NoScore(f"score_pattern finds nothing in an answer that ends with {_end(text)}")
-    if _NUMBER.fullmatch(found.strip()) is None:
+    number = found.strip().rstrip(".,_")
+    if _NUMBER.fullmatch(number) is None:
         raise NoScore(f"score_pattern finds {short_repr(found)}, which is no number")
-    return float(found)
+    return float(number)
 
 
 def _at_key(text: str, key: str) -> float:

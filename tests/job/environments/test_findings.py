@@ -32,6 +32,7 @@ def sound() -> Observations:
     seen.groups = [[rollout(0, 0.0), rollout(1, 1.0)] for _ in range(3)]
     seen.seconds = [Seconds(1.0, 0.8, 0.1)] * 6
     seen.memory = [100 * MIB, 120 * MIB, 120 * MIB]
+    seen.scored_again = 6
     return seen
 
 
@@ -69,6 +70,8 @@ def slow_spot(seconds: float, kind: Kind = Kind.CALLBACK, ours: bool = False) ->
         (set_group(rollout(0, None, "KeyError: 'a'")), "rewards", Level.ERROR, "no rollout has a reward"),
         (set_group(rollout(0, 1.0), rollout(1, 1.0)), "rewards", Level.WARNING, "equal within 1 of 1 groups"),
         (lambda seen: seen.changed_scores.append(("0-1", 0.2, 0.4)), "scoring", Level.WARNING, "0.2, then 0.4"),
+        (lambda seen: seen.not_scored_again.append("KeyError: 'x'"), "scoring", Level.OK, "not checked for 1 scores"),
+        (lambda seen: setattr(seen, "scored_again", 0), "scoring", Level.OK, "not checked"),
         (lambda seen: seen.seconds.append(Seconds(31.0, 1.0, 1.0)), "time", Level.WARNING, "= 60: raise it"),
         (slow_spot(0.1), "event loop", Level.WARNING, "pack (mine.py:12)"),
         (slow_spot(1.0), "event loop", Level.ERROR, "late by 1 s"),

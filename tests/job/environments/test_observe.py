@@ -6,7 +6,7 @@ import asyncio
 import random
 import re
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +80,22 @@ class Unsound(Sound):
         return random.SystemRandom().uniform(0, 1)
 
 
+class Noisy(Sound):
+    """Scores a group as one, each time otherwise."""
+
+    group_scoring = True
+
+    async def score_group(self, example: Example, rollouts: Sequence[Rollout]) -> list[float]:
+        return [random.SystemRandom().uniform(0, 1) for _ in rollouts]
+
+
+class Once(Sound):
+    """Cannot score twice."""
+
+    async def score(self, example: Example, rollout: Rollout) -> float:
+        return float(rollout.state.pop("right"))
+
+
 @pytest.fixture
 async def ends_tasks() -> AsyncIterator[None]:
     yield
@@ -132,6 +148,18 @@ async def test_an_unsound_environment(tmp_path: Path) -> None:
     assert any(place.endswith("test_observe.py") for place in places_of(seen))
     assert by_check["sequences"].level is Level.WARNING
     assert seen.left_tasks == ["left"]
+
+
+@pytest.mark.slow
+async def test_only_what_was_scored_again_counts_as_the_same(tmp_path: Path) -> None:
+    sound = await seen_of("Sound", tmp_path)
+    assert (sound.scored_again, sound.not_scored_again) == (12, [])
+    noisy = await seen_of("Noisy", tmp_path)
+    assert (noisy.scored_again, len(noisy.changed_scores)) == (12, 12)
+    once = await seen_of("Once", tmp_path)
+    assert (once.scored_again, len(once.not_scored_again), once.not_scored_again[0]) == (0, 12, "KeyError: 'right'")
+    [finding] = [each for each in findings(once) if each.check == "scoring"]
+    assert "not checked for 12 scores" in finding.text
 
 
 async def test_an_environment_that_does_not_load(tmp_path: Path) -> None:

@@ -83,6 +83,12 @@ CHEATS = {
     "returns itself": "x = []\nx.append(x)\ndef add(a, b):\n    return x",
     "returns gigabytes": "def add(a, b):\n    return 'x' * 10**6",
     "takes memory": "def add(a, b):\n    return bytearray(10**10)",
+    "nests deeply": (
+        "import os, sys\nframe = sys._getframe()\nwhile frame:\n    mark = frame.f_locals.get('request', {}).get('mark')\n"
+        "    if mark:\n        break\n    frame = frame.f_back\n"
+        "os.write(1, ('\\n' + mark + '{\"value\": ' + '[' * 900 + ']' * 900 + '}' + '\\n').encode())\n"
+        "def add(a, b):\n    return 0"
+    ),
     "finds the mark": (
         "import os, sys\nframe = sys._getframe()\nwhile frame:\n    mark = frame.f_locals.get('request', {}).get('mark')\n"
         "    if mark:\n        break\n    frame = frame.f_back\n"
@@ -126,6 +132,35 @@ async def test_no_program_makes_a_test_look_faulty_by_what_it_returns(tested_by:
     endless = "def add(a, b):\n    endless = []\n    endless.append(endless)\n    return endless"
     scored = await score(asserts, endless, tests=["assert add(add(1, 2), 3) == 6", "assert add([add(1, 2)], 3) == 6"])
     assert scored.metrics["code/passed"] == 0
+
+
+@pytest.mark.slow
+async def test_no_program_makes_tests_look_faulty_by_where_it_leads_them(tested_by: Make) -> None:
+    """A failed rollout would leave its group, where one of value 0 teaches."""
+    asserts = await tested_by("asserts")
+    endless = "n = 0\nwhile not done(n):\n    n = step(n)\nassert n == 3"
+    assert (await score(asserts, "def done(n): return False\ndef step(n): return n + 1", tests=[endless])).reward == 0
+    assert (await score(asserts, "def done(n): return n == 3\ndef step(n): return n + 1", tests=[endless])).reward == 1
+    many = "for i in range(count()):\n    assert double(i) == 2 * i\nassert count() == 3"
+    for count, reward in (("3", 1), ("10**5", 0)):
+        code = f"def count(): return {count}\ndef double(n): return 2 * n"
+        assert (await score(asserts, code, tests=[many])).reward == reward
+    with pytest.raises(FaultyTests, match="deep"):
+        await score(
+            asserts, "def step(n): return n + 1", tests=["n = 0\nfor _ in range(99):\n    n = step(n)\nassert n"]
+        )
+
+
+@pytest.mark.slow
+async def test_no_value_ends_the_process_of_the_tests_as_their_fault(
+    tested_by: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power of a large number is computed in C, where no limit within the process stops it."""
+    monkeypatch.setattr("environments.rewards.code.functions.wall_seconds", lambda seconds: 2.0)
+    asserts = await tested_by("asserts")
+    assert (await score(asserts, "def f(n): return 10**9", tests=["assert 3 ** f(2) > 9 and f(2) < 9"])).reward == 0
+    with pytest.raises(FaultyTests, match="did not run"):
+        await score(asserts, "def f(n): return 2", tests=["assert 3 ** 10**9 > 9 and f(2) == 2"])
 
 
 @pytest.mark.slow

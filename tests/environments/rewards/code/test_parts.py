@@ -28,6 +28,18 @@ from environments.rewards.code.plain_data import Opaque, decode, encode
         ("```python\na\n```\n```text\nout\n```", "a"),
         ("```python\nx = 1", "x = 1"),
         ("```python\n```", None),
+        ("````python\nx = 1\n````", "x = 1"),
+        ("````python\nx = '''\n```\n'''\n````", "x = '''\n```\n'''"),
+        ("~~~python\nx = 1\n~~~", "x = 1"),
+        ('```python title="solution.py"\nx = 1\n```', "x = 1"),
+        ("```python {linenos=true}\nx = 1\n```", "x = 1"),
+        ("```{python}\nx = 1\n```", "x = 1"),
+        ("```{r}\nx = 1\n```", None),
+        ("``` python\nx = 1\n```", "x = 1"),
+        ("```Python3\nx = 1\n`````", "x = 1"),
+        ('```bash title="python"\nls\n```', None),
+        ("I use ```x``` here.", "I use ```x``` here."),
+        ("```print(1)```", "```print(1)```"),
     ],
 )
 def test_the_last_block_of_python_is_the_program(completion: str, code: str | None) -> None:

@@ -79,6 +79,7 @@ async def test_a_score_is_scaled_and_recorded(scored_by: Make) -> None:
 @pytest.mark.slow
 async def test_the_default_prompt_and_pattern(scored_by: Make) -> None:
     answers = ["The 9 is wrong. Score: 3\nNo, better:\n**Score:** 7.5", "score = 10", "It has no grade", "Score: 11"]
+    answers += ["Score: 1e400", "Score: 0x10", "Score: 1,000", "The score: 7.", "Score: 8/10, or **score**: _9_"]
     async with FakeJudge(*map(says, answers)) as judge:
         rubric = await scored_by(judge.url, score_key=None, prompt=DEFAULT_PROMPT, retries=0)
         assert (await score(rubric, "a")).reward == 0.75
@@ -89,6 +90,11 @@ async def test_the_default_prompt_and_pattern(scored_by: Make) -> None:
             await score(rubric, "c")
         with pytest.raises(JudgeFailed, match="11 is out of range; expected 0 to 10"):
             await score(rubric, "d")
+        for text in "efg":
+            with pytest.raises(JudgeFailed, match="which is no number"):
+                await score(rubric, text)
+        assert (await score(rubric, "h")).reward == 0.7
+        assert (await score(rubric, "i")).reward == 0.9
     assert "<completion>\na\n</completion>" in judge.requests[0]["messages"][0]["content"]
 
 
