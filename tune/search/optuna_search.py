@@ -176,21 +176,41 @@ class OptunaSearch(Searcher):
         return _part(config, drawn)
 
     def _as_params(self, point: dict[str, Any]) -> dict[str, Any]:
-        """A point as the study names it: choices by their number."""
+        """A point as the study names it: choices by their number. What it leaves out is suggested. Nothing else may be there."""
         params: dict[str, Any] = {}
+        drawn: set[str] = set()
 
         def take(name: str, domain: Domain) -> Any:
+            drawn.add(name)
             value: Any = point
             for part in name.split("/"):
-                value = value[part] if isinstance(value, dict) and part in value else None
-            if value is not None:
+                value = value[part] if isinstance(value, dict) and part in value else _LEFT_OUT
+            if value is not _LEFT_OUT:
                 params[name] = _as_param(name, domain, value)
             if isinstance(domain, Categorical):
                 return domain.categories[params.get(name, 0)]
-            return value
+            return None if value is _LEFT_OUT else value
 
         self._drawn(take)
+        _refuse_others(point, self._space or {}, drawn)
         return params
+
+
+_LEFT_OUT = object()
+
+
+def _refuse_others(point: dict[str, Any], space: Any, drawn: set[str], where: str = "") -> None:
+    """Raises `TuneError` for a key of a point at which nothing is drawn, unless the space has the same value there."""
+    for key, value in point.items():
+        name = f"{where}{key}"
+        inside = space.get(key, _LEFT_OUT) if isinstance(space, dict) else _LEFT_OUT
+        if name in drawn or (inside is not _LEFT_OUT and inside == value):
+            continue
+        if not isinstance(value, dict) or not any(each.startswith(f"{name}/") for each in drawn):
+            raise TuneError(
+                f"points_to_evaluate/{name}: nothing is searched there; searched are {', '.join(sorted(drawn))}"
+            )
+        _refuse_others(value, inside, drawn, f"{name}/")
 
 
 def _part(config: dict[str, Any], paths: Sequence[Path]) -> dict[str, Any]:

@@ -258,4 +258,4 @@ def _fits(space: Any, value: Any) -> bool:
         return space.is_valid(value)
     if isinstance(space, dict) and isinstance(value, dict):
         return space.keys() == value.keys() and all(_fits(space[key], value[key]) for key in space)
-    return bool(space == value)
+    return isinstance(space, bool) == isinstance(value, bool) and bool(space == value)  # 1 equals True

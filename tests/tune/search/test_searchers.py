@@ -22,6 +22,7 @@ from tune.search.optuna_search import OptunaSearch
 from tune.search.search_alg import SearchAlg
 from tune.search.searcher import FINISHED, Searcher
 from tune.search.spaces import (
+    Categorical,
     choice,
     grid_search,
     loguniform,
@@ -320,6 +321,29 @@ def test_points_come_first_and_what_they_leave_out_is_suggested() -> None:
     assert 1e-4 <= second["lr"] <= 1
     with pytest.raises(TuneError, match=r"points_to_evaluate/lr: 7 is not in"):
         OptunaSearch(nested(), "loss", "min", points_to_evaluate=[{"lr": 7}]).suggest("a")
+
+
+def test_a_point_is_taken_as_it_is_written() -> None:
+    """None is a value, 1 is not True, and a key that is not searched is an error."""
+    space = {"kind": choice(["a", None]), "flag": choice([1, True]), "x": uniform(0, 1), "fixed": 3}
+    search = OptunaSearch(
+        space, "loss", "min", points_to_evaluate=[{"kind": None, "flag": True}, {"flag": 1, "x": 0.5, "fixed": 3}]
+    )
+    first, second = search.suggest("a"), search.suggest("b")
+    assert first["kind"] is None
+    assert first["flag"] is True
+    assert (second["flag"], type(second["flag"]), second["x"]) == (1, int, 0.5)
+    wrong_points: list[dict[str, Any]] = [{"y": 1}, {"fixed": 4}, {"x": None}, {"kind": {"z": 1}}]
+    for point in wrong_points:
+        [key] = point
+        with pytest.raises(TuneError, match=f"points_to_evaluate/{key}"):
+            OptunaSearch(space, "loss", "min", points_to_evaluate=[point]).suggest("a")
+    for switch in (choice([True, False]), randint(0, 2)):
+        wrong = 1 if isinstance(switch, Categorical) else True
+        with pytest.raises(TuneError, match="points_to_evaluate/s"):
+            OptunaSearch({"s": switch}, "loss", "min", points_to_evaluate=[{"s": wrong}]).suggest("a")
+    with pytest.raises(TuneError, match="points_to_evaluate/opt/momentum"):
+        OptunaSearch(nested(), "loss", "min", points_to_evaluate=[{"opt": {"momentum": 1}}]).suggest("a")
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "cmaes"])
