@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import inspect
+import json
 import logging
 import os
 import random
@@ -46,7 +48,18 @@ class SweepTarget(Generic[C]):
 
     target_id: str
     config: C
-    """Passed to the body only."""
+    """Passed to the body."""
+    identity: Any = None
+    """What makes it this target, as JSON: a record of another one with the same id is an error. None: the config."""
+
+    @property
+    def digest(self) -> str | None:
+        """Of the identity; None if that is no JSON, so that it cannot be compared."""
+        try:
+            text = json.dumps(self.config if self.identity is None else self.identity, sort_keys=True)
+        except (TypeError, ValueError, RecursionError):
+            return None
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     def __post_init__(self) -> None:
         checked_id(self.target_id)
@@ -167,7 +180,7 @@ class _Worker(Generic[C]):
                 terms, force_run_failed=False
             )  # This worker had its one attempt; that of a peer may still succeed.
         try:
-            found = perform(self._store, self._observer.acquire(target_id, terms))
+            found = perform(self._store, self._observer.acquire(target_id, terms, self.targets[target_id].digest))
         except StoreError as error:
             self._unreachable(target_id, error)
             return None

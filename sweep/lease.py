@@ -146,7 +146,14 @@ class RecordAges:
 
 
 def claimed(
-    previous: Record | None, target_id: str, owner: str, host: str, pid: int, terms: Terms, wall_time: float
+    previous: Record | None,
+    target_id: str,
+    owner: str,
+    host: str,
+    pid: int,
+    terms: Terms,
+    wall_time: float,
+    config: str | None = None,
 ) -> Record:
     """Returns the record of a new claim, which must replace exactly `previous`."""
     return Record(
@@ -163,6 +170,7 @@ def claimed(
         heartbeat_at=wall_time,
         error=_last_error(previous),
         traceback=previous.traceback if previous else None,
+        config=config,
     )
 
 

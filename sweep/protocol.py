@@ -29,7 +29,7 @@ from sweep.lease import (
     marked_failed,
     with_heartbeat,
 )
-from sweep.record import Record, State
+from sweep.record import Record, RecordError, State
 from sweep.store import Conflict, Store, Stored, StoreError
 
 FIRST_PAUSE_SECONDS = 0.05
@@ -219,16 +219,23 @@ class Observer:
     owners: set[str] = field(default_factory=set)
     """The owners in whose names it has tried to claim."""
 
-    def acquire(self, target_id: str, terms: Terms | None = None) -> Exchange[OwnedLease | Held | Done | StaysFailed]:
+    def acquire(
+        self, target_id: str, terms: Terms | None = None, config: str | None = None
+    ) -> Exchange[OwnedLease | Held | Done | StaysFailed]:
         """Claims a target if that is allowed (`lease.assess`), as a new owner each time.
 
         `terms` replace the observer's own. Raises `StoreError` when it cannot be known whether the target is claimed (it
-        then has no owner, and its lease expires), `RecordError` for a record that cannot be read.
+        then has no owner, and its lease expires), `RecordError` for a record that cannot be read, or is of another `config`.
         """
         terms = terms or self.terms
         stored: Stored | None = yield Read(target_id)
         unchanged = self.record_ages.unchanged_seconds(target_id, stored and stored.version, self.clocks.monotonic())
         record = self._record(target_id, stored)
+        if record is not None and None not in (config, record.config) and config != record.config:
+            raise RecordError(
+                f"{self.place}: {target_id} is {record.state} with another configuration than it has now; give the target "
+                "another id, or move its record away to run it afresh"
+            )
         assessment = assess(record, unchanged, self.clocks.wall(), terms)
         owner, started = uuid.uuid4().hex, self.clocks.monotonic()
         version = stored and stored.version
@@ -236,7 +243,9 @@ class Observer:
         try:
             if isinstance(assessment, Take):
                 self.owners.add(owner)
-                new = claimed(record, target_id, owner, socket.gethostname(), os.getpid(), terms, self.clocks.wall())
+                new = claimed(
+                    record, target_id, owner, socket.gethostname(), os.getpid(), terms, self.clocks.wall(), config
+                )
                 version = yield from write_until_known(
                     new, version, self.clocks, started + min(CLAIM_SECONDS, terms.safe_seconds)
                 )

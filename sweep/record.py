@@ -21,8 +21,8 @@ _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 _COUNTS = ("token", "attempts", "revision", "pid")
 _SECONDS = ("lease_seconds", "started_at", "heartbeat_at", "finished_at")
-_TEXTS = ("owner", "host", "error", "traceback")
-_OPTIONAL = ("finished_at", "error", "traceback")
+_TEXTS = ("owner", "host", "error", "traceback", "config")
+_OPTIONAL = ("finished_at", "error", "traceback", "config")
 
 
 class State(StrEnum):
@@ -66,6 +66,8 @@ class Record:
     error: str | None = None
     """Of the last attempt that did not succeed, also while the next one runs."""
     traceback: str | None = None
+    config: str | None = None
+    """A digest of the target's configuration; None where it has none that is JSON."""
 
     def to_bytes(self) -> bytes:
         """Returns UTF-8 JSON with a line a field, readable with `cat`."""
@@ -95,7 +97,7 @@ class Record:
         if not isinstance(found, dict) or found.get("format") != FORMAT:
             raise ValueError(f"no object with format {FORMAT}")
         names = [field.name for field in fields(cls)]
-        given = {name: found[name] for name in names}
+        given = {name: found[name] for name in names if name != "config"} | {"config": found.get("config")}
         for name, value in given.items():
             if value is None and name in _OPTIONAL:
                 continue

@@ -59,7 +59,7 @@ async def _work(config: SweepConfig, targets: Sequence[Target], body: Body) -> i
     work = asyncio.ensure_future(
         claim_and_run_async(
             config.store,
-            [SweepTarget(target.target_id, target) for target in targets],
+            [SweepTarget(target.target_id, target, target.values) for target in targets],
             body,
             max_attempts=config.max_attempts,
             heartbeat=config.heartbeat_seconds,

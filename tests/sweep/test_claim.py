@@ -138,6 +138,26 @@ def test_what_a_peer_holds_is_passed_over_and_waited_for(root: str) -> None:
     assert order == ["free", "held"]
 
 
+@both_forms
+def test_a_known_id_with_another_config_is_an_error(root: str, run: Callable[..., None]) -> None:
+    """Whatever became of it: a target that is skipped as done would be taken for one that was run."""
+    ran: list[Any] = []
+
+    def body(target: SweepTarget[Any]) -> None:
+        ran.append(target.config)
+
+    run(root, [SweepTarget("a", {"lr": 0.1, "seed": 1}), SweepTarget("b", object())], body)
+    run(root, [SweepTarget("a", {"seed": 1, "lr": 0.1}), SweepTarget("b", object())], body)
+    assert len(ran) == 2
+    with pytest.raises(SweepFailed, match=r"1 of 2 .*: a") as raised:
+        run(root, [SweepTarget("a", {"lr": 0.2, "seed": 1}), SweepTarget("c", 1)], body)
+    assert "another configuration" in str(raised.value.exceptions[0])
+    assert ran[2:] == [1]
+    run(root, [SweepTarget("d", object(), identity=[1])], body)
+    with pytest.raises(SweepFailed):
+        run(root, [SweepTarget("d", object(), identity=[2])], body)
+
+
 def test_a_damaged_record_fails_its_target_alone_and_is_left_as_it_is(root: str) -> None:
     store = open_store(root)
     store.write("damaged", b'{"half": ', None)
