@@ -12,8 +12,8 @@ from typing import Any
 
 from models.tiny_tokenizer import END_OF_TURN, PADDING, write_tokenizer
 
-CONTEXT = 1024
-"""Longest sequence, in tokens."""
+CONTEXT = 2048
+"""Longest sequence, in tokens: at least a server's default `max_model_len`."""
 
 _SHARED = {
     "hidden_size": 128,

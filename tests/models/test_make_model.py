@@ -21,8 +21,11 @@ from environments.chat import Chat, Tool
 from environments.config import SamplingConfig, SamplingOverrides
 from environments.tasks.guess_number import GuessNumber
 from environments.tasks.reverse_text import ReverseText
+from inference.config import InferenceConfig
+from inference.server import check_sizes, read_model
 from models.demonstrations import Demonstrator
 from models.make_model import check_model, make_model, resolve_model
+from models.tiny_models import ARCHITECTURES, write_untrained
 from transport.files.atomic import STABLE
 from transport.records import Rollout, Turn
 
@@ -57,6 +60,13 @@ def test_transformers_loads_it(built: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_server_takes_it_with_its_default_settings(name: str, tmp_path: Path) -> None:
+    write_untrained(name, tmp_path, 0).config.save_pretrained(tmp_path)
+    config = InferenceConfig(model=str(tmp_path))
+    check_sizes(config, read_model(config))
+
+
 def test_the_mixture_of_experts_has_the_size_promised_and_uses_all_its_experts(tiny_moe: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(tiny_moe)
     parameters = sum(parameter.numel() for parameter in model.parameters())
