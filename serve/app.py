@@ -50,6 +50,7 @@ from serve.errors import (
 )
 from serve.jobs import Jobs
 from serve.limits import RateLimit
+from serve.listening import PROVEN, Proven
 from serve.openapi import document_of
 from serve.origin import check_origin
 from serve.parameters import from_body, from_query, lists_of
@@ -119,6 +120,7 @@ def build_app(
     """Returns the application. Its clean-up closes what it started."""
     guard = _Guard(access)
     app = web.Application(middlewares=[guard.pass_through], client_max_size=MAX_BODY_BYTES)
+    app[PROVEN] = Proven()
     answers = Answers(jobs, audit)
     operations = _Operations(answers)
     for endpoint in endpoints:
@@ -200,6 +202,7 @@ class _Guard:
             if "Authorization" in request.headers:
                 self._log.note(logging.WARNING, f"{client}: a wrong token for {printable(request.path)[:100]}")
             raise Unauthorized
+        request.app[PROVEN].note(request)
         if request.method != "GET":
             if allowed != "change":
                 self._log.note(logging.WARNING, f"{client}: the read token for {printable(request.path)[:100]}")

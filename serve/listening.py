@@ -1,7 +1,7 @@
 """The listening socket: bounded in connections, and in how long a silent or slow client may keep one.
 
 A client that sends half a request is closed after `IDLE_SECONDS`, as is one that sends none. One that does not read its answer is
-closed by the kernel. More than `MOST_CONNECTIONS` are not accepted.
+closed by the kernel. Beyond `MOST_CONNECTIONS`, a new connection takes the place of the oldest one that has never sent a token.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import cast
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from transport.connections import BoundedConnections
 from transport.errors import Obstructed, UserError
 from transport.process.descriptors import raise_descriptor_limit
 
@@ -32,6 +32,21 @@ SPARE_DESCRIPTORS = 256
 BACKLOG = 128
 
 
+class Proven:
+    """Where an application notes which connections have sent a token."""
+
+    connections: BoundedConnections | None = None
+    """Set while it is served."""
+
+    def note(self, request: web.Request) -> None:
+        """Notes that a request had a valid token."""
+        if self.connections is not None:
+            self.connections.prove(request.protocol)
+
+
+PROVEN = web.AppKey("proven", Proven)
+
+
 class _WithoutClientsFaults(logging.Filter):
     """Leaves out what is no HTTP: each such request would cost us lines of a log, and they may quote its token."""
 
@@ -45,13 +60,6 @@ def _logger() -> logging.Logger:
     if not found.filters:
         found.addFilter(_WithoutClientsFaults())
     return found
-
-
-class _Excess(asyncio.Protocol):
-    """A connection too many: closed at once."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        cast(asyncio.Transport, transport).abort()
 
 
 @asynccontextmanager
@@ -74,14 +82,11 @@ async def listening(
     await runner.setup()
     accept = runner.server
     assert accept is not None  # after `setup`
-
-    def connect() -> asyncio.Protocol:
-        return _Excess() if len(accept.connections) >= most else accept()
-
+    app[PROVEN].connections = connections = BoundedConnections(accept, most)
     try:
         listener = _listener(host, port)
         server = await asyncio.get_running_loop().create_server(
-            connect,
+            connections.connect,
             sock=listener,
             ssl=certificate,
             backlog=BACKLOG,

@@ -21,7 +21,7 @@ import traceback
 from collections import OrderedDict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, cast
+from typing import Any
 
 from aiohttp import web
 
@@ -30,6 +30,7 @@ from environments.gateway.errors import Refused
 from environments.gateway.json_body import parse_body
 from environments.gateway.responses import MODEL, events
 from environments.gateway.session import Limits, Session
+from transport.connections import BoundedConnections
 from transport.process.descriptors import MOST_DESCRIPTORS, raise_descriptor_limit
 from transport.rate_limited_log import RateLimitedLog
 
@@ -64,8 +65,7 @@ class Gateway:
         """Digests of the keys of ended sessions."""
         self._nobodys = secrets.token_bytes(32)
         """What a key is compared with where the id is unknown."""
-        self._proven: set[asyncio.BaseProtocol] = set()
-        """Connections whose client has sent the key of a rollout in progress, and some that have ended since."""
+        self._connections: BoundedConnections | None = None
         self._log = RateLimitedLog(logger)
         self._starting = asyncio.Lock()
         self._runner: web.ServerRunner | None = None
@@ -117,22 +117,11 @@ class Gateway:
             loop = asyncio.get_running_loop()
 
             most = min(MOST_CONNECTIONS, raise_descriptor_limit(MOST_DESCRIPTORS) // 2)
-            self._server = await loop.create_server(lambda: self._connected(handler, most), HOST, 0, backlog=1024)
+            self._connections = BoundedConnections(handler, most)
+            self._server = await loop.create_server(self._connections.connect, HOST, 0, backlog=1024)
             port = self._server.sockets[0].getsockname()[1]
             self._url = f"http://{HOST}:{port}"
             logger.info("the gateway for agents listens on %s", self._url)
-
-    def _connected(self, handler: web.Server, most: int) -> asyncio.BaseProtocol:
-        """Returns the protocol of a new connection, of which there may be `most`."""
-        connections = handler.connections  # in the order in which they were made
-        if len(self._proven) > len(connections):
-            self._proven.intersection_update(connections)
-        if len(connections) >= most:
-            stranger = next((each for each in connections if each not in self._proven), None)
-            if stranger is None:
-                return _Full()
-            stranger.force_close()
-        return handler()
 
     async def _answered(self, request: web.BaseRequest) -> web.StreamResponse:
         try:
@@ -153,7 +142,8 @@ class Gateway:
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         identity, _, path = request.path.removeprefix("/").partition("/")
         session = self._authorized(identity, request.headers.get("Authorization", ""))
-        self._proven.add(request.protocol)
+        if self._connections is not None:
+            self._connections.prove(request.protocol)
         served = {"id": MODEL, "object": "model", "created": 0, "owned_by": "counterpoint"}
         if request.method == "GET" and path == "v1/models":
             return web.json_response({"object": "list", "data": [served]})
@@ -182,13 +172,6 @@ class Gateway:
         if session is None or session.has_ended:
             raise Refused("the rollout has ended", status=410, code="rollout_ended")
         return session
-
-
-class _Full(asyncio.Protocol):
-    """A connection beyond the limit: closed at once."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        cast(asyncio.Transport, transport).abort()  # uvloop's are none by inheritance
 
 
 async def _body(request: web.BaseRequest, most_bytes: int) -> bytes:

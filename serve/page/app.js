@@ -10,6 +10,7 @@ import { Poller } from "./shell/poller.js";
 import { grouped } from "./shell/overview.js";
 import { link, route } from "./shell/router.js";
 import { chosenTheme, switchTheme } from "./shell/theme.js";
+import { closeDialog } from "./widgets/dialog.js";
 import { askForToken } from "./shell/token_dialog.js";
 import { showHelp } from "./shell/help.js";
 import { visible } from "./shell/format.js";
@@ -40,7 +41,7 @@ class Application {
       document.getElementById("main").focus();
     });
     this.#setShortcuts();
-    addEventListener("hashchange", () => this.#open(true));
+    addEventListener("hashchange", (event) => this.#onAddress(event));
     this.#open(false);
   }
 
@@ -89,6 +90,14 @@ class Application {
     };
   }
 
+  /** Opens another view; a link with a token that was pasted into the open page logs in, and the view stays. */
+  #onAddress(event) {
+    if (!this.api.takeTokenOfAddress(new URL(event.oldURL).hash)) return this.#open(true);
+    this.session = null;
+    this.answer = null;
+    this.#open(false);
+  }
+
   #open(isMove) {
     this.#close();
     const address = route(views, location.hash || "#/");
@@ -128,8 +137,9 @@ class Application {
   /** One round: what all views share, then the open view. Throws if the server cannot be reached. */
   async #ask() {
     const problem = (await this.#attempt(() => this.#askForShared())) ?? (await this.#updateView());
-    if (problem) this.#onError(problem);
-    else setChildren(document.getElementById("view-error"));
+    if (problem) return this.#onError(problem);
+    if (this.askingForToken) closeDialog(); // another token came by the address
+    setChildren(document.getElementById("view-error"));
   }
 
   async #askForShared() {

@@ -71,6 +71,32 @@ async def test_what_is_no_http_is_refused_and_leaves_no_trace_in_the_log(
     assert not caplog.records
 
 
+async def test_slow_connections_without_a_token_keep_nobody_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("serve.listening.MOST_CONNECTIONS", 20)
+    known = f"GET {ROOT}/session HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {READ}\r\n\r\n".encode()
+    stranger = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n"  # and no end
+    opened = []
+
+    async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+        writer.write(known)
+        return (await reader.readline()) + (await reader.readuntil(b"}"))
+
+    async with listening(app_of(tmp_path), "127.0.0.1", 0, None) as port, asyncio.timeout(120):
+        first = await asyncio.open_connection("127.0.0.1", port)
+        assert b" 200 " in await ask(*first)
+        for _ in range(100):
+            opened.append(await asyncio.open_connection("127.0.0.1", port))
+            opened[-1][1].write(stranger)
+        assert b" 200 " in await ask(*first)  # kept, though it is the oldest
+        late = await asyncio.open_connection("127.0.0.1", port)
+        assert b" 200 " in await ask(*late)
+        assert await opened[0][0].read() == b""  # made room
+        for _, writer in (first, late, *opened):
+            writer.close()
+
+
 async def test_a_rebound_name_gets_neither_page_nor_api(tmp_path: Path) -> None:
     async with api(tmp_path) as client:
         for path in ("/", f"{ROOT}/jobs"):

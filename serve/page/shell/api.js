@@ -34,6 +34,13 @@ export class Api {
     this.token = takeToken();
   }
 
+  /** Uses the token of the address, if it has one (`#token=...`); returns whether it has. It leaves the address, which becomes `hash`. */
+  takeTokenOfAddress(hash) {
+    const given = tokenOfAddress(hash);
+    if (given) this.setToken(given);
+    return Boolean(given);
+  }
+
   /** Uses another token from now on, kept for this tab. */
   setToken(token) {
     this.token = token;
@@ -132,15 +139,24 @@ function unreachable(seconds) {
 
 /** The token of the address (`#token=...`), which leaves the address at once, or else the one this tab has kept. */
 function takeToken() {
-  const given = /^#token=([^&]+)/.exec(location.hash);
-  if (given) {
-    history.replaceState(null, "", location.pathname + location.search);
-    remember(decodeURIComponent(given[1]));
-  }
+  const given = tokenOfAddress("");
+  if (given) remember(given);
   try {
-    return given ? decodeURIComponent(given[1]) : (sessionStorage.getItem(TOKEN_KEY) ?? "");
+    return given || (sessionStorage.getItem(TOKEN_KEY) ?? "");
   } catch {
-    return given ? decodeURIComponent(given[1]) : "";
+    return given;
+  }
+}
+
+/** The token of the address, or "". The address is then without it, and ends with `hash`. */
+function tokenOfAddress(hash) {
+  const given = /^#token=([^&]+)/.exec(location.hash);
+  if (!given) return "";
+  history.replaceState(null, "", location.pathname + location.search + hash);
+  try {
+    return decodeURIComponent(given[1]);
+  } catch {
+    return given[1]; // no percent-encoding: as it is, and the server refuses it
   }
 }
 

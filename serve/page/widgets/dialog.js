@@ -55,6 +55,11 @@ export function openDialog({ title, body, confirm = "", tone = "", wide = false,
   });
 }
 
+/** Closes the dialog that was opened last, if one is open. */
+export function closeDialog() {
+  [...document.querySelectorAll("dialog[open]")].at(-1)?.close();
+}
+
 /** A labelled field of a dialog. `type` is of an input, or `textarea`, or `select` with `options` (`{value, text}`). */
 export function field({ name, label, type = "text", value = "", help = "", options = [], ...attributes }) {
   const id = `field-${name}`;

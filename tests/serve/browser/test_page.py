@@ -47,6 +47,21 @@ async def test_a_bad_token_fails_visibly_and_a_good_one_opens(reader: Open, tmp_
         assert "token" not in page.page.url
 
 
+async def test_a_link_with_a_token_pasted_into_the_open_page_logs_in(reader: Open, tmp_path: Path) -> None:
+    async with reader(small_job(tmp_path / "job"), token="no-token-of-this-server", expects_failures=True) as page:
+        await expect(page.page.get_by_role("dialog")).to_contain_text("The token was refused")
+        await page.page.evaluate(f"location.hash = '#token={READ}'")
+        await expect(page.page.get_by_role("row").filter(has_text="run-0000")).to_be_visible()
+        await expect(page.page.get_by_role("dialog")).to_have_count(0)
+        assert "token" not in page.page.url
+        # Within a view it stays open, with what the new token allows.
+        await page.go(RUN)
+        await expect(page.page.get_by_role("button", name="Stop…")).to_be_disabled()
+        await page.page.evaluate(f"location.hash = '#token={ADMIN}'")
+        await expect(page.page.get_by_role("button", name="Stop…")).to_be_enabled()
+        assert page.page.url.endswith(f"#{RUN}")
+
+
 async def test_a_token_that_may_only_read_is_offered_no_change(reader: Open, tmp_path: Path) -> None:
     async with reader(small_job(tmp_path / "job"), token=READ, path=RUN) as page:
         await expect(page.page.get_by_role("button", name="Configuration")).to_be_enabled()
