@@ -79,7 +79,7 @@ async def test_a_stop_string_that_is_a_special_token_stops(moe_server: ServerPro
     stops = ("<start>", "<pad>", "<unused>")
     ids = {tokenizer.token_to_id(stop) for stop in stops}
     # The widest that vLLM takes: what a configuration may say, it does.
-    sampling = SamplingParameters(2.0, 900, (END,), stops, top_p=1.0, top_k=2**31 - 1, min_p=0.0)
+    sampling = SamplingParameters(2.0, 400, (END,), stops, top_p=1.0, top_k=2**31 - 1, min_p=0.0)
     async with clients_of(moe_server) as clients:
         for client in clients:
             for _ in range(100):
@@ -91,13 +91,14 @@ async def test_a_stop_string_that_is_a_special_token_stops(moe_server: ServerPro
 
 
 async def test_a_completion_may_fill_the_context_at_a_stock_server(moe_server: ServerProcess) -> None:
-    context = moe_server.config.max_model_len
-    async with clients_of(moe_server) as clients:
-        for client in clients:
-            await client.identify()
-            asked = request(moe_server, replace(GREEDY, max_tokens=context))
-            completion = await client.generate(asked)
-            assert (completion.finish_reason, len(completion.token_ids)) == ("length", context - len(PROMPT))
+    asked = request(moe_server, replace(GREEDY, max_tokens=moe_server.config.max_model_len))
+    async with clients_of(moe_server) as (binary, stock):
+        await stock.identify()
+        expected, completion = await binary.generate(asked), await stock.generate(asked)
+    assert (completion.finish_reason, completion.token_ids.tolist()) == (
+        expected.finish_reason,
+        expected.token_ids.tolist(),
+    )
 
 
 def truncated_log_probabilities(
