@@ -17,6 +17,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -33,7 +34,9 @@ from inference.delta import is_delta
 from inference.port_claim import claimed
 from inference.token import read_token
 from inference.wire import INSTANCE_VARIABLE, STATUS_PATH
+from transport.files.own_directory import remove_left
 from transport.process.cores import own_cores
+from transport.process.launch import SHARED_TMPDIR, TEMPORARY, TemporaryDirectory
 from transport.process.permanent_errors import DISK_FULL, exit_code_of, is_disk_full
 from transport.process.stop_requests import StopSignals
 
@@ -82,7 +85,12 @@ def serve(
         logger.error("inference: %s", error)
         return exit_code_of(error)
     try:
-        with claimed(config.host, config.port), _output(config.log_file) as output, StopSignals() as signals:
+        with (
+            claimed(config.host, config.port),
+            _output(config.log_file) as output,
+            StopSignals() as signals,
+            _temporary(environment),
+        ):
             _check_port(config.host, config.port)
             child = _start(config, environment, output)
             try:
@@ -92,6 +100,20 @@ def serve(
     except OSError as error:
         logger.error("inference: %s", error)
         return DISK_FULL if is_disk_full(error) else EXIT_FAILED
+
+
+@contextmanager
+def _temporary(environment: dict[str, str]) -> Iterator[None]:
+    """Gives a server that has no guardian a temporary directory of its own: vLLM leaves files and sockets there."""
+    if SHARED_TMPDIR in environment:
+        yield
+        return
+    remove_left(Path(tempfile.gettempdir()), TEMPORARY)
+    directory = TemporaryDirectory(environment)
+    try:
+        yield
+    finally:
+        directory.remove()
 
 
 def check_configuration(config: InferenceConfig) -> None:

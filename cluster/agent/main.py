@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,8 +26,9 @@ from cluster.agent.remains import kill_marked, start_of
 from cluster.agent.settings import AgentEndpoint, AgentSettings, read_endpoint
 from transport.files.atomic import write_atomically
 from transport.files.lock import take_lock
+from transport.files.own_directory import remove_left
 from transport.loopback import is_loopback
-from transport.process.launch import die_with_parent
+from transport.process.launch import SHARED_TMPDIR, TEMPORARY, die_with_parent
 from transport.wires.endpoint import IPC, socket_path
 
 logger = logging.getLogger(__name__)
@@ -127,6 +129,9 @@ def main() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # its starter's terminal is none of its concern
     os.environ[MARK] = settings.mark
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    remove_left(
+        Path(os.environ.get(SHARED_TMPDIR) or tempfile.gettempdir()), TEMPORARY
+    )  # by guardians that were killed
     sys.exit(run_agent(settings))
 
 

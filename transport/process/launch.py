@@ -5,8 +5,8 @@ library, so that it costs some 10 MB and a few milliseconds. It starts the comma
 It passes SIGTERM and SIGINT on to the command. On SIGHUP, which the kernel sends when the supervisor dies for any reason, it
 kills the command and everything below it. When the command ends, the guardian also kills all processes that the command
 left: as a *subreaper* it inherits every orphan below it, even one that began a session. Its exit code is the command's, or
-128 + the signal that ended the command. `cluster.process` is the other end for a worker of a job, `environments.workers` for a
-worker of an environment.
+128 + the signal that ended the command. The command has a temporary directory of its own, which goes with it.
+`cluster.process` is the other end for a worker of a job, `environments.workers` for a worker of an environment.
 
 With a `FENCE` above 0 it also kills everything when the supervisor has not sent `SIGNAL_OF_LIFE` for so many seconds: a
 supervisor that is stopped, or whose machine slept, may have been replaced meanwhile.
@@ -16,12 +16,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import os
+import pwd
 import signal
 import socket
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, MutableMapping, Sequence
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -35,6 +37,16 @@ SIGNAL_OF_LIFE = signal.SIGURG
 WAKE_SECONDS = 5.0
 """How often a guardian with a fence looks at the clock: the kernel's timer stands still while the machine sleeps."""
 
+TEMPORARY = "cntp-tmp-"
+"""How the names of commands' temporary directories begin. `transport.files.own_directory.remove_left` removes those of guardians
+that were killed: each holds an `flock` on its own."""
+
+LONGEST_TEMPORARY = 107 - 55
+"""Longest path of a temporary directory in which sockets get paths that the kernel takes: vLLM's have 37 characters below it."""
+
+SHARED_TMPDIR = "X_SHARED_TMPDIR"
+"""The variable with the temporary directory that is nobody's own, for what processes of a job must find there."""
+
 COMMAND_NOT_STARTED = 127
 """Exit code when the command could not be executed, as in a shell."""
 
@@ -45,6 +57,47 @@ def guarded(command: Sequence[str], nice: int = 0, fence_seconds: float = 0.0) -
     With a fence this process must send each guardian `SIGNAL_OF_LIFE` more often than that.
     """
     return [sys.executable, "-I", "-S", __file__, str(os.getpid()), str(nice), f"{fence_seconds:g}", *command]
+
+
+class TemporaryDirectory:
+    """A command's own temporary directory, for as long as this process lives."""
+
+    def __init__(self, environment: MutableMapping[str, str]) -> None:
+        """Makes it below the one of the environment, in which it is then named. None is made where that one's path is too long.
+
+        Raises `OSError`.
+        """
+        parent = environment.get("TMPDIR") or "/tmp"
+        self.path = ""
+        environment.setdefault(SHARED_TMPDIR, parent)
+        environment.setdefault("TORCHINDUCTOR_CACHE_DIR", _compiled(environment))
+        if len(os.fsencode(parent)) + 1 + len(TEMPORARY) + 8 > LONGEST_TEMPORARY:
+            return
+        while not self.path:
+            path = f"{parent}/{TEMPORARY}{os.urandom(4).hex()}"
+            os.mkdir(path, 0o700)
+            self._lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            if os.path.exists(path):  # else another process has taken it for abandoned
+                self.path = environment["TMPDIR"] = path
+
+    def remove(self) -> None:
+        """Removes it with all that is in it."""
+        if self.path:
+            import shutil  # at the end, and not in each guardian for all its life
+
+            shutil.rmtree(self.path, ignore_errors=True)
+            os.close(self._lock)
+            self.path = ""
+
+
+def _compiled(environment: MutableMapping[str, str]) -> str:
+    """Returns where torch keeps what it compiled by default; the next process has a use for it."""
+    try:
+        user = environment.get("LOGNAME") or pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # a container's user may have no name
+        user = f"uid_{os.getuid()}"
+    return f"{environment[SHARED_TMPDIR]}/torchinductor_{user}"
 
 
 def _prctl(option: int, argument: int) -> None:
@@ -236,6 +289,20 @@ def guard(command: list[str], nice: int, parent: int, fence_seconds: float = 0.0
     signal.pthread_sigmask(signal.SIG_BLOCK, watched)
     become_subreaper()
     die_with_parent(signal.SIGHUP, parent)
+    temporary: TemporaryDirectory | None = None
+    try:
+        temporary = TemporaryDirectory(os.environ)
+    except OSError as error:  # such as a full disk
+        _log(f"there is no temporary directory for the command alone: {error}")
+    try:
+        return _attend(command, nice, watched, fence_seconds)
+    finally:
+        if temporary is not None:
+            temporary.remove()
+
+
+def _attend(command: list[str], nice: int, watched: set[signal.Signals], fence_seconds: float) -> int:
+    """Runs the command, and leaves no process below this one; returns the exit code."""
     guardian = os.getpid()
     worker = os.fork()
     if worker == 0:

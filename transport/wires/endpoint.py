@@ -20,6 +20,7 @@ import zmq.auth
 
 from transport.config import TransportConfig
 from transport.loopback import is_loopback
+from transport.process.launch import SHARED_TMPDIR
 
 SOCKET_NAME = "transport.sock"
 
@@ -134,7 +135,7 @@ def socket_path(directory: Path, name: str) -> Path:
     path = directory / name
     if len(os.fsencode(path)) <= zmq.IPC_PATH_MAX_LEN:
         return path
-    private = Path(tempfile.gettempdir()) / f"counterpoint-{os.getuid()}"
+    private = Path(os.environ.get(SHARED_TMPDIR) or tempfile.gettempdir()) / f"counterpoint-{os.getuid()}"
     private.mkdir(mode=0o700, exist_ok=True)
     found = private.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:

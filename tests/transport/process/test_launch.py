@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -167,3 +168,49 @@ def test_exit_codes_are_known_where_the_caller_ignores_the_death_of_children() -
         assert launch.reap() == [(child, 3)]
     """)
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+LITTER = """
+import os, socket, sys, tempfile
+open(tempfile.gettempdir() + "/file", "w").close()
+os.mkdir(tempfile.gettempdir() + "/folder")
+socket.socket(socket.AF_UNIX).bind(tempfile.gettempdir() + "/" + "0" * 36)
+print(tempfile.gettempdir(), os.environ["X_SHARED_TMPDIR"], flush=True)
+if sys.argv[1:]:
+    os.execv(sys.executable, sys.argv[1:])
+"""
+
+
+@pytest.mark.slow
+def test_what_a_command_leaves_in_its_temporary_directory_goes_with_it() -> None:
+    """That of a command below another guardian, too, in which sockets still find room."""
+    short = Path(tempfile.mkdtemp(prefix="c", dir="/tmp"))
+    environment = os.environ | {"TMPDIR": str(short)}
+    environment.pop(launch.SHARED_TMPDIR, None)
+    program = [sys.executable, "-c", textwrap.dedent(LITTER)]
+    guardian = [sys.executable, "-I", "-S", launch.__file__]
+    nested = """
+    import os, subprocess, sys
+    subprocess.run([sys.executable, "-I", "-S", sys.argv[1], str(os.getpid()), "0", "0", *sys.argv[2:]], check=True)
+    """
+    words = [
+        *guardian,
+        str(os.getpid()),
+        "0",
+        "0",
+        *program,
+        sys.executable,
+        "-c",
+        textwrap.dedent(nested),
+        launch.__file__,
+        *program,
+    ]
+    try:
+        done = subprocess.run(words, env=environment, stdout=subprocess.PIPE, text=True, timeout=60, check=True)
+        (outer, shared), (below, shared_below) = (line.split() for line in done.stdout.splitlines())
+        assert Path(outer).parent == short
+        assert Path(below).parent == Path(outer)
+        assert shared == shared_below == str(short)
+        assert list(short.iterdir()) == []
+    finally:
+        short.rmdir()
