@@ -46,6 +46,8 @@ class Ledger:
         """Roles that are not ready: a worker is not, or its SubMaster has not passed it."""
         self.not_running = 0
         """Workers that have not begun to work."""
+        self.creating = 0
+        """Workers whose processes were asked for."""
         self.unended_tasks = 0
         self.alive_in_group: dict[int, int] = defaultdict(int)
         self.left_in_bundle: dict[str, int] = defaultdict(int)
@@ -168,6 +170,7 @@ class Ledger:
         self.changes[record.name] = None
         self.unready[role] += sign * (phase in UNREADY)
         self.recycling[role] += sign * (phase is Phase.RECYCLING)
+        self.creating += sign * (phase is Phase.CREATING)
         self.not_running += sign * (phase in UNREADY or phase in (Phase.READY, Phase.STARTING))
         for sets, belongs in ((self.waiting, Phase.WAITING), (self.held, Phase.HELD), (self.to_start, Phase.READY)):
             if phase is belongs:

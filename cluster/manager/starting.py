@@ -33,6 +33,10 @@ from cluster.spec import RestartScope, StartGate
 ANSWER_SECONDS = 120.0
 """Longest time for a worker's process to be created, and for `start` to be called; else it is killed."""
 
+CREATIONS_AT_ONCE = 16
+"""Creations that are carried out at a time; the others wait, and their deadlines are later. An agent starts one process after the
+other, so more would only wait there, beside their repetitions."""
+
 
 def begin(ledger: Ledger) -> list[Instruction]:
     """Asks for every bundle's place at once, so that a job that does not fit is known before anything runs."""
@@ -70,7 +74,8 @@ def create_if_possible(ledger: Ledger, worker: WorkerRecord, at: float) -> list[
     worker.launched = worker.ending = worker.killed = worker.suspected = False
     worker.stuck = worker.node = ""
     worker.pid = 0
-    ledger.set_phase(worker, Phase.CREATING, at + ANSWER_SECONDS)
+    turns = 1 + ledger.creating // CREATIONS_AT_ONCE
+    ledger.set_phase(worker, Phase.CREATING, at + turns * ANSWER_SECONDS)
     return [creation(worker)]
 
 

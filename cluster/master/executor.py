@@ -32,6 +32,7 @@ from cluster.manager.events import (
     WorkerSilent,
 )
 from cluster.manager.manager import PrimeManager, member
+from cluster.manager.starting import CREATIONS_AT_ONCE
 from cluster.manager.state import Phase, WorkerRecord
 from cluster.master.faults import Faults
 from cluster.master.orders import Orders
@@ -43,9 +44,6 @@ ALLOCATE_SECONDS = 120.0
 CREATE_SECONDS = 60.0
 ORDER_SECONDS = 15.0
 """Longest time for an instruction of each kind to be accepted; what follows from it comes as an event."""
-
-CREATIONS_AT_ONCE = 16
-"""An agent starts one process after the other, so more would only wait there, beside their repetitions."""
 
 TRIES = 4
 """How often an order to a living worker is tried before the worker counts as silent."""

@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from cluster.manager.events import LONGEST_REASON, ChildrenChecked
+from cluster.manager.events import LONGEST_REASON, Allocate, Allocated, Begin, ChildrenChecked
 from cluster.manager.restarts import FIRST_BACKOFF_SECONDS
-from cluster.manager.starting import ANSWER_SECONDS
+from cluster.manager.starting import ANSWER_SECONDS, CREATIONS_AT_ONCE
 from cluster.spec import StartGate
 from tests.cluster.manager.driver import Driver, command, managed, role
 from tests.cluster.manager.jobs import failed, three
@@ -24,6 +24,18 @@ def test_a_worker_waits_for_those_it_starts_after() -> None:
     assert job.ready("task-0", 3.0) == []
     assert job.stage == "RUNNING", "commands run already: none is told to start"
     assert job.deadline is None
+
+
+def test_the_deadline_of_a_creation_counts_from_its_turn() -> None:
+    """Only some are carried out at a time; the last of many must not be killed for having waited."""
+    job = Driver(command("a", count=200), answers=False)
+    bundles = [
+        instruction.bundle for instruction in job.manager.handle(Begin(0.0)) if isinstance(instruction, Allocate)
+    ]
+    for bundle in bundles:
+        job.manager.handle(Allocated(bundle, 1, "node", 0.0))
+    due = sorted(worker.deadline or 0.0 for worker in job.manager.state.workers.values())
+    assert due == [(1 + place // CREATIONS_AT_ONCE) * ANSWER_SECONDS for place in range(200)]
 
 
 def test_a_role_waits_for_every_worker_and_the_sub_master_of_another() -> None:
