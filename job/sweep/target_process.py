@@ -137,7 +137,7 @@ async def _wait_for_end(process: Process, stop_seconds: Callable[[], float]) -> 
 
 def _describe_failure(target: Target, code: int, log_from: int) -> str:
     exclusions = [exclusion for run in target.runs if (exclusion := exclusion_of(run.run_dir)) is not None]
-    stopped = code == 0 or code in ASKED_TO_END
-    how = "was stopped before it was done" if stopped else describe_exit(code)
+    early = f"{describe_exit(code)} before its runs were complete"
+    how = "was stopped before it was done" if code in ASKED_TO_END else early if code == 0 else describe_exit(code)
     output = ending("\n".join(last_lines(target.log_file, LAST_OUTPUT_LINES, log_from)), LAST_OUTPUT_CHARACTERS)
     return f"{'; '.join([how, *exclusions])} ({target.log_file})\n{output}".rstrip()

@@ -119,9 +119,13 @@ class RunAttempt:
         self._results.read()  # after the process, so that no line of one that has ended is missed
         if (code := self._process.code) is not None and not self._complete:
             self._complete = True
-            if code != 0 and not self._leaving:
+            if not self._leaving and (code != 0 or self._results.newest < self.config.steps - 1):
                 refused = code == UserError.code
-                return self._end(Failed(self.trial_id, self.number, self._process.error(), may_recover=not refused))
+                error = self._process.error()
+                if code == 0:
+                    step = f"exit code 0 after step {self._results.newest} of {self.config.steps}"
+                    error = error.replace("exit code 0", step, 1)
+                return self._end(Failed(self.trial_id, self.number, error, may_recover=not refused))
         events = self._saved()
         if self._leaving:
             return events + self._left()

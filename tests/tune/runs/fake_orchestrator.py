@@ -2,7 +2,7 @@
 
 `python -m tests.tune.runs.fake_orchestrator FILE --join DIRECTORY --resume`. It holds the run's lock, and writes a line of
 metrics a step. Files in the run's `control/` direct it: it takes no step beyond the number in `allowed`, dies at the step in
-`die`, refuses copies with `refuse`, and ignores SIGTERM with `stubborn`.
+`die`, ends with code 0 at that in `leave`, refuses copies with `refuse`, and ignores SIGTERM with `stubborn`.
 """
 
 from __future__ import annotations
@@ -90,6 +90,8 @@ class FakeRun:
                 self.take_step()
                 if self.step == self.number_in("die", -1):
                     os.kill(os.getpid(), signal.SIGKILL)
+                if self.step == self.number_in("leave", -1):
+                    os._exit(0)
             time.sleep(0.01)
 
 

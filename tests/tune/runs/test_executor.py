@@ -98,6 +98,14 @@ def test_a_run_that_dies_fails_alone_and_goes_on_after_its_last_result(job: Pret
     assert results(job, dying, 5) == [2, 3, 4, 5, 6]
 
 
+def test_a_run_whose_process_ends_with_0_before_its_last_step_has_failed(job: PretendedJob) -> None:
+    job.direct("a", "leave", "3")
+    trial = job.trial("a")
+    job.executor.start_trial(trial, 1)
+    job.until(Started, trial)
+    assert "exit code 0 after step 3 of 6" in job.until(Failed, trial).error
+
+
 def test_an_evicted_run_says_why(job: PretendedJob) -> None:
     job.direct("a", "die", "1")
     job.direct("a", "evicted.txt", "the operator wants its place")
