@@ -265,7 +265,7 @@ def table(lines: list[dict[str, Any]]) -> Table:
             ]
             digest, probe = (sum(line[name] for line in found) for name in ("by_digest", "by_probe"))
             either = sum(line["by_digest"] or line["by_probe"] for line in found)
-            cells.append(f"{either} of {len(found)} ({digest}, {probe})")
+            cells.append(f"{either} of {len(found)} ({digest}, {probe})" if found else "")
         result.add_row(kind, state, *cells)
     return result
 
