@@ -34,6 +34,9 @@ UNLOAD_PATH = "/counterpoint/v1/unload"
 DRAIN_PATH = "/counterpoint/v1/drain"
 STATUS_PATH = "/counterpoint/v1/status"
 
+NONCE_HEADER = "X-Counterpoint-Nonce"
+"""What a server is to prove its identity by, in its status."""
+
 INSTANCE_VARIABLE = "COUNTERPOINT_INSTANCE"
 """The variable by which a server gets the id of its process from the one that starts it."""
 

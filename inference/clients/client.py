@@ -129,7 +129,7 @@ class BinaryClient:
         if self._secret is None:
             return Identity.of_status(await self._administer(wire.STATUS_PATH, None), self.url)
         nonce = secrets.token_hex(identity.NONCE_BYTES)
-        status = await self._administer(f"{wire.STATUS_PATH}?nonce={nonce}", None)
+        status = await self._administer(wire.STATUS_PATH, None, {wire.NONCE_HEADER: nonce})
         found = Identity.of_status(status, self.url)
         if not identity.is_proof(status.get("proof"), self._secret, found.instance, nonce):
             raise ServerFailure(
@@ -209,9 +209,11 @@ class BinaryClient:
         """See `ServerClient`."""
         self._connections.forget(self._http)
 
-    async def _administer(self, path: str, fields: dict[str, Any] | None) -> dict[str, Any]:
+    async def _administer(
+        self, path: str, fields: dict[str, Any] | None, headers: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
         body = None if fields is None else orjson.dumps(fields)
-        return as_object(await call(self._connections.admin, self.url + path, body), self.url + path)
+        return as_object(await call(self._connections.admin, self.url + path, body, headers), self.url + path)
 
 
 async def read_metrics(connections: HttpSessions, url: str) -> Observation | None:

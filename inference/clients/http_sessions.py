@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from http import HTTPStatus
@@ -129,14 +130,15 @@ def tls_of(ca_file: Path) -> ssl.SSLContext:
 
 
 async def call(
-    session: aiohttp.ClientSession, url: str, body: bytes | None, content_type: str = "application/json"
+    session: aiohttp.ClientSession, url: str, body: bytes | None, further_headers: Mapping[str, str] | None = None
 ) -> bytes | memoryview:
-    """POSTs `body`, or GETs if there is none, and returns the body of a 200.
+    """POSTs `body`, which is JSON, or GETs if there is none, and returns the body of a 200.
 
     Raises `ServerUnreachable` if the connection fails, `RequestRefused` if the server will never serve this, else
     `ServerFailure`.
     """
-    method, headers = ("GET", {}) if body is None else ("POST", {"Content-Type": content_type})
+    method, headers = ("GET", {}) if body is None else ("POST", {"Content-Type": "application/json"})
+    headers |= further_headers or {}
     if is_header(value := traceparent.get()):
         headers["traceparent"] = value
     try:

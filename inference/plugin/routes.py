@@ -107,8 +107,8 @@ class CounterpointRoutes:
         self.draining = False
         self.traced = await engine_client.is_tracing_enabled()
 
-    async def status(self, nonce: str = "") -> Response:
-        """Answers with the instance and its weights, and proves by `nonce` whose server it is; 503 once the engine is dead.
+    async def status(self, raw_request: Request) -> Response:
+        """Answers with the instance and its weights, and proves by a nonce whose server it is; 503 once the engine is dead.
 
         `instance` changes when the server is restarted; a restarted server holds the weights that it was started with.
         """
@@ -116,6 +116,7 @@ class CounterpointRoutes:
             await self.engine.check_health()
         except EngineDeadError:
             return _answer({"error": "the engine is dead"}, HTTPStatus.SERVICE_UNAVAILABLE)
+        nonce = raw_request.headers.get(wire.NONCE_HEADER, "")
         return _answer(
             {
                 "instance": self.instance,

@@ -178,7 +178,9 @@ class FakeServer:
             adapters = {name: self.described(name) for name in self.adapters}
             status = {"instance": self.loads.instance, "draining": self.draining}
             if self.secret is not None:
-                status["proof"] = identity.proof(self.secret, self.loads.instance, request.query.get("nonce", ""))
+                status["proof"] = identity.proof(
+                    self.secret, self.loads.instance, request.headers.get(wire.NONCE_HEADER, "")
+                )
             status |= {"weights": self.described(None), "adapters": adapters}
             return web.json_response(status, status=200 if self.healthy else 503)
         if request.path == "/metrics":
