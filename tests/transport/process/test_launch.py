@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from transport.files.own_directory import remove_left
 from transport.process import launch
 
 GUARDIAN, WORKER, ORPHAN, ITS_CHILD, NEWCOMER = 101, 102, 103, 104, 105
@@ -214,3 +215,26 @@ def test_what_a_command_leaves_in_its_temporary_directory_goes_with_it() -> None
         assert list(short.iterdir()) == []
     finally:
         short.rmdir()
+
+
+@pytest.mark.slow
+def test_what_a_killed_guardian_leaves_is_removed_by_the_next_and_what_a_live_one_has_stays() -> None:
+    short = Path(tempfile.mkdtemp(prefix="c", dir="/tmp"))
+    words = [sys.executable, "-I", "-S", launch.__file__, str(os.getpid()), "0", "0"]
+    program = "import tempfile, time; print(tempfile.gettempdir(), flush=True); time.sleep(600)"
+    environment = {name: value for name, value in os.environ.items() if name != launch.SHARED_TMPDIR}
+    guardian = subprocess.Popen(
+        [*words, sys.executable, "-c", program], env=environment | {"TMPDIR": str(short)}, stdout=subprocess.PIPE
+    )
+    try:
+        assert guardian.stdout is not None
+        own = Path(guardian.stdout.readline().decode().strip())
+        remove_left(short, launch.TEMPORARY)
+        assert own.parent == short
+        assert own.is_dir()
+    finally:
+        guardian.kill()
+        guardian.communicate()  # its command, too, has ended: it had the pipe
+    assert own.is_dir()
+    remove_left(short, launch.TEMPORARY)
+    short.rmdir()
