@@ -118,7 +118,7 @@ def test_metrics_are_of_the_draws_since_the_last_call() -> None:
     play(mix, 8, thirds, delay=0)
     second = mix.take_metrics()
     assert [second[f"examples/a/{band}"] for band in ("unseen", "hard", "band", "easy")] == [0, 3 / 8, 3 / 8, 2 / 8]
-    assert mix.take_metrics() == {"examples/a/epoch": 2.0}
+    assert mix.take_metrics() == {"examples/a/epoch": 2.0, "examples/a/share": 1.0}
 
 
 def test_epochs_are_reported_without_a_curriculum() -> None:
@@ -126,7 +126,7 @@ def test_epochs_are_reported_without_a_curriculum() -> None:
     for _ in range(6):
         mix.next()
     mix.observe("a", 0, [1.0])
-    assert mix.take_metrics() == {"examples/a/epoch": 1.5}
+    assert mix.take_metrics() == {"examples/a/epoch": 1.5, "examples/a/share": 1.0}
     assert "curricula" in mix.state()
 
 
