@@ -1,0 +1,1 @@
+"""Which architectures of the installed transformers can be trained, and whether they are trained right."""
