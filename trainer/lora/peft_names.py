@@ -40,7 +40,8 @@ def peft_names(
     files = _reverted(
         model, {f"{path}.weight": torch.full((1, 1), float(number)) for number, path in enumerate(linear)}
     )
-    is_mixture = any(hasattr(module, "_apply_gate") for module in model.modules())
+    # Not `_apply_gate` alone, which LongCat's experts lack.
+    is_mixture = any(hasattr(module, "_apply_gate") or _has_fused(module) for module in model.modules())
     without = {name.rpartition(".")[2] for name, _ in model.named_modules() if name not in known}
     names: dict[str, PeftNames] = {}
     for number, path in enumerate(linear):
@@ -61,6 +62,10 @@ def peft_names(
         }
         names[path] = PeftNames(stored, (), (f"{path}.gate_up_proj", f"{path}.down_proj"))
     return names
+
+
+def _has_fused(module: nn.Module) -> bool:
+    return any(name == "gate_up_proj" and weight.ndim == 3 for name, weight in module.named_parameters(recurse=False))
 
 
 def expert_names(model: nn.Module, path: str, experts: int) -> list[tuple[str, str, str]] | None:
