@@ -7,10 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import datasets
 import orjson
-import pyarrow
-import pyarrow.parquet
 import pytest
 
 from environments.chat import Chat, Message, Tool
@@ -108,6 +105,10 @@ CANNOT_BE_SPLIT = {
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """The `data` of each way in which the rows are kept."""
+    import datasets
+    import pyarrow
+    import pyarrow.parquet
+
     directory, found = tmp_path_factory.mktemp("rows"), dict[str, dict[str, Any]]()
     for number, (name, rows) in enumerate(WRITTEN.items()):
         lines, table, saved = (directory / f"{number}{suffix}" for suffix in (".jsonl", ".parquet", ""))
