@@ -58,7 +58,7 @@ STALE = Metric(
     most_series=1024,
 )
 SHARE = Metric(
-    "counterpoint_examples_share_ratio",
+    "counterpoint_examples_due_ratio",
     "gauge",
     "share of the trained groups that an environment has by its ratio",
     "ratio",
