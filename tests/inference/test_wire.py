@@ -136,7 +136,7 @@ def test_a_response_says_how_much_of_its_prompt_was_cached(cached: int | None) -
     assert received.cached_tokens == cached
 
 
-@pytest.mark.parametrize(("origin", "echo"), [(ORIGIN, None), (None, REQUEST.echo)])
+@pytest.mark.parametrize(("origin", "echo"), [(ORIGIN, None), (None, REQUEST.echo)], ids=["no echo", "no origin"])
 def test_a_response_that_does_not_name_its_weights_or_its_request_is_refused(
     origin: Origin | None, echo: bytes | None
 ) -> None:
