@@ -136,15 +136,13 @@ class Loads:
         self._owners: dict[str | None, Claim] = {}
 
     def check(self, name: str | None, claim: Claim) -> None:
-        """Raises `NotOwner` if the server or the weights belong to another, and the claim does not take them over."""
-        if claim.takes_over:
-            return
+        """Raises `NotOwner` if the server belongs to another's job, or the weights to another and they are not taken over."""
         if self._secret is not None and not is_proof(claim.proof, self._secret, self.instance, claim.key):
             raise NotOwner(
                 f"this server belongs to a job, whose identity is in {self._belongs_to}, and {claim.owner} does not prove it: "
                 "use another server, or set identity_file in [orchestrator.inference] to that file"
             )
-        owner = self._owners.get(name)
+        owner = None if claim.takes_over else self._owners.get(name)
         if owner is not None and not secrets.compare_digest(owner.key.encode(), claim.key.encode()):
             what = "weights" if name is None else f"weights of its adapter {name!r}"
             raise NotOwner(

@@ -386,7 +386,7 @@ class ServerMonitor:
             return
         try:
             async with asyncio.timeout(UNLOAD_SECONDS):
-                await self.client.unload(self.wanted.adapter, self._claim)
+                await self.client.unload(self.wanted.adapter, replace(self._claim, takes_over=False))
         except (InferenceError, TimeoutError) as error:
             what = "The weights" if self.wanted.adapter is None else f"Adapter {self.wanted.adapter}"
             logger.info("%s at %s were not given up: %s", what, self.server.url, error or "no answer in time")

@@ -79,6 +79,8 @@ def test_a_jobs_server_takes_weights_from_who_proves_its_secret_for_this_process
     ):
         with pytest.raises(NotOwner, match=r"belongs to a job, whose identity is in servers\.key"):
             loads.next(None, 1, Claim("mine", "run 'a'", proof=proof))
+        with pytest.raises(NotOwner, match="does not prove it"):
+            loads.next(None, 1, Claim("mine", "run 'a'", takes_over=True, proof=proof))
     loads.next(None, 1, Claim("mine", "run 'a'", proof=identity.proof(b"secret", "instance", "mine")))
 
 

@@ -103,6 +103,18 @@ async def test_who_took_over_once_does_not_take_back_what_another_took_over() ->
     assert server.versions == [1, 2]
 
 
+@pytest.mark.parametrize("adapter", [None, "a-model"])
+async def test_who_took_over_once_gives_up_at_its_end_only_what_is_still_its_own(adapter: str | None) -> None:
+    async with FakeServer() as server, started(pool_at(server, "run 'b'", take_over=True)) as second:
+        async with started(pool_at(server, take_over=True)) as first:
+            await first.update_weights(weight_update(1, adapter))
+            await second.update_weights(weight_update(2, adapter))
+        assert server.unloaded == []
+        async with started(pool_at(server, "run 'c'")) as third:
+            with pytest.raises(InferenceError, match="belong to run 'b', not to run 'c'"):
+                await third.update_weights(weight_update(3, adapter))
+
+
 def with_the_same_weights(server: FakeServer) -> None:
     version = server.version
     server.begin_anew()
