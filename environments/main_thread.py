@@ -19,8 +19,8 @@ from typing import Any
 
 _ALARMS = frozenset(("alarm", "setitimer", "SIGALRM"))
 _WITH_TIME_LIMITS = frozenset(("math_verify", "verify_boxed_math_answer"))
-_NO_LIMITS = frozenset(("parsing_timeout", "timeout_seconds"))
-"""Arguments of math-verify by which its alarms can be switched off."""
+_NO_LIMITS = {"parse": "parsing_timeout", "verify": "timeout_seconds"}
+"""By functions of math-verify, the argument by which its alarm can be switched off."""
 
 _asked: ContextVar[list[str] | None] = ContextVar("asked for signals", default=None)
 _set_handler = signal.signal
@@ -84,9 +84,16 @@ def _alarm_in(names: set[str], used: Mapping[str, Any]) -> str | None:
     ):
         return f"signal.{min(alarms)}"
     packages = {_package(value) for value in used.values()}
-    if (packages | names) & _WITH_TIME_LIMITS and not names >= _NO_LIMITS:
+    if (packages | names) & _WITH_TIME_LIMITS and not _has_no_limits(names, used):
         return "math_verify with its time limits, which are alarms"
     return None
+
+
+def _has_no_limits(names: set[str], used: Mapping[str, Any]) -> bool:
+    """Whether every function of math-verify that is used gets the argument that switches its limit off; False if none is seen."""
+    functions = names | {getattr(value, "__name__", "") for value in used.values()}
+    needed = {argument for function, argument in _NO_LIMITS.items() if function in functions}
+    return bool(needed) and names >= needed
 
 
 def _package(value: Any) -> str:

@@ -58,17 +58,32 @@ def without_limits() -> Any:
     return math_verify.verify(parse("1", parsing_timeout=None), parse("1", parsing_timeout=None), timeout_seconds=None)
 
 
+def reading_without_limits() -> Any:
+    return parse("1", parsing_timeout=None)
+
+
+def comparing_without_limits() -> Any:
+    return math_verify.verify(reading_without_limits(), [1], timeout_seconds=None)
+
+
+def half_without_limits() -> Any:
+    return math_verify.verify(parse("1"), [1], timeout_seconds=None)
+
+
 def of_another_kind() -> Any:
     return signal.SIGTERM, {"alarm": 1}["alarm"]
 
 
-@pytest.mark.parametrize("root", [by_alarm, by_name, by_another, within, by_library, by_module, by_import, ByMethod])
+@pytest.mark.parametrize(
+    "root",
+    [by_alarm, by_name, by_another, within, by_library, by_module, by_import, ByMethod, half_without_limits],
+)
 def test_what_sets_alarms_is_seen(root: Any) -> None:
     with pytest.raises(NeedsMainThread, match=r"test_main_thread\.py:\d+.*do this"):
         uses_signals([root], "do this")
 
 
-@pytest.mark.parametrize("root", [without_limits, of_another_kind, len])
+@pytest.mark.parametrize("root", [without_limits, comparing_without_limits, of_another_kind, len])
 def test_what_sets_none_is_left_alone(root: Any) -> None:
     uses_signals([root], "do this")
 
