@@ -14,6 +14,7 @@ from typing import Literal
 _NUMBER = re.compile(
     r"(?P<sign>[-+]?)[$€£¥₹₽₪₩₫฿]?(?P<digits>-?(?:\d{1,3}(?:[ ,]\d{3})+|\d+)?(?:\.\d+)?(?:/\d+)?)"
     r"(?:(?P<percent>\s*(?:%|percent\b))|\s*°[CF]?"
+    r"|(?:\s*[cmk]m|\s(?:in|ft|yd|mi))\^[23]\b"
     r"|(?:st|nd|rd|th|[cmk]m|kg|mg|ml|hrs?|min|lbs?|oz|mph)\b|\s(?-i:[mgslhNJWVK])(?:\^?[23])?\b)?"
     r"(?:\s+[^\W\d_]{2,}\.?)*",
     re.IGNORECASE,

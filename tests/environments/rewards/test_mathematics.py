@@ -10,15 +10,15 @@ from environments.rewards.mathematics import answer_in, end_of, plain, read
 from environments.rewards.worker import compare_mathematics
 
 NUMBERS = [
-    "42", "-3", "1,234", "1.25", ".65", "1/2", "9%", "$32", "$1,000.50", "7 apples", "8 cm", "12 m^2", "30 degrees",
-    "90°", "2/3 cup", "25 square meters", "60 mph", "1 000 000",
+    "42", "-3", "1,234", "1.25", ".65", "1/2", "9%", "$32", "$1,000.50", "7 apples", "8 cm", "12 m^2", "36 cm^2", "4 ft^3",
+    "30 degrees", "90°", "2/3 cup", "25 square meters", "60 mph", "1 000 000",
 ]  # fmt: skip
 FORMULAS = [
     "2x", "6 - 5i", "1,-2", "y = 2x + 3", "p - q", "x+1", "(3,4)", "[0,1)", r"\$33", "1,2", "2^10", "2**11", "1 3/4",
     "x > 3", "x>=3", "sqrt(2)", "√3", "pi/2", "2pi", "infinity", "A, B", "{1,2,3}", "(-inf, 3)", "(-∞, 4)", "1e5",
     "1.5e-3", "3:4", "2 or 4", "e^x", "sin(x)", "x=91", "-x", "H2O", r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}",
     r"x \in [0,2]", "xy + 1", "|x|", "7.5 km/h", "log_2 9", r"\frac{1}{3}", r"10\%", r"5\text{ cm}", r"45^\circ",
-    "1 - 1/e", "n(n+1)/2", "x^2 - y^2", "[1, 2, 5]", "f(x) = x^2", "3!", "2;3",
+    "1 - 1/e", "n(n+1)/2", "3m^2", "3 xy^2", "x^2 - y^2", "[1, 2, 5]", "f(x) = x^2", "3!", "2;3",
 ]  # fmt: skip
 TEXTS = [
     "C", "(D)", r"\text{(E)}", "even", "odd", r"\text{east}", r"\text{seat}", "no solution", "True", "Tuesday",
