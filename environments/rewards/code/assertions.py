@@ -68,7 +68,7 @@ class _Any:
         return 0 if self._holds else 1
 
     def __float__(self) -> float:
-        return float(int(self))
+        return 0.0 if self._holds else math.nan
 
     def __int__(self) -> int:
         return 0 if self._holds else 7919
@@ -273,6 +273,8 @@ def _run(test: _Test, source: str, setup: str, entry_point: str | None, cpu_seco
             namespace["check"](namespace[entry_point])
     except BaseException as error:  # noqa: BLE001 - a test fails by raising whatever it likes
         test.ended_by_the_program = error in test.raised
+        if isinstance(error, SystemExit) and not error.code and not test.is_open:  # as a script says that all is well
+            return "failed" if test.has_failed else "passed"
         if test.is_open:
             return "open"
         if isinstance(error, NameError | ImportError | TypeError) and error not in test.raised and not test.has_failed:

@@ -321,14 +321,23 @@ async def test_tests_as_public_data_sets_have_them(tested_by: Make) -> None:
         "import unittest\nunittest.TestCase().assertEqual(add(1, 2), 3)",
         "def check(candidate):\n    assert candidate(1, 2) == 3\n    assert True, 'always'\ncheck(add)",
         "METADATA = {'author': 'x'}\n\n\ndef check(candidate):\n    assert candidate(1, 2) == 3\n\ncheck(add)\n",
-        "f = add\nassert f(1, 2) == 3" if False else "assert str(add(1, 2)) == '3'",
+        "assert str(add(1, 2)) == '3'",
+        "import math\nassert not math.isnan(root(2))",
+        "import sys\nsys.exit(0 if add(1, 2) == 3 else 1)",
     ]
     rubric = await tested_by("asserts")
     assert (await score(rubric, code, tests=tests)).metrics["code/passed"] == len(tests)
     wrong = "".join(
         f"def {name}(*args):\n    for each in args:\n        isinstance(each, list) and each.clear()\n"
         f"    return {value}\n"
-        for name, value in [("add", 4), ("known", "'?'"), ("ends", 7), ("nothing", 1), ("names", "['b']"), ("root", 5)]
+        for name, value in [
+            ("add", 4),
+            ("known", "'?'"),
+            ("ends", 7),
+            ("nothing", 1),
+            ("names", "['b']"),
+            ("root", "float('nan')"),
+        ]
     )
     passed = (await score(rubric, wrong, tests=tests)).metrics["code/passed"]
     assert passed <= 2  # `assert known(2)` holds for a text, and no exception was asked for
