@@ -29,6 +29,8 @@ _FIELDS = {
 }
 _UNREAD = {"refusal", "annotations"}
 """Fields that answers of OpenAI's API have, or a client adds to them: without meaning for a template."""
+_NOTHING = ("", "null")
+"""What a row has in a column of JSON text where there are no tools, or no calls."""
 
 
 class Faulty(ValueError):
@@ -89,7 +91,7 @@ class Normaliser:
 
     def tools(self, tools: object) -> list[Tool]:
         """Returns the tools; none for null. Raises `Faulty` for what is no function of OpenAI's API."""
-        if tools is None or (self._is_row and tools == ""):
+        if tools is None or (self._is_row and tools in _NOTHING):
             return []
         if (found := self._list("tools", tools)) is None:
             raise Faulty("tools", tools, "expected a list of tools")
@@ -128,6 +130,8 @@ class Normaliser:
         found: dict[str, Any] = {"role": role, "content": _text(message.get("content"), f"{where}.content")}
         for name, value in message.items():
             if name in ("role", "content") or value is None or (name in _UNREAD and not value):
+                continue
+            if name == "tool_calls" and self._is_row and value in _NOTHING:
                 continue
             if name == "tool_calls" and (role == "assistant" or self._is_row):
                 if calls := self._calls(value, f"{where}.tool_calls"):

@@ -78,6 +78,15 @@ def with_text(row: dict[str, Any]) -> dict[str, Any]:
     return {**row, "tools": json.dumps(row["tools"]) if "tools" in row else None}
 
 
+def with_columns_of_text(row: dict[str, Any]) -> dict[str, Any]:
+    """With text also where there are no tools, or no calls."""
+    messages = [
+        {**each, "tool_calls": json.dumps(each["tool_calls"]) if "tool_calls" in each else ""}
+        for each in row["messages"]
+    ]
+    return {"messages": messages, "tools": json.dumps(row.get("tools"))}
+
+
 def bare(row: dict[str, Any]) -> dict[str, Any]:
     """With definitions and calls that lack their wrapping."""
     changed: dict[str, Any] = json.loads(json.dumps(row))
@@ -91,6 +100,7 @@ WRITTEN = {
     "objects": ROWS,
     "arguments as text": [with_arguments_as_text(row) for row in ROWS],
     "tools as text": [with_text(row) for row in ROWS],
+    "columns of text": [with_columns_of_text(row) for row in ROWS],
     "bare": [bare(row) for row in ROWS],
 }
 
