@@ -109,7 +109,12 @@ def _temporary(environment: dict[str, str]) -> Iterator[None]:
         yield
         return
     remove_left(Path(tempfile.gettempdir()), TEMPORARY)
-    directory = TemporaryDirectory(environment)
+    try:
+        directory = TemporaryDirectory(environment)
+    except OSError as error:  # such as a TMPDIR that does not exist: vLLM finds another one
+        logger.warning("inference: there is no temporary directory for the server alone: %s", error)
+        yield
+        return
     try:
         yield
     finally:

@@ -25,6 +25,7 @@ from tests.support.polling import wait_until
 from tests.support.ports import free_port, taken_port
 from tests.support.vllm_server import live_processes
 from transport.process.cores import CORES_VARIABLE
+from transport.process.launch import SHARED_TMPDIR
 
 HEALTHY = """
 import http.server, os, sys
@@ -123,6 +124,18 @@ def test_a_server_is_ready_when_it_is_healthy_and_ends_when_told(
     assert set(beats) == {""}
     assert children() == []
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.slow
+def test_a_server_starts_where_there_can_be_no_temporary_directory_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stand_in(monkeypatch, HEALTHY)
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "missing"))
+    monkeypatch.delenv(SHARED_TMPDIR, raising=False)
+    monkeypatch.setattr("transport.process.launch.LONGEST_TEMPORARY", 1000)
+    assert server.serve(config_of(tmp_path, {}), stop_this_process) == 143
+    assert "no temporary directory for the server alone" in caplog.text
 
 
 @pytest.mark.slow

@@ -40,9 +40,13 @@ def _make(parent: Path, prefix: str) -> tuple[Path, int]:
     """
     while True:
         root = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
-        lock = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        # Until it is locked, another process that starts now may remove it as abandoned.
+        try:
+            lock = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if root.exists():  # Another process that starts now may have removed it as abandoned.
+        if root.exists():
             return root, lock
         os.close(lock)
 

@@ -76,10 +76,16 @@ class TemporaryDirectory:
         while not self.path:
             path = f"{parent}/{TEMPORARY}{os.urandom(4).hex()}"
             os.mkdir(path, 0o700)
-            self._lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            # Until it is locked, another process may take it for abandoned.
+            try:
+                self._lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            except FileNotFoundError:
+                continue
             fcntl.flock(self._lock, fcntl.LOCK_EX)
-            if os.path.exists(path):  # else another process has taken it for abandoned
+            if os.path.exists(path):
                 self.path = environment["TMPDIR"] = path
+            else:
+                os.close(self._lock)
 
     def remove(self) -> None:
         """Removes it with all that is in it."""

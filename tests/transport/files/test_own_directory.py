@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import stat
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from transport.files.own_directory import OwnDirectory, remove_left
+from transport.process.launch import TemporaryDirectory
 
 PREFIX = "ours-"
 
@@ -25,6 +27,30 @@ def test_a_directory_goes_with_its_owner(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [other.path]
     del other
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("guardian", [False, True])
+def test_one_that_is_taken_for_abandoned_before_it_is_locked_is_made_again(
+    guardian: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = Path(tempfile.mkdtemp(prefix="c", dir="/tmp"))  # a guardian makes none where the path is long
+    opened, removed = os.open, list[str]()
+
+    def open_late(path: os.PathLike[str] | str, flags: int, *more: int, dir_fd: int | None = None) -> int:
+        if not removed:
+            removed.append(os.fspath(path))
+            Path(path).rmdir()
+        return opened(path, flags, *more, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "open", open_late)
+    own: OwnDirectory | TemporaryDirectory = (
+        TemporaryDirectory({"TMPDIR": str(place)}) if guardian else OwnDirectory(place, PREFIX)
+    )
+    assert len(removed) == 1
+    assert list(place.iterdir()) == [Path(own.path)]
+    assert removed != [str(own.path)]
+    own.remove()
+    place.rmdir()
 
 
 def test_what_is_no_abandoned_directory_of_ours_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
