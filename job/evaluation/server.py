@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from inference.base import InferenceError
 from inference.config import InferenceConfig, LoraServingConfig, PoolConfig, check_url
+from inference.pool.sources import parse_listing, read_text
 from inference.port_claim import is_claimed
 from inference.server import check_configuration
 from job.check import SAFE_PATH
@@ -61,11 +62,22 @@ def server_of(
     return config
 
 
+def _known_servers(pool: PoolConfig) -> set[str]:
+    """Returns the addresses that the configuration names, also in its file of addresses, if there is one."""
+    if pool.urls_file is None:
+        return {*pool.urls}
+    try:
+        listed, _ = parse_listing(read_text(pool.urls_file).decode())
+    except (OSError, ValueError):  # the job may never have run
+        return {*pool.urls}
+    return {*pool.urls, *listed}
+
+
 def at_servers(run: RunConfig, urls: list[str], server: InferenceConfig | None = None) -> RunConfig:
     """Returns the run with these servers alone; `server` is the configuration of one that is started. Raises `UserError`."""
     changes: dict[str, Any] = {"urls": urls, "dns": None, "urls_file": None}
     own = run.inference.identity_file
-    if own is not None and not (own.exists() and {*urls} <= {*run.inference.urls}):
+    if own is not None and not (own.exists() and {*urls} <= _known_servers(run.inference)):
         changes["identity_file"] = None  # they are not those of the job that the file describes, or it never ran
     if server is not None:
         changes |= {"protocol": "binary", "api_key_file": server.api_key_file}

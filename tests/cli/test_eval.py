@@ -158,6 +158,25 @@ def test_a_server_that_is_said_to_run_is_not_awaited_for_long(tmp_path: Path) ->
     assert at_servers(patient, [url]).inference.startup_timeout_seconds == 99
 
 
+@pytest.mark.parametrize("moves", [False, True])
+def test_the_jobs_identity_is_proven_to_its_own_servers_alone(moves: bool, tmp_path: Path) -> None:
+    own, listed, key = "http://10.0.0.1:8000", tmp_path / "servers.txt", tmp_path / "servers.key"
+    listed.write_text(f"{own}\n")
+    where: dict[str, Any] = {"urls_file": listed} if moves else {"urls": [own]}
+    run = RunConfig(
+        output_dir=tmp_path,
+        model="/models/ours",
+        environments=[{"name": "toy", "kind": "reverse-text"}],
+        inference={"identity_file": key, **where},
+    )
+    assert at_servers(run, [own]).inference.identity_file is None, "the job never ran"
+    key.write_text("secret")
+    assert at_servers(run, [own]).inference.identity_file == key
+    assert at_servers(run, [own, "http://10.0.0.2:8000"]).inference.identity_file is None
+    listed.unlink()
+    assert (at_servers(run, [own]).inference.identity_file is None) is moves
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
