@@ -98,7 +98,8 @@ class Differences:
         """The rollouts with the lowest rewards of the newest groups, of different examples, the newest among equals."""
         self._since = 0.0
         self._due = GROUPS
-        self._reward: float | None = None
+        self._learned_from: tuple[object, ...] | None = None
+        """What the newest completed rollout is compared with, where it is compared with those of other groups."""
         self._reasons: Counter[tuple[str, str]] = Counter()
         self._completions = self._cut = 0
 
@@ -110,7 +111,7 @@ class Differences:
         if self._differ(completed, among):
             was_noticed = self.notice is not None
             self._begin()
-            self._reward = completed[-1].reward
+            self._learned_from = _learned_from(completed[-1])
             return was_noticed
         self._since = self._since or self._clock()
         self.groups += 1
@@ -129,9 +130,9 @@ class Differences:
     def _differ(self, completed: Sequence[Rollout], among: Literal["group", "run"]) -> bool:
         if among == "group":
             return any(abs(rollout.advantage) > ZERO for rollout in completed)
-        before = completed[0].reward if self._reward is None else self._reward
-        self._reward = completed[-1].reward
-        return any(rollout.reward != before for rollout in completed)
+        before = self._learned_from or _learned_from(completed[0])
+        self._learned_from = _learned_from(completed[-1])
+        return any(_learned_from(rollout) != before for rollout in completed)
 
     def _count(self, completed: Sequence[Rollout], size: int, among: Literal["group", "run"]) -> None:
         rewards = {rollout.reward for rollout in completed}
@@ -218,6 +219,11 @@ def forget(run_dir: Path) -> None:
     """Removes the notice of a run. Raises `OSError`."""
     for name in (NOTICE_FILE, EXAMPLES_FILE):
         (run_dir / name).unlink(missing_ok=True)
+
+
+def _learned_from(rollout: Rollout) -> tuple[object, ...]:
+    """The advantage has the penalties for length, and players of a game may differ where their mean does not."""
+    return rollout.reward, rollout.player_rewards, rollout.advantage
 
 
 def _reward_of(rollout: Rollout) -> float:

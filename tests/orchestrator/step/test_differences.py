@@ -101,6 +101,16 @@ def test_rewards_that_are_compared_over_steps_may_be_alike_within_a_group() -> N
     assert differences.notice is not None
 
 
+def test_a_penalty_for_length_or_a_players_reward_is_a_difference_over_steps() -> None:
+    differences = Differences()
+    for number in range(GROUPS):
+        differences.add(group(number, 1.0, 1.0, advantages=(1.0, 0.9)), "run")
+        won, lost = ({"white": each, "black": -each} for each in (1.0, -1.0))
+        games = [*group(number, 0.0, player_rewards=won), *group(number, 0.0, player_rewards=lost)]
+        differences.add(games, "run")
+    assert differences.groups == 0
+
+
 def test_groups_that_failed_are_reported_as_failures() -> None:
     differences = Differences()
     assert not any(differences.add(group(number, None, None), "group") for number in range(2 * GROUPS))
