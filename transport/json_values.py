@@ -34,8 +34,15 @@ def _with_text(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_with_text(each) for each in value]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _with_text(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {name: _with_text(each) for name, each in _attributes(value).items()}
     return value
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """Returns what orjson writes of a dataclass."""
+    names = [field.name for field in dataclasses.fields(value) if hasattr(value, field.name)]
+    every = {name: getattr(value, name) for name in names} | getattr(value, "__dict__", {})
+    return {name: each for name, each in every.items() if not name.startswith("_")}
 
 
 def _text(value: float) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,29 @@ def test_nan_and_infinities_are_text_and_null_is_null() -> None:
     }
     with pytest.raises(TypeError):
         encode_values({"state": object()})
+
+
+@dataclass
+class Board:
+    """A part of a state, with what is not to be written."""
+
+    score: float
+    _lock: object = field(default_factory=object)
+
+
+@dataclass(slots=True)
+class Cell(Board):
+    """As `Board`, without a dictionary."""
+
+    name: str = "a"
+
+
+def test_of_a_dataclass_the_same_is_written_with_nan_and_without() -> None:
+    unset = Board(1.0)
+    unset.extra = None  # type: ignore[attr-defined]
+    for value in (Board(1.0), Cell(1.0), unset):
+        found, plain = encode_values([value, math.nan, None]), orjson.loads(encode_values(value))
+        assert orjson.loads(found) == [plain, "NaN", None]
 
 
 @given(
