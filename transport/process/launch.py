@@ -70,6 +70,7 @@ class TemporaryDirectory:
         parent = environment.get("TMPDIR") or "/tmp"
         self.path = ""
         environment.setdefault(SHARED_TMPDIR, parent)
+        environment.setdefault("RAY_TMPDIR", environment[SHARED_TMPDIR])  # where `ray.init()` looks for a cluster
         environment.setdefault("TORCHINDUCTOR_CACHE_DIR", _compiled(environment))
         if len(os.fsencode(parent)) + 1 + len(TEMPORARY) + 8 > LONGEST_TEMPORARY:
             return

@@ -176,7 +176,7 @@ import os, socket, sys, tempfile
 open(tempfile.gettempdir() + "/file", "w").close()
 os.mkdir(tempfile.gettempdir() + "/folder")
 socket.socket(socket.AF_UNIX).bind(tempfile.gettempdir() + "/" + "0" * 36)
-print(tempfile.gettempdir(), os.environ["X_SHARED_TMPDIR"], flush=True)
+print(tempfile.gettempdir(), os.environ["X_SHARED_TMPDIR"], os.environ["RAY_TMPDIR"], flush=True)
 if sys.argv[1:]:
     os.execv(sys.executable, sys.argv[1:])
 """
@@ -187,7 +187,8 @@ def test_what_a_command_leaves_in_its_temporary_directory_goes_with_it() -> None
     """That of a command below another guardian, too, in which sockets still find room."""
     short = Path(tempfile.mkdtemp(prefix="c", dir="/tmp"))
     environment = os.environ | {"TMPDIR": str(short)}
-    environment.pop(launch.SHARED_TMPDIR, None)
+    for name in (launch.SHARED_TMPDIR, "RAY_TMPDIR"):
+        environment.pop(name, None)
     program = [sys.executable, "-c", textwrap.dedent(LITTER)]
     guardian = [sys.executable, "-I", "-S", launch.__file__]
     nested = """
@@ -208,10 +209,10 @@ def test_what_a_command_leaves_in_its_temporary_directory_goes_with_it() -> None
     ]
     try:
         done = subprocess.run(words, env=environment, stdout=subprocess.PIPE, text=True, timeout=60, check=True)
-        (outer, shared), (below, shared_below) = (line.split() for line in done.stdout.splitlines())
+        (outer, *shared), (below, *shared_below) = (line.split() for line in done.stdout.splitlines())
         assert Path(outer).parent == short
         assert Path(below).parent == Path(outer)
-        assert shared == shared_below == str(short)
+        assert shared == shared_below == [str(short)] * 2
         assert list(short.iterdir()) == []
     finally:
         short.rmdir()
