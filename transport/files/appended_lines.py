@@ -15,14 +15,14 @@ from pathlib import Path
 from transport.files.place import BEGINNING, Place
 from transport.files.untrusted import open_regular
 
-BLOCK_BYTES = 2**20
+BLOCK_BYTES = 2**18
 """Bytes read at once."""
 
 LONGEST_LINE = 2**22
 """A longer line is skipped. Ours have some kilobytes."""
 
-LINES_BYTES = 2**22
-"""After so many bytes, single lines are given at once."""
+LINES_BYTES, MOST_LINES = 2**22, 2**15
+"""After the block with which it has so many bytes or lines, `next_lines` returns: each line takes some 400 bytes of memory."""
 
 MOST_BYTES = 2**28
 """Bytes read in one look; the next look reads the rest. A file of another's may have any size."""
@@ -135,6 +135,6 @@ def _lines_of(blocks: Iterator[tuple[Place, bytes]]) -> list[Line]:
             lines.append(Line(place, text))
             place = place.plus(text + b"\n")
         read += len(block)
-        if read >= LINES_BYTES:
+        if read >= LINES_BYTES or len(lines) >= MOST_LINES:
             break
     return lines

@@ -182,3 +182,16 @@ def test_one_look_reads_a_bounded_part_of_a_file(
     reader = Reader(path)
     assert [reader.look() for _ in range(3)] == [[], [], [b"a line"]]
     assert reader.restarts == 1
+
+
+def test_lines_are_given_in_bounded_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(appended_lines, "BLOCK_BYTES", 64)
+    monkeypatch.setattr(appended_lines, "MOST_LINES", 100)
+    (tmp_path / "lines").write_bytes(b"\n" * 1000)
+    source = AppendedLines(tmp_path / "lines")
+    given = 0
+    while lines := source.next_lines(lambda: None):
+        assert len(lines) <= 128
+        assert lines[0].place.offset == given
+        given += len(lines)
+    assert given == 1000
