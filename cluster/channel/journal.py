@@ -240,7 +240,8 @@ def _entries(path: Path) -> Iterator[tuple[list[Any], Sequence[Buffer]]]:
                 at += size
             yield header, frames
     except DamagedEntry as error:
+        begins = " (or an earlier version of Counterpoint wrote it)" if not error.offset else ""
         raise JournalError(
-            f"{path} is damaged: {error}. Restore it from a copy, or go on with what was before by cutting it off there "
+            f"{path} is damaged: {error}{begins}. Restore it from a copy, or go on with what was before by cutting it off there "
             f"(truncate -s {error.offset})"
         ) from None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import struct
+import zlib
 from pathlib import Path
 
 import pytest
@@ -164,3 +166,11 @@ def test_no_flipped_bit_alters_or_drops_a_record(tmp_path: Path, monkeypatch: py
     again = Journal(tmp_path)
     assert content(again) == expected
     again.close()
+
+
+def test_what_an_earlier_version_wrote_is_told_from_damage(tmp_path: Path) -> None:
+    Journal(tmp_path).close()
+    (segment,) = tmp_path.glob("*.journal")
+    segment.write_bytes(struct.pack("<QII", 0, 1, zlib.crc32(b"\xc0")) + b"\xc0" * 9)
+    with pytest.raises(JournalError, match="earlier version"):
+        Journal(tmp_path)
