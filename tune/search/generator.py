@@ -27,7 +27,7 @@ class SearchGenerator(SearchAlg):
 
     def __init__(self, searcher: Searcher) -> None:
         self.searcher = searcher
-        self.max_concurrent = getattr(searcher, "max_concurrent", 0)
+        self.max_concurrent = getattr(searcher, "max_concurrent", None) or 0  # of a user's searcher it may be None
         self._experiment: Proposable | None = None
         self._space: dict[str, str] = {}
         self._prefix = secrets.token_hex(3)[:5]

@@ -83,6 +83,13 @@ def test_a_limiter_waits_and_goes_on_after_a_restart() -> None:
     assert limiter.searcher.state()["heard"] == [["complete", "b", {"loss": 1}, False]]
 
 
+def test_a_searcher_of_a_users_may_have_no_limit() -> None:
+    searcher = Counting()
+    searcher.max_concurrent = None  # type: ignore[attr-defined]
+    assert SearchGenerator(searcher).max_concurrent == 0
+    assert SearchGenerator(ConcurrencyLimiter(searcher, 2)).max_concurrent == 2
+
+
 def test_a_limiter_of_batches_tells_at_the_end_of_a_batch() -> None:
     def make() -> ConcurrencyLimiter:
         return ConcurrencyLimiter(Counting(), 2, batch=True)
