@@ -14,6 +14,7 @@ from typing import Any
 from job.directory import orchestrator_of
 from job.join import check_joins
 from job.population.exploit import outcome, request_save
+from job.run_state import committed_steps
 from run.config import RunConfig
 from transport.configuration.toml_file import Table
 from transport.errors import UserError
@@ -119,12 +120,14 @@ class RunAttempt:
         self._results.read()  # after the process, so that no line of one that has ended is missed
         if (code := self._process.code) is not None and not self._complete:
             self._complete = True
-            if not self._leaving and (code != 0 or self._results.newest < self.config.steps - 1):
+            step = max(
+                self._results.newest, committed_steps(self.config)
+            )  # results that wait for room are not read yet
+            if not self._leaving and (code != 0 or step < self.config.steps - 1):
                 refused = code == UserError.code
                 error = self._process.error()
                 if code == 0:
-                    step = f"exit code 0 after step {self._results.newest} of {self.config.steps}"
-                    error = error.replace("exit code 0", step, 1)
+                    error = error.replace("exit code 0", f"exit code 0 after step {step} of {self.config.steps}", 1)
                 return self._end(Failed(self.trial_id, self.number, error, may_recover=not refused))
         events = self._saved()
         if self._leaving:

@@ -17,6 +17,7 @@ from tune.checkpoint import Checkpoint
 from tune.errors import TuneError
 from tune.executors.executor import Completed, Failed, Reported, Saved, Started, Stopped
 from tune.result import TRAINING_ITERATION
+from tune.runs import result_lines
 from tune.runs.host_job import HostJob
 from tune.runs.saved import read_saved
 from tune.trial import Trial
@@ -100,10 +101,29 @@ def test_a_run_that_dies_fails_alone_and_goes_on_after_its_last_result(job: Pret
 
 def test_a_run_whose_process_ends_with_0_before_its_last_step_has_failed(job: PretendedJob) -> None:
     job.direct("a", "leave", "3")
+    job.direct("a", "allowed", "1")
     trial = job.trial("a")
     job.executor.start_trial(trial, 1)
     job.until(Started, trial)
+    job.direct("a", "allowed", "6")
     assert "exit code 0 after step 3 of 6" in job.until(Failed, trial).error
+
+
+def test_a_run_that_ends_well_is_complete_also_if_its_results_wait_for_room(
+    job: PretendedJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(result_lines, "MOST_WAITING", 0)
+    job.direct("a", "allowed", "2")
+    trial = job.trial("a")
+    job.executor.start_trial(trial, 1)
+    job.until(Started, trial)
+    assert results(job, trial, 1) == [1]
+    asyncio.run(job.executor.next_events(0.5))
+    job.direct("a", "allowed", "6")
+    wait_until(lambda: not job.orchestrators(), "the end of the orchestrator")
+    assert results(job, trial, 5) == [2, 3, 4, 5, 6]
+    job.executor.continue_training(trial)
+    job.until(Completed, trial)
 
 
 def test_an_evicted_run_says_why(job: PretendedJob) -> None:
