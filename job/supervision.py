@@ -32,7 +32,7 @@ from job.inspection.summary import SUMMARY_FILE, Summary, summarize, summarize_r
 from job.inspection.telemetry import JobTelemetry
 from job.inspection.trained_lines import TrainedLines
 from job.processes_file import ProcessesFile, read_workers, was_stopping
-from job.run_state import exclusion_of, outcome_of_guest, outcome_of_run
+from job.run_state import committed_steps, exclusion_of, outcome_of_guest, outcome_of_run
 from job.servers_file import ServersFile
 from job.systemd import SystemdNotifications
 from job.workers import worker_of
@@ -215,8 +215,9 @@ class SupervisedJob:
         for run in self._config.every_run:
             history = History.of(run.output_dir, run.run_id)
             history.refresh()
-            if exclusion_of(run.run_dir) is None and history.step < run.steps:
-                worker, steps = worker_of(self._config, run), f"{history.step} of {run.steps} steps"
+            step = max(history.step, committed_steps(run))  # one look may not reach the end of a long file
+            if exclusion_of(run.run_dir) is None and step < run.steps:
+                worker, steps = worker_of(self._config, run), f"{step} of {run.steps} steps"
                 reason = f"ended with exit code 0 after {steps}; does code in its process call os._exit?"
                 return Outcome(1, f"{worker} {reason}", worker)
         return outcome

@@ -24,6 +24,7 @@ from job.supervision import MOST_SHOWN, Show, SupervisedJob
 from job.workers import sections_of, specification
 from tests.support.jobs import shipped_line, write_lines
 from transport.files import appended_lines
+from transport.files.atomic import publish_directory
 
 
 def supervised(job_file: Path, warn: Callable[[str], None] = lambda text: None) -> SupervisedJob:
@@ -145,3 +146,19 @@ def test_an_orchestrator_that_ends_with_0_before_its_last_step_fails_the_job(
     outcome = job.run(lambda workers, steps: None)
     assert (outcome.code, outcome.failed_worker) == (1, "orchestrator")
     assert "after 0 of" in outcome.reason
+
+
+def test_a_run_that_has_committed_all_is_complete_whatever_its_metrics_say(
+    job_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One look at a file of metrics may not reach its end."""
+    job = supervised(job_file)
+    (run,) = load(JobConfig, job_file, []).every_run
+    with publish_directory(run.run_dir / f"checkpoints/step_{run.steps}"):
+        pass
+
+    async def run_job(job: AttendedJob, *, adopt: bool = False) -> Outcome:
+        return Outcome(0, "done")
+
+    monkeypatch.setattr(AttendedJob, "run", run_job)
+    assert job.run(lambda workers, steps: None).code == 0
