@@ -155,7 +155,7 @@ class Executor:
             case Allocate():
                 await self._allocate(instruction)
             case Create():
-                await self._create(instruction)
+                await self._create(instruction, lane)
             case Start():  # after the news of its peers, or its first calls would find them unready
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(NEWS_SECONDS):
@@ -182,14 +182,17 @@ class Executor:
         else:
             self._emit(Allocated(bundle, attempt, "", 0.0))
 
-    async def _create(self, instruction: Create) -> None:
+    async def _create(self, instruction: Create, lane: deque[Instruction]) -> None:
         worker, incarnation = instruction.worker, instruction.incarnation
         record = self._manager.state.workers[worker]
         try:
             order = self._orders.order(record, incarnation, instruction.again, self._count(record))
-            async with self._creations, asyncio.timeout(CREATE_SECONDS):
-                await self._backend.create(order)
-            return
+            async with self._creations:
+                if not instruction.again and any(isinstance(later, Stop | Kill) for later in lane):
+                    reason = "it is to end, and its turn had not come"
+                    return self._emit(CreateFailed(worker, incarnation, reason, 0.0))
+                async with asyncio.timeout(CREATE_SECONDS):
+                    return await self._backend.create(order)
         except StaleMasterError:
             raise
         except TimeoutError:

@@ -10,6 +10,7 @@ import pytest
 
 from cluster.backends.base import Backend
 from cluster.manager.events import ManagerStage, Outcome, ScaleRequested, StopRequested
+from cluster.manager.starting import CREATIONS_AT_ONCE
 from cluster.master import executor
 from cluster.master.durable import MastershipLost
 from cluster.master.faults import POINTS, Faults
@@ -121,6 +122,30 @@ async def test_many_workers_are_created_few_at_a_time_each_with_the_whole_deadli
     assert outcome.code == 0
     assert waiting[1] <= 4
     assert len(job.world.created) == 50
+
+
+@pytest.mark.slow
+async def test_a_stop_does_not_wait_for_creations_that_have_not_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executor, "CREATE_SECONDS", 1.0)
+    begun: list[str] = []
+
+    async def hang(backend: FakeBackend, order: Any) -> None:
+        begun.append(order.worker)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(FakeBackend, "create", hang)
+    many = 3 * CREATIONS_AT_ONCE
+    master = Job(
+        tmp_path, JobSpec(name="job", roles=(RoleSpec(name="task", worker="m:Task", count=many, task=True),))
+    ).master()
+    running = asyncio.create_task(master.run())
+    await until(lambda: begun)
+    await master.request(StopRequested("enough", 143, "", 0.0))
+    async with asyncio.timeout(DEADLINE):
+        assert (await running).code == 143
+    assert len(begun) == CREATIONS_AT_ONCE
 
 
 async def test_a_restarted_master_knows_that_the_job_has_ended(tmp_path: Path) -> None:
