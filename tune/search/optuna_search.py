@@ -184,7 +184,7 @@ class OptunaSearch(Searcher):
             drawn.add(name)
             value: Any = point
             for part in name.split("/"):
-                value = value[part] if isinstance(value, dict) and part in value else _LEFT_OUT
+                value = _children(value).get(part, _LEFT_OUT)
             if value is not _LEFT_OUT:
                 params[name] = _as_param(name, domain, value)
             if isinstance(domain, Categorical):
@@ -199,14 +199,21 @@ class OptunaSearch(Searcher):
 _LEFT_OUT = object()
 
 
-def _refuse_others(point: dict[str, Any], space: Any, drawn: set[str], where: str = "") -> None:
+def _children(value: Any) -> dict[Any, Any]:
+    """Returns what stands in a table or, by position, in a list; nothing of anything else."""
+    if isinstance(value, list | tuple):
+        return {str(position): each for position, each in enumerate(value)}
+    return value if isinstance(value, dict) else {}
+
+
+def _refuse_others(point: Any, space: Any, drawn: set[str], where: str = "") -> None:
     """Raises `TuneError` for a key of a point at which nothing is drawn, unless the space has the same value there."""
-    for key, value in point.items():
+    for key, value in _children(point).items():
         name = f"{where}{key}"
-        inside = space.get(key, _LEFT_OUT) if isinstance(space, dict) else _LEFT_OUT
+        inside = _children(space).get(key, _LEFT_OUT)
         if name in drawn or (inside is not _LEFT_OUT and inside == value):
             continue
-        if not isinstance(value, dict) or not any(each.startswith(f"{name}/") for each in drawn):
+        if not _children(value) or not any(each.startswith(f"{name}/") for each in drawn):
             raise TuneError(
                 f"points_to_evaluate/{name}: nothing is searched there; searched are {', '.join(sorted(drawn))}"
             )

@@ -353,6 +353,16 @@ def test_a_point_is_taken_as_it_is_written() -> None:
         OptunaSearch(nested(), "loss", "min", points_to_evaluate=[{"opt": {"momentum": 1}}]).suggest("a")
 
 
+def test_a_point_has_lists_where_the_space_has_them() -> None:
+    space = {"layers": [uniform(0, 1), {"width": randint(1, 9)}, 7]}
+    whole: dict[str, Any] = {"layers": [0.25, {"width": 4}, 7]}
+    first = OptunaSearch(space, "loss", "min", points_to_evaluate=[whole]).suggest("a")
+    assert first["layers"] == whole["layers"]
+    for wrong in ([0.25, {"width": 4}, 8], [0.25, {"depth": 4}]):
+        with pytest.raises(TuneError, match=r"points_to_evaluate/layers/[12]"):
+            OptunaSearch(space, "loss", "min", points_to_evaluate=[{"layers": wrong}]).suggest("a")
+
+
 @pytest.mark.parametrize("sampler", ["tpe", "cmaes"])
 def test_a_sampler_finds_better_than_random_values(sampler: str) -> None:
     def best(name: str) -> float:
