@@ -352,8 +352,14 @@ class InferencePool:
 
         Requests in flight go on. `on_loaded` is called once new requests may begin at every server that took the weights:
         their digest is right, and the probe is still to come. Answers wait for it. Raises `InferenceError`, with the reasons,
-        if servers were reached and none of them took the weights: no later attempt succeeds with a wrong checkpoint or probe.
+        if servers were reached and none of them took the weights: no later attempt succeeds with a wrong checkpoint or probe;
+        `ValueError` for an adapter of another name than the pool's requests give, which would not be computed with it.
         """
+        if update.adapter not in (None, self._model):
+            raise ValueError(
+                f"adapter {update.adapter!r} is to be loaded, but the pool's requests name {self._model!r} and would not be "
+                f"computed with it: make the pool with the name {update.adapter!r}"
+            )
         async with self._updating:
             began = time.perf_counter()
             if self._wanted is None and self._config.protocol == "openai":

@@ -176,18 +176,18 @@ async def test_no_known_server_is_an_error_that_names_the_source(listing: Listin
 async def test_a_run_unloads_its_adapter_at_its_end_and_full_weights_stay() -> None:
     async with FakeServer() as first, FakeServer() as second:
         async with pool_of(first, second) as pool:
-            await pool.update_weights(weight_update(1, "run"))
-        assert first.unloaded == second.unloaded == ["run"]
+            await pool.update_weights(weight_update(1, "a-model"))
+        assert first.unloaded == second.unloaded == ["a-model"]
         async with pool_of(first) as pool:
             await pool.update_weights(weight_update(2))
-        assert first.unloaded == ["run"]
+        assert first.unloaded == ["a-model"]
 
 
 async def test_a_server_that_is_gone_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("inference.pool.server_monitor.UNLOAD_SECONDS", 0.05)
     async with FakeServer() as gone, FakeServer() as hanging:
         async with pool_of(gone, hanging) as pool:
-            await pool.update_weights(weight_update(1, "run"))
+            await pool.update_weights(weight_update(1, "a-model"))
             await gone.vanish()
             hanging.unload_gate.clear()
         assert gone.unloaded == hanging.unloaded == []
@@ -234,3 +234,9 @@ async def test_a_server_that_does_not_tell_its_load_keeps_the_fixed_cap() -> Non
             await until(lambda: server.answers["/counterpoint/v1/status"] > 3, "three more looks")
             assert pool.status()[0].cap == 64
         assert server.answers["/metrics"] == 0
+
+
+async def test_an_adapter_that_the_requests_do_not_name_is_refused() -> None:
+    async with FakeServer() as server, pool_of(server) as pool:
+        with pytest.raises(ValueError, match="'other'.*'a-model'"):
+            await pool.update_weights(weight_update(1, "other"))

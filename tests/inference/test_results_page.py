@@ -80,10 +80,7 @@ def test_the_evaluation_plays_an_environment_with_proven_weights(
     template = "{% for message in messages %}{{ message.content }}<end>{% endfor %}"
     (place / "models/base/chat_template.jinja").write_text(template)
     served = PoolConfig(urls=[lora_server.url], api_key_file=lora_server.config.api_key_file)
-    code = recipe("Evaluation").replace(
-        "InferencePool(POOL, MODEL)", f"InferencePool(POOL, {lora_server.config.model!r})"
-    )
-    left = executed(code, POOL=f"PoolConfig.model_validate_json({served.model_dump_json()!r})")
+    left = executed(recipe("Evaluation"), POOL=f"PoolConfig.model_validate_json({served.model_dump_json()!r})")
     assert len(left["played"]) == 64
     assert all(each.error is None and 0 <= each.reward <= 1 for each in left["played"])
     assert {turn.policy_version for each in left["played"] for turn in each.turns} == {1}
