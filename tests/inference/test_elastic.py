@@ -238,5 +238,5 @@ async def test_a_server_that_does_not_tell_its_load_keeps_the_fixed_cap() -> Non
 
 async def test_an_adapter_that_the_requests_do_not_name_is_refused() -> None:
     async with FakeServer() as server, pool_of(server) as pool:
-        with pytest.raises(ValueError, match="'other'.*'a-model'"):
+        with pytest.raises(ValueError, match=r"'other'.*'a-model'"):
             await pool.update_weights(weight_update(1, "other"))
