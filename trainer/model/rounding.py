@@ -30,10 +30,10 @@ _SEED = 0
 def rounded(model: nn.Module) -> Iterator[None]:
     """Changes what the layers of `model` get in every forward pass inside, by the same numbers each time that it is entered."""
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
-    generator = torch.Generator(next(model.parameters()).device).manual_seed(_SEED)
+    generator = torch.Generator().manual_seed(_SEED)  # on the CPU: the same numbers on every device
 
     def change(hidden: Tensor) -> Tensor:
-        noise = torch.rand(hidden.shape, generator=generator, device=hidden.device, dtype=torch.float32)
+        noise = torch.rand(hidden.shape, generator=generator).to(hidden.device)
         return (hidden.float() * (1 + (2 * noise - 1) * (STRENGTH * UNIT))).to(hidden.dtype)
 
     def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
