@@ -21,7 +21,7 @@ from tests.support.vllm_server import ServerProcess
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm]
 
-STEPS = 20
+STEPS = 48
 EPOCHS = 6
 LORA = {"rank": 8}
 ANSWER = "zzzz"
@@ -56,7 +56,7 @@ def job_file(directory: Path, server: ServerProcess, adapter: Path) -> Path:
         "sampling": {"temperature": 1.0, "max_tokens": 16},
         "teacher": {},
         "training": {
-            "learning_rate": 3e-3,
+            "learning_rate": 1e-3,
             "lora": LORA | {"start_from": str(adapter)},
             "loss": {"kind": "distillation"},
         },
