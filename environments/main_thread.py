@@ -20,7 +20,7 @@ from typing import Any
 _ALARMS = frozenset(("alarm", "setitimer", "SIGALRM"))
 _WITH_TIME_LIMITS = frozenset(("math_verify", "verify_boxed_math_answer"))
 _NO_LIMITS = {"parse": "parsing_timeout", "verify": "timeout_seconds"}
-"""By functions of math-verify, the argument by which its alarm can be switched off."""
+"""The argument by which the alarm of each function of math-verify can be switched off, by the function's name."""
 
 _asked: ContextVar[list[str] | None] = ContextVar("asked for signals", default=None)
 _set_handler = signal.signal

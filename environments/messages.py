@@ -16,7 +16,7 @@ import orjson
 from environments.chat import Message, Tool
 
 MOST_DEPTH = 64
-"""Of lists and objects. Templates and digests walk them by recursion."""
+"""The levels that lists and objects may have. Templates and digests walk them by recursion."""
 
 LONGEST_NAME = 256
 

@@ -54,7 +54,7 @@ class ExampleMix:
         self._before = dict.fromkeys(self._ratios, 0)
         """Examples drawn before the ratios were those of now; shares count from there on."""
         self._in_vain = dict.fromkeys(self._ratios, 0)
-        """Of those drawn since, how many were in vain."""
+        """How many of those drawn since were in vain."""
         self._orders: dict[str, EpochOrder] = {}
         self._curricula: dict[str, Curriculum] = {}
         for environment in environments:

@@ -20,14 +20,14 @@ _DEEPER = 40
 """Levels that a test may put around what a call returned: a value that is too deep is then still known as the program's."""
 
 _MOST_CALLS = 1000
-"""With unknown outcome, in one run of a test."""
+"""The most calls with an unknown outcome in one run of a test."""
 _PROOF_SECONDS = 1.0
 """Processor time after which a test without a program counts as one that can fail."""
 
 _EXACT_INTEGERS = 2.0**53
 
 _RANDOM = random.Random(0).getstate()
-"""Of each run of a test, so that its calls with random arguments are the same ones."""
+"""The generator's state with which each run of a test begins, so that its calls with random arguments are the same ones."""
 
 
 class _Stop(BaseException):
