@@ -28,7 +28,7 @@ class AnswerBounds:
 
 
 UNBOUNDED = AnswerBounds()
-"""Of a model of which nothing is known."""
+"""The bounds of a model of which nothing is known."""
 
 
 def read_bounds(model: Path, vocabulary: int | None = None) -> AnswerBounds:

@@ -25,7 +25,7 @@ from transport.validation import LOG_PROBABILITY_ROUNDING
 Float64Array = npt.NDArray[np.float64]
 
 REQUEST_ID_BYTES = 16
-"""Of the random id of a request, and of what an answer repeats of it."""
+"""The bytes of the random id of a request, and of what an answer repeats of it."""
 
 MAX_PROBE_BYTES = 1 << 20
 """A probe has a few tokens and three digests; a larger `probe.json` is refused."""

@@ -19,7 +19,7 @@ _NUMBER = re.compile(
     r"(?:\s+[^\W\d_]{2,}\.?)*",
     re.IGNORECASE,
 )
-"""With thousands apart, as a fraction, of a currency, in percent, or with a unit, which math-verify leaves aside, too."""
+"""A number with thousands apart, as a fraction, of a currency, in percent, or with a unit; math-verify ignores these, too."""
 _TIME = re.compile(r"\d{1,2}(?::\d{2}){0,2}\s*[ap]\.?m\.?|\d{1,2}:\d{2}(?::\d{2})?", re.IGNORECASE)
 _OPERATORS = re.compile(r"[+*/^=<>≤≥≠|_(\[{√∞]|(?<!\w)-|-(?!\w)")
 _STYLE = r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)"
@@ -62,7 +62,7 @@ class Answer:
     """`number`: by whatever number the library finds in a completion. `formula`: by a formula, which is the end of a completion
     that has no LaTeX. `text`: by the letters of its end."""
     text: str
-    """For the library; of the kind `text` as `plain` returns it."""
+    """The answer for the library; of the kind `text` it is as `plain` returns it."""
 
 
 def read(answer: str) -> Answer:
