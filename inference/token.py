@@ -10,8 +10,9 @@ MAX_TOKEN_BYTES = 4096
 def read_token(path: Path, key: str = "api_key_file") -> str:
     """Returns the token in `path`, without surrounding white space. `key` is the one that names it.
 
-    Raises `ValueError`, naming the file and never the token.
+    Raises `ValueError`, naming the absolute path and never the token.
     """
+    path = path.absolute()
     try:
         with path.open("rb") as file:
             content = file.read(MAX_TOKEN_BYTES + 1)

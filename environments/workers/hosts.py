@@ -23,6 +23,7 @@ from environments.workers.errors import WorkerError
 from environments.workers.protocol import Message, ProtocolError
 from environments.workers.supply import SOON_SECONDS, Worker
 from environments.workers.wire import BatchingWire
+from transport.configuration.toml_file import without_places
 from transport.printable import printable
 from transport.wires.endpoint import load_authorized_keys, load_keys
 
@@ -47,9 +48,10 @@ _ADDRESS = re.compile(r"tcp://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+|\*):\d{1,5}")
 def identity_of(
     config: EnvironmentConfig, seed: int, examples: int, group_scoring: bool, fingerprint: str | None
 ) -> dict[str, str]:
-    """Returns what has to be the same at both ends, each as JSON."""
+    """Returns what has to be the same at both ends, each as JSON. Keys and tokens may lie elsewhere."""
     same: dict[str, Any] = {
-        "protocol": VERSION, "name": config.name, "kind": config.kind, "args": config.args,
+        "protocol": VERSION, "name": config.name, "kind": config.kind,
+        "args": without_places(config.args),
         "rollout_timeout_seconds": config.rollout_timeout_seconds, "seed": seed,
         "number of examples": examples, "group_scoring": group_scoring, "fingerprint of the data": fingerprint,
     }  # fmt: skip

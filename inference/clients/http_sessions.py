@@ -119,13 +119,13 @@ class HttpSessions:
 def tls_of(ca_file: Path) -> ssl.SSLContext:
     """Returns a context that accepts servers with a certificate for their name, signed by an authority in `ca_file`.
 
-    Raises `ValueError`, naming the file.
+    Raises `ValueError`, naming the absolute path.
     """
     try:
         return ssl.create_default_context(cafile=ca_file)
     except OSError as error:  # of the file or of its content
         raise ValueError(
-            f"ca_file = {str(ca_file)!r}: {error.strerror or error}; a file with certificates in PEM is expected"
+            f"ca_file = {str(ca_file.absolute())!r}: {error.strerror or error}; a file with certificates in PEM is expected"
         ) from error
 
 

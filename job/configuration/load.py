@@ -1,7 +1,7 @@
 """Loads a configuration: defaults, then the TOML file, then `COUNTERPOINT_*` environment variables, then `--section.key` flags.
 
-`job/configuration/layers.py` reads the latter two. This module merges all; `transport/configuration/explain.py` validates the
-result, and explains what is wrong in it.
+`job/configuration/layers.py` reads the latter two; paths of keys and tokens in them count from the working directory. This module
+merges all; `transport/configuration/explain.py` validates the result, and explains what is wrong in it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from job.configuration.layers import entry_of, read_environment, read_flags, var
 from transport.config import Config
 from transport.configuration.explain import Layer, Model, locate, validate
 from transport.configuration.schema import keys_of
-from transport.configuration.toml_file import Table, parse, read_text
+from transport.configuration.toml_file import Table, anchored, parse, read_text
 from transport.errors import UserError
 
 
@@ -59,8 +59,8 @@ def _layers(
 ) -> tuple[Table, list[Layer]]:
     """All values, and the layers above the file, the highest first."""
     keys = keys_of(model)
-    variables = read_environment(model, keys)
-    flagged = read_flags(model, keys, flags)
+    variables = anchored(read_environment(model, keys), Path.cwd())
+    flagged = anchored(read_flags(model, keys, flags), Path.cwd())
     merged: Table = below or {}
     for name, layer in ((str(file), parse(text, file)), ("environment", variables), ("flags", flagged)):
         try:

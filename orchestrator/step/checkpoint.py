@@ -22,6 +22,7 @@ from orchestrator.metrics import MetricsLine
 from orchestrator.rollouts.rollout_file import read_rollouts, write_rollouts
 from orchestrator.run_directory import ConfigurationError
 from run.config import LoraConfig, RunConfig
+from transport.configuration.toml_file import without_places
 from transport.files.atomic import flush, publish_directory, published_steps, remove_directory, write_atomically
 from transport.records import Rollout
 
@@ -165,7 +166,9 @@ def _rewrite_state(directory: Path, checkpoint: Checkpoint) -> None:
 def _check_identity(config: RunConfig, identity: dict[str, Any], directory: Path) -> None:
     for key, now in identity_of(config).items():
         before = identity.get(key)
-        if before == now or (key == _WEIGHTS and before is None):  # as in checkpoints of before it was recorded
+        if without_places(before) == without_places(now):
+            continue
+        if key == _WEIGHTS and before is None:  # as in checkpoints of before it was recorded
             continue
         why = "its checkpoints hold other weights" if key == _WEIGHTS else "the order of examples depends on it"
         raise ConfigurationError(

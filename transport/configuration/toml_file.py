@@ -1,4 +1,7 @@
-"""Reads a TOML file, with errors that quote the line at fault. `transport/configuration/explain.py` explains wrong values."""
+"""Reads a TOML file, with errors that quote the line at fault. `transport/configuration/explain.py` explains wrong values.
+
+Paths of keys and tokens count from the file that names them, so that a file and its keys can be moved, or mounted, together.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,34 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import tomli_w
+
 from transport.configuration.lines import lines_of
 from transport.errors import UserError
 
 Table = dict[Any, Any]
 """Values by name; by position if the table overrides entries of a list."""
+
+BESIDE_THE_FILE = frozenset(
+    {
+        "api_key_file",
+        "authorized_keys_directory",
+        "ca_file",
+        "headers_file",
+        "identity_file",
+        "read_token_file",
+        "secret_key_file",
+        "server_public_key_file",
+        "tls_certificate",
+        "tls_key",
+        "token_file",
+        "urls_file",
+    }
+)
+"""Keys, in any table, whose relative paths count from the file that sets them: keys, tokens, certificates, lists of servers.
+
+Other paths, such as `output_dir`, count from the working directory.
+"""
 
 
 def read_toml(file: Path) -> Table:
@@ -29,11 +55,44 @@ def read_text(file: Path) -> str:
 
 
 def parse(text: str, file: Path) -> Table:
-    """Parses the text of `file`. Raises `UserError` for a malformed one."""
+    """Parses the text of `file`; what lies beside it is named by absolute paths. Raises `UserError` for a malformed one."""
     try:
-        return tomllib.loads(text)
+        return anchored(tomllib.loads(text), file.absolute().parent)
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"{file}: this is not TOML: {error}{_offending_line(text, str(error))}") from None
+
+
+def anchored(values: Table, directory: Path) -> Table:
+    """Returns a copy of `values` in which the relative paths of keys in `BESIDE_THE_FILE` are below `directory`."""
+    return {
+        key: str(directory / value)
+        if key in BESIDE_THE_FILE and isinstance(value, str) and value
+        else _anchored_within(value, directory)
+        for key, value in values.items()
+    }
+
+
+def _anchored_within(value: Any, directory: Path) -> Any:
+    if isinstance(value, dict):
+        return anchored(value, directory)
+    return [_anchored_within(entry, directory) for entry in value] if isinstance(value, list) else value
+
+
+def read_portable_text(file: Path) -> str:
+    """Returns the text of a file, which means the same in another directory: written anew if it has a relative path of a key.
+
+    Raises as `read_toml`.
+    """
+    text = read_text(file)
+    values = parse(text, file)
+    return text if values == tomllib.loads(text) else tomli_w.dumps(values)
+
+
+def without_places(value: Any) -> Any:
+    """Returns a copy of `value` without the keys in `BESIDE_THE_FILE`: what is the same wherever the file and its keys lie."""
+    if isinstance(value, dict):
+        return {key: without_places(entry) for key, entry in value.items() if key not in BESIDE_THE_FILE}
+    return [without_places(entry) for entry in value] if isinstance(value, list) else value
 
 
 def _offending_line(text: str, message: str) -> str:

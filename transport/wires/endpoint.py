@@ -100,7 +100,7 @@ def load_keys(config: CurveFiles, where: str = "transport") -> CurveKeys | None:
     public, secret = _load(f"{where}.secret_key_file", zmq.auth.load_certificate, config.secret_key_file)
     if secret is None:
         raise ValueError(
-            f"{where}.secret_key_file: {config.secret_key_file} holds no secret key; expected a *.key_secret file"
+            f"{where}.secret_key_file: {config.secret_key_file.absolute()} holds no secret key; expected a *.key_secret file"
         )
     return CurveKeys(server_public, public, secret)
 
@@ -122,7 +122,7 @@ def load_authorized_keys(config: AuthorizingFiles, keys: CurveKeys, where: str =
     directory = config.authorized_keys_directory
     keys_by_name: dict[bytes, bool] = _load(f"{where}.authorized_keys_directory", zmq.auth.load_certificates, directory)
     if not keys_by_name:
-        raise ValueError(f"{where}.authorized_keys_directory: {directory} holds no public key (*.key)")
+        raise ValueError(f"{where}.authorized_keys_directory: {directory.absolute()} holds no public key (*.key)")
     return frozenset(keys_by_name)
 
 
@@ -150,4 +150,4 @@ def _load(field: str, load: Callable[[Path], _Loaded], path: Path) -> _Loaded:
     try:
         return load(path)
     except (OSError, ValueError) as error:
-        raise ValueError(f"{field}: {path} cannot be read as a CURVE certificate: {error}") from error
+        raise ValueError(f"{field}: {path.absolute()} cannot be read as a CURVE certificate: {error}") from error

@@ -12,7 +12,6 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from http import HTTPStatus
-from pathlib import Path
 from typing import Any, TypeVar
 
 import aiohttp
@@ -61,9 +60,9 @@ def read_key(config: JudgeConfig) -> str:
     if config.api_key_variable is not None:
         key, where = os.environ.get(config.api_key_variable, ""), f"the variable {config.api_key_variable}"
     elif config.api_key_file is not None:
-        where = f"the file {config.api_key_file}"
+        where = f"the file {config.api_key_file.absolute()}"
         try:
-            key = read_text(Path(config.api_key_file), _MAX_KEY_BYTES)
+            key = read_text(config.api_key_file, _MAX_KEY_BYTES)
         except OSError as error:
             raise ValueError(f"{where} cannot be read: {error.strerror}") from error
     else:

@@ -193,3 +193,12 @@ async def _start(environment: Any, directory: Path, model: Path) -> None:
         await environment.start(EnvironmentContext("mine", directory, model, 0))
     finally:
         await environment.close()
+
+
+def test_a_host_may_have_its_token_elsewhere() -> None:
+    def ends_with(directory: str, name: str) -> dict[str, str]:
+        judge = {"kind": "judge", "api_key_file": f"{directory}/token", "name": name}
+        config = EnvironmentConfig(name="toy", kind="reverse-text", args={"rubric": {"parts": [judge]}})
+        return hosts.identity_of(config, 0, 1, False, None)
+
+    assert ends_with("/etc/counterpoint", "a") == ends_with("/run/secrets", "a") != ends_with("/run/secrets", "b")

@@ -41,6 +41,27 @@ def test_file_then_environment_then_flags(job_file: Path, monkeypatch: pytest.Mo
     assert config.orchestrator.training.lora.rank == 4
 
 
+def test_paths_of_keys_count_from_where_they_are_written(job_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the file from the file, in flags and variables from the working directory; and a resolved file keeps them."""
+    elsewhere = job_file.parent / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    edited(
+        job_file,
+        "[inference]",
+        '[transport]\nserver_public_key_file = "trainer.key"\n\n[inference]\napi_key_file = "token"',
+    )
+    monkeypatch.setenv("COUNTERPOINT_TRANSPORT__SECRET_KEY_FILE", "variable.key_secret")
+    config = load(JobConfig, job_file, ["--transport.authorized_keys_directory", "flag"])
+    assert config.transport.server_public_key_file == job_file.parent / "trainer.key"
+    assert config.inference.api_key_file == job_file.parent / "token"
+    assert config.transport.secret_key_file == elsewhere / "variable.key_secret"
+    assert config.transport.authorized_keys_directory == elsewhere / "flag"
+    monkeypatch.delenv("COUNTERPOINT_TRANSPORT__SECRET_KEY_FILE")
+    (elsewhere / "resolved.toml").write_text(to_toml(config))
+    assert load(JobConfig, elsewhere / "resolved.toml", []) == config
+
+
 def test_values_of_every_kind_come_through_flags(job_file: Path) -> None:
     config = load(
         JobConfig,
@@ -250,7 +271,7 @@ def test_what_the_roles_share_is_filled_in_from_the_top(job_file: Path) -> None:
     assert config.inference.seed == config.trainer.seed == config.orchestrator.seed == 5
     assert config.trainer.output_dir == config.orchestrator.output_dir == config.output_dir
     assert config.orchestrator.inference.urls == ["http://127.0.0.1:8123"]
-    assert config.orchestrator.inference.api_key_file == Path("key")
+    assert config.orchestrator.inference.api_key_file == Path("key").absolute()
 
 
 def test_an_address_that_does_not_fit_the_server_is_refused(job_file: Path) -> None:

@@ -120,6 +120,16 @@ def test_what_does_not_may(tmp_path: Path) -> None:
     assert load_newest(make_config(tmp_path, environments=environments, steps=7)) is not None
 
 
+def test_where_a_token_lies_may_change(tmp_path: Path) -> None:
+    def at(directory: str) -> list[EnvironmentConfig]:
+        judge = {"kind": "judge", "api_key_file": f"{directory}/token"}
+        return [EnvironmentConfig(name="toy", kind="reverse-text", args={"rubric": {"parts": [judge]}})]
+
+    config = make_config(tmp_path, environments=at("/etc/counterpoint"))
+    write_checkpoint(config.run_dir, make_checkpoint(config, 1), keep=2)
+    assert load_newest(make_config(tmp_path, environments=at("/run/secrets"))) is not None
+
+
 @pytest.mark.parametrize("name", ["orchestrator.msgpack", "waiting-0.bin"])
 def test_a_damaged_checkpoint_is_named(tmp_path: Path, name: str) -> None:
     config = make_config(tmp_path)
