@@ -75,7 +75,12 @@ def check_apart(kind: str, dtype: str, seconds: float) -> Row:
 
 
 def _check(kind: str, dtype: str, sending: Any) -> None:
-    """Runs in the child."""
+    """Runs in the child.
+
+    torch makes its thread pool anew at the first use after a fork, without a lock: of two threads that are first at once, as
+    transformers' are that load weights, one finds none ("Invalid thread pool"). So this thread is the first.
+    """
+    torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     transformers_logging.set_verbosity_error()
