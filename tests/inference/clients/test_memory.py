@@ -16,6 +16,7 @@ from inference.clients.memory import AHEAD_BYTES, HUGE_PAGE_BYTES, LargeMemory
 
 @pytest.fixture(autouse=True)
 def nothing_kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    gc.collect()  # an earlier test's answer within a cycle would be kept among this one's
     monkeypatch.setattr(module, "_kept", [])
     yield
     module._kept.clear()
