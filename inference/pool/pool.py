@@ -157,7 +157,7 @@ class InferencePool:
             async with asyncio.timeout(HEALTH_DEADLINE_SECONDS):
                 return await served_models(self._connections, server.url)
         except (InferenceError, TimeoutError) as error:
-            logger.debug("%s does not tell its models: %s", server.url, error or "no answer in time")
+            logger.debug("%s does not tell its models: %s", server.url, str(error) or "no answer in time")
             return []
 
     async def _first_serving(self) -> None:

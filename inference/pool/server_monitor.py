@@ -196,7 +196,7 @@ class ServerMonitor:
                 seen = await self.client.observe()
         except (InferenceError, TimeoutError) as error:
             logger.debug(
-                "Inference server %s does not tell its load: %s", self.server.url, error or "no answer in time"
+                "Inference server %s does not tell its load: %s", self.server.url, str(error) or "no answer in time"
             )
             return
         if seen is None:
@@ -389,7 +389,7 @@ class ServerMonitor:
                 await self.client.unload(self.wanted.adapter, replace(self._claim, takes_over=False))
         except (InferenceError, TimeoutError) as error:
             what = "The weights" if self.wanted.adapter is None else f"Adapter {self.wanted.adapter}"
-            logger.info("%s at %s were not given up: %s", what, self.server.url, error or "no answer in time")
+            logger.info("%s at %s were not given up: %s", what, self.server.url, str(error) or "no answer in time")
 
     def take_out(self, reason: str, refused: bool = False) -> None:
         """Stops new requests; those at the server are retried elsewhere."""
