@@ -23,7 +23,7 @@ import torch
 from inference import wire
 from inference.base import InferenceError, Probe, RequestRefused, SamplingParameters, WeightUpdate
 from inference.clients.client import BinaryClient
-from inference.clients.http_sessions import HttpSessions
+from inference.clients.http_sessions import HttpSessions, call
 from inference.config import PoolConfig
 from inference.pool.pool import InferencePool
 from tests.support.fake_inference import CLAIM
@@ -191,6 +191,20 @@ async def test_no_answer_of_two_runs_that_are_updated_all_the_time_is_of_the_oth
         await asyncio.gather(update(one, 0), update(other, 1), *asking)
     assert min(answered) >= ANSWERS
     assert min(exact) > 0
+
+
+@pytest.mark.parametrize("route", ["load_lora_adapter", "unload_lora_adapter"])
+async def test_an_adapter_that_vllms_own_routes_replace_or_remove_gives_no_answer_and_is_loaded_again(
+    lora_server: ServerProcess, policies: list[list[Policy]], route: str
+) -> None:
+    async with pool_at(lora_server, "victim") as pool, HttpSessions(config_of(lora_server)) as connections:
+        await pool.update_weights(policies[0][0].update(0, "victim"))
+        fields: dict[str, Any] = {"lora_name": "victim"}
+        if route == "load_lora_adapter":
+            fields |= {"lora_path": str(policies[1][0].directory), "load_inplace": True}
+        await call(connections.admin, f"{lora_server.url}/v1/{route}", json.dumps(fields).encode())
+        for _ in range(3):
+            assert policies[0][0].gave(await when_it_serves(pool))
 
 
 async def test_a_name_used_again_shows_nothing_of_its_former_owner(
