@@ -24,6 +24,7 @@ import numpy as np
 
 from inference.base import InferenceError, ServerFailure, ServerUnreachable
 from inference.clients.failures import ERROR_BYTES, failure_of
+from inference.clients.lost_peers import notice_loss
 from inference.clients.memory import LARGE_BYTES, LargeMemory
 from inference.per_tick_limiter import PerTickLimiter
 from inference.wire import MAX_RESPONSE_BYTES
@@ -247,6 +248,7 @@ class _Connection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        notice_loss(transport.get_extra_info("socket"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._on_lost(self)

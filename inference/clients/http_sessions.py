@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import ssl
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,7 @@ from inference import identity
 from inference.base import ServerFailure, ServerUnreachable
 from inference.clients.binary_http import BinaryHttpClient, TickLimits
 from inference.clients.failures import ERROR_BYTES, failure_of
+from inference.clients.lost_peers import notice_loss
 from inference.clients.weight_sender import WeightSender
 from inference.config import PoolConfig
 from inference.remote_memory.agent import has_rdma, require_nixl
@@ -107,13 +109,25 @@ class HttpSessions:
 
     def _open(self) -> aiohttp.ClientSession:
         return aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_SECONDS, ssl=self._own_tls or True),
+            connector=aiohttp.TCPConnector(
+                limit=0,
+                keepalive_timeout=KEEPALIVE_SECONDS,
+                ssl=self._own_tls or True,
+                socket_factory=_open_socket,
+            ),
             # The pool sets the deadline of a whole request; only the connect has one here.
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._config.connect_timeout_seconds),
             read_bufsize=READ_BUFFER_BYTES,
             headers=self._headers,
             cookie_jar=aiohttp.DummyCookieJar(),
         )
+
+
+def _open_socket(address: aiohttp.AddrInfoType) -> socket.socket:
+    family, kind, protocol, *_ = address
+    opened = socket.socket(family, kind, protocol)
+    notice_loss(opened)
+    return opened
 
 
 def tls_of(ca_file: Path) -> ssl.SSLContext:

@@ -26,6 +26,7 @@ import orjson
 
 from inference.base import InferenceError, RequestRefused, ServerFailure, ServerUnreachable, WeightUpdate
 from inference.clients.failures import ERROR_BYTES, failure_of
+from inference.clients.lost_peers import notice_loss
 from inference.loads import Claim
 from inference.remote_memory.lending import Lending, are_in_memory
 from inference.sent_weights import OFFER_PATH, READ_PATH, SEND_PATH, Offer, opened
@@ -186,6 +187,7 @@ class _Transfer:
             raise ConnectionAbortedError("the caller gave up")
         self._connection.timeout = SILENT_SECONDS
         self._connection.sock.settimeout(SILENT_SECONDS)
+        notice_loss(self._connection.sock)
 
     def _send(self, offer: Offer, files: Mapping[str, FileIO]) -> bytes:
         try:
@@ -225,9 +227,6 @@ class _Transfer:
     def _wait_for_loading(self) -> None:
         """Lets the server take as long as its caller allows, unless its machine is gone."""
         self._connection.sock.settimeout(None)
-        for option, value in ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 4)):
-            self._connection.sock.setsockopt(socket.IPPROTO_TCP, option, value)
-        self._connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
     def _unsendable(self, error: Exception) -> InferenceError:
         """Returns what follows from an error of this machine's files: a later attempt may read them, unless it lasts."""

@@ -146,6 +146,10 @@ class Fleet:
         """Stops new requests until it serves again; those in flight stay."""
         server.state, server.reason = State.LOADING, "loading weights"
 
+    def is_late(self, server: Server) -> None:
+        """Notes that a server still loads what others serve: it counts no more until it serves."""
+        server.counted = False
+
     def begin_serving(self, server: Server, version: int | None, instance: str) -> None:
         """Notes that the server is healthy and holds `version`."""
         server.state, server.reason = State.SERVING, ""

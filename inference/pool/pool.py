@@ -24,7 +24,6 @@ from inference.base import (
     Completion,
     GenerateRequest,
     InferenceError,
-    ModelNotServed,
     ParsedText,
     SamplingParameters,
     ScoreRequest,
@@ -34,18 +33,17 @@ from inference.base import (
     WeightUpdate,
     WrongAnswer,
 )
-from inference.clients.client import BinaryClient, ServerClient, served_models
+from inference.clients.client import BinaryClient, ServerClient
 from inference.clients.http_sessions import HttpSessions
 from inference.clients.openai_client import OpenAIClient
 from inference.config import PoolConfig
 from inference.loads import Claim
 from inference.per_tick_limiter import PerTickLimiter
-from inference.pool import answers, parse_call
+from inference.pool import answers, model_names, parse_call
 from inference.pool.fleet import Fleet, Server, State
 from inference.pool.meters import PoolMeters
-from inference.pool.server_monitor import HEALTH_DEADLINE_SECONDS, ServerMonitor
+from inference.pool.server_monitor import ServerMonitor
 from inference.pool.sources import Listing, Sources
-from transport.printable import shortened
 from transport.records import Float32Array, Int32Array, Turn
 from transport.telemetry.spans import Span
 
@@ -59,9 +57,6 @@ RETRY_SECONDS = 0.2
 QUIET_SECONDS = 3.0
 """How long a pool waits for its first server before its log says so."""
 
-LONGEST_NAMES = 300
-"""Characters of the names of a server's models in a message."""
-
 STARTS_PER_TICK = 2
 """Requests sent in one tick of the loop: a step begins with hundreds at once, which would delay everything else."""
 
@@ -69,6 +64,9 @@ STOCK_SERVERS_PROVE_NOTHING = (
     'protocol = "openai": stock servers do not say which weights gave an answer, nor whose they are. Only the probe of each new '
     "version compares them: give these servers to one job at a time"
 )
+
+LATE_SECONDS = 30.0
+"""How long an update waits, once a server has the weights, for those that still load or prove them."""
 
 MAX_DESCRIBED = 256
 """Servers that `InferencePool.fleet` describes: it is called once a second, on the loop."""
@@ -133,32 +131,8 @@ class InferencePool:
             raise InferenceError(f"no inference server is healthy after {limit:g} s: {self._describe()}") from None
 
     async def check_model(self, model: str) -> None:
-        """Raises `ModelNotServed` if servers that take requests list models, and none of these has `model`.
-
-        One that lists none is trusted. A server without it beside one that has it is logged.
-        """
-        serving = list(self._fleet.serving)
-        lists = zip(serving, await asyncio.gather(*map(self._models_of, serving)), strict=True)
-        listing = [(server, names) for server, names in lists if names]
-        lacking = [
-            f"{server.url} has no model {model!r}; it has {shortened(', '.join(map(repr, names)), LONGEST_NAMES)}"
-            for server, names in listing
-            if model not in names
-        ]
-        if lacking and len(lacking) == len(listing):
-            others = f" (nor has any of {len(lacking) - 1} other servers)" if lacking[1:] else ""
-            raise ModelNotServed(f"{lacking[0]}{others}")
-        for said in lacking:
-            logger.warning("%s. Other servers have it; the run's requests fail at this one", said)
-
-    async def _models_of(self, server: Server) -> list[str]:
-        """Returns the names of a server's models; none if it does not tell them."""
-        try:
-            async with asyncio.timeout(HEALTH_DEADLINE_SECONDS):
-                return await served_models(self._connections, server.url)
-        except (InferenceError, TimeoutError) as error:
-            logger.debug("%s does not tell its models: %s", server.url, str(error) or "no answer in time")
-            return []
+        """Raises `ModelNotServed` if no server that takes requests has `model`. See `model_names.check`."""
+        await model_names.check(model, [server.url for server in self._fleet.serving], self._connections)
 
     async def _first_serving(self) -> None:
         try:
@@ -350,6 +324,7 @@ class InferencePool:
     async def update_weights(self, update: WeightUpdate, on_loaded: Callable[[], None] | None = None) -> None:
         """Returns when every reachable server holds the weights and has proven it, or is out of service.
 
+        A server that is still busy with it `LATE_SECONDS` after another was done is not waited for, and goes on.
         Requests in flight go on. `on_loaded` is called once new requests may begin at every server that took the weights:
         their digest is right, and the probe is still to come. Answers wait for it. Raises `InferenceError`, with the reasons,
         if servers were reached and none of them took the weights: no later attempt succeeds with a wrong checkpoint or probe;
@@ -367,10 +342,10 @@ class InferencePool:
             self._wanted = update
             for monitor in self._monitors.values():
                 monitor.set_wanted(update)
-            await self._until(lambda: self._closed or self._concluded(update, loaded=True))
+            await self._until_taken(update, loaded=True)
             if on_loaded is not None and not self._closed and self._fleet.serving:
                 on_loaded()
-            await self._until(lambda: self._closed or self._concluded(update))
+            await self._until_taken(update)
             if self._closed:
                 raise InferenceError("the inference pool was closed during a weight update")
             refusals = [monitor.server.reason for monitor in self._monitors.values() if monitor.refused]
@@ -378,12 +353,27 @@ class InferencePool:
                 raise InferenceError(f"no inference server took version {update.version}: {'; '.join(refusals)}")
             self.meters.update_seconds.observe(time.perf_counter() - began)
 
-    def _concluded(self, update: WeightUpdate, loaded: bool = False) -> bool:
-        """Whether it is known of each server whether it holds the weights; with `loaded`, before its probe."""
-        return all(
-            monitor.concluded is update or (loaded and monitor.loaded is update) or self._tasks[server].done()
-            for server, monitor in self._monitors.items()
-        )
+    async def _until_taken(self, update: WeightUpdate, loaded: bool = False) -> None:
+        """Waits until it is known of each server whether it holds the weights; with `loaded`, before its probe."""
+        unknown: list[ServerMonitor] = []
+
+        def is_taken() -> bool:
+            unknown[:] = [
+                monitor
+                for server, monitor in self._monitors.items()
+                if not (
+                    monitor.concluded is update or (loaded and monitor.loaded is update) or self._tasks[server].done()
+                )
+            ]
+            return self._closed or not unknown
+
+        await self._until(lambda: is_taken() or any(each.has(update) for each in self._monitors.values()))
+        try:
+            async with asyncio.timeout(LATE_SECONDS):
+                await self._until(is_taken)
+        except TimeoutError:
+            for monitor in unknown:
+                monitor.go_on_without(update)
 
     async def _attempt(self, server: Server, request: Callable[[ServerClient], Awaitable[Answer]]) -> Answer:
         """One request to one server. An answer that arrives while the server loads weights waits for their proof."""

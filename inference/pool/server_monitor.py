@@ -31,6 +31,12 @@ logger = logging.getLogger(__name__)
 HEALTH_DEADLINE_SECONDS = 10.0
 """Deadline of one health check. Long, since a server may wait for CPU time on a busy machine."""
 
+SILENT_SECONDS = 30.0
+"""How long a server that loads or proves weights may leave health checks unanswered before it is taken out."""
+
+LOADING_CHECK_SECONDS = 5.0
+"""Longest time between two of these checks."""
+
 LOAD_DEADLINE_SECONDS = 2.0
 """Deadline of one observation of the load, which new weights may have to wait for."""
 
@@ -120,6 +126,21 @@ class ServerMonitor:
             self.concluded = update
         self._not_before = 0.0
         self._wake.set()
+
+    def has(self, update: WeightUpdate) -> bool:
+        """Whether the server takes requests with these weights."""
+        return self.loaded is update or self._holds(update)
+
+    def go_on_without(self, update: WeightUpdate) -> None:
+        """Has nobody wait any longer for this server, which goes on to take `update`. It counts again once it serves."""
+        self.concluded, self._silent = update, True
+        self._fleet.is_late(self.server)
+        self._give_up_requests()
+        logger.warning(
+            "Inference server %s still loads version %d, which others serve: the run goes on without it",
+            self.server.url,
+            update.version,
+        )
 
     def drain(self, reason: str) -> None:
         """Stops new requests while there is a reason."""
@@ -246,18 +267,22 @@ class ServerMonitor:
         self._fleet.begin_loading(self.server)
         self.resolved.clear()
         self._on_change()
+        lost: list[str] = []
         try:
-            async with asyncio.timeout(self._config.update_timeout_seconds):
+            async with asyncio.timeout(self._config.update_timeout_seconds) as loading:
                 if wanted is not None:
-                    await self._load_and_prove(wanted, identity.instance)
+                    watch = asyncio.create_task(self._watch(loading, lost.append), name=f"watch of {self.server.url}")
+                    try:
+                        await self._load_and_prove(wanted, identity.instance)
+                    finally:
+                        watch.cancel()
                 else:
                     self._accept_found(identity)
         except TimeoutError:
             limit = self._config.update_timeout_seconds
             self._silent = True
-            self.take_out(
-                f"version {self._wanted_version} was not loaded and proven within update_timeout_seconds = {limit:g}"
-            )
+            because = "".join(lost) or f"it was not done within update_timeout_seconds = {limit:g}"
+            self.take_out(f"version {self._wanted_version} was to be loaded and proven, and {because}")
         except InferenceError as error:
             self._loads.discard(self._unproven)
             self.take_out(str(error), refused=isinstance(error, RequestRefused))
@@ -270,6 +295,23 @@ class ServerMonitor:
                 self._begin_serving(wanted, identity.instance)
         finally:
             self.resolved.set()
+
+    async def _watch(self, loading: asyncio.Timeout, on_lost: Callable[[str], None]) -> None:
+        """Ends `loading` once the server has answered no health check for `SILENT_SECONDS`; cancelled otherwise."""
+        answered = time.monotonic()
+        while True:
+            await asyncio.sleep(min(self._config.health_interval_seconds, LOADING_CHECK_SECONDS, SILENT_SECONDS / 4))
+            left = answered + SILENT_SECONDS - time.monotonic()
+            try:
+                async with asyncio.timeout(min(left, HEALTH_DEADLINE_SECONDS)):
+                    await self.client.identify()
+                answered = time.monotonic()
+            except (InferenceError, TimeoutError) as error:
+                if time.monotonic() - answered >= SILENT_SECONDS:
+                    last = f" (the last: {error})" if str(error) else ""
+                    on_lost(f"no health check was answered for {SILENT_SECONDS:g} s{last}")
+                    loading.reschedule(0.0)
+                    return
 
     def _accept_found(self, identity: Identity) -> None:
         """Accepts the weights that a server has, where the pool loads none.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import socket
 import ssl
 import threading
 from collections import Counter
@@ -144,13 +145,14 @@ class FakeServer:
     ) -> None:
         await self.vanish()
 
-    async def listen(self, port: int) -> None:
-        """Starts to serve on `port`; 0 takes a free one."""
+    async def listen(self, port: int, at: socket.socket | None = None) -> None:
+        """Starts to serve on `port`; 0 takes a free one. `at` is a listening socket to use instead, of whatever host."""
         app = web.Application()
         app.add_routes([web.route(method, path, self._handle) for method, path in ROUTES])
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.01, handler_cancellation=True)
         await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", port, ssl_context=self._tls).start()
+        site = web.TCPSite(self._runner, "127.0.0.1", port, ssl_context=self._tls)
+        await (site if at is None else web.SockSite(self._runner, at, ssl_context=self._tls)).start()
         self.port = int(self._runner.addresses[0][1])
         self.url = f"{'https' if self._tls else 'http'}://127.0.0.1:{self.port}"
 

@@ -557,7 +557,7 @@ async def test_all_servers_are_asked_for_their_models_at_once(monkeypatch: pytes
         pool_of(first, second, third) as pool,
     ):
         await until_states(pool, *["serving"] * 3)
-        monkeypatch.setattr("inference.pool.pool.served_models", names_when_all_are_asked)
+        monkeypatch.setattr("inference.pool.model_names.served_models", names_when_all_are_asked)
         with pytest.raises(ModelNotServed):
             await pool.check_model("other")
 

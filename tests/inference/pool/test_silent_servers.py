@@ -1,0 +1,82 @@
+"""Servers that are cut off, or answer nothing: whatever they were doing, they go out of service, and the others go on."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from tests.inference.pool.test_pool import generate, pool_of, states, until_states
+from tests.support.fake_inference import FakeServer, weight_update
+from tests.support.partition import KINDS, Peer, lack_of_namespaces, open_listener
+from tests.support.polling import until
+
+
+@pytest.fixture(params=sorted(KINDS))
+def peer(request: pytest.FixtureRequest) -> Iterator[Peer]:
+    """Another host, by a namespace where this machine makes one, and by a proxy everywhere."""
+    if request.param == "namespace" and (reason := lack_of_namespaces()):
+        pytest.skip(f"{reason}; the same is tested through a proxy")
+    made = KINDS[request.param]()
+    yield made
+    made.close()
+
+
+@asynccontextmanager
+async def server_at(peer: Peer) -> AsyncIterator[FakeServer]:
+    server = FakeServer()
+    listener: socket.socket = peer.run(lambda: open_listener(peer.host))
+    await server.listen(0, listener)
+    host, port = peer.reach(listener.getsockname()[1])
+    server.url = f"http://{host}:{port}"
+    yield server
+    await server.vanish()
+
+
+@pytest.mark.slow
+async def test_an_update_goes_on_without_a_server_that_is_cut_off_in_its_middle(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("inference.pool.server_monitor.SILENT_SECONDS", 1.0)
+    async with server_at(peer) as far, FakeServer() as near, pool_of(far, near, max_retries=9) as pool:
+        await pool.update_weights(weight_update(1))
+        far.load_gate.clear()
+        update = asyncio.create_task(pool.update_weights(weight_update(2)))
+        await until(lambda: states(pool) == ["loading", "serving"] and near.version == 2, "a load at the far server")
+        peer.cut()
+        async with asyncio.timeout(60):
+            await update
+        assert states(pool) == ["out", "serving"]
+        reason = pool.status()[0].reason
+        assert "no health check was answered for 1 s" in reason
+        assert "version 2" in reason
+        assert (await generate(pool)).policy_version == 2
+        peer.heal()
+        far.load_gate.set()
+        await until_states(pool, "serving", "serving")
+        assert far.version == 2
+
+
+async def test_an_update_goes_on_without_a_server_that_takes_much_longer_than_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("inference.pool.pool.LATE_SECONDS", 0.1)
+    async with FakeServer() as late, FakeServer() as good, pool_of(late, good) as pool:
+        await until_states(pool, "serving", "serving")
+        late.gate.clear()
+        asked = asyncio.create_task(generate(pool))
+        await late.arrived.wait()
+        late.load_gate.clear()
+        async with asyncio.timeout(60):
+            await pool.update_weights(weight_update(1))
+            assert (await asked).server == good.url
+            assert states(pool) == ["loading", "serving"]
+            assert pool.fleet()["capacity"] == pool.fleet()["servers"][1]["limit"]
+            await pool.update_weights(weight_update(2))  # nor does the next one wait
+        late.load_gate.set()
+        await until(lambda: late.version == 2, "the newest weights at the late server")
+        await until_states(pool, "serving", "serving")
+        assert late.versions == [1, 2]
