@@ -50,6 +50,10 @@ class RequestRefused(InferenceError, ValueError):
     """The server will never serve this request; asking again, or another server, is pointless."""
 
 
+class WeightsNotSeen(RequestRefused):
+    """A server does not see the published weights that it is to load, or may not read them."""
+
+
 class ModelNotServed(InferenceError):
     """A server does not have the model that is asked of it."""
 

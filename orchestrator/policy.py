@@ -13,7 +13,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Protocol
 
-from inference.base import InferenceError, ModelNotServed, Probe, WeightUpdate
+from inference.base import InferenceError, ModelNotServed, Probe, WeightsNotSeen, WeightUpdate
 from orchestrator.loop_health.threads import in_thread
 from orchestrator.loop_health.watchdog import awaiting
 from orchestrator.run_directory import ConfigurationError
@@ -142,6 +142,8 @@ class PolicyWatcher:
                 await self._pool.update_weights(WeightUpdate(version, directory, probe, self._adapter), loaded)
         except InferenceError as error:
             if self.version == version or version in await in_thread(published_steps, self._directory):
+                if isinstance(error, WeightsNotSeen):
+                    raise ConfigurationError(str(error)) from error
                 raise
             # The trainer replaced it by newer ones, or removed it because it was resumed from its checkpoint.
             logger.warning("policy version %d was removed while it was loaded: %s", version, error)

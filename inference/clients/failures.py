@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from http import HTTPStatus
 
-from inference.base import RequestRefused, ServerFailure
+from inference.base import RequestRefused, ServerFailure, WeightsNotSeen
 from transport.printable import shortened
 
 ERROR_CHARACTERS = 500
@@ -28,8 +28,11 @@ RETRYABLE = frozenset(
 
 def failure_of(url: str, status: int, body: bytes) -> RequestRefused | ServerFailure:
     """Returns the exception for a `status` other than 200, from up to `ERROR_BYTES` of its body."""
+    message = f"{url} answered {status}: {_reason(body)}"
+    if status == HTTPStatus.FAILED_DEPENDENCY:
+        return WeightsNotSeen(message)
     refused = 400 <= status < 500 and status not in RETRYABLE
-    return (RequestRefused if refused else ServerFailure)(f"{url} answered {status}: {_reason(body)}")
+    return (RequestRefused if refused else ServerFailure)(message)
 
 
 def _reason(body: bytes) -> str:

@@ -30,6 +30,7 @@ from inference.base import (
     Scores,
     ServerFailure,
     ServerUnreachable,
+    WeightsNotSeen,
     WeightUpdate,
 )
 from inference.clients.capacity import Observation
@@ -172,7 +173,14 @@ class OpenAIClient:
         name = f"{update.adapter}@{update.version}"
         loaded = self._adapters.setdefault(update.adapter, [])
         load = {"lora_name": name, "lora_path": str(update.directory.absolute()), "load_inplace": True}
-        await call(self._connections.admin, f"{self.url}/v1/load_lora_adapter", orjson.dumps(load))
+        try:
+            await call(self._connections.admin, f"{self.url}/v1/load_lora_adapter", orjson.dumps(load))
+        except ServerFailure as error:
+            if "No adapter found for" in str(error):  # vLLM's words for a path that it does not have
+                raise WeightsNotSeen(
+                    f"{error}; the server needs the job's directory under the same path, and has to be allowed to read it"
+                ) from error
+            raise
         if name in loaded:
             loaded.remove(name)
         loaded.append(name)

@@ -7,6 +7,7 @@ Format: https://huggingface.co/docs/safetensors (8 bytes little-endian header le
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import re
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import orjson
 
+from transport.files.atomic import STABLE
 from transport.files.shared_memory import SHARED_MEMORY
 
 MAX_HEADER_BYTES = 100_000_000
@@ -39,6 +41,32 @@ class TensorEntry:
 
     shape: tuple[int, ...]
     dtype: str
+
+
+class NotSeen(ValueError):
+    """A published directory that this machine, or container, does not have, or whose files this user may not read."""
+
+
+def require_published(directory: Path) -> None:
+    """Raises `NotSeen`, with what to do, or `ValueError` if `directory` is there and is no published one."""
+    try:
+        (directory / STABLE).stat()
+        for path in directory.iterdir():
+            if not os.access(path, os.R_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+    except PermissionError as error:
+        raise NotSeen(
+            f"the server, user {os.geteuid()}, may not read {error.filename}: the trainer's user and umask decide who may; run "
+            "both as one user, or give them a group and the trainer the umask 027"
+        ) from None
+    except (FileNotFoundError, NotADirectoryError):
+        if not directory.parent.is_dir():
+            missing = next(path for path in reversed([directory, *directory.parents]) if not path.is_dir())
+            raise NotSeen(
+                f"the server does not see {directory}: it has no {missing}; give it the job's directory under the same path, or "
+                "set send_weights in the run's section [inference]"
+            ) from None
+        raise ValueError(f"{directory} is not a published directory: it has no {STABLE} marker") from None
 
 
 def weight_files(directory: Path) -> list[Path]:

@@ -32,6 +32,7 @@ from inference import identity, wire
 from inference.base import Completion, GenerateRequest, Scores
 from inference.loads import Claim, Loads, Origin
 from inference.plugin.adapters import UpdateRefused
+from inference.plugin.checkpoint import NotSeen
 from inference.plugin.direct_route import DirectRoute
 from inference.plugin.parsing import ParserFailed, ParserProcess, ParserRefused, settings_of
 from inference.plugin.receiving import Receiver
@@ -274,7 +275,8 @@ class CounterpointRoutes:
         """Loads published weights: `{"version", "directory", "adapter", "claim"}`.
 
         Answers `{"version", "held": {"dtype", "layers", "load"}}`, the digest of the weights with which the engine computes
-        from then on, and the number by which answers name them. 422 if they are refused and nothing has changed.
+        from then on, and the number by which answers name them. 422 if they are refused and nothing has changed; 424 if this
+        server does not see the directory, or may not read it.
         """
         try:
             fields = await _read_json(raw_request)
@@ -347,6 +349,9 @@ class CounterpointRoutes:
     async def _load(self, version: int, directory: Path, adapter: str | None, claim: Claim) -> Response:
         try:
             held = await self.updater.update(version, directory, adapter, claim)
+        except NotSeen as error:
+            logger.error("Weights of version %s are not seen: %s", version, error)
+            return _answer({"error": str(error)}, HTTPStatus.FAILED_DEPENDENCY)
         except UpdateRefused as refused:
             logger.error("Refused weights of version %s: %s", version, refused)
             return _answer({"error": str(refused)}, HTTPStatus.UNPROCESSABLE_ENTITY)

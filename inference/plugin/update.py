@@ -26,7 +26,14 @@ from inference import delta
 from inference.base import HeldWeights
 from inference.loads import Claim, Load, Loads, NotOwner
 from inference.plugin.adapters import Adapters, UpdateRefused
-from inference.plugin.checkpoint import TensorEntry, read_manifest, read_through, require_same_model
+from inference.plugin.checkpoint import (
+    NotSeen,
+    TensorEntry,
+    read_manifest,
+    read_through,
+    require_published,
+    require_same_model,
+)
 from inference.plugin.digest import Digest
 from inference.plugin.staging import stage
 from inference.plugin.worker_digest import Held, join_ranks, provable_layers, restrict
@@ -63,10 +70,15 @@ class Updater:
     async def update(self, version: int, directory: Path, adapter: str | None, claim: Claim) -> HeldWeights:
         """Loads the weights in `directory`, and returns those with which the engine computes afterwards.
 
-        Raises `UpdateRefused` if they cannot be loaded, or the weights in use belong to another than `claim` says.
+        Raises `NotSeen` if this server has no such directory, or may not read it, and `UpdateRefused` if they cannot be loaded,
+        or the weights in use belong to another than `claim` says.
         """
-        if not (directory / "STABLE").is_file():
-            raise UpdateRefused(f"{directory} is not a published directory: it has no STABLE marker")
+        try:
+            await asyncio.to_thread(require_published, directory)
+        except NotSeen:
+            raise
+        except ValueError as error:
+            raise UpdateRefused(str(error)) from error
         async with self._lock:
             if adapter is not None:
                 self.adapters.look(adapter)

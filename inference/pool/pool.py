@@ -30,6 +30,7 @@ from inference.base import (
     Scores,
     ServerFailure,
     ServerStatus,
+    WeightsNotSeen,
     WeightUpdate,
     WrongAnswer,
 )
@@ -328,6 +329,7 @@ class InferencePool:
         Requests in flight go on. `on_loaded` is called once new requests may begin at every server that took the weights:
         their digest is right, and the probe is still to come. Answers wait for it. Raises `InferenceError`, with the reasons,
         if servers were reached and none of them took the weights: no later attempt succeeds with a wrong checkpoint or probe;
+        its subclass `WeightsNotSeen` if none of them sees the published directory;
         `ValueError` for an adapter of another name than the pool's requests give, which would not be computed with it.
         """
         if update.adapter not in (None, self._model):
@@ -348,9 +350,10 @@ class InferencePool:
             await self._until_taken(update)
             if self._closed:
                 raise InferenceError("the inference pool was closed during a weight update")
-            refusals = [monitor.server.reason for monitor in self._monitors.values() if monitor.refused]
+            refusals = [monitor.refusal for monitor in self._monitors.values() if monitor.refusal is not None]
             if refusals and not self._fleet.serving:
-                raise InferenceError(f"no inference server took version {update.version}: {'; '.join(refusals)}")
+                kind = WeightsNotSeen if all(isinstance(each, WeightsNotSeen) for each in refusals) else InferenceError
+                raise kind(f"no inference server took version {update.version}: {'; '.join(map(str, refusals))}")
             self.meters.update_seconds.observe(time.perf_counter() - began)
 
     async def _until_taken(self, update: WeightUpdate, loaded: bool = False) -> None:

@@ -81,8 +81,8 @@ class ServerMonitor:
         """The last `wanted` for which it is known whether the server holds it."""
         self.loaded: WeightUpdate | None = None
         """The last `wanted` whose digest the server has shown: it takes requests, and their answers wait for the probe."""
-        self.refused = False
-        """Whether it is out because it would not take the weights, or took them and failed the probe."""
+        self.refusal: RequestRefused | None = None
+        """Why it is out, if it would not take the weights, or took them and failed the probe."""
         self.requests: set[asyncio.Timeout] = set()
         """The timeouts of the requests at the server: each expires when it is taken out."""
         self.resolved = asyncio.Event()
@@ -285,7 +285,7 @@ class ServerMonitor:
             self.take_out(f"version {self._wanted_version} was to be loaded and proven, and {because}")
         except InferenceError as error:
             self._loads.discard(self._unproven)
-            self.take_out(str(error), refused=isinstance(error, RequestRefused))
+            self.take_out(str(error), refusal=error if isinstance(error, RequestRefused) else None)
         except asyncio.CancelledError:  # answers that wait for the proof are of unproven weights
             self._fleet.take_out(self.server, "the pool was closed before the weights were proven")
             self._give_up_requests()
@@ -399,7 +399,7 @@ class ServerMonitor:
     def _begin_serving(self, wanted: WeightUpdate | None, instance: str) -> None:
         if wanted is None:
             logger.info("Inference server %s is healthy, with the weights it was started with", self.server.url)
-        self._held, self.refused, self._has_served, self._silent = wanted, False, True, False
+        self._held, self.refusal, self._has_served, self._silent = wanted, None, True, False
         self._fleet.begin_serving(self.server, None if wanted is None else wanted.version, instance)
         self.activity.serves(instance)
 
@@ -433,7 +433,7 @@ class ServerMonitor:
             what = "The weights" if self.wanted.adapter is None else f"Adapter {self.wanted.adapter}"
             logger.info("%s at %s were not given up: %s", what, self.server.url, str(error) or "no answer in time")
 
-    def take_out(self, reason: str, refused: bool = False) -> None:
+    def take_out(self, reason: str, refusal: RequestRefused | None = None) -> None:
         """Stops new requests; those at the server are retried elsewhere."""
         first = self.server.state is not State.OUT
         if first:
@@ -441,7 +441,7 @@ class ServerMonitor:
             logger.log(level, "Inference server %s takes no traffic: %s", self.server.url, reason)
         self._fleet.take_out(self.server, reason)
         self.activity.went_out(reason)
-        self.refused = refused
+        self.refusal = refusal
         if first:
             self._not_before = time.monotonic() + self._config.health_interval_seconds * self._fleet.intervals_out(
                 self.server

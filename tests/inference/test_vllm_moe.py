@@ -25,6 +25,7 @@ from inference.base import (
     RequestRefused,
     SamplingParameters,
     ServerFailure,
+    WeightsNotSeen,
     WeightUpdate,
 )
 from inference.clients.client import BinaryClient
@@ -414,6 +415,8 @@ async def test_weights_of_another_shape_are_refused_and_the_server_lives(
             await client.load(bad, CLAIM)
         with pytest.raises(RequestRefused, match="no STABLE marker"):
             await client.load(replace(bad, directory=tmp_path), CLAIM)
+        with pytest.raises(WeightsNotSeen, match=f"it has no {tmp_path}/elsewhere"):
+            await client.load(replace(bad, directory=tmp_path / "elsewhere" / "step_8"), CLAIM)
         completion = await client.generate(request(moe_server, replace(GREEDY, temperature=1.0)))
         assert disagreement(moe_server, 0, completion, PROMPT, 1.0).max() < TOLERANCE
 

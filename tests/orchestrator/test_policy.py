@@ -9,7 +9,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from inference.base import InferenceError, ModelNotServed, Probe, WeightUpdate
+from inference.base import InferenceError, ModelNotServed, Probe, WeightsNotSeen, WeightUpdate
 from orchestrator.policy import POLL_SECONDS, ForeignBroadcastError, PolicyWatcher, check_base_model
 from orchestrator.run_directory import ConfigurationError
 from orchestrator.scheduling.events import PolicyUpdated, PolicyUpdateStarting
@@ -157,6 +157,15 @@ async def test_a_trainer_that_begins_again_before_what_is_served_is_caught_up_wi
     await asyncio.wait_for(pool.loaded.wait(), 60)
     assert [event.version for event in pool.history if isinstance(event, WeightUpdate)] == [5, 6]
     task.cancel()
+
+
+async def test_weights_that_no_server_sees_are_a_wrong_configuration(tmp_path: Path) -> None:
+    def refuse(update: WeightUpdate) -> None:
+        raise WeightsNotSeen("no inference server took version 1: it does not see it")
+
+    publish(tmp_path, 1)
+    with pytest.raises(ConfigurationError, match="it does not see it"):
+        await asyncio.wait_for(make_watcher(tmp_path, RecordingPool(refuse), 9).load_first(1), 60)
 
 
 async def test_weights_that_no_server_takes_end_the_run(tmp_path: Path) -> None:

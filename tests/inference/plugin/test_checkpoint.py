@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import struct
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +15,13 @@ from safetensors.numpy import save_file
 from inference.plugin import checkpoint
 from inference.plugin.checkpoint import (
     DELTA,
+    NotSeen,
     TensorEntry,
     read_header,
     read_manifest,
     read_through,
     require_fitting_adapter,
+    require_published,
     require_same_model,
 )
 
@@ -48,6 +52,48 @@ def test_links_that_lead_nowhere_are_refused_with_the_reason(tmp_path: Path) -> 
                 ValueError, match=rf'{name} leads to .*-gone.*trainer.broadcast = "memory".*one machine'
             ):
                 read(directory)
+
+
+def test_a_directory_that_is_not_there_is_told_apart_from_one_that_is_not_published(tmp_path: Path) -> None:
+    directory = tmp_path / "run_a" / "broadcast" / "step_3"
+    with pytest.raises(NotSeen, match=rf"does not see {directory}: it has no {tmp_path}/run_a; .*send_weights"):
+        require_published(directory)
+    directory.parent.mkdir(parents=True)
+    for exists in (False, True):
+        if exists:
+            directory.mkdir()
+        with pytest.raises(ValueError, match="no STABLE marker") as caught:
+            require_published(directory)
+        assert not isinstance(caught.value, NotSeen)
+    (directory / "STABLE").touch()
+    require_published(directory)
+
+
+@pytest.mark.parametrize("unreadable", ["broadcast", "broadcast/step_3", "broadcast/step_3/model.safetensors"])
+def test_a_server_of_another_user_is_told_that_it_may_not_read(tmp_path: Path, unreadable: str) -> None:
+    directory = tmp_path / "broadcast" / "step_3"
+    directory.mkdir(parents=True)
+    for name in ("STABLE", "model.safetensors"):
+        (directory / name).touch()
+    for path in (tmp_path, directory.parent, directory, *directory.iterdir()):
+        path.chmod(0o755)
+    (tmp_path / unreadable).chmod(0)
+    found = os.memfd_create("found")
+    if (child := os.fork()) == 0:
+        with suppress(BaseException):
+            os.chdir(tmp_path)  # what is above is the user's alone, who runs the tests
+            if os.geteuid() == 0:
+                os.setuid(65534)
+            try:
+                require_published(Path("broadcast/step_3"))
+            except NotSeen as error:
+                os.write(found, str(error).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    (tmp_path / unreadable).chmod(0o700)
+    named = {"broadcast": "broadcast/step_3/STABLE", "broadcast/step_3": "broadcast/step_3/STABLE"}
+    assert f"may not read {named.get(unreadable, unreadable)}: " in os.pread(found, 1000, 0).decode()
+    os.close(found)
 
 
 def test_what_is_in_memory_is_not_read_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

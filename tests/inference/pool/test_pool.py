@@ -19,6 +19,7 @@ from inference.base import (
     ModelNotServed,
     RequestRefused,
     SamplingParameters,
+    WeightsNotSeen,
 )
 from inference.config import PoolConfig
 from inference.pool.pool import InferencePool
@@ -375,7 +376,7 @@ async def test_a_server_taken_out_before_a_request_wakes_in_its_place_is_not_ask
         # As in one pass of the loop: an answer frees the place, and the monitor finds the server unfit.
         fleet.release(monitor.server)
         pool._serve_waiting()
-        monitor.take_out("it refused new weights", refused=True)
+        monitor.take_out("it refused new weights", RequestRefused("no"))
         if loads_again:
             fleet.begin_loading(monitor.server)
         turn = await request
@@ -432,6 +433,20 @@ async def test_weights_that_no_server_takes_are_an_error() -> None:
         server.load_status = 200
         await pool.update_weights(weight_update(2))
         assert states(pool) == ["serving"]
+
+
+async def test_weights_that_no_server_sees_are_an_error_of_their_own() -> None:
+    async with FakeServer() as blind, FakeServer() as other, pool_of(blind, other, health_interval_seconds=60) as pool:
+        blind.load_status, other.load_status = 424, 422
+        with pytest.raises(InferenceError, match=r"424.*422|422.*424") as caught:
+            await pool.update_weights(weight_update(1))
+        assert not isinstance(caught.value, WeightsNotSeen)
+        other.load_status = 424
+        with pytest.raises(WeightsNotSeen, match="no inference server took version 2"):
+            await pool.update_weights(weight_update(2))
+        other.load_status = 200
+        await pool.update_weights(weight_update(3))
+        assert states(pool) == ["out", "serving"]
 
 
 async def test_an_update_does_not_wait_for_a_server_that_is_gone() -> None:
