@@ -30,7 +30,7 @@ from orchestrator.loop_health.threads import in_thread
 from orchestrator.metrics import MetricsLine
 from orchestrator.rollouts.dump import header_of
 from orchestrator.rollouts.play import LoadedEnvironment, PolicyModel, play, sampling_parameters, score_group
-from orchestrator.rollouts.players import GeneratingPool
+from orchestrator.rollouts.players import GroupsPool
 from orchestrator.rollouts.tracing import RolloutTracing
 from orchestrator.scheduling.events import (
     BatchCommitted,
@@ -79,6 +79,8 @@ class Group:
     rollouts: list[Rollout]
     interruptible: set[asyncio.Task[None]] = field(default_factory=set)
     """Tasks that play or score. Each adds and removes itself, so that only running tasks are cancelled."""
+    playing: int = 0
+    """Rollouts that have begun and not ended."""
     is_finalized: bool = False
     cancelled: bool = False
     began: float | None = None
@@ -111,7 +113,7 @@ class Dispatcher:
         environments: Mapping[str, LoadedEnvironment],
         advantage: Advantage,
         chats: Mapping[str, Chat],
-        pool: GeneratingPool,
+        pool: GroupsPool,
         sender: Sender,
         boundary: StepBoundary,
         lag: EventLoopLagMonitor,
@@ -130,7 +132,7 @@ class Dispatcher:
         self._scheduler = scheduler
         self._environments = environments
         self._pool = pool
-        self.opponents: Mapping[str, GeneratingPool] = {}
+        self.opponents: Mapping[str, GroupsPool] = {}
         """The pools of other policies by name, set before the first rollout."""
         self.teacher: Teacher | None = None
         """Asked about each completed rollout; set with the opponents."""
@@ -304,7 +306,7 @@ class Dispatcher:
         """Starts one group per iteration of the loop: a run begins with hundreds, which would block it."""
         while self._to_start:
             group = self._to_start.popleft()
-            group.began = time.monotonic()
+            group.began, group.playing = time.monotonic(), len(group.rollouts)
             for rollout in group.rollouts:
                 self._spawn(self._play(group, rollout), f"rollout {rollout.rollout_id}")
             self._rollout_counts.begun += len(group.rollouts)
@@ -348,8 +350,17 @@ class Dispatcher:
         if outcome is RolloutOutcome.COMPLETED:
             self._on_progress()
         self._rollout_counts.ended += 1
+        group.playing -= 1
+        if not group.playing:
+            self._forget_group_of(rollout)
         oldest = rollout.oldest_policy_version if rollout.turns else None
         self.handle(RolloutEnded(group.group_id, rollout.rollout_id, outcome, oldest))
+
+    def _forget_group_of(self, rollout: Rollout) -> None:
+        for pool in (self._pool, *self.opponents.values()):
+            pool.forget_group(rollout.rollout_id)
+        if self.teacher is not None:
+            self.teacher.forget_group(rollout)
 
     def _pause_after(self, error: str | None, outcome: RolloutOutcome) -> float:
         """Seconds before another rollout may take the place of one that has ended."""

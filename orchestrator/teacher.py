@@ -36,12 +36,19 @@ class ScoringPool(Protocol):
     async def detokenize(self, token_ids: list[int], affinity: str) -> str:
         """Returns the text of token ids. Raises `InferenceError`."""
 
+    def forget_group(self, affinity: str) -> None:
+        """Notes that all rollouts of a group have ended. `affinity` is that of any of them."""
+
 
 class Teacher:
     """Asks a pool about rollouts."""
 
     def __init__(self, pool: ScoringPool) -> None:
         self._pool = pool
+
+    def forget_group(self, rollout: Rollout) -> None:
+        """Notes that all rollouts of this one's group have ended."""
+        self._pool.forget_group(rollout.rollout_id)
 
     async def ask(self, rollout: Rollout) -> None:
         """Sets the column of every turn of a completed rollout, or its `error` and `inference_failed`."""

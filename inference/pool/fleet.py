@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from inference.base import ServerStatus
@@ -18,8 +18,8 @@ FAILURES_IN_A_ROW = 3
 """Requests that fail with no success between them before a server is taken out: fewer may be a dropped keep-alive
 connection, and a server that fails fast would, being least loaded, draw all requests to itself."""
 
-REMEMBERED_AFFINITIES = 65_536
-"""Rollouts and groups whose server is remembered; the least recently used one is dropped first."""
+REMEMBERED_GROUPS = 16_384
+"""Groups whose servers are remembered at most, should their end not be told; the least recently used one is dropped first."""
 
 GROUP_LEAD = 16
 """Requests by which a group's server may be ahead of the least loaded one. The group's next rollout then goes to that one, which
@@ -64,13 +64,23 @@ class Server:
         return ServerStatus(self.url, state, reason, self.version, self.in_flight, self.cap)
 
 
+@dataclass(slots=True)
+class _Group:
+    """Where the rollouts of one group were served last."""
+
+    holder: Server | None = None
+    """The server at which the newest rollout began: it holds their prompt."""
+    servers: dict[str, Server] = field(default_factory=dict)
+    """By affinity."""
+
+
 class Fleet:
     """The servers and the rules of choosing among them."""
 
     def __init__(self, urls: Iterable[str], limit: int) -> None:
         self._limit = limit
         self.servers = [Server(url, limit) for url in urls]
-        self._affinities: OrderedDict[str, Server] = OrderedDict()
+        self._groups: OrderedDict[str, _Group] = OrderedDict()
 
     def add(self, url: str) -> Server:
         """Adds a server, not reached yet."""
@@ -82,7 +92,18 @@ class Fleet:
         """Removes a server, which must have no requests."""
         assert not server.in_flight
         self.servers.remove(server)
-        self._affinities = OrderedDict((key, value) for key, value in self._affinities.items() if value is not server)
+        for group in self._groups.values():
+            group.holder = None if group.holder is server else group.holder
+            group.servers = {affinity: held for affinity, held in group.servers.items() if held is not server}
+
+    def forget_group(self, affinity: str) -> None:
+        """Forgets where the rollouts of a group were served, once all have ended. `affinity` is that of any of them."""
+        self._groups.pop(_group_name(affinity), None)
+
+    @property
+    def remembered(self) -> int:
+        """How many names it remembers a server for."""
+        return sum(len(group.servers) for group in self._groups.values())
 
     @property
     def capacity(self) -> int:
@@ -102,28 +123,28 @@ class Fleet:
         went, which holds their prompt, unless that server is full or `GROUP_LEAD` ahead. Else the least loaded is taken, the
         first among equals. `avoid` has just failed this request and is taken only if no other has room.
         """
-        chosen = self._affinities.get(affinity)
-        group, dash, _ = affinity.rpartition("-")
-        first_of_rollout = bool(dash) and chosen is None
+        group = self._groups.get(_group_name(affinity)) or _Group()
+        own = chosen = group.servers.get(affinity)
         if chosen is None or chosen is avoid or not self._has_room(chosen):
             candidates = [server for server in self.servers if self._has_room(server)]
             if not candidates:
                 return None
             chosen = min(candidates, key=lambda server: (server is avoid, server.in_flight))
-            holder = self._affinities.get(group + dash) if first_of_rollout else None
+            holder = group.holder if own is None else None
             if holder in candidates and holder is not avoid and holder.in_flight < chosen.in_flight + GROUP_LEAD:
                 chosen = holder
-        self._remember(affinity, chosen)
-        if first_of_rollout:
-            self._remember(group + dash, chosen)
+        if own is None:
+            group.holder = chosen
+        group.servers[affinity] = chosen
+        self._remember(_group_name(affinity), group)
         chosen.in_flight += 1
         return chosen
 
-    def _remember(self, affinity: str, server: Server) -> None:
-        self._affinities[affinity] = server
-        self._affinities.move_to_end(affinity)
-        if len(self._affinities) > REMEMBERED_AFFINITIES:
-            self._affinities.popitem(last=False)
+    def _remember(self, name: str, group: _Group) -> None:
+        self._groups[name] = group
+        self._groups.move_to_end(name)
+        if len(self._groups) > REMEMBERED_GROUPS:
+            self._groups.popitem(last=False)
 
     def _has_room(self, server: Server) -> bool:
         return server.state is State.SERVING and not server.drain_reason and server.in_flight < server.cap
@@ -178,3 +199,9 @@ class Fleet:
         None at first, then 1, 3, 7 and so on, up to 31.
         """
         return int(2 ** min(max(server.setbacks - 1, 0), 5)) - 1
+
+
+def _group_name(affinity: str) -> str:
+    """Returns the name of a rollout's group, with its dash; another name is a group by itself."""
+    group, dash, index = affinity.rpartition("-")
+    return group + dash if dash else index

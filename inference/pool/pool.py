@@ -251,8 +251,7 @@ class InferencePool:
         request.check(self._bounds)
 
         async def ask(server: Server) -> Turn:
-            # The weights that a server was started with are version 0.
-            version = 0 if server.version is None else server.version
+            version = server.version or 0  # None: the weights that it was started with
             completion = await self._attempt(server, lambda client: answers.generate(client, request, self._bounds))
             turn = answers.as_turn(request, completion, version, server.url)
             self._monitors[server].activity.generated(turn)
@@ -260,6 +259,10 @@ class InferencePool:
 
         with self.meters.timing(self.meters.turn_seconds):
             return await self._asked(ask, affinity)
+
+    def forget_group(self, affinity: str) -> None:
+        """See `Fleet.forget_group`."""
+        self._fleet.forget_group(affinity)
 
     async def score(self, token_ids: Int32Array, start: int, *, affinity: str) -> Float32Array:
         """Returns the log-probability of each token from `start` on, of the model's whole distribution at temperature 1.
@@ -428,8 +431,7 @@ class InferencePool:
         """Returns a server with a place for the request, first come, first served."""
         if self._closed:
             raise InferenceError("the inference pool is closed")
-        waiter = _Waiter(affinity, avoid)
-        self._waiting.append(waiter)
+        self._waiting.append(waiter := _Waiter(affinity, avoid))
         self._serve_waiting()
         try:
             return await waiter.place
@@ -482,8 +484,7 @@ class _Waiter:
     """A request that waits for a server."""
 
     def __init__(self, affinity: str, avoid: Server | None) -> None:
-        self.affinity = affinity
-        self.avoid = avoid
+        self.affinity, self.avoid = affinity, avoid
         self.place: asyncio.Future[Server] = asyncio.get_running_loop().create_future()
 
 

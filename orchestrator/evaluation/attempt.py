@@ -11,7 +11,7 @@ from orchestrator.evaluation.result import EvaluationResult, result_of
 from orchestrator.logging_setup import set_context
 from orchestrator.loop_health.threads import in_thread
 from orchestrator.rollouts.play import PolicyModel, play, score_group
-from orchestrator.rollouts.players import GeneratingPool
+from orchestrator.rollouts.players import GroupsPool
 from transport.records import Rollout
 
 
@@ -22,8 +22,8 @@ class Attempt:
         self,
         loaded: LoadedEvaluation,
         step: int,
-        pool: GeneratingPool,
-        opponents: Mapping[str, GeneratingPool] | None = None,
+        pool: GroupsPool,
+        opponents: Mapping[str, GroupsPool] | None = None,
     ) -> None:
         self._loaded = loaded
         self._step = step
@@ -53,6 +53,9 @@ class Attempt:
         await play(loaded, rollout, PolicyModel(rollout, chat, self._pool, sampling, self._opponents))
         self._to_play[rollout.group_id] -= 1
         self.ended += 1
+        if not self._to_play[rollout.group_id]:
+            for pool in (self._pool, *self._opponents.values()):
+                pool.forget_group(rollout.rollout_id)
         if not loaded.environment.group_scoring:
             _drop_routing(rollout)
         elif not self._to_play[rollout.group_id]:

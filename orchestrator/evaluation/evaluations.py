@@ -23,7 +23,7 @@ from orchestrator.evaluation.loading import LoadedEvaluation
 from orchestrator.evaluation.result import EvaluationResult
 from orchestrator.evaluation.versions import serving_adapter
 from orchestrator.loop_health.threads import in_thread
-from orchestrator.rollouts.players import GeneratingPool
+from orchestrator.rollouts.players import GroupsPool
 from orchestrator.rollouts.transcripts import Transcriber
 from orchestrator.scheduling.events import (
     CancelEvaluation,
@@ -54,7 +54,7 @@ class Evaluations:
         self,
         config: RunConfig,
         loaded: Sequence[LoadedEvaluation],
-        pool: GeneratingPool,
+        pool: GroupsPool,
         *,
         handle: Handle,
         publish: Callable[[dict[str, float]], None],
@@ -65,7 +65,7 @@ class Evaluations:
         self._config = config
         self._loaded = {each.config.name: each for each in loaded}
         self._pool = pool
-        self.opponents: Mapping[str, GeneratingPool] = {}
+        self.opponents: Mapping[str, GroupsPool] = {}
         """By name; set before the first version."""
         self._handle = handle
         self._publish = publish
@@ -251,7 +251,7 @@ class Evaluations:
         await in_thread(weights.release, self._config.run_dir, config.name, step)
 
     @asynccontextmanager
-    async def _policy(self, step: int, held: Path | None) -> AsyncIterator[GeneratingPool]:
+    async def _policy(self, step: int, held: Path | None) -> AsyncIterator[GroupsPool]:
         if not self._exact:
             yield self._pool
             return
@@ -261,7 +261,7 @@ class Evaluations:
             yield pool
 
     async def _result(
-        self, loaded: LoadedEvaluation, step: int, pool: GeneratingPool
+        self, loaded: LoadedEvaluation, step: int, pool: GroupsPool
     ) -> tuple[EvaluationResult, Sequence[Rollout]]:
         self._number += 1
         attempt = self._playing = Attempt(loaded, step, pool, self.opponents)

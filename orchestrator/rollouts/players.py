@@ -28,6 +28,13 @@ class GeneratingPool(Protocol):
         """Returns one completion as a turn. Raises `InferenceError`."""
 
 
+class GroupsPool(GeneratingPool, Protocol):
+    """The part of `inference.pool.pool.InferencePool` that whoever plays whole groups uses."""
+
+    def forget_group(self, affinity: str) -> None:
+        """Notes that all rollouts of a group have ended. `affinity` is that of any of them."""
+
+
 class RolloutPolicy(Model, Protocol):
     """The part of `play.PolicyModel` that the models of this file use."""
 

@@ -15,7 +15,7 @@ from orchestrator.loop_health.blame import LoopBlame
 from orchestrator.loop_health.gc_tuning import RolloutCounts
 from orchestrator.loop_health.lag import EventLoopLagMonitor
 from orchestrator.rollouts.play import LoadedEnvironment
-from orchestrator.rollouts.players import GeneratingPool
+from orchestrator.rollouts.players import GroupsPool
 from orchestrator.scheduling.events import CapacityChanged, PolicyUpdated
 from orchestrator.scheduling.scheduler import Scheduler
 from orchestrator.step.advantages import load_advantage
@@ -27,7 +27,7 @@ from transport.records import Batch
 
 async def run_to_the_end(
     config: RunConfig,
-    pool: GeneratingPool,
+    pool: GroupsPool,
     environment: Environment,
     rollout_counts: RolloutCounts,
     evaluations_of: Callable[[Dispatcher], Evaluations] | None = None,

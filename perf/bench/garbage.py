@@ -188,6 +188,9 @@ class Trees:
 class _Pool:
     """A client that answers after a while, without a server."""
 
+    def forget_group(self, affinity: str) -> None:
+        """Forgets nothing, since it remembers nothing."""
+
     async def generate(
         self, prompt_ids: Int32Array, sampling: SamplingParameters, *, affinity: str, routed_experts_start: int = 0
     ) -> Turn:

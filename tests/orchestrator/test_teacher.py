@@ -41,6 +41,9 @@ class Pool:
             raise self._error
         return token_ids[start:].astype(np.float32) / np.float32(-100)
 
+    def forget_group(self, affinity: str) -> None:
+        raise NotImplementedError
+
     async def detokenize(self, token_ids: list[int], affinity: str) -> str:
         assert self._error is not None, "nobody compares"
         raise self._error

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.pool.fleet import FAILURES_IN_A_ROW, GROUP_LEAD, Fleet, State
+from inference.pool.fleet import FAILURES_IN_A_ROW, GROUP_LEAD, REMEMBERED_GROUPS, Fleet, State
 
 
 def serving_fleet(count: int, limit: int = 2) -> Fleet:
@@ -72,6 +72,30 @@ def test_a_later_turn_stays_where_its_rollout_is_and_moves_no_group() -> None:
     assert fleet.acquire("7-2") is fleet.servers[0], "where the group's prompt was prefilled"
     fleet.release(moved)
     assert fleet.acquire("7-0") is moved
+
+
+def test_nothing_is_remembered_of_a_group_that_has_ended() -> None:
+    fleet = serving_fleet(2, limit=256)
+    for index in (0, 1):
+        held = [fleet.acquire("7-0"), fleet.acquire(f"8-{index}"), fleet.acquire("evening-3-0-1")]
+        assert fleet.remembered == 3 + index
+        for server in filter(None, held):
+            fleet.release(server)
+    fleet.forget_group("8-5")
+    assert fleet.remembered == 2
+    fleet.forget_group("evening-3-0-0")
+    fleet.forget_group("7-0")
+    fleet.forget_group("7-0")
+    assert fleet.remembered == 0
+
+
+def test_groups_whose_end_is_not_told_are_bounded() -> None:
+    fleet = serving_fleet(1)
+    for group in range(REMEMBERED_GROUPS + 10):
+        chosen = fleet.acquire(f"{group}-0")
+        assert chosen is not None
+        fleet.release(chosen)
+    assert fleet.remembered == REMEMBERED_GROUPS
 
 
 def test_a_group_leaves_a_server_that_failed_it() -> None:

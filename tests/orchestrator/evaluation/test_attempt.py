@@ -21,6 +21,12 @@ from transport.records import Int32Array, Turn
 class RoutingPool:
     """Answers with views of one large array, as the client does."""
 
+    def __init__(self) -> None:
+        self.forgotten: list[str] = []
+
+    def forget_group(self, affinity: str) -> None:
+        self.forgotten.append(affinity)
+
     async def generate(
         self, prompt_ids: Int32Array, sampling: SamplingParameters, *, affinity: str, routed_experts_start: int = 0
     ) -> Turn:
@@ -59,9 +65,11 @@ async def test_what_is_only_trained_on_is_dropped(group_scoring: bool) -> None:
         {"toy": SamplingConfig()},
         [("toy", 1), ("toy", 2)],
     )
-    attempt = Attempt(loaded, 3, RoutingPool())
+    pool, opponent = RoutingPool(), RoutingPool()
+    attempt = Attempt(loaded, 3, pool, {"other": opponent})
     for index in range(4):
         await attempt.play(index)
+    assert pool.forgotten == opponent.forgotten == ["e-3-0-1", "e-3-1-1"], "once the last of a group has ended"
     for rollout in attempt.rollouts:
         assert rollout.error is None
         assert rollout.reward is not None

@@ -19,7 +19,7 @@ from orchestrator.evaluation import evaluations as evaluations_module
 from orchestrator.evaluation import weights
 from orchestrator.evaluation.evaluations import Evaluations
 from orchestrator.evaluation.versions import adapter_name
-from orchestrator.rollouts.players import GeneratingPool
+from orchestrator.rollouts.players import GroupsPool
 from run.config import RunConfig
 from tests.orchestrator.daemons import STEPS, assert_whole, metrics_of, records_of, started
 from tests.orchestrator.scripted_trainer import ScriptedTrainer
@@ -150,7 +150,7 @@ async def test_weights_are_held_once_where_an_evaluation_begins_while_they_are_l
     evaluations = Evaluations(
         config,
         [],
-        cast(GeneratingPool, None),
+        cast(GroupsPool, None),
         handle=lambda event: None,
         publish=lambda line: None,
         on_progress=lambda: None,

@@ -44,6 +44,11 @@ class Pool:
 
     def __init__(self, passes: Passes) -> None:
         self._passes = passes
+        self.forgotten: list[str] = []
+        """Groups that it was told to forget."""
+
+    def forget_group(self, affinity: str) -> None:
+        self.forgotten.append(affinity.rpartition("-")[0])
 
     async def generate(
         self, prompt_ids: Int32Array, sampling: SamplingParameters, *, affinity: str, routed_experts_start: int = 0
@@ -68,10 +73,12 @@ async def test_a_pass_of_the_loop_frees_no_more_than_a_group(tmp_path: Path) -> 
     config.run_dir.mkdir()
     passes = Passes()
     counting = asyncio.create_task(passes.run())
-    await run_to_the_end(config, Pool(passes), ShortTurns(), RolloutCounts())
+    pool = Pool(passes)
+    await run_to_the_end(config, pool, ShortTurns(), RolloutCounts())
     async with asyncio.timeout(60):  # a thread that finalized a group may still refer to it
         while passes.freed.total() < rollouts * TURNS:  # noqa: ASYNC110 - nobody announces it
             await asyncio.sleep(0)
     counting.cancel()
     assert passes.freed.total() == rollouts * TURNS
     assert max(passes.freed.values()) <= GROUP_SIZE * TURNS
+    assert len(pool.forgotten) == len(set(pool.forgotten)) >= GROUPS, "the pool forgets each group that ended, once"
