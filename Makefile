@@ -22,7 +22,9 @@ LOCK := requirements/cpu.lock
 
 # uv does not read pip's configuration. Where pip knows a folder of wheels, that is where torch comes from; where it knows
 # none, uv takes PyTorch's own builds for a CPU. uv separates several folders by commas.
-FIND_LINKS = $(shell links="$${PIP_FIND_LINKS:-$$($(BIN)/pip config get global.find-links 2>/dev/null)}"; echo $$links | tr ' ' ',')
+# Only `pip config list` reads every file of pip's configuration, the machine's, too; it prints a value as Python writes it.
+PIP_LINKS = $(BIN)/pip config list 2>/dev/null | sed -n "s/^global\.find-links='\(.*\)'$$/\1/p" | sed 's/\\n/ /g'
+FIND_LINKS = $(shell links="$${PIP_FIND_LINKS:-$$($(PIP_LINKS))}"; echo $$links | tr ' ' ',')
 UV = $(if $(FIND_LINKS),UV_FIND_LINKS="$(FIND_LINKS)") VIRTUAL_ENV=.venv $(BIN)/uv pip
 TORCH = $(if $(FIND_LINKS),,--torch-backend cpu)
 

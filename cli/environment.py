@@ -18,6 +18,7 @@ import orjson
 
 from job.environments.new_environment import write_environment
 from transport.errors import UserError
+from transport.process.extras import SERVING, require
 
 if TYPE_CHECKING:
     from environments.base import Environment
@@ -114,6 +115,8 @@ def _check(arguments: list[str]) -> int:
     sampled = {"temperature": given.temperature, "max_tokens": given.max_tokens}
     sampling = validate(SamplingConfig, sampled, "env check")
     plan = Plan(given.examples, given.rollouts, given.rounds)
+    if given.server is None:
+        require("env check without --server", *SERVING)
     try:  # before a model is built and a server starts: its errors are there at once
         loaded = load_environment(environment)
     except ValueError as error:

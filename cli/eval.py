@@ -17,6 +17,7 @@ from job.file_kind import other_kind
 from job.resolve_model import resolve_model
 from run.config import RunConfig
 from transport.errors import UserError
+from transport.process.extras import SERVING, require
 
 if TYPE_CHECKING:
     from inference.config import InferenceConfig
@@ -86,6 +87,8 @@ def _sections(
         raise UserError(f"--run {given.run}: {given.file} has the runs {', '.join(runs)}")
     if given.run is None and len(runs) > 1:
         raise UserError(f"{given.file} has {len(runs)} runs; name one with --run: {', '.join(runs)}")
+    if not given.server:
+        require("eval without --server", *SERVING)
     resolved = config.with_model(resolve_model(config.model))
     run = next(each for each in resolved.every_run if given.run in (None, each.run_id))
     if given.server:

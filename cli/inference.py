@@ -6,13 +6,15 @@ from cli.arguments.command import log_to_stderr, parse
 from cluster.notify import Heartbeat, notify_ready
 from inference.config import InferenceConfig
 from job.resolve_model import resolve_model
+from transport.process.extras import SERVING, require
 
 
 def main(arguments: list[str]) -> int:
-    """Runs the command. Returns the server's exit code."""
+    """Runs the command. Returns the server's exit code. Raises `UserError` without vLLM."""
     command = parse("inference", InferenceConfig, arguments)
     if command is None:
         return 0
+    require("an inference server", *SERVING)
     log_to_stderr()
     config = command.config.model_copy(update={"model": str(resolve_model(command.config.model))})
     from inference.server import serve

@@ -111,6 +111,13 @@ def main(arguments: list[str] | None = None) -> int:
         if message := str(interruption):
             print(f"\ncounterpoint: {message}", file=sys.stderr)
         return INTERRUPTED
+    except ModuleNotFoundError as error:
+        from transport.process.extras import explained
+
+        if (lacks := explained(error)) is None:
+            raise
+        print(f"counterpoint: error: {lacks}", file=sys.stderr)
+        return lacks.code
     except BrokenPipeError:  # the reader of our output has gone (`counterpoint run --help | head`)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the flush at exit would fail as well
         return 1

@@ -18,10 +18,8 @@ def main(arguments: list[str]) -> int:
         print(USAGE)
         return 0 if arguments else 2
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    try:
-        from models.make_model import resolve_model
-    except ModuleNotFoundError as error:
-        raise UserError(f"making a model needs {error.name}; install the extra `cpu`, `gpu` or `train`") from None
+    from models.make_model import resolve_model
+
     for name in arguments:
         try:
             print(resolve_model(name), flush=True)

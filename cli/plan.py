@@ -11,6 +11,7 @@ from rich.table import Table
 
 from cli.display.console import console_for
 from transport.errors import UserError
+from transport.process.extras import require
 
 if TYPE_CHECKING:
     from job.plan.plan import Plan
@@ -27,6 +28,7 @@ def main(arguments: list[str]) -> int:
     from job.plan.devices import parse_gpus
     from job.resolve_model import resolve_model
 
+    require("plan", "torch", "transformers")
     gpus = parse_gpus(given.gpus)
     model, planned = _read(given.file, flags)
     directory = resolve_model(model)

@@ -36,6 +36,7 @@ from job.supervision import SupervisedJob
 from job.workers import is_done, needs_servers, specification
 from job.write_job import write_job
 from transport.errors import UserError
+from transport.process.extras import SERVING, TRAINING, require
 
 PIPE_WIDTH = 130
 
@@ -53,6 +54,9 @@ def main(arguments: list[str]) -> int:
         _print_done(config, console)
         notify_ready()
         return 0
+    if config.backend == "local":
+        servers = SERVING if needs_servers(config) and config.inference.replicas else ()
+        require("a job's trainer and its servers" if servers else "a job's trainer", *TRAINING, *servers)
     options = check_backend(config)
     own_servers = has_agents(control_directory(config.output_dir))  # left by a killed command
     if config.backend == "local" and needs_servers(config) and not own_servers:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from importlib.util import find_spec
 
 from cli.arguments.command import Command, log_to_stderr, parse
 from job.claim_directory import claim_directory
@@ -11,6 +10,7 @@ from job.resolve_model import resolve_model
 from trainer.sft.config import SftConfig
 from trainer.sft.launch import run
 from transport.errors import UserError
+from transport.process.extras import TRAINING, require
 
 logger = logging.getLogger(__name__)
 
@@ -20,10 +20,9 @@ def main(arguments: list[str]) -> int:
     command = parse("sft", SftConfig, arguments, ["resume", "fresh"], check)
     if command is None:
         return 0
+    require("the trainer", *TRAINING)
     log_to_stderr()
     config = command.config.model_copy(update={"model": str(resolve_model(command.config.model))})
-    if missing := [module for module in ("torch", "transformers", "safetensors") if find_spec(module) is None]:
-        raise UserError(f"the trainer needs {', '.join(missing)}; install the extra `cpu`, `gpu` or `train`")
     with claim_directory(config.output_dir, "fresh" in command.switches) as moved:
         if moved:
             logger.info("moved the earlier training to %s", moved)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 from cli.arguments.command import log_to_stderr, parse
 from cluster.notify import notify_ready
 from job.resolve_model import resolve_model
 from trainer.config import TrainerConfig
 from trainer.launch import run
-from transport.errors import UserError
+from transport.process.extras import TRAINING, require
 
 
 def main(arguments: list[str]) -> int:
@@ -17,8 +15,7 @@ def main(arguments: list[str]) -> int:
     command = parse("trainer", TrainerConfig, arguments, ["resume"])
     if command is None:
         return 0
+    require("the trainer", *TRAINING)
     log_to_stderr()
     config = command.config.model_copy(update={"model": str(resolve_model(command.config.model))})
-    if missing := [module for module in ("torch", "transformers", "safetensors") if find_spec(module) is None]:
-        raise UserError(f"the trainer needs {', '.join(missing)}; install the extra `cpu`, `gpu` or `train`")
     return run(config, notify_ready)

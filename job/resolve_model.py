@@ -11,6 +11,9 @@ from cluster.process import SYSTEMD_VARIABLES
 from transport.errors import UserError
 from transport.process.launch import guarded
 
+_READ = frozenset({".json", ".safetensors", ".bin", ".jinja", ".model"})
+"""The files of a model that are read, by their suffix."""
+
 
 def check_model(name: str) -> None:
     """Raises `UserError` for a model that `resolve_model` would not find. Builds and downloads nothing.
@@ -18,7 +21,7 @@ def check_model(name: str) -> None:
     Whether the hub has a model is not known if it does not answer, which is said on standard error.
     """
     if (Path(name) / "config.json").is_file():
-        return
+        return _check_readable(Path(name))
     from models.make_model import check_model as check
 
     try:
@@ -36,6 +39,7 @@ def resolve_model(name: str) -> Path:
     `UserError` if the child prints no directory.
     """
     if (Path(name) / "config.json").is_file():
+        _check_readable(Path(name))
         return Path(name).resolve()
     command = guarded([sys.executable, "-P", "-m", "cli.main", "make-model", name])
     environment = {key: value for key, value in os.environ.items() if key not in SYSTEMD_VARIABLES}
@@ -52,4 +56,18 @@ def resolve_model(name: str) -> Path:
     directory = Path(lines[-2]) if len(lines) > 1 else Path()
     if not directory.is_dir():
         raise UserError(f"make-model {name} printed {str(directory)!r}, which is not a directory")
+    _check_readable(directory)
     return directory.resolve()
+
+
+def _check_readable(directory: Path) -> None:
+    """Raises `UserError` for a file of a model that this user may not read: safetensors would call it missing."""
+    for path in sorted(directory.iterdir()):
+        try:
+            if path.suffix in _READ and path.is_file():
+                path.open("rb").close()
+        except OSError as error:
+            raise UserError(
+                f"model = {str(directory)!r}: {path.name} cannot be read by user {os.geteuid()}: {error.strerror}; "
+                "give its readers the right to, for example with chmod a+r"
+            ) from None

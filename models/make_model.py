@@ -20,8 +20,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from models.tiny_models import ARCHITECTURES
-from transport.files.atomic import STABLE, publish_directory
+from transport.files.atomic import STABLE, make_readable, publish_directory
 from transport.files.lock import take_lock
+from transport.process.extras import lacking
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +33,9 @@ LONGEST_WAIT_SECONDS = 900.0
 """Longest wait for another process that builds the same model."""
 
 _WAIT_REPORT_SECONDS = 10.0
+
+_BUILDERS = ("torch", "transformers", "safetensors")
+"""The packages that build a model; the first two also determine its name in the cache."""
 
 HUB_SECONDS = 10.0
 """Longest wait for the hub's answer whether it has a model."""
@@ -135,6 +139,10 @@ def make_model(name: str, directory: Path | None = None, seed: int = 0, on_progr
     """
     if name not in ARCHITECTURES:
         raise ValueError(f"model {name!r} is not built in ({', '.join(ARCHITECTURES)}{_nearest(name)})")
+    if reason := lacking(*_BUILDERS):
+        raise ValueError(
+            f"model = {name!r} is built on this machine, which {reason}; or name a directory that has a model"
+        )
     if directory is not None:
         if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
             raise ValueError(f"{directory} is in use: a model is only written to a new or empty directory")
@@ -164,6 +172,7 @@ def _build(name: str, directory: Path, seed: int, on_progress: Progress) -> None
         model = write_untrained(name, partial, seed)
         warm_up(model, LESSONS[name], partial, seed, lambda line: on_progress(f"{name}: {line}"))
         model.save_pretrained(partial)
+        make_readable(partial)
     on_progress(f"{name}: built in {time.monotonic() - started:.0f} s")
 
 
@@ -227,6 +236,8 @@ def _only_builder(cached: Path, on_progress: Progress) -> Iterator[None]:
 
 def _fetch(name: str) -> Path:
     """Downloads the snapshot of a hub model: configuration, tokenizer and safetensors weights."""
+    if find_spec("huggingface_hub") is None:
+        raise ValueError(f"model = {name!r} is not here{_nearest(name)}; to ask the hub {lacking('transformers')}")
     from huggingface_hub import snapshot_download
 
     try:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -47,6 +50,19 @@ def test_the_image_is_built_from_every_package() -> None:
 def test_ruff_and_mypy_know_every_package() -> None:
     assert set(PROJECT["tool"]["mypy"]["packages"]) == PACKAGES | NOT_SHIPPED
     assert set(PROJECT["tool"]["ruff"]["lint"]["isort"]["known-first-party"]) == PACKAGES | NOT_SHIPPED
+
+
+def test_make_reads_every_file_of_pips_configuration(tmp_path: Path) -> None:
+    """`pip config get` reads the user's or the environment's alone. Several folders are separated by commas for uv."""
+    (tmp_path / "pip").mkdir()
+    (tmp_path / "pip" / "pip.conf").write_text("[global]\nfind-links =\n    /a/wheels\n    https://b/wheels\n")
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "MAKE"))}
+    found = subprocess.run(
+        ["make", "--silent", "--eval=show: ; @echo '$(FIND_LINKS)'", "show", f"BIN={Path(sys.executable).parent}"],
+        cwd=REPOSITORY, env=variables | {"HOME": str(tmp_path), "XDG_CONFIG_DIRS": str(tmp_path)}, check=True,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert found.stdout.strip() == "/a/wheels,https://b/wheels"
 
 
 @pytest.mark.parametrize("package", ["environments", "orchestrator"])

@@ -27,7 +27,7 @@ from trainer.runs.control_files import run_directory
 from trainer.runs.manager import MultiRunManager
 from trainer.runs.run import Run
 from trainer.shared_memory import SharedMemory, has_lost_weights
-from transport.files.atomic import publish_directory, published_steps, remove_directory
+from transport.files.atomic import make_readable, publish_directory, published_steps, remove_directory
 
 logger = logging.getLogger(__name__)
 
@@ -153,7 +153,7 @@ class Broadcaster:
                 # It is copied as it is: transformers reads some that it refuses to write.
                 setattr(model, "generation_config", GenerationConfig())  # noqa: B010 - for the type of a module's attributes
             model.save_pretrained(directory, state_dict=dict(state))
-            _make_readable(directory)
+            make_readable(directory)
             self._base = version
 
     def _write_changes(self, version: int, weights: Mapping[str, Tensor], directory: Path, newest: Path | None) -> bool:
@@ -245,10 +245,3 @@ def own_memory(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Returns the tensors without repetitions: of several names for one memory the first is kept, as in the written file."""
     named = {tensor.data_ptr(): name for name, tensor in reversed(tensors.items())}
     return {name: tensors[name] for name in named.values()}
-
-
-def _make_readable(directory: Path) -> None:
-    """Gives the weights the mode of any other new file: safetensors makes them readable by their owner alone."""
-    mode = (directory / "config.json").stat().st_mode
-    for weights in directory.glob("*.safetensors"):
-        weights.chmod(mode)

@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from inference.config import PoolConfig, check_url
+from transport.loopback import is_loopback
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +30,9 @@ OPERATOR_FILE = "operator_servers.txt"
 
 _reader = ThreadPoolExecutor(max_workers=4, thread_name_prefix="servers")
 """Reads the files. The threads of `asyncio.to_thread` are the environments', and all of them may hang."""
+
+_warned_of: set[Path] = set()
+"""Keys whose way has been warned of."""
 
 WISHED = "its operator has drained it"
 
@@ -71,7 +76,10 @@ class Sources:
             self._listed = await self._read_file("urls_file", self._config.urls_file, self._listed)
         if self._operator_file is not None:
             self._wished = await self._read_file(OPERATOR_FILE, self._operator_file, self._wished, wished=True)
-        return self._fixed | self._resolved | self._listed | self._wished
+        listing = self._fixed | self._resolved | self._listed | self._wished
+        if self._config.api_key_file is not None:
+            _warn_of_plain(self._config.api_key_file, listing)
+        return listing
 
     async def _resolve(self, name: str) -> None:
         parts = urlsplit(name)
@@ -120,6 +128,19 @@ class Sources:
         """Describes the sources and their errors, for a person."""
         named = [*self._fixed, *(str(source) for source in (self._config.dns, self._config.urls_file) if source)]
         return "; ".join([", ".join(named), *filter(None, self._reported.values())])
+
+
+def _warn_of_plain(api_key_file: Path, urls: Iterable[str]) -> None:
+    """Logs, once a process for each key, that it goes to another machine unencrypted."""
+    plain = [url for url in urls if url.startswith("http://") and not is_loopback(urlsplit(url).hostname or "")]
+    if plain and api_key_file not in _warned_of:
+        _warned_of.add(api_key_file)
+        logger.warning(
+            "api_key_file = %r: its key is sent to %s unencrypted, so whoever is on the way reads and may use it; give the "
+            "servers certificates and name them by https:// (docs/inference.md), unless the network itself is encrypted",
+            str(api_key_file),
+            plain[0] + (f" and {len(plain) - 1} other servers" if plain[1:] else ""),
+        )
 
 
 def read_text(path: Path) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import subprocess
@@ -107,15 +108,55 @@ def test_an_unknown_command_is_refused() -> None:
 
 
 @pytest.mark.slow
-def test_a_trainer_without_torch_says_what_to_install(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("command", "lacks"),
+    [
+        ("trainer {dir}/trainer.toml", "torch"),
+        ("sft {dir}/sft.toml", "torch"),
+        ("plan {job} --gpus 1xH100-80", "torch"),
+        ("run {job} --output_dir {dir}/out", "torch, vllm"),
+        ("inference {dir}/inference.toml", "vllm"),
+        ("eval {job}", "vllm"),
+        ("env check reverse-text", "vllm"),
+        ("make-model tiny-dense", "torch"),
+    ],
+)
+def test_a_command_without_its_extra_says_at_once_what_to_install(
+    command: str,
+    lacks: str,
+    job_file: Path,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """As in the container, which holds the orchestrator's dependencies only."""
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.setitem(sys.modules, "vllm", None)
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "trainer.toml").write_text(f'output_dir = "{tmp_path}/out"\nmodel = "{tmp_path}"')
-    code = "import sys, cli.main; sys.modules['torch'] = None; sys.exit(cli.main.main(sys.argv[1:]))"
-    command = [sys.executable, "-c", code, "trainer", str(tmp_path / "trainer.toml")]
-    completed = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert completed.returncode == 2
-    assert "the trainer needs torch; install the extra `cpu`, `gpu` or `train`" in completed.stderr
+    (tmp_path / "inference.toml").write_text(f'model = "{tmp_path}"')
+    (tmp_path / "sft.toml").write_text(
+        f'output_dir = "{tmp_path}/out"\nmodel = "{tmp_path}"\n[data]\npath = "{job_file}"'
+    )
+    said = refused_here(capfd, *command.format(dir=tmp_path, job=job_file).split())
+    assert f" needs {lacks}, which " in said
+    assert "'counterpoint[cpu]' or 'counterpoint[gpu]'" in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_import_that_fails_for_want_of_an_extra_names_it(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)
+
+    def fail(name: str) -> None:
+        importlib.import_module("vllm.sampling_params")
+
+    monkeypatch.setattr("cli.main._module", fail)
+    assert "needs vllm, which is not installed" in refused_here(capfd, "serve")
+    monkeypatch.setattr("cli.main._module", lambda name: importlib.import_module("no_such_module"))
+    with pytest.raises(ModuleNotFoundError, match="no_such_module"):
+        main(["serve"])
 
 
 @pytest.mark.slow

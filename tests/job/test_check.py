@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import job.check
 from job.check import check_fit, check_imports, check_runs
 from job.config import JobConfig
 from job.configuration.load import load
+from job.resolve_model import check_model, resolve_model
 from run.config import LoraConfig, RunConfig
 from tests.orchestrator.toy_model import make_toy_model
 from transport.errors import UserError
@@ -186,3 +188,24 @@ def test_a_module_that_waits_while_it_is_imported_is_named(
         check_imports([config.orchestrator])
     with pytest.raises(OSError, match="No such device or address"):  # which says that the child waits there no longer
         os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
+def test_a_file_of_a_model_that_may_not_be_read_is_refused_as_that(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Since safetensors would say that it does not exist."""
+    for file in ("config.json", "model.safetensors", "tokenizer.json", "notes.txt"):
+        (tmp_path / file).touch()
+    check_model(str(tmp_path))
+
+    def refuse(path: Path, *arguments: Any) -> Any:
+        if path.name in (name, "notes.txt"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return path_open(path, *arguments)
+
+    path_open = Path.open
+    monkeypatch.setattr(Path, "open", refuse)  # root may read everything
+    for asked in (check_model, resolve_model):
+        with pytest.raises(UserError, match=f"{name} cannot be read by user {os.geteuid()}: Permission denied"):
+            asked(str(tmp_path))

@@ -136,6 +136,7 @@ def test_the_same_name_and_seed_give_the_same_bytes(short_warm_up: Path, tmp_pat
     assert {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", STABLE} <= set(files)
     assert [(again / file).read_bytes() for file in files] == [(first / file).read_bytes() for file in files]
     assert (other / "model.safetensors").read_bytes() != (first / "model.safetensors").read_bytes()
+    assert len({path.stat().st_mode for path in first.iterdir()}) == 1, "whoever reads the one may read the others"
     assert lines[0].startswith(f"{name}: building it at ")
 
 
@@ -225,6 +226,12 @@ def test_a_local_directory_is_itself(tmp_path: Path) -> None:
         resolve_model(str(tmp_path))
     (tmp_path / "config.json").write_text("{}")
     assert resolve_model(str(tmp_path)) == tmp_path
+
+
+def test_a_built_in_model_without_torch_is_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(ValueError, match=r"^model = 'tiny-dense' is built .* needs torch, .*counterpoint\[cpu\]"):
+        resolve_model("tiny-dense")
 
 
 def test_a_missing_directory_is_not_taken_for_a_hub_name() -> None:

@@ -95,6 +95,13 @@ def flush_directory(path: Path) -> None:
     flush(path.parent)
 
 
+def make_readable(directory: Path) -> None:
+    """Gives a model's weights the mode of its `config.json`: safetensors makes them readable by their owner alone."""
+    mode = (directory / "config.json").stat().st_mode
+    for weights in directory.glob("*.safetensors"):
+        weights.chmod(mode)
+
+
 def remove_directory(path: Path) -> None:
     """Removes a directory, its `STABLE` marker first, so that an interrupted removal leaves nothing that counts.
 

@@ -31,6 +31,21 @@ def test_a_file_has_a_url_a_line_and_its_mistakes_are_numbered() -> None:
     assert mistakes[0][1] == "'10.0.0.3:8000' is no server: http://HOST:PORT is expected"
 
 
+async def test_a_key_that_travels_unencrypted_to_another_machine_is_warned_of_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    key = tmp_path / "key"
+    safe = ["http://127.0.0.1:8000", "http://[::1]:1", "http://localhost:2", "https://inference.example"]
+    await Sources(PoolConfig(urls=safe, api_key_file=key)).read()
+    await Sources(PoolConfig(urls=["http://10.0.0.1:8000"])).read()
+    assert not caplog.records
+    for _ in range(2):
+        await Sources(PoolConfig(urls=[*safe, "http://10.0.0.1:8000", "http://10.0.0.2:8000"], api_key_file=key)).read()
+    (warned,) = caplog.records
+    assert (warned.levelno, str(key) in warned.message) == (logging.WARNING, True)
+    assert "http://10.0.0.1:8000 and 1 other" in warned.message
+
+
 @pytest.mark.parametrize(
     "line", ["ftp://a", "http://", "http://a:port", "http://a:99999", "http://[::1", "http://a?x=1", "http://a\x07b"]
 )
