@@ -57,7 +57,11 @@ COMMANDS = {
     "show": ("cli.show", "print the prompts, completions and rewards of a step's rollouts"),
     "logs": ("cli.logs", "print the end of a run's or role's log; --follow prints new lines"),
     "plan": ("cli.plan", "predict the memory of a job on given GPUs by part, and what would fit"),
-    "manifest": ("cli.manifest", "print a Slurm script, a Kubernetes JobSet or a KubeRay RayJob that runs a job"),
+    "keys": ("cli.prepare.keys", "make the keys and the token of a job whose roles are on several machines"),
+    "manifest": (
+        "cli.prepare.manifest",
+        "print a Slurm script, a Kubernetes JobSet or a KubeRay RayJob that runs a job",
+    ),
     "completion": ("cli.completion", "print a completion script for bash, zsh or fish"),
 }
 

@@ -80,7 +80,7 @@ def resolve_address(config: TransportConfig, output_dir: Path) -> str:
     if config.secret_key_file is None and not is_loopback(match["host"].strip("[]")):
         raise ValueError(
             f"transport.address: {config.address!r} is reachable from other machines and needs CURVE keys: set "
-            "server_public_key_file and secret_key_file (docs/transport.md says how to make them), or use ipc:// or tcp://127.0.0.1"
+            "server_public_key_file and secret_key_file (`counterpoint keys` makes them), or use ipc:// or tcp://127.0.0.1"
         )
     return config.address
 
