@@ -42,6 +42,10 @@ class Observation:
     """Requests that wait for room, not those that wait for a slot of their adapter."""
     preemptions: int
     """Requests evicted from the KV cache, to be computed again, since the server's start."""
+    held: int = 0
+    """All requests that it has, those included that wait for a slot of their adapter."""
+    tokens: int = 0
+    """Tokens prefilled or generated since the server's start."""
 
 
 class CapacityController:

@@ -1,4 +1,4 @@
-"""Reads from vLLM's `/metrics` the four numbers that `capacity` needs.
+"""Reads from vLLM's `/metrics` the numbers that `capacity` and the pool's `progress` need.
 
 The text has thousands of lines, nearly all of them histograms, and is read on the event loop at every observation: so it is
 searched, not parsed. Names and labels are those of vLLM 0.30 (`vllm/v1/metrics/loggers.py`).
@@ -15,6 +15,7 @@ _RUNNING = b"vllm:num_requests_running"
 _WAITING = b"vllm:num_requests_waiting"
 _WAITING_BY_REASON = b"vllm:num_requests_waiting_by_reason"
 _PREEMPTIONS = b"vllm:num_preemptions_total"
+_TOKENS = (b"vllm:prompt_tokens_total", b"vllm:generation_tokens_total")
 
 
 def read_load(text: bytes | memoryview) -> Observation | None:
@@ -28,9 +29,11 @@ def read_load(text: bytes | memoryview) -> Observation | None:
         preemptions = [value for _, value in _samples(text, _PREEMPTIONS)]
         if not (cache_use and running and waiting):
             return None
+        held = int(sum(running) + sum(waiting))
+        tokens = int(sum(value for name in _TOKENS for _, value in _samples(text, name)))
         if by_reason:  # Others are deferred, as until their adapter has a slot, which is no load.
             waiting = [value for labels, value in by_reason if b'reason="capacity"' in labels]
-        return Observation(max(cache_use), int(sum(running)), int(sum(waiting)), int(sum(preemptions)))
+        return Observation(max(cache_use), int(sum(running)), int(sum(waiting)), int(sum(preemptions)), held, tokens)
     except (ValueError, OverflowError):
         return None
 

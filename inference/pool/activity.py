@@ -75,6 +75,11 @@ class ServerActivity:
             if not self._in_flight:
                 self._busy.add(self._busy_since, self._clock())
 
+    @property
+    def ended_requests(self) -> int:
+        """Requests that the server has answered, or that failed there. A cancelled one is neither."""
+        return self._totals["requests"] + self._totals["failures"]
+
     @contextmanager
     def timed(self, name: str, version: int) -> Iterator[None]:
         """Notes what the server was busy with besides requests: `load`, `probe`."""

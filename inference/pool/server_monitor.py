@@ -19,23 +19,19 @@ from inference.base import (
     WeightUpdate,
     WrongWeights,
 )
-from inference.clients.capacity import CapacityController
+from inference.clients.capacity import CapacityController, Observation
 from inference.clients.client import Identity, ServerClient
 from inference.config import PoolConfig
 from inference.loads import Claim, Origin
+from inference.pool import liveness
 from inference.pool.activity import ServerActivity
 from inference.pool.fleet import Fleet, Server, State
+from inference.pool.progress import Progress
 
 logger = logging.getLogger(__name__)
 
 HEALTH_DEADLINE_SECONDS = 10.0
 """Deadline of one health check. Long, since a server may wait for CPU time on a busy machine."""
-
-SILENT_SECONDS = 30.0
-"""How long a server that loads or proves weights may leave health checks unanswered before it is taken out."""
-
-LOADING_CHECK_SECONDS = 5.0
-"""Longest time between two of these checks."""
 
 LOAD_DEADLINE_SECONDS = 2.0
 """Deadline of one observation of the load, which new weights may have to wait for."""
@@ -115,6 +111,9 @@ class ServerMonitor:
         self._slow_checks = 0
         self._silent = False
         """Whether it went out because it did not answer in time, or was not reached. No update waits for it until it serves."""
+        self._progress = Progress(config.request_timeout_seconds)
+        self._mute = False
+        """Whether it went out because it answered no requests. It has to answer one before it serves again."""
         self._not_before = 0.0
         self._has_served = False
         self._warned_of_precision = False
@@ -162,7 +161,7 @@ class ServerMonitor:
             except TimeoutError:
                 # Only at regular intervals: two observations right after a failure would include the same burst twice.
                 if self._holds(self.wanted):
-                    await self._update_cap()
+                    await self._look()
 
     @property
     def _interval(self) -> float:
@@ -207,21 +206,33 @@ class ServerMonitor:
         self._fleet.drain(self.server, reason)
         self._on_change()
 
-    async def _update_cap(self) -> None:
-        """Adjusts the cap to the load. A server that reports no load keeps its cap."""
-        if self._config.capacity == "fixed":
-            return
-        self._load_observed = True
+    async def _look(self) -> None:
+        """Adjusts the cap to the load that the server reports, and takes it out if it makes no progress."""
+        seen = None
+        if self._config.capacity == "adaptive":
+            seen = await self._update_cap()
+        elif self.requests:
+            seen = await self._observe()
+        reason = self._progress.observe(time.monotonic(), len(self.requests), self.activity.ended_requests, seen)
+        if reason and self._holds(self.wanted):
+            self._mute = self._silent = True
+            self.take_out(reason)
+
+    async def _observe(self) -> Observation | None:
         try:
             async with asyncio.timeout(LOAD_DEADLINE_SECONDS):
-                seen = await self.client.observe()
+                return await self.client.observe()
         except (InferenceError, TimeoutError) as error:
             logger.debug(
                 "Inference server %s does not tell its load: %s", self.server.url, str(error) or "no answer in time"
             )
-            return
-        if seen is None:
-            return
+            return None
+
+    async def _update_cap(self) -> Observation | None:
+        """Adjusts the cap to the load, which it returns. A server that reports none keeps its cap."""
+        self._load_observed = True
+        if (seen := await self._observe()) is None:
+            return None
         self.activity.load = seen
         if self._controller is None:
             self._controller = CapacityController(self._config.max_concurrent_requests_per_server)
@@ -238,6 +249,7 @@ class ServerMonitor:
             )
         if self.server.cap != before:
             self._on_change()
+        return seen
 
     def _holds(self, wanted: WeightUpdate | None) -> bool:
         return self.server.state is State.SERVING and self._held is wanted
@@ -270,12 +282,14 @@ class ServerMonitor:
         lost: list[str] = []
         try:
             async with asyncio.timeout(self._config.update_timeout_seconds) as loading:
+                if self._mute:
+                    await liveness.ask_for_a_token(self.client, self._model)
+                    self._mute = False
                 if wanted is not None:
-                    watch = asyncio.create_task(self._watch(loading, lost.append), name=f"watch of {self.server.url}")
-                    try:
+                    async with liveness.watched(
+                        self.client, self._config.health_interval_seconds, loading, lost.append
+                    ):
                         await self._load_and_prove(wanted, identity.instance)
-                    finally:
-                        watch.cancel()
                 else:
                     self._accept_found(identity)
         except TimeoutError:
@@ -295,23 +309,6 @@ class ServerMonitor:
                 self._begin_serving(wanted, identity.instance)
         finally:
             self.resolved.set()
-
-    async def _watch(self, loading: asyncio.Timeout, on_lost: Callable[[str], None]) -> None:
-        """Ends `loading` once the server has answered no health check for `SILENT_SECONDS`; cancelled otherwise."""
-        answered = time.monotonic()
-        while True:
-            await asyncio.sleep(min(self._config.health_interval_seconds, LOADING_CHECK_SECONDS, SILENT_SECONDS / 4))
-            left = answered + SILENT_SECONDS - time.monotonic()
-            try:
-                async with asyncio.timeout(min(left, HEALTH_DEADLINE_SECONDS)):
-                    await self.client.identify()
-                answered = time.monotonic()
-            except (InferenceError, TimeoutError) as error:
-                if time.monotonic() - answered >= SILENT_SECONDS:
-                    last = f" (the last: {error})" if str(error) else ""
-                    on_lost(f"no health check was answered for {SILENT_SECONDS:g} s{last}")
-                    loading.reschedule(0.0)
-                    return
 
     def _accept_found(self, identity: Identity) -> None:
         """Accepts the weights that a server has, where the pool loads none.
@@ -400,6 +397,7 @@ class ServerMonitor:
         if wanted is None:
             logger.info("Inference server %s is healthy, with the weights it was started with", self.server.url)
         self._held, self.refusal, self._has_served, self._silent = wanted, None, True, False
+        self._progress = Progress(self._config.request_timeout_seconds)
         self._fleet.begin_serving(self.server, None if wanted is None else wanted.version, instance)
         self.activity.serves(instance)
 

@@ -311,9 +311,14 @@ async def test_a_server_tells_its_load_and_that_it_is_to_be_drained(
             seen = await client.observe()
             assert seen is not None
             if seen.running == 32 and seen.waiting > 0 and 0 < seen.cache_use < 1:
+                assert seen.held >= seen.running + seen.waiting
                 break
+        computed = seen.tokens
         told.set()
         await asyncio.gather(*calls)
+        seen = await client.observe()
+        assert seen is not None
+        assert 0 < computed < seen.tokens
         async with connections.admin.post(lora_server.url + wire.DRAIN_PATH, json={"draining": True}) as answer:
             assert answer.status == 200
         assert (await client.identify()).draining

@@ -1,4 +1,4 @@
-"""The four numbers out of vLLM's metrics. The text is that of vLLM 0.30, shortened."""
+"""The numbers out of vLLM's metrics. The text is that of vLLM 0.30, shortened."""
 
 from __future__ import annotations
 
@@ -23,6 +23,14 @@ vllm:kv_cache_usage_perc{engine="1",model_name="a model"} 0.3125
 # TYPE vllm:num_preemptions_total counter
 vllm:num_preemptions_total{engine="0",model_name="a model"} 2.0
 vllm:num_preemptions_total{engine="1",model_name="a model"} 1e+01
+# HELP vllm:prompt_tokens_total Number of prefill tokens processed.
+# TYPE vllm:prompt_tokens_total counter
+vllm:prompt_tokens_total{engine="0",model_name="a model"} 300.0
+vllm:prompt_tokens_total{engine="1",model_name="a model"} 200.0
+# HELP vllm:generation_tokens_total Number of generation tokens processed.
+# TYPE vllm:generation_tokens_total counter
+vllm:generation_tokens_total{engine="0",model_name="a model"} 4.0
+vllm:generation_tokens_total{engine="1",model_name="a model"} 3.0
 # HELP vllm:num_preemptions_created Cumulative number of preemption from the engine.
 # TYPE vllm:num_preemptions_created gauge
 vllm:num_preemptions_created{engine="0",model_name="a model"} 1.75e+09
@@ -36,12 +44,16 @@ vllm:num_requests_waiting_by_reason{engine="1",model_name="a model",reason="defe
 
 
 def test_all_engines_count_together() -> None:
-    assert read_load(TEXT) == Observation(cache_use=0.3125, running=124, waiting=12, preemptions=12)
+    assert read_load(TEXT) == Observation(
+        cache_use=0.3125, running=124, waiting=12, preemptions=12, held=136, tokens=507
+    )
 
 
 def test_requests_that_wait_for_their_adapters_slot_do_not_count() -> None:
-    assert read_load(memoryview(TEXT + BY_REASON)) == Observation(0.3125, 124, 5, 12)
-    assert read_load((TEXT + BY_REASON)[:-1]) == Observation(0.3125, 124, 5, 12), "the last line may lack its end"
+    assert read_load(memoryview(TEXT + BY_REASON)) == Observation(0.3125, 124, 5, 12, 136, 507)
+    assert read_load((TEXT + BY_REASON)[:-1]) == Observation(0.3125, 124, 5, 12, 136, 507), (
+        "the last line may lack its end"
+    )
 
 
 @pytest.mark.parametrize(

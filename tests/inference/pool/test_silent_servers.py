@@ -40,7 +40,7 @@ async def server_at(peer: Peer) -> AsyncIterator[FakeServer]:
 async def test_an_update_goes_on_without_a_server_that_is_cut_off_in_its_middle(
     peer: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("inference.pool.server_monitor.SILENT_SECONDS", 1.0)
+    monkeypatch.setattr("inference.pool.liveness.SILENT_SECONDS", 1.0)
     async with server_at(peer) as far, FakeServer() as near, pool_of(far, near, max_retries=9) as pool:
         await pool.update_weights(weight_update(1))
         far.load_gate.clear()
@@ -80,3 +80,52 @@ async def test_an_update_goes_on_without_a_server_that_takes_much_longer_than_an
         await until(lambda: late.version == 2, "the newest weights at the late server")
         await until_states(pool, "serving", "serving")
         assert late.versions == [1, 2]
+
+
+def idle_metrics(running: int = 0, tokens: int = 0) -> str:
+    """What a vLLM reports that has so many requests and has generated so many tokens."""
+    values = {"num_requests_running": running, "num_requests_waiting": 0, "kv_cache_usage_perc": 0.1}
+    values |= {"prompt_tokens_total": 7, "generation_tokens_total": tokens}
+    return "\n" + "".join(f'vllm:{name}{{engine="0"}} {value}\n' for name, value in values.items())
+
+
+@pytest.mark.parametrize("capacity", ["adaptive", "fixed"])
+async def test_a_server_that_answers_health_checks_and_no_request_is_out_until_it_answers_one(
+    capacity: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("inference.pool.progress.ABSENT_SECONDS", 0.1)
+    monkeypatch.setattr("inference.pool.liveness.SILENT_SECONDS", 0.1)
+    async with FakeServer() as mute, FakeServer() as good, pool_of(mute, good, capacity=capacity) as pool:
+        await until_states(pool, "serving", "serving")
+        mute.gate.clear()
+        mute.metrics = good.metrics = idle_metrics()
+        async with asyncio.timeout(60):
+            turn = await generate(pool)
+        assert turn.server == good.url
+        assert (pool.status()[0].state, pool.status()[1].state) != ("serving", "serving")
+        await until(lambda: "one token" in pool.status()[0].reason, "a request for a token without an answer")
+        async with asyncio.timeout(60):
+            await pool.update_weights(weight_update(1))  # it is not waited for
+        assert not mute.versions
+        mute.gate.set()
+        await until_states(pool, "serving", "serving")
+        assert mute.versions == [1]
+
+
+@pytest.mark.slow
+async def test_a_server_that_computes_may_take_its_time(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("inference.pool.progress.ABSENT_SECONDS", 0.5)
+    monkeypatch.setattr("inference.pool.progress.STUCK_SECONDS", 0.5)
+    async with FakeServer() as slow, pool_of(slow) as pool:
+        await until_states(pool, "serving")
+        slow.gate.clear()
+        asked = asyncio.create_task(generate(pool))
+        for tokens in range(200):
+            slow.metrics = idle_metrics(1, tokens)
+            await asyncio.sleep(0.01)
+        assert states(pool) == ["serving"]
+        await until(lambda: "its engine computed no token" in caplog.text, "an engine that is noticed to be stuck")
+        slow.gate.set()
+        await asked

@@ -1,0 +1,81 @@
+"""Whether a server is there: health checks while it loads weights, and a request for one token after it answered none."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import numpy as np
+
+from inference.base import (
+    GenerateRequest,
+    InferenceError,
+    RequestRefused,
+    SamplingParameters,
+    ServerFailure,
+    ServerUnreachable,
+)
+from inference.clients.client import ServerClient
+
+logger = logging.getLogger(__name__)
+
+SILENT_SECONDS = 30.0
+"""How long a server may leave health checks unanswered while it loads or proves weights, or the request for one token."""
+
+LONGEST_PAUSE_SECONDS = 5.0
+"""Between two of these checks."""
+
+ONE_TOKEN = SamplingParameters(temperature=1.0, max_tokens=1, stop_token_ids=())
+
+
+@asynccontextmanager
+async def watched(
+    client: ServerClient, interval: float, loading: asyncio.Timeout, on_lost: Callable[[str], None]
+) -> AsyncIterator[None]:
+    """Checks a server's health during the block, at most every `interval` seconds.
+
+    If it answers none for `SILENT_SECONDS`, `on_lost` gets the reason and `loading` expires.
+    """
+    watch = asyncio.create_task(_watch(client, interval, loading, on_lost), name=f"watch of {client.url}")
+    try:
+        yield
+    finally:
+        watch.cancel()
+
+
+async def _watch(
+    client: ServerClient, interval: float, loading: asyncio.Timeout, on_lost: Callable[[str], None]
+) -> None:
+    answered = time.monotonic()
+    while True:
+        await asyncio.sleep(min(interval, LONGEST_PAUSE_SECONDS, SILENT_SECONDS / 4))
+        left = answered + SILENT_SECONDS - time.monotonic()
+        try:
+            async with asyncio.timeout(min(left, SILENT_SECONDS / 3)):
+                await client.identify()
+            answered = time.monotonic()
+        except (InferenceError, TimeoutError) as error:
+            if time.monotonic() - answered >= SILENT_SECONDS:
+                last = f" (the last: {error})" if str(error) else ""
+                on_lost(f"no health check was answered for {SILENT_SECONDS:g} s{last}")
+                loading.reschedule(0.0)
+                return
+
+
+async def ask_for_a_token(client: ServerClient, model: str) -> None:
+    """Returns once the server has answered a model call, in whatever way. Raises `ServerUnreachable` if it does not."""
+    request = GenerateRequest(model, np.zeros(1, dtype=np.int32), ONE_TOKEN, 0)
+    try:
+        async with asyncio.timeout(SILENT_SECONDS):
+            await client.generate(request)
+    except TimeoutError:
+        raise ServerUnreachable(
+            f"{client.url} answers health checks, and did not answer a request for one token within {SILENT_SECONDS:g} s"
+        ) from None
+    except ServerUnreachable:
+        raise
+    except (RequestRefused, ServerFailure) as error:  # as of a model that it has not loaded yet
+        logger.debug("Inference server %s answers a request: %s", client.url, error)

@@ -1,0 +1,49 @@
+"""Whether a server makes progress with a pool's requests: it answers, or it computes tokens. Pure.
+
+A long completion may take minutes, so that silence alone says nothing. But the engine reports how many requests it has and how
+many tokens it has computed, those of other pools included.
+"""
+
+from __future__ import annotations
+
+from inference.clients.capacity import Observation
+
+ABSENT_SECONDS = 30.0
+"""How long a server may answer no request while its engine has none: something before the engine holds them back."""
+
+STUCK_SECONDS = 120.0
+"""How long it may answer none while its engine has requests and computes no token. On a CPU one step may take a minute."""
+
+
+class Progress:
+    """One server's, as its monitor observes it from time to time. `longest` is the deadline of a request, in seconds."""
+
+    def __init__(self, longest: float) -> None:
+        self._longest = longest
+        self._answered: int | None = None
+        self._answered_at = self._computed_at = 0.0
+        self._last: Observation | None = None
+        """The last report of its load; None while there was none."""
+
+    def observe(self, now: float, requests: int, answered: int, seen: Observation | None) -> str:
+        """Returns why the server is not to be used any longer, for a person; empty if it is.
+
+        `now` is in seconds. `requests` are at it, and `answered` is how many it has ever answered. `seen` is its report, None if
+        it gave none this time.
+        """
+        if not requests or answered != self._answered:
+            self._answered, self._answered_at, self._computed_at = answered, now, now
+        if seen is not None:
+            if self._last is not None and seen.tokens != self._last.tokens:
+                self._computed_at = now
+            self._last = seen
+        what = f"it answered none of {requests} requests for"
+        if now - self._answered_at >= self._longest:
+            return f"{what} request_timeout_seconds = {self._longest:g}"
+        if self._last is None:
+            return ""
+        if not self._last.held and now - self._computed_at >= ABSENT_SECONDS:
+            return f"{what} {ABSENT_SECONDS:g} s, and its engine has none: something between here and there holds them back"
+        if now - self._computed_at >= STUCK_SECONDS:
+            return f"{what} {STUCK_SECONDS:g} s, and its engine computed no token meanwhile"
+        return ""
