@@ -24,6 +24,7 @@ _TIME = re.compile(r"\d{1,2}(?::\d{2}){0,2}\s*[ap]\.?m\.?|\d{1,2}:\d{2}(?::\d{2}
 _OPERATORS = re.compile(r"[+*/^=<>≤≥≠|_(\[{√∞]|(?<!\w)-|-(?!\w)")
 _STYLE = r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)"
 _STYLED = re.compile(rf"{_STYLE}\s*\{{[^{{}}\\]*\}}")
+_STYLED_TEXT = re.compile(rf"{_STYLE}\s*\{{([^{{}}\\]*)\}}")
 
 _NAMES = "arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|log|ln|exp|pi|theta|alpha|beta|gamma|lambda|phi"
 _NAME = re.compile(rf"(?<![\\A-Za-z])(?:{_NAMES})(?![A-Za-z])")
@@ -45,7 +46,11 @@ _FORMULA_ALONE = re.compile(
     r"(?:[A-Za-z][:)] +)?"
     r"(?P<formula>[\w(\[{√∞.|\u2212\u2013-](?!>)[\w\s+*/^=<>().,:|\[\]{}√∞\xd7·÷≤≥%°\u2212\u2013-]*)"
 )
-"""As the end of a completion, maybe after a letter as in `A: 5`. No sentence, no exclamation, no arrow before a number."""
+"""The end of a completion, maybe after a letter as in `A: 5`. No sentence, no exclamation, no arrow before a number."""
+_CHOICE = re.compile(
+    r"\**(?:\(([A-Za-z])\)|([A-Z])\**[).:])\**\s+(?!(?:or|and)\b)(?!.*\([A-Za-z]\))\S.*", re.IGNORECASE
+)
+"""A letter that names a choice before the choice's own text. A second letter in parentheses names another."""
 _WITH_UNIT = re.compile(r"[^A-Za-z]*\d[mgslhNJWVK](?:\^?[23])?")
 _OPENS_MATH = re.compile(r"(?<!\\)\$[^$]*(?<!\\)\$|\\\(|\\\[|\\boxed")
 _MARKER = re.compile(r"\banswer\b(?:\s+is\b)?[\s:=*>]*", re.IGNORECASE)
@@ -60,7 +65,7 @@ class Answer:
 
     kind: Literal["number", "formula", "text"]
     """`number`: by whatever number the library finds in a completion. `formula`: by a formula, which is the end of a completion
-    that has no LaTeX. `text`: by the letters of its end."""
+    that has no LaTeX. `text`: by the letters of its end, or a choice's letter before its text."""
     text: str
     """The answer for the library; of the kind `text` it is as `plain` returns it."""
 
@@ -151,6 +156,12 @@ def end_of(completion: str) -> str:
     line = line.strip(" \t*_`\"'").removesuffix(".").strip(" \t*_`\"'")
     formula = _FORMULA.fullmatch(line)
     return line if formula is None else next(filter(None, formula.groups())).strip()
+
+
+def choice_in(end: str) -> str | None:
+    """Returns the letter, as `plain` would, of an end such as `(C) 45 degrees`, `C) 45`, `C: 45` or `C. 45`; else None."""
+    found = _CHOICE.fullmatch(_STYLED_TEXT.sub(r"\1", end))
+    return None if found is None else (found[1] or found[2]).casefold()
 
 
 def _braced(text: str) -> str:

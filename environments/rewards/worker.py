@@ -36,12 +36,13 @@ def compare_mathematics(answer: str, text: str, float_rounding: int, strict: boo
     """
     from math_verify import parse, verify
 
-    from environments.rewards.mathematics import answer_in, end_of, plain, read
+    from environments.rewards.mathematics import answer_in, choice_in, end_of, plain, read
 
     expected = read(answer)
     if expected.kind == "text":
-        found = plain(end_of(text))
-        return {"equal": found == expected.text, "found": bool(found)}
+        end = end_of(text)
+        found = plain(end)
+        return {"equal": expected.text in (found, choice_in(end)), "found": bool(found)}
     gold = parse(expected.text, parsing_timeout=None)
     if not gold:
         return {"fault": "the expected answer has no mathematical expression"}

@@ -63,7 +63,17 @@ def test_no_other_answer_is_taken_for_it(answer: str) -> None:
         ("1e5", [r"\boxed{100000}", "Answer: 10^5"]),
         ("even", [r"\boxed{\text{even}}", r"The sum is $\text{even}$.", "Answer: Even."]),
         (r"\text{even}", [r"\boxed{even}", "even"]),
-        ("C", ["(C)", r"\boxed{\textbf{(C)}}", "Answer: (C)."]),
+        (
+            "C",
+            [
+                "(C)",
+                r"\boxed{\textbf{(C)}}",
+                "Answer: (C).",
+                "The answer is (C) 45 degrees.",
+                "Answer: C) both of them",
+            ],
+        ),
+        ("C", ["Answer: **C**: 45", r"\boxed{\text{(C) 45}}", "The answer is C. Both of them."]),
         (r"\text{(C)}", ["C", r"\boxed{C}"]),
         ("5:30 p.m.", ["Answer: 5:30 PM", r"\boxed{5{:}30\text{ p.m.}}"]),
         ("(-inf, 3)", [r"\boxed{(-\infty, 3)}"]),
@@ -76,6 +86,22 @@ def test_no_other_answer_is_taken_for_it(answer: str) -> None:
 def test_other_ways_to_write_it_are_right(answer: str, completions: list[str]) -> None:
     for completion in completions:
         assert equal(answer, completion), completion
+
+
+@pytest.mark.slow
+def test_a_letter_among_others_is_no_choice() -> None:
+    for completion in (
+        "(A) or (C)",
+        "(A) 45 (C)",
+        "C or D",
+        "Cats",
+        "C-3",
+        "(B) as in C.",
+        "a C.",
+        "(C) or (D) 45",
+        "C and B: 4",
+    ):
+        assert not equal("C", f"Answer: {completion}"), completion
 
 
 @pytest.mark.slow
