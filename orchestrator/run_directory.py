@@ -114,7 +114,7 @@ def check_control(run_dir: Path) -> None:
         ("evicted.txt", lambda reason: RunEvictedError(f"this run was evicted: {reason}")),
         (
             _REFUSAL,
-            lambda reason: ConfigurationError(f"the trainer refuses the configuration: {reason}"),
+            lambda reason: ConfigurationError(f"the trainer refuses the run: {reason}"),
         ),
     )
     for name, verdict in verdicts:

@@ -32,7 +32,7 @@ from trainer.model.load import choose_device
 from trainer.open_step import OpenStep
 from trainer.packer import InvalidBatch
 from trainer.probe import BrokenWeights, ask, check_base
-from trainer.runs import checkpoint, control_files
+from trainer.runs import behind, checkpoint, control_files
 from trainer.runs.checkpoints import Checkpoints
 from trainer.runs.copies import CopyRefused
 from trainer.runs.manager import get_multi_run_manager, setup_multi_run_manager
@@ -248,7 +248,9 @@ class Trainer:
         run = self._registry.in_slot(slot)
         self.checkpoints.complete(run_id)  # of its former slot
         run.progress = Progress(checkpoint.newest_step(self._config.output_dir, run_id))
-        self._requests.start(run)
+        run.failure = behind.refusal(self._config.output_dir, run, self._registry.durable(run_id))
+        if run.failure is None:
+            self._requests.start(run)
 
     def _on_forgotten(self, slot: int, run_id: str) -> None:
         self._close_step(slot)

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from transport.records import Batch
 
-PROTOCOL_VERSION = 2
-"""2: a sample's row of a batch's header has its temperature, a READY opens a session, and a COMMIT lets a batch be trained."""
+PROTOCOL_VERSION = 3
+"""2: a sample's row of a batch's header has its temperature, a READY opens a session, and a COMMIT lets a batch be trained.
+3: a HELLO says what cannot be sent again."""
 
 NO_LIMIT = 2**62
 
@@ -17,8 +18,8 @@ class Hello:
     """To the trainer: a run (re)connects."""
 
     run_id: str
-    last_acknowledged: int
-    """The last step whose ACK this orchestrator has seen; 0 for none."""
+    durable: int
+    """The last step whose batch this orchestrator cannot send again, since a trainer has reported it durable; 0 for none."""
     protocol: int = PROTOCOL_VERSION
 
 

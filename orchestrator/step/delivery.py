@@ -66,6 +66,11 @@ class Delivery:
         self._announced = 0
         """The last step whose commit was announced in this session."""
 
+    @property
+    def gone(self) -> int:
+        """The last committed step whose batch is gone, as a trainer has reported it durable; before any message of this one."""
+        return next((step for step in range(self.newest_step, 0, -1) if step not in self.sizes), 0)
+
     # --- events ---
 
     def receive(self, message: ToOrchestrator) -> None:

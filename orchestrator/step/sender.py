@@ -95,7 +95,7 @@ class Sender:
         Raises, in a group, `EvictedError`, `RejectedError`, `MissingBatchError`.
         """
         self._delivery.sizes |= await in_thread(_record_sizes, self._rollouts_dir)
-        await self._link.start(Hello(self._run_id, last_acknowledged=0))
+        await self._link.start(Hello(self._run_id, self._delivery.gone))
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._listen())
             tasks.create_task(self._send_as_due())
@@ -173,8 +173,7 @@ class Sender:
                     self._on_ready(message)
                 case Waiting(reason):
                     self._on_waiting_message(reason)
-                case Acknowledged(step, durable):
-                    self._link.acknowledged(step)
+                case Acknowledged(durable=durable):
                     await self._settle(durable)
                 case Bye(reason):
                     logger.warning("the trainer left%s; waiting for it to return", f": {reason}" if reason else "")
@@ -206,6 +205,7 @@ class Sender:
 
     async def _settle(self, durable: int) -> None:
         if durable > self.durable_step:
+            self._link.durable_up_to(durable)
             await in_thread(self._prune, self.durable_step + 1, durable)
             self.durable_step = durable
 

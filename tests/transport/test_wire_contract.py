@@ -223,11 +223,11 @@ async def test_a_restarted_trainer_is_greeted_anew(config: TransportConfig, tmp_
         link = await connect(config, tmp_path)
         await handshake(link, receiver)
         await assert_works(link, receiver)
-        link.acknowledged(1)
+        link.durable_up_to(1)
     assert isinstance(await hear(link), Bye)
     with opened(config, tmp_path) as receiver:
         hello = await handshake(link, receiver, next_step=2)
-        assert hello.last_acknowledged == 1
+        assert hello.durable == 1
         await assert_works(link, receiver, step=2)
         await link.close()
 

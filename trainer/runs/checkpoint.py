@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 import logging
 import re
-import shutil
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -73,16 +74,24 @@ def finished_runs(output_dir: Path) -> list[RunConfig]:
 
 
 def set_aside(output_dir: Path, run_id: str) -> None:
-    """Moves the checkpoints of a run whose directory was deleted to `trainer/.deleted-<run_id>/`, and replaces any there.
+    """Moves the checkpoints of a run whose directory was deleted to `trainer/.deleted-<run_id>/`, or with `~2`, `~3`, ... there.
 
-    Another run of that name then starts afresh, and a run deleted by mistake is not lost.
+    Another run of that name then starts afresh, and a run deleted by mistake is not lost: nor is one whose directory was only not
+    mounted, so that the trainer has seen a new one of its name meanwhile.
     """
     former = output_dir / "trainer" / run_id
-    aside = former.with_name(f".deleted-{run_id}")
     if former.is_dir():
-        if aside.exists():
-            shutil.rmtree(aside)
-        former.rename(aside)
+        former.rename(next(path for path in _names_aside(output_dir, run_id) if not path.exists()))
+
+
+def were_set_aside(output_dir: Path, run_id: str) -> list[Path]:
+    """Returns where the checkpoints of former runs of that name are, the last ones last."""
+    return list(takewhile(Path.exists, _names_aside(output_dir, run_id)))
+
+
+def _names_aside(output_dir: Path, run_id: str) -> Iterator[Path]:
+    name = f".deleted-{run_id}"
+    return (output_dir / "trainer" / (name if number == 1 else f"{name}~{number}") for number in count(1))
 
 
 def set_aside_deleted(output_dir: Path) -> None:

@@ -117,6 +117,8 @@ class Presence:
 
     connected: bool = False
     """From `HELLO` to `BYE`."""
+    durable: int = 0
+    """The last step whose batch the orchestrator cannot send again, by its `HELLO`."""
     unreachable_since: float = math.inf
     patience: float = math.inf
     """Seconds for which an orchestrator that cannot be reached still counts as present."""

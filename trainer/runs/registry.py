@@ -233,10 +233,15 @@ class RunRegistry:
 
     # --- the orchestrators ---
 
-    def connected(self, run_id: str) -> None:
-        """Notes a `HELLO`."""
+    def connected(self, run_id: str, durable: int = 0) -> None:
+        """Notes a `HELLO`, and the step up to which its orchestrator can send no batch again."""
         presence = self._record(run_id).presence
         presence.connected, presence.unreachable_since, presence.last_answer = True, math.inf, None
+        presence.durable = durable
+
+    def durable(self, run_id: str) -> int:
+        """Returns the last step whose batch the run's orchestrator cannot send again, as its last `HELLO` said."""
+        return self._record(run_id).presence.durable
 
     def disconnected(self, run_id: str, now: float) -> None:
         """Notes a `BYE`. Batches that are not committed are dropped, since they may never be."""

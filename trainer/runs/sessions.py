@@ -62,7 +62,7 @@ class Sessions:
             run_id, message = received
             match message:
                 case Hello():
-                    self._on_hello(run_id)
+                    self._on_hello(message)
                 case Batch():
                     if (run := self._registry.taking(run_id)) is None:
                         line = f"a batch of step {message.step} of run {run_id} came before its READY; dropped"
@@ -113,15 +113,15 @@ class Sessions:
         """Sends an acknowledgement after a checkpoint was written."""
         self._receiver.send(run.run_id, Acknowledged(run.progress.step, run.durable_step))
 
-    def _on_hello(self, run_id: str) -> None:
-        registry = self._registry
+    def _on_hello(self, hello: Hello) -> None:
+        registry, run_id = self._registry, hello.run_id
         if (run := registry.taking(run_id)) is not None and not self._manager.is_deleted(run.slot):
-            registry.connected(run_id)
+            registry.connected(run_id, hello.durable)
             self._welcome(run)
         elif registry.unanswered >= MAX_CALLERS and not run_directory(self._config.output_dir, run_id).is_dir():
             self.send_away(run_id, f"{registry.unanswered} runs wait already, and it has no directory; try again later")
         else:  # where the run in the slot was deleted since the last discovery, this may be another with the same id
-            registry.connected(run_id)
+            registry.connected(run_id, hello.durable)
             registry.await_answer(run_id, time.monotonic())
             self.has_news = True
 

@@ -18,8 +18,8 @@ class TrainerLink(Protocol):
     async def start(self, hello: Hello) -> None:
         """Begins to connect; `receive` returns every `Ready`: the first, and one after each reconnect."""
 
-    def acknowledged(self, step: int) -> None:
-        """Sets the step that the `Hello` of the next reconnect names."""
+    def durable_up_to(self, step: int) -> None:
+        """Sets the step that the `Hello` of the next reconnect names as durable."""
 
     async def send(self, message: Offer | Commit) -> None:
         """Passes a message to the link.

@@ -109,9 +109,9 @@ class ThreadedLink:
         self._wake_reader, self._wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         threading.Thread(target=self._run, name=f"link-{hello.run_id}", daemon=True).start()
 
-    def acknowledged(self, step: int) -> None:
+    def durable_up_to(self, step: int) -> None:
         """See `TrainerLink`."""
-        self._hello = replace(self._hello, last_acknowledged=max(step, self._hello.last_acknowledged))
+        self._hello = replace(self._hello, durable=max(step, self._hello.durable))
 
     async def send(self, message: Offer | Commit) -> None:
         """See `TrainerLink`. Returns once the wire has the message, or it was dropped.

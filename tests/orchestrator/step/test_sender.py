@@ -45,14 +45,14 @@ class PlayedLink:
         self.sessions: list[int] = []
         """Of everything sent."""
         self.hello: Hello | None = None
-        self.last_acknowledged = 0
+        self.durable = 0
         self._incoming: asyncio.Queue[ToOrchestrator] = asyncio.Queue()
 
     async def start(self, hello: Hello) -> None:
         self.hello = hello
 
-    def acknowledged(self, step: int) -> None:
-        self.last_acknowledged = step
+    def durable_up_to(self, step: int) -> None:
+        self.durable = step
 
     async def send(self, message: Offer | Commit) -> None:
         await asyncio.sleep(0)
@@ -116,6 +116,7 @@ def record(run_dir: Path, step: int) -> Path:
     directory = run_dir / "rollouts" / f"step_{step}"
     directory.mkdir(parents=True)
     codec.write_file(directory / "batch.bin", make_batch(step))
+    (directory / "STABLE").touch()
     return directory / "batch.bin"
 
 
@@ -129,7 +130,6 @@ async def test_nothing_is_sent_before_ready_and_never_more_than_the_credit(tmp_p
         assert sender.unacknowledged == 3
         await link.say(Acknowledged(1, durable=0))
         assert link.steps == [1, 2, 3]
-        assert link.last_acknowledged == 1
         assert sender.unacknowledged == 2
 
 
@@ -163,6 +163,18 @@ async def test_records_go_once_durable(tmp_path: Path) -> None:
         await link.say(Acknowledged(3, durable=2))
         await asyncio.wait_for(sender.wait_durable(2), 60)
         assert [path.exists() for path in paths] == [False, False, True]
+        assert link.durable == 2
+
+
+@pytest.mark.parametrize(("kept", "durable"), [((1, 2, 3), 0), ((2, 3), 1), ((1, 3), 2), ((), 3)])
+async def test_a_hello_says_up_to_where_nothing_can_be_sent_again(
+    tmp_path: Path, kept: tuple[int, ...], durable: int
+) -> None:
+    for step in kept:
+        record(tmp_path, step)
+    async with running(tmp_path, newest_step=3) as (_, link):
+        await until(lambda: link.hello is not None, "the HELLO")
+        assert link.hello == Hello("one", durable)
 
 
 @pytest.mark.parametrize(

@@ -177,5 +177,11 @@ def test_checkpoints_of_runs_that_were_deleted_meanwhile_are_set_aside(tmp_path:
         (tmp_path / "trainer" / "deleted" / "checkpoints").mkdir(parents=True, exist_ok=True)
         (tmp_path / "trainer" / "deleted" / "checkpoints" / content).touch()
         checkpoint.set_aside_deleted(tmp_path)
-    assert sorted(path.name for path in (tmp_path / "trainer").iterdir()) == [".deleted-deleted", "kept"]
-    assert [path.name for path in (tmp_path / "trainer" / ".deleted-deleted" / "checkpoints").iterdir()] == ["twice"]
+    assert sorted(path.name for path in (tmp_path / "trainer").iterdir()) == [
+        ".deleted-deleted",
+        ".deleted-deleted~2",
+        "kept",
+    ]
+    found = checkpoint.were_set_aside(tmp_path, "deleted")
+    assert [path.name for aside in found for path in aside.glob("checkpoints/*ce")] == ["once", "twice"]
+    assert checkpoint.were_set_aside(tmp_path, "delete") == []
