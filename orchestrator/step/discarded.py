@@ -8,9 +8,11 @@ that failures do not use up the CPU.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +58,8 @@ LONGEST_REASON = 300
 
 _COUNTED = "unrecorded/"
 _UNRECORDED = "rollouts/unrecorded"
+
+_saving = threading.Lock()
 
 Report = dict[str, Any]
 """`step`, `time`, `discarded` (a number), `reason`, `notable` (whether to show it) and the additive metrics so far."""
@@ -228,8 +232,21 @@ def in_words(report: Report) -> str:
 
 
 def save(report: Report, run_dir: Path) -> None:
-    """Writes the report for `counterpoint status` and the job's summary. A failure is only logged. Blocks."""
+    """Writes the report for `counterpoint status` and the job's summary, unless a later one is there. Blocks.
+
+    A failure is only logged. Threads that save are not in the reports' order: on a busy machine an earlier one may be last.
+    """
+    path = run_dir / DISCARDED_FILE
     try:
-        write_atomically(run_dir / DISCARDED_FILE, orjson.dumps(report))
+        with _saving:
+            with suppress(FileNotFoundError, ValueError, KeyError, TypeError):  # none yet, or none of ours
+                if _place(orjson.loads(path.read_bytes())) > _place(report):
+                    return
+            write_atomically(path, orjson.dumps(report))
     except OSError as error:
-        logger.warning("%s cannot be written and is out of date: %s", run_dir / DISCARDED_FILE, error)
+        logger.warning("%s cannot be written and is out of date: %s", path, error)
+
+
+def _place(report: Report) -> tuple[int, int]:
+    """Returns what rises from one report of a process to the next. The file of another process is removed at the start."""
+    return report["step"], report["discarded"]

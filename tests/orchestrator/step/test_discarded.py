@@ -166,6 +166,14 @@ def test_what_inference_fails_is_held_against_no_environment(caplog: pytest.LogC
     assert "rollout failed" not in caplog.text
 
 
+def test_a_report_that_is_written_late_replaces_no_later_one(tmp_path: Path) -> None:
+    for step, number in [(1, 7), (1, 636), (1, 524), (0, 900)]:
+        save({"step": step, "discarded": number}, tmp_path)
+    assert orjson.loads((tmp_path / DISCARDED_FILE).read_bytes()) == {"step": 1, "discarded": 636}
+    save({"step": 2, "discarded": 0}, tmp_path)
+    assert orjson.loads((tmp_path / DISCARDED_FILE).read_bytes()) == {"step": 2, "discarded": 0}
+
+
 def test_a_report_that_cannot_be_written_costs_nothing_else(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / DISCARDED_FILE).mkdir()
     save({"step": 1, "discarded": 2}, tmp_path)
