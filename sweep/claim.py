@@ -17,7 +17,7 @@ import random
 import signal
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
 from typing import Any, Generic, ParamSpec, TypeVar
 
@@ -56,13 +56,22 @@ class SweepTarget(Generic[C]):
     def digest(self) -> str | None:
         """Of the identity; None if that is no JSON, so that it cannot be compared."""
         try:
-            text = json.dumps(self.config if self.identity is None else self.identity, sort_keys=True)
+            text = json.dumps(
+                self.config if self.identity is None else self.identity, sort_keys=True, default=_fields_of
+            )
         except (TypeError, ValueError, RecursionError):
             return None
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     def __post_init__(self) -> None:
         checked_id(self.target_id)
+
+
+def _fields_of(value: Any) -> dict[str, Any]:
+    """Returns a dataclass as JSON. Raises `TypeError` for anything else."""
+    if not is_dataclass(value) or isinstance(value, type):
+        raise TypeError(f"{type(value).__name__} is no JSON")
+    return {type(value).__name__: {field.name: getattr(value, field.name) for field in fields(value)}}
 
 
 class BodyExited(Exception):
@@ -93,23 +102,25 @@ def claim_and_run(
     *,
     force_run_failed: bool = True,
     max_attempts: int | None = None,
+    keep_going: bool = False,
     heartbeat: float = 30.0,
     lease: float = 90.0,
 ) -> None:
     """Runs every target to SUCCESS, each by exactly one worker, and returns when all have succeeded.
 
     `run_fn(target, claim)`, or `run_fn(target)` if it takes one argument, is called in this thread; a coroutine function
-    runs in a loop of its own. If it raises, the target is marked FAILED, and the others go on. A FAILED target is tried
+    runs in a loop of its own. If it raises, the target is marked FAILED and the exception is raised again, which ends this
+    worker; the others go on. With `keep_going` this worker goes on, too, and raises at the end. A FAILED target is tried
     again after a pause, unless `force_run_failed` is false: until it has had `max_attempts` in all workers together, or,
     with None, once by each worker. In the main thread SIGTERM and Ctrl-C interrupt the body and give its claim back, before
     they end this call as `SystemExit` and `KeyboardInterrupt`.
 
-    Raises `SweepFailed` at the end; `TypeError` for a body with other arguments; `ValueError` for bad terms, duplicate ids
-    or an invalid root; `UnsafeStoreError` for storage without conditional writes; `StoreError` when the storage is
-    unreachable, at the start or for ten leases.
+    Raises the body's own exception; `SweepFailed` at the end, when targets stay FAILED; `TypeError` for a body with other
+    arguments; `ValueError` for bad terms, duplicate ids or an invalid root; `UnsafeStoreError` for storage without
+    conditional writes; `StoreError` when the storage is unreachable, at the start or for ten leases.
     """
     terms, body = Terms(heartbeat, lease, force_run_failed, max_attempts), _with_both_arguments(run_fn)
-    worker = _Worker(sweep_root, targets, terms)
+    worker = _Worker(sweep_root, targets, terms, keep_going)
     if inspect.iscoroutinefunction(body):
         return _run_in_loop(worker, body)
     with Interruptions() as interruptions:
@@ -121,9 +132,9 @@ def claim_and_run(
                 continue
             holder_of_lease = worker.acquire(step.target_id)
             if holder_of_lease is not None:
-                worker.ended(
-                    step.target_id, _call(body, worker.targets[step.target_id], holder_of_lease, interruptions)
-                )
+                error = _call(body, worker.targets[step.target_id], holder_of_lease, interruptions)
+                interruptions.check()  # before what the body made of a signal is raised
+                worker.ended(step.target_id, error)
         interruptions.check()
         worker.raise_failures()
 
@@ -135,6 +146,7 @@ async def claim_and_run_async(
     *,
     force_run_failed: bool = True,
     max_attempts: int | None = None,
+    keep_going: bool = False,
     heartbeat: float = 30.0,
     lease: float = 90.0,
 ) -> None:
@@ -145,7 +157,7 @@ async def claim_and_run_async(
     """
     terms = Terms(heartbeat, lease, force_run_failed, max_attempts)
     body = _with_both_arguments(run_fn)
-    worker = await _shielded(_Worker, sweep_root, targets, terms)
+    worker = await _shielded(_Worker, sweep_root, targets, terms, keep_going)
     with Interruptions(takes_over=False) as interruptions:
         await _drive(worker, body, interruptions)
 
@@ -153,7 +165,9 @@ async def claim_and_run_async(
 class _Worker(Generic[C]):
     """What both forms share: the open targets, the claims, and how they ended."""
 
-    def __init__(self, root: str | os.PathLike[str], targets: Sequence[SweepTarget[C]], terms: Terms) -> None:
+    def __init__(
+        self, root: str | os.PathLike[str], targets: Sequence[SweepTarget[C]], terms: Terms, keep_going: bool
+    ) -> None:
         self.targets = {target.target_id: target for target in targets}
         if len(self.targets) != len(targets):
             ids = [target.target_id for target in targets]
@@ -162,6 +176,7 @@ class _Worker(Generic[C]):
         self.queue = TargetQueue(self.targets, terms.heartbeat, random.Random())
         self._store = open_proven(root)
         self._terms = terms
+        self._keep_going = keep_going
         self._observer = Observer(terms, REAL_CLOCKS, self._store.root)
         self._errors: dict[str, Exception] = {}
         """Of our own attempts, by target."""
@@ -203,7 +218,7 @@ class _Worker(Generic[C]):
         return None
 
     def ended(self, target_id: str, error: Exception | None) -> None:
-        """Notes how a claim ended."""
+        """Notes how a claim ended. Raises the body's exception, unless this worker is to keep going."""
         if error is None:
             self.queue.done(target_id)
         elif isinstance(error, LeaseLost):
@@ -211,6 +226,8 @@ class _Worker(Generic[C]):
             self.queue.later(target_id, self._terms.heartbeat)
         else:
             logger.error("%s failed: %s: %s", target_id, type(error).__name__, error)
+            if not self._keep_going:
+                raise error
             self._errors[target_id] = error
             self.queue.later(target_id, 0.0)
 
@@ -310,7 +327,7 @@ async def _drive(worker: _Worker[C], run_fn: Call[C], interruptions: Interruptio
     while True:
         await asyncio.sleep(0)  # where a postponed cancellation is raised
         if task.cancelling() > cancelled_before:
-            raise asyncio.CancelledError  # which the body turned into another exception
+            raise asyncio.CancelledError
         if (step := worker.queue.next()) is None:
             return worker.raise_failures()
         if isinstance(step, Wait):
@@ -319,9 +336,10 @@ async def _drive(worker: _Worker[C], run_fn: Call[C], interruptions: Interruptio
             continue
         holder_of_lease = await _shielded(worker.acquire, step.target_id)
         if holder_of_lease is not None:
-            worker.ended(
-                step.target_id, await _run(run_fn, worker.targets[step.target_id], holder_of_lease, interruptions)
-            )
+            error = await _run(run_fn, worker.targets[step.target_id], holder_of_lease, interruptions)
+            if task.cancelling() > cancelled_before:
+                raise asyncio.CancelledError from error  # which the body turned into another exception
+            worker.ended(step.target_id, error)
 
 
 async def _run(
@@ -330,12 +348,13 @@ async def _run(
     """Does what `_call` and `holding` do, with the body in a task that a lost lease cancels."""
     try:
         try:
+            claim = await _shielded(holder_of_lease.begin)
             await asyncio.sleep(0)  # as in `_drive`: a function that has begun cannot be cancelled
             if inspect.iscoroutinefunction(run_fn):
-                body = partial(run_fn, target, holder_of_lease.claim)
+                body = partial(run_fn, target, claim)
                 await _cancelled_when_lost(_awaited(body, interruptions), holder_of_lease)
             else:
-                await _run_in_thread(run_fn, target, holder_of_lease.claim, interruptions)
+                await _run_in_thread(run_fn, target, claim, interruptions)
         except Exception as error:  # noqa: BLE001 - it is recorded, and raised at the end
             await _shielded(holder_of_lease.fail, error)
             return error

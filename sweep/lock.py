@@ -58,6 +58,8 @@ class Claim:
     from a body that does not stop."""
     attempt: int
     """Counting from 1; those that were interrupted do not count."""
+    output_path: str = ""
+    """The directory of the target's output: `root/target_id`. It exists where the root is a directory."""
     stop: threading.Event = field(default_factory=threading.Event)
     """Set when the body must end: its lease is lost, or its worker is asked to stop. What it does then counts for nothing."""
 
@@ -72,7 +74,8 @@ class LeaseHolder:
         """`loss_level` is that of the log's line about a lost lease."""
         record = owned.record
         self._loss_level = loss_level
-        self.claim = Claim(record.target_id, record.owner, record.token, record.attempts)
+        output_path = f"{store.root.rstrip('/')}/{record.target_id}"
+        self.claim = Claim(record.target_id, record.owner, record.token, record.attempts, output_path)
         self._store = store
         self._owned = owned
         self._process = os.getpid()
@@ -88,6 +91,12 @@ class LeaseHolder:
             self._beat,
         ):  # the watching thread first: a heartbeat alone would keep a lease that nobody checks
             threading.Thread(target=thread, name=f"sweep {thread.__name__} {record.target_id}", daemon=True).start()
+
+    def begin(self) -> Claim:
+        """Makes the directory of the output, if the root is a directory, and returns the claim for its body."""
+        if os.path.isabs(self._store.root):
+            os.makedirs(self.claim.output_path, exist_ok=True)
+        return self.claim
 
     @property
     def lost(self) -> str | None:
@@ -210,7 +219,7 @@ def holding(holder_of_lease: LeaseHolder, interruptions: Interruptions) -> Itera
     on. Raises `LeaseLost` if the block ended too late to count.
     """
     try:
-        yield holder_of_lease.claim
+        yield holder_of_lease.begin()
     except BaseException as error:
         if interruptions.caused(error):
             holder_of_lease.give_back()

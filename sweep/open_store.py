@@ -29,7 +29,7 @@ def _open(root: str, process: int) -> Store:
         return _local(root)
     place, slash, path = rest.partition("/")  # no more: a "#" or "?" is part of a name like any other character
     match scheme:
-        case "file":
+        case "file" | "local":
             if place not in ("", "localhost") or not slash:
                 raise ValueError(f"{root!r} does not name a file of this machine: write file:///absolute/path")
             return _local(unquote(f"/{path}"))
@@ -37,11 +37,11 @@ def _open(root: str, process: int) -> Store:
             from sweep.stores.memory import MemoryStore
 
             return MemoryStore(rest)
-        case "s3":
+        case "s3" | "s3a":
             from sweep.stores.s3 import S3Store
 
             return S3Store(place, path.strip("/"))
-        case "gs":
+        case "gs" | "gcs":
             from sweep.stores.gs import GoogleStore
 
             return GoogleStore(place, path.strip("/"))

@@ -8,7 +8,6 @@ be tried again.
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from typing import Any
@@ -17,7 +16,9 @@ FORMAT = 1
 LARGEST_BYTES = 65_536
 """Nothing larger is read as a record."""
 
-_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+LARGEST_ID_BYTES = 200
+"""A file's name may have 255, and a partial file's has 34 more than the id."""
+RECORD_SUFFIX = ".json"
 
 _COUNTS = ("token", "attempts", "revision", "pid")
 _SECONDS = ("lease_seconds", "started_at", "heartbeat_at", "finished_at")
@@ -33,6 +34,10 @@ class State(StrEnum):
     FAILED = "FAILED"
     INTERRUPTED = "INTERRUPTED"
     """Given back before its body ended: any worker may take it."""
+
+
+STATUS_SUCCESS = State.SUCCESS
+STATUS_FAILED = State.FAILED
 
 
 class RecordError(ValueError):
@@ -111,9 +116,30 @@ class Record:
 
 
 def checked_id(target_id: str) -> str:
-    """Returns the id. Raises `ValueError` when it is not safe as a file name."""
-    if not isinstance(target_id, str) or not _ID.fullmatch(target_id):
+    """Returns the id. Raises `ValueError` when it is not safe as the name of a file and of a directory beside the records."""
+    if not isinstance(target_id, str) or (reason := _why_unsafe(target_id)) is not None:
+        why = reason if isinstance(target_id, str) else "it is no text"
         raise ValueError(
-            f"{target_id!r} is not an id: 1 to 64 of letters, digits, '.', '_' and '-', beginning with a letter or digit"
+            f"{target_id!r} is not an id: {why}; expected a name for a file, of at most {LARGEST_ID_BYTES} bytes"
         )
     return target_id
+
+
+def _why_unsafe(target_id: str) -> str | None:
+    if not target_id:
+        return "it is empty"
+    if target_id.startswith("."):
+        return "it begins with '.', as the files of the sweep itself"
+    if target_id.endswith(RECORD_SUFFIX):
+        return (
+            f"it ends with {RECORD_SUFFIX!r}, as the records, beside which each target has a directory of its own name"
+        )
+    if "/" in target_id or "\\" in target_id:
+        return "it has a separator of paths"
+    if not target_id.isprintable():
+        return "it has a character that cannot be printed"
+    if target_id != target_id.strip():
+        return "it begins or ends with a space"
+    if len(target_id.encode()) > LARGEST_ID_BYTES:
+        return f"it has {len(target_id.encode())} bytes"
+    return None

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 ENVIRONMENT_PREFIX = "COUNTERPOINT_"
 NESTED_DELIMITER = "__"
-NOT_CONFIGURATION = frozenset({"COUNTERPOINT_CACHE"})
-"""Variables with our prefix that name no key. `make-model` keeps its models in the directory COUNTERPOINT_CACHE."""
+NOT_CONFIGURATION = frozenset({"COUNTERPOINT_CACHE", "COUNTERPOINT_REGION", "COUNTERPOINT_REGION_ROOT"})
+"""Variables with our prefix that name no key: where `make-model` keeps its models, and those of `sweep/regions.py`."""
 
 
 def forget_environment() -> dict[str, str]:

@@ -62,6 +62,7 @@ async def _work(config: SweepConfig, targets: Sequence[Target], body: Body) -> i
             [SweepTarget(target.target_id, target, target.values) for target in targets],
             body,
             max_attempts=config.max_attempts,
+            keep_going=True,
             heartbeat=config.heartbeat_seconds,
             lease=config.lease_seconds,
         )

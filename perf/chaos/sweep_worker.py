@@ -99,4 +99,4 @@ def work(root: str, witness: Path, count: int, seconds: float, heartbeat: float,
         with seen_by.living(claim):
             claim.stop.wait(seconds)
 
-    claim_and_run(root, targets(count), body, heartbeat=heartbeat, lease=lease)
+    claim_and_run(root, targets(count), body, keep_going=True, heartbeat=heartbeat, lease=lease)

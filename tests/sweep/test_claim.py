@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Awaitable, Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -68,6 +69,37 @@ def test_targets_run_in_order_each_once_with_their_config(root: str, run: Callab
 
 
 @both_forms
+def test_the_bodys_exception_ends_its_worker_and_a_peer_tries_the_target_again(
+    root: str, run: Callable[..., None]
+) -> None:
+    tried: list[str] = []
+    error = RuntimeError("out of luck")
+
+    def body(target: SweepTarget[int], claim: Claim) -> None:
+        tried.append(target.target_id)
+        if tried == ["good", "bad"]:
+            raise error
+
+    with pytest.raises(RuntimeError) as raised:
+        run(root, targets("good", "bad", "fine"), body, **QUICK)
+    assert raised.value is error
+    assert states(root) == {"good": (sweep.STATUS_SUCCESS, 1), "bad": (sweep.STATUS_FAILED, 1)}
+    run(root, targets("good", "bad", "fine"), body, **QUICK)
+    assert sorted(tried) == ["bad", "bad", "fine", "good"]
+    assert set(states(root).values()) == {(sweep.STATUS_SUCCESS, 1), (sweep.STATUS_SUCCESS, 2)}
+
+
+@both_forms
+def test_each_target_has_a_directory_for_its_output_below_the_root(tmp_path: Path, run: Callable[..., None]) -> None:
+    def body(target: SweepTarget[int], claim: Claim) -> None:
+        (Path(claim.output_path) / "result").write_text(target.target_id)
+
+    run(tmp_path, targets("lr=0.1, wd=0", "größer"), body, **QUICK)
+    assert (tmp_path / "lr=0.1, wd=0" / "result").read_text() == "lr=0.1, wd=0"
+    assert states(str(tmp_path)) == {"lr=0.1, wd=0": ("SUCCESS", 1), "größer": ("SUCCESS", 1)}
+
+
+@both_forms
 def test_a_failing_target_is_tried_up_to_its_limit_and_the_rest_go_on(root: str, run: Callable[..., None]) -> None:
     tried: list[str] = []
 
@@ -77,7 +109,7 @@ def test_a_failing_target_is_tried_up_to_its_limit_and_the_rest_go_on(root: str,
             raise RuntimeError(f"attempt {claim.attempt}")
 
     with pytest.raises(SweepFailed, match="1 of 3 targets failed: bad") as raised:
-        run(root, targets("good", "bad", "fine"), body, max_attempts=3, **QUICK)
+        run(root, targets("good", "bad", "fine"), body, max_attempts=3, keep_going=True, **QUICK)
     assert [str(error) for error in raised.value.exceptions] == ["attempt 3"]
     assert tried == ["good", "bad", "fine", "bad", "bad"]
     assert states(root) == {"good": ("SUCCESS", 1), "bad": ("FAILED", 3), "fine": ("SUCCESS", 1)}
@@ -89,7 +121,7 @@ def test_without_a_limit_each_worker_tries_a_failing_target_once(root: str) -> N
 
     for attempt in (1, 2):
         with pytest.raises(SweepFailed) as raised:
-            claim_and_run(root, targets("bad"), body, **QUICK)
+            claim_and_run(root, targets("bad"), body, keep_going=True, **QUICK)
         assert [str(error) for error in raised.value.exceptions] == [f"attempt {attempt}"]
 
 
@@ -98,7 +130,7 @@ def test_a_target_that_comes_right_is_a_success_for_all(root: str) -> None:
         if claim.attempt == 1:
             raise RuntimeError("not yet")
 
-    claim_and_run(root, targets("late"), body, max_attempts=2, **QUICK)
+    claim_and_run(root, targets("late"), body, max_attempts=2, keep_going=True, **QUICK)
     (found,) = sweep_status(root)
     assert (found.state, found.attempts, found.token, found.error) == ("SUCCESS", 2, 2, None)
 
@@ -239,8 +271,9 @@ def test_a_body_that_exits_unasked_has_failed_and_its_worker_goes_on(
     async def coroutine(target: SweepTarget[int], claim: Claim) -> None:
         function(target, claim)
 
+    body = function if kind == "function" else coroutine
     with pytest.raises(SweepFailed, match="1 of 2 targets failed: bad") as raised:
-        run(root, targets("bad", "good"), function if kind == "function" else coroutine, max_attempts=2, **QUICK)
+        run(root, targets("bad", "good"), body, max_attempts=2, keep_going=True, **QUICK)
     (error,) = raised.value.exceptions
     assert isinstance(error, BodyExited)
     assert error.__cause__ is end
@@ -364,7 +397,7 @@ def test_a_coroutine_in_disguise_is_not_taken_for_a_success(root: str) -> None:
         return made[-1]
 
     with pytest.raises(SweepFailed) as raised:
-        claim_and_run(root, targets("a"), body, **QUICK)
+        claim_and_run(root, targets("a"), body, keep_going=True, **QUICK)
     assert "pass a coroutine function" in str(raised.value.exceptions[0])
     for coroutine in made:
         coroutine.close()  # type: ignore[attr-defined]

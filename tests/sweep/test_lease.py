@@ -161,12 +161,14 @@ def test_a_long_error_is_cut_and_the_end_of_its_traceback_kept() -> None:
     assert record.traceback.endswith("the end")
 
 
-@pytest.mark.parametrize("target_id", ["a", "lr-0.1_seed-3", "A" * 64])
+@pytest.mark.parametrize("target_id", ["a", "lr-0.1_seed-3", "A" * 200, "-a", "a b", "lr=0.1,wd=0", "ä", "a.json.gz"])
 def test_ids_that_are_safe(target_id: str) -> None:
     assert checked_id(target_id) == target_id
 
 
-@pytest.mark.parametrize("target_id", ["", ".", "..", "a/b", "-a", ".hidden", "a" * 65, "a b", "ä", "a\n", 3])
+@pytest.mark.parametrize(
+    "target_id", ["", ".", "..", "a/b", "a\\b", ".hidden", "a" * 201, "ä" * 101, " a", "a\n", "a.json", 3]
+)
 def test_ids_that_are_not_safe_as_file_names(target_id: str) -> None:
     with pytest.raises(ValueError, match="is not an id"):
         checked_id(target_id)

@@ -33,7 +33,9 @@ def test_claims_and_the_states_of_all_targets_are_shown(tmp_path: Path) -> None:
                 raise ValueError("no")
 
     with contextlib.suppress(ExceptionGroup):
-        claim_and_run(str(tmp_path / "store" / "grid"), [SweepTarget(name, name) for name in ("a", "b")], body)
+        claim_and_run(
+            str(tmp_path / "store" / "grid"), [SweepTarget(name, name) for name in ("a", "b")], body, keep_going=True
+        )
     with telemetry:
         shown = families(telemetry.port)
         values = telemetry._endpoint.values.read()
