@@ -1,91 +1,35 @@
-"""`counterpoint status DIRECTORY`: prints a job's runs, processes and last errors, or a submitted job's workers."""
+"""`counterpoint status DIRECTORY`: prints a job's state; with `--probe`, says by its exit code whether it is alive."""
 
 from __future__ import annotations
 
 import argparse
-import json
-import time
-from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
-
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.text import Text
-
-from cli.cluster import status as cluster_status
-from cli.display.console import console_for
-from cli.display.status_tables import status_parts
-from cluster.job_files import holds_job
-from job.inspection.status import StatusReader
-from job.inspection.why import DROPPED, describe_decision, explain
-from transport.printable import printable
 
 WATCH_SECONDS = 2.0
 """Seconds between two updates of `--watch`."""
 
-PIPE_WIDTH = 120
+UNHEALTHY = 1
+"""Exit code of `--probe`."""
 
 
 def main(arguments: list[str]) -> int:
-    """Runs the command. Returns 0 also for a job that failed: its status was printed."""
+    """Runs the command. Returns 0 also for a job that failed, since its status was printed, but for `--probe`."""
     given = _parser().parse_args(arguments)
+    if given.probe:  # every half minute, in a container: it imports little
+        from job.inspection.health import health_of
+
+        health = health_of(given.directory)
+        print("\n".join(health.faults or health.alive))
+        return UNHEALTHY if health.faults else 0
+    from cli.display import status_output
+
     if given.why is not None:
-        return _why(given.directory, given.why, given.json)
-    if given.watch:
-        return _watch(given.directory, given.json)
-    reader = StatusReader(given.directory)
-    if given.json:
-        print(json.dumps(_as_json(given.directory, reader), indent=1))
-        return 0
-    console = _console()
-    for part in _parts(given.directory, reader):
-        console.print(part, soft_wrap=isinstance(part, Text))
+        status_output.print_why(given.directory, given.why, given.json)
+    elif given.watch:
+        status_output.watch(given.directory, given.json, WATCH_SECONDS)
+    else:
+        status_output.print_once(given.directory, given.json)
     return 0
-
-
-def _watch(directory: Path, as_json: bool) -> int:
-    """Prints the status again and again until Ctrl-C: in place on a terminal, otherwise one after the other."""
-    console, reader = _console(), StatusReader(directory)
-    live = Live(console=console, auto_refresh=False) if console.is_terminal and not as_json else None
-    try:
-        with live or nullcontext():
-            while True:
-                if as_json:
-                    print(json.dumps(_as_json(directory, reader)), flush=True)
-                elif live is not None:
-                    live.update(Group(*_parts(directory, reader)), refresh=True)
-                else:
-                    console.print(*_parts(directory, reader), sep="\n", soft_wrap=True)
-                time.sleep(WATCH_SECONDS)
-    except KeyboardInterrupt:
-        return 0
-
-
-def _parts(directory: Path, reader: StatusReader) -> list[RenderableType]:
-    return cluster_status.read_parts(directory) if holds_job(directory) else status_parts(reader.read())
-
-
-def _as_json(directory: Path, reader: StatusReader) -> dict[str, Any]:
-    return cluster_status.read_json(directory) if holds_job(directory) else reader.read().as_json()
-
-
-def _why(directory: Path, name: str, as_json: bool) -> int:
-    """Prints the decisions about a group of rollouts, or about the newest dropped groups."""
-    found = explain(directory, name)
-    if as_json:
-        print(json.dumps(found, indent=1))
-        return 0
-    console = _console()
-    for run_id, lines in found.items():
-        title = f"run {run_id}" if name == DROPPED else f"run {run_id}, group {name.partition('-')[0]}"
-        for text in (title, *(f"  {describe_decision(line, name == DROPPED)}" for line in lines)):
-            console.print(printable(text), highlight=False, soft_wrap=True)
-    return 0
-
-
-def _console() -> Console:
-    return console_for(pipe_width=PIPE_WIDTH, markup=False)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -102,7 +46,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--why",
         metavar="GROUP",
-        help=f"print what happened to a group of rollouts (12, or a rollout of it: 12-3) and why it was dropped; `{DROPPED}` "
+        help="print what happened to a group of rollouts (12, or a rollout of it: 12-3) and why it was dropped; `dropped` "
         "prints the newest dropped groups",
+    )
+    parser.add_argument(
+        "--probe",
+        action="store_true",
+        help="for a container's health check: exit with 0 if the runs that this machine plays there are alive and their event "
+        "loops go on, else with 1, and print why",
     )
     return parser

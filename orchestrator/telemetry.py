@@ -7,6 +7,7 @@ reads that note, and touches nothing that the loop works with.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from types import TracebackType
@@ -45,6 +46,8 @@ class RunTelemetry:
         self._values.attach(catalogue.LAG, lag.histogram)
         self._values.set(catalogue.STEPS_PLANNED, config.steps)
         self._lines = LineReader(self._values, catalogue.LINES)
+        self._noted: float | None = None
+        """When the loop last noted its servers and rollouts, on the monotonic clock; None while it does not."""
 
     @property
     def port(self) -> int:
@@ -67,9 +70,18 @@ class RunTelemetry:
         self._values.attach(of_pool.TURN_SECONDS, meters.turn_seconds)
         self._values.attach(of_pool.UPDATE_SECONDS, meters.update_seconds)
         self._values.on_scrape(lambda: _counted(meters))
-        while True:
-            self._values.replace("now", _now(pool, scheduler))
-            await asyncio.sleep(NOTE_SECONDS)
+        self._values.on_scrape(self._silence)
+        try:
+            while True:
+                self._noted = time.monotonic()
+                self._values.replace("now", _now(pool, scheduler))
+                await asyncio.sleep(NOTE_SECONDS)
+        finally:
+            self._noted = None
+
+    def _silence(self) -> list[tuple[Metric, Labels, float]]:
+        noted = self._noted
+        return [] if noted is None else [(catalogue.SILENT, (), time.monotonic() - noted)]
 
     def __enter__(self) -> RunTelemetry:
         try:

@@ -108,6 +108,7 @@ def test_servers_are_as_the_loop_noted_them(make_config: Callable[..., RunConfig
     assert found["counterpoint_inference_waiting_requests"] == {(): 3}
     assert found["counterpoint_inference_retries_total"] == {(): 2}
     assert found["counterpoint_turn_seconds_count"] == {(): 1}
+    assert 0 <= found["counterpoint_event_loop_silent_seconds"][()] < 60
     assert found["counterpoint_inflight_rollouts"] == {("training",): 7, ("evaluation",): 1}
 
 

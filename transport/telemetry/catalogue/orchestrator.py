@@ -133,6 +133,12 @@ LAG = Metric(
     "seconds",
     buckets=PROMPT_SECONDS,
 )
+SILENT = Metric(
+    "counterpoint_event_loop_silent_seconds",
+    "gauge",
+    "time since the event loop last noted how servers and rollouts are, which it does every second",
+    "seconds",
+)
 LAG_MAX = Metric("counterpoint_event_loop_lag_max_seconds", "gauge", "largest lag in the newest step", "seconds")
 LATE = Metric("counterpoint_event_loop_late", "counter", "moments at which the event loop was late")
 LATE_SECONDS = Metric(
@@ -332,7 +338,7 @@ METRICS = (
     ENVIRONMENT_REWARD, PLAYER_REWARD, ENVIRONMENT_METRIC, ROLLOUTS, FILTERED, TRAINED, STALE, SHARE,
     CAUGHT, FAILURES, STALENESS_MEAN,
     STALENESS_MAX, TOKENS, BATCH_SAMPLES, BATCH_TOKENS, BATCH_BYTES, EPOCH, DRAWS, PASS_RATE, WORKER_LAG,
-    WORKER_RESTARTS, SESSIONS, WORKERS, LAG, LAG_MAX, LATE, LATE_SECONDS, PHASE, STEP_SECONDS, IN_FLIGHT, PAUSED,
+    WORKER_RESTARTS, SESSIONS, WORKERS, LAG, SILENT, LAG_MAX, LATE, LATE_SECONDS, PHASE, STEP_SECONDS, IN_FLIGHT, PAUSED,
     POLICY_VERSION, CACHE_HITS, EVALUATION, EVALUATION_LOW, EVALUATION_HIGH, EVALUATION_STEP, EVALUATION_FAILED,
 )  # fmt: skip
 
