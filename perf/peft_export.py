@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from run.config import LoraConfig
-from trainer.lora.multi_lora import adapter_spans, export_adapter, wrap_targets
+from trainer.lora.multi_lora import adapter_spans, apply_lora_to_model, export_adapter
 from trainer.lora.targets import adaptable, check_targets, prove_layers
 from trainer.model.load import load_model, log_probabilities
 
@@ -54,7 +54,7 @@ def check_export(directory: Path, targets: Sequence[str], dtype: str = "float32"
     generator = torch.Generator().manual_seed(0)
     tokens_T = torch.randint(3, model.config.vocab_size, (_TOKENS,), generator=generator)
     bare_P = _values(model, tokens_T)
-    layers = wrap_targets(model, 1, config)
+    layers = apply_lora_to_model(model, 1, config)
     for layer in layers.values():
         layer.admit(0, _RANK, _ALPHA, generator)
         for parameter in layer.adapter_parameters(0).values():

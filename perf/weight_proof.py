@@ -37,7 +37,7 @@ from models.tiny_models import write_untrained
 from run.config import LoraConfig
 from trainer.broadcast import own_memory
 from trainer.lora.layer import MultiLora
-from trainer.lora.multi_lora import adapter_spans, digest_adapter, export_adapter, wrap_targets
+from trainer.lora.multi_lora import adapter_spans, apply_lora_to_model, digest_adapter, export_adapter
 from trainer.model.load import load_model, log_probabilities
 from trainer.probe import write_probe
 from transport.records import Float32Array
@@ -117,7 +117,7 @@ class Policy:
         self._version = 0
         self._probed: Tensor | None = None
         if self._adapts:
-            for layer in wrap_targets(self._model, 1, LORA).values():
+            for layer in apply_lora_to_model(self._model, 1, LORA).values():
                 layer.admit(0, LORA.rank, LORA.alpha, self._generator)
 
     def parameters(self) -> list[nn.Parameter]:
@@ -146,7 +146,8 @@ class Policy:
         directory.mkdir()
         if self._adapts:
             digests = digest_adapter(
-                export_adapter(wrap_targets(model, 1, LORA), 0, LORA, str(self.base), directory), LORA.alpha / LORA.rank
+                export_adapter(apply_lora_to_model(model, 1, LORA), 0, LORA, str(self.base), directory),
+                LORA.alpha / LORA.rank,
             )
         else:
             model.save_pretrained(directory)

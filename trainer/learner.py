@@ -407,9 +407,10 @@ class Learner:
             return False, str(error)
         return True, ""
 
-    def _create(self, slot: int, run_id: str, config: RunConfig) -> None:
+    def _create(self, slot: int, run_id: str) -> None:
         """Makes a run at the step that rank 0 has found. An error concerns this run alone; all ranks note it in the record."""
         occupancy = self.manager.registry.in_slot(slot)
+        config = occupancy.config
         try:
             # First: all ranks load it together, and an error of one of them is that of all.
             reference = self._references.open(slot, config.training, self.loaded.limits.vocabulary)

@@ -16,7 +16,7 @@ from torch import nn
 from run.config import LoraConfig
 from trainer.config import TrainerConfig
 from trainer.faults import ModelLost, is_fatal
-from trainer.lora.multi_lora import wrap_targets
+from trainer.lora.multi_lora import apply_lora_to_model
 from trainer.lora.targets import prove_layers
 from trainer.model.compiled import compile_layers
 from trainer.model.load import load_model, trainable_parameters
@@ -107,10 +107,11 @@ class LoadedModel:
             logger.warning("compile = true: layers with adapters are not compiled")
         if (self.config.divided or self.ranks.context is not None) and trainable_parameters(self.model):
             differentiate_inputs(self.model)
-        layers = wrap_targets(self.model, 2 * self.config.max_runs, lora)  # for the adapters that are kept, too
+        n_adapters = 2 * self.config.max_runs  # for the adapters that are kept, too
+        layers = apply_lora_to_model(self.model, n_adapters, lora, self.config.max_lora_rank)
         manager.forget_modules()  # all anew, in the model's order, since the random numbers of a new adapter are drawn in it
         for prefix, layer in layers.items():
-            manager.register_module(prefix, layer)
+            layer.register_with_runs(manager, prefix)
 
 
 def _limits(config: TrainerConfig, model: nn.Module, replay: RouterReplay | None, shares_rows: bool) -> ModelLimits:

@@ -22,7 +22,7 @@ from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 
 from job.plan.live_bytes import LiveBytes
 from run.config import TrainingConfig
-from trainer.lora.multi_lora import adapter_spans, wrap_targets
+from trainer.lora.multi_lora import adapter_spans, apply_lora_to_model
 from trainer.lora.targets import adaptable, is_target
 from trainer.model import head
 from trainer.model.experts import WEIGHTS
@@ -283,7 +283,7 @@ def _trained(
     found = value_head.parameters() if value_head is not None else {}
     if lora is None:
         return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad} | found
-    for name, layer in wrap_targets(model, 2 * len(runs), lora).items():
+    for name, layer in apply_lora_to_model(model, 2 * len(runs), lora).items():
         if is_target(name, lora):
             layer.admit(slot, lora.rank, lora.alpha, torch.Generator())
             if runs[slot].reference_is_start:

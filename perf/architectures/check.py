@@ -18,7 +18,7 @@ from perf.architectures.tiny import VOCABULARY
 from perf.peft_export import check_export
 from run.config import LoraConfig
 from trainer.lora.layer import MultiLora
-from trainer.lora.multi_lora import adapter_spans, wrap_targets
+from trainer.lora.multi_lora import adapter_spans, apply_lora_to_model
 from trainer.lora.targets import adaptable, check_targets, prove_layers
 from trainer.model.load import load_model, log_probabilities, trainable_parameters
 from trainer.model.packing_proof import can_pack, can_share_prompts, prove_packing
@@ -183,7 +183,7 @@ def _adapted(
     config = LoraConfig(rank=_RANK, alpha=_ALPHA, target_modules=list(names))
     try:
         check_targets(model, config, _RANK)
-        layers = wrap_targets(model, 2, config)
+        layers = apply_lora_to_model(model, 2, config)
     except ValueError as error:
         return Outcome("refused", str(error))
     generator = torch.Generator().manual_seed(9)

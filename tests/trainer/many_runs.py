@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from run.config import LoraConfig
 from tests.trainer.conftest import make_run_config
 from trainer.lora.layer import MultiLora
-from trainer.lora.multi_lora import wrap_targets
+from trainer.lora.multi_lora import apply_lora_to_model
 from trainer.lora.targets import is_target
 from trainer.losses.contract import Loss, LossInputs, LossOutputs
 from trainer.losses.registry import load_loss
@@ -60,7 +60,7 @@ class Bench:
             warmup_steps=2,
         )
         generator = torch.Generator().manual_seed(slot)
-        self.layers = wrap_targets(self.model, SLOTS, adapter)
+        self.layers = apply_lora_to_model(self.model, SLOTS, adapter)
         for name, layer in self.layers.items():
             if is_target(name, adapter):
                 layer.admit(slot, adapter.rank, adapter.alpha, generator)

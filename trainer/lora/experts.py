@@ -25,16 +25,16 @@ GATE_UP, DOWN = "gate_up_proj.", "down_proj."
 class MultiLoraExperts(MultiLora):
     """Experts that add, to both of their products, the low-rank product of the token's slot."""
 
-    def __init__(self, base: nn.Module, max_runs: int) -> None:
-        """Wraps `base`, for which `are_known_experts` is true, with `max_runs` slots."""
-        super().__init__(base, {GATE_UP: "gate_up_proj", DOWN: "down_proj"}, max_runs)
+    def __init__(self, base_layer: nn.Module, rank: int, n_adapters: int) -> None:
+        """Wraps `base_layer`, for which `are_known_experts` is true, with `n_adapters` slots for ranks up to `rank`."""
+        super().__init__(base_layer, {GATE_UP: "gate_up_proj", DOWN: "down_proj"}, rank, n_adapters)
 
     def forward(self, hidden_TH: Tensor, expert_TK: Tensor, weight_TK: Tensor) -> Tensor:
         """Maps `[T, H]` to `[T, H]`: the weighted sum of each token's experts; tokens in the order of the row."""
         if (exchange := exchange_of(self.base)) is not None:
             # Tokens of other ranks arrive as well, so a token's kind is its slot, not its span.
             kind_T = None if self.spans is None else self.spans.slot_T + 1
-            return exchange.over_ranks(self._of_all_slots, hidden_TH, expert_TK, weight_TK, kind_T, self.max_runs + 1)
+            return exchange.over_ranks(self._of_all_slots, hidden_TH, expert_TK, weight_TK, kind_T, self.n_adapters + 1)
         if self.spans is None or not any(self.products(DOWN)):
             return self.base(hidden_TH, expert_TK, weight_TK)
         spans, top_k = len(self.spans.slots), expert_TK.shape[-1]
@@ -51,7 +51,7 @@ class MultiLoraExperts(MultiLora):
 
     def _of_all_slots(self, rows_MH: Tensor, counts_G: Tensor) -> Tensor:
         """Computes rows of this rank's experts, sorted by expert and then by kind: no slot, and each slot."""
-        counts_EK = counts_G.view(-1, self.max_runs + 1)
+        counts_EK = counts_G.view(-1, self.n_adapters + 1)
         present = counts_EK.sum(0).nonzero()[:, 0].tolist()
         adapters = [self.adapters.get(kind - 1) for kind in present]
         if not any(adapters):

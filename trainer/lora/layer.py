@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -69,27 +69,45 @@ class PeftNames:
     """What the description calls it, as weights."""
 
 
-class MultiLora(nn.Module):
-    """A layer with up to `max_runs` adapters by slot, each a low-rank product for each of its base weights."""
+class Registry(Protocol):
+    """What layers register with: the `MultiRunManager`."""
 
-    def __init__(self, base: nn.Module, names: Mapping[str, str], max_runs: int) -> None:
-        """Wraps `base`; `names`: of its weights `[O, I]` or `[E, O, I]`, by the prefix of their adapters' names."""
+    def register_module(self, prefix: str, module: MultiLora) -> None:
+        """Adds a layer at module path `prefix`."""
+
+
+class MultiLora(nn.Module):
+    """A layer with up to `n_adapters` adapters by slot, each a low-rank product for each of its base weights."""
+
+    def __init__(self, base_layer: nn.Module, names: Mapping[str, str], rank: int, n_adapters: int) -> None:
+        """Wraps `base_layer`; `names`: of its weights `[O, I]` or `[E, O, I]`, by the prefix of their adapters' names.
+
+        `rank` is the highest rank of an adapter. Each has a rank of its own, and takes memory from its admission on.
+        """
         super().__init__()
-        self.base = base
-        self.max_runs = max_runs
+        self.base = base_layer
+        self.rank = rank
+        self.n_adapters = n_adapters
         self.spans: AdapterSpans | None = None
         self.peft_names = PeftNames({}, (), ())
         # Not submodules: the model's parameters are those of its base, and a slot's parameters belong to its run.
         self.adapters: dict[int, dict[str, LowRank]] = {}
         self._names = dict(names)
 
+    def register_with_runs(self, manager: Registry, module_name: str) -> None:
+        """Has `manager` reset, release and return the adapters of this layer, which is at module path `module_name`."""
+        manager.register_module(module_name, self)
+
     def admit(self, slot: int, rank: int, alpha: float, generator: torch.Generator) -> None:
         """Puts a fresh adapter into a free slot: A random, B zero, so that it changes nothing until it is trained.
 
-        `generator` is on the CPU, whatever the device, so that a seed gives the same adapter everywhere.
+        `generator` is on the CPU, whatever the device, so that a seed gives the same adapter everywhere. Raises `ValueError` for
+        a rank above that of the layer.
         """
-        assert 0 <= slot < self.max_runs, f"slot {slot} of {self.max_runs}"
+        assert 0 <= slot < self.n_adapters, f"slot {slot} of {self.n_adapters}"
         assert slot not in self.adapters, f"slot {slot} is taken"
+        if rank > self.rank:
+            raise ValueError(f"an adapter of rank {rank} for slot {slot}: this layer takes ranks up to {self.rank}")
         self.adapters[slot] = {
             prefix: _fresh(self.base_weight(prefix), rank, alpha, generator) for prefix in self._names
         }

@@ -27,12 +27,12 @@ from trainer.lora.targets import adaptable, is_target
 from trainer.model.context import stretch_of
 
 
-class MultiLoraLinear(MultiLora):
+class MultiLoRALinear(MultiLora):
     """A linear layer: `base(x) + (alpha / rank) * B A x` with the `A` `[rank, in]` and `B` `[out, rank]` of each token's slot."""
 
-    def __init__(self, base: nn.Linear, max_runs: int) -> None:
-        """Wraps `base`, with `max_runs` slots."""
-        super().__init__(base, {"": "weight"}, max_runs)
+    def __init__(self, base_layer: nn.Linear, rank: int, n_adapters: int) -> None:
+        """Wraps `base_layer`, with `n_adapters` slots for adapters of ranks up to `rank`."""
+        super().__init__(base_layer, {"": "weight"}, rank, n_adapters)
 
     @property
     def weight(self) -> Tensor:
@@ -65,8 +65,16 @@ class MultiLoraLinear(MultiLora):
         return {f"{name}.weight": parameter.detach() for name, parameter in self.adapter_parameters(slot).items()}
 
 
-def wrap_targets(model: nn.Module, max_runs: int, config: LoraConfig) -> dict[str, MultiLora]:
+def apply_lora_to_model(
+    model: nn.Module, n_adapters: int, config: LoraConfig, max_rank: int | None = None
+) -> dict[str, MultiLora]:
     """Freezes the model and wraps each layer on which a run with this configuration has an adapter, unless it is wrapped already.
+
+    Args:
+        model: of which layers are replaced.
+        n_adapters: slots of each layer.
+        config: of the run.
+        max_rank: the highest rank that any run may have; that of `config` if not given.
 
     Returns:
         All wrapped layers by module path, in the model's order. Without an adapter they compute what the bare layers compute.
@@ -77,7 +85,8 @@ def wrap_targets(model: nn.Module, max_runs: int, config: LoraConfig) -> dict[st
     experts = {path: len(module.gate_up_proj) for path, module in new.items() if path not in linear}
     for path, names in peft_names(model, linear, experts, known).items():
         parent, _, child = path.rpartition(".")
-        layer = MultiLoraLinear(new[path], max_runs) if path not in experts else MultiLoraExperts(new[path], max_runs)
+        kind = MultiLoraExperts if path in experts else MultiLoRALinear
+        layer = kind(new[path], config.rank if max_rank is None else max_rank, n_adapters)
         layer.peft_names = names
         setattr(model.get_submodule(parent), child, layer)
     model.requires_grad_(False)
@@ -89,7 +98,7 @@ def adapter_spans(model: nn.Module, spans: Sequence[tuple[int, int]]) -> Iterato
     """Applies to each token, in forward passes inside, the adapter of its slot, if that has one.
 
     Args:
-        model: wrapped by `wrap_targets`; a bare model computes as without this.
+        model: wrapped by `apply_lora_to_model`; a bare model computes as without this.
         spans: `(slot, tokens)` in the order of the packed row, adding up to its tokens.
     """
     layers = [module for module in model.modules() if isinstance(module, MultiLora)]

@@ -6,7 +6,7 @@ A configuration is checked once, and again when its file has changed. `trainer/r
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
@@ -36,11 +36,15 @@ class Admission:
         self._registry = registry
         self.hooks: list[ConfigValidationHook] = []
 
-    def scan(self) -> None:
-        """Scans the job's directory, and checks the configurations that are new or have changed."""
+    def scan(self) -> list[Sighting]:
+        """Scans the job's directory; returns the runs whose configurations are new or have changed, for `check`."""
         seen = control_files.scan(self._output_dir)
         evictions = {run_id: self._eviction(run_id) for run_id, sighting in seen.items() if sighting.evicted}
-        for sighting in self._registry.sight(seen, evictions):
+        return self._registry.sight(seen, evictions)
+
+    def check(self, sightings: Iterable[Sighting]) -> None:
+        """Loads the configurations of these runs, and has the hooks check them."""
+        for sighting in sightings:
             self._check(sighting)
 
     def refuse(self, run_id: str, reason: str, sighting: Sighting | None = None) -> None:

@@ -32,13 +32,14 @@ from trainer.runs import control_files
 from trainer.runs.admission import Admission, ConfigValidationHook, hook_name
 from trainer.runs.record import Occupancy, Progress
 from trainer.runs.registry import RunRegistry
+from trainer.runs.scaling_factors import ScalingFactors
 
 logger = logging.getLogger(__name__)
 
 _STORE_KEY = "counterpoint/runs"
 
 DiscoveredHook = Callable[[int, str, RunConfig], object]
-CreationHook = Callable[[int, str, RunConfig], object]
+CreationHook = Callable[[int, str], object]
 ForgottenHook = Callable[[int, str], object]
 DeletionHook = Callable[[int, str], object]
 DirectoryDeletedHook = Callable[[str], object]
@@ -60,6 +61,13 @@ class MultiRunManager:
         self._admission = Admission(output_dir, self.registry)
         self._hooks: dict[str, list[Callable[..., Any]]] = {}
         self._modules: dict[str, MultiLora] = {}
+        self.scaling_factors = ScalingFactors(self.registry)
+        """By slot, alpha over rank: the product of a run's adapter is multiplied by it. A discovered hook may set it."""
+
+    @property
+    def max_runs(self) -> int:
+        """The number of slots."""
+        return self.registry.max_runs
 
     # --- hooks ---
 
@@ -72,7 +80,7 @@ class MultiRunManager:
         self._register("forgotten", hook)
 
     def register_creation_hook(self, hook: CreationHook) -> None:
-        """Registers a hook that every rank calls with slot, id and configuration in `synchronize_state`."""
+        """Registers a hook that every rank calls with slot and id in `synchronize_state`, after all deletions."""
         self._register("creation", hook)
 
     def register_deletion_hook(self, hook: DeletionHook) -> None:
@@ -106,6 +114,10 @@ class MultiRunManager:
     def discover_runs(self, present: Collection[str] | None = None) -> bool:
         """Scans the job's directory, gives and takes slots, and calls the forgotten and the discovered hooks; on rank 0.
 
+        In this order: the directories are scanned; the forgotten hooks are called for runs that were deleted or evicted; the
+        configurations of new runs are checked; the forgotten hooks are called for runs that lose their slots by what was
+        checked (a configuration that is refused or has changed, or a run that yields); the discovered hooks are called.
+
         Args:
             present: the runs whose orchestrators are present; no other gets a slot. None: all count as present.
 
@@ -117,16 +129,16 @@ class MultiRunManager:
             RuntimeError: called on another rank.
         """
         self._require_rank_zero("discover_runs")
-        self._admission.scan()
+        new = self._admission.scan()
         for run_id, inode in self.registry.missing:
             if self._is_gone(run_id, inode):
                 self.registry.directory_deleted(run_id)
                 self._call("directory deleted", run_id, run_id)
-        before = self.registry.queue
+        gone, before = self.registry.gone, self.registry.queue
+        self._forget(gone)
+        self._admission.check(new)
         changes = self.registry.plan(present)
-        for slot, run_id in changes.leaving.items():
-            self._call("forgotten", run_id, slot, run_id)
-            self._vacate(slot)
+        self._forget(changes.leaving)
         for slot, run_id in changes.admitted.items():
             occupancy = self.registry.occupy(slot, run_id, self._open_directory(run_id))
             occupancy.beginning = beginning(self._output_dir, occupancy.config)
@@ -135,7 +147,12 @@ class MultiRunManager:
             logger.info(
                 "all %d slots are taken; waiting, oldest first: %s", self.registry.max_runs, ", ".join(changes.waiting)
             )
-        return bool(changes.leaving or changes.admitted)
+        return bool(gone or changes.leaving or changes.admitted)
+
+    def _forget(self, leaving: Mapping[int, str]) -> None:
+        for slot, run_id in leaving.items():
+            self._call("forgotten", run_id, slot, run_id)
+            self._vacate(slot)
 
     def _open_directory(self, run_id: str) -> int | None:
         with suppress(FileNotFoundError):  # deleted since the scan, as the next one finds out
@@ -158,19 +175,19 @@ class MultiRunManager:
             return True
         return found.st_ino != inode
 
-    def evict_run(self, slot: int, reason: str) -> None:
-        """Writes `control/evicted.txt`; the run loses its slot at the next discovery. On rank 0.
+    def evict_run(self, idx: int, reason: str) -> None:
+        """Writes `control/evicted.txt`; the run in slot `idx` leaves it at the next discovery. On rank 0.
 
         If the file cannot be written, the run is refused until its configuration changes or the trainer restarts.
         """
         self._require_rank_zero("evict_run")
-        run_id = self.registry.in_slot(slot).run_id
+        run_id = self.registry.in_slot(idx).run_id
         logger.warning("run %s is evicted: %s", run_id, reason)
-        self.registry.leave(slot)
+        self.registry.leave(idx)
         try:
             control_files.evict(self._output_dir, run_id, reason)
         except OSError as error:
-            if not self.is_deleted(slot):
+            if not self.is_deleted(idx):
                 self._admission.refuse(run_id, f"{reason} ({error})")
 
     def refuse_run(self, slot: int, reason: str) -> None:
@@ -206,7 +223,7 @@ class MultiRunManager:
             self._call("deletion", departed.run_id, departed.slot, departed.run_id)
         for occupancy in self.registry.at():
             if not occupancy.created:
-                self._call("creation", occupancy.run_id, occupancy.slot, occupancy.run_id, occupancy.config)
+                self._call("creation", occupancy.run_id, occupancy.slot, occupancy.run_id)
                 occupancy.created = True
 
     def _exchange(self, key: str) -> None:
@@ -247,7 +264,7 @@ class MultiRunManager:
         """The layers that hold adapters, by module path, in the model's order."""
         return self._modules
 
-    def get_named_parameters_for_run(self, slot: int) -> dict[str, nn.Parameter]:
+    def get_named_parameters_for_run(self, idx: int) -> dict[str, nn.Parameter]:
         """Returns the leaf parameters of the adapter in a slot, which its optimizer owns.
 
         Returns:
@@ -257,30 +274,30 @@ class MultiRunManager:
         return {
             f"{prefix}.{name}": parameter
             for prefix, module in self._modules.items()
-            for name, parameter in module.adapter_parameters(slot).items()
+            for name, parameter in module.adapter_parameters(idx).items()
         }
 
-    def get_state_dict_for_run(self, slot: int) -> dict[str, Tensor]:
+    def get_state_dict_for_run(self, idx: int) -> dict[str, Tensor]:
         """Returns the adapter in a slot under PEFT's names, which vLLM loads.
 
         Returns:
             `base_model.model.<module path>.lora_A.weight` `[rank, in]` and `.lora_B.weight` `[out, rank]`, float32, on the
             trainer's device; detached, and in the memory of the parameters. Empty for a free slot.
         """
-        return peft_state(self._modules, slot)
+        return peft_state(self._modules, idx)
 
-    def reset_run_parameters(self, slot: int) -> None:
+    def reset_run_parameters(self, idx: int) -> None:
         """Puts a fresh adapter into a slot, on the target modules of the run's configuration, whatever the slot held before.
 
         Raises:
             ValueError: the run trains full weights.
         """
-        lora = self._lora(slot)
+        lora = self._lora(idx)
         generator = torch.Generator().manual_seed(self._seed)
-        self.release_run_parameters(slot)
+        self.release_run_parameters(idx)
         for prefix, module in self._modules.items():
             if is_target(prefix, lora):
-                module.admit(slot, lora.rank, lora.alpha, generator)
+                module.admit(idx, lora.rank, lora.alpha, generator)
 
     def keep_adapter(self, slot: int, directory: Path | None = None) -> int:
         """Keeps a second adapter for the run in a slot, which is not trained; returns the slot that it has in the layers.
@@ -304,12 +321,6 @@ class MultiRunManager:
         for module in self._modules.values():
             module.release(slot)
             module.release(slot + self.registry.max_runs)
-
-    @property
-    def scaling_factors(self) -> dict[int, float]:
-        """By slot, alpha over rank: the number that the product of a run's adapter is multiplied by."""
-        configs = {slot: self.registry.in_slot(slot).config.training.lora for slot in self.registry.run_ids}
-        return {slot: lora.alpha / lora.rank for slot, lora in configs.items() if lora is not None}
 
     def _lora(self, slot: int) -> LoraConfig:
         occupancy = self.registry.in_slot(slot)

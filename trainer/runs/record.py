@@ -75,7 +75,9 @@ class Occupancy:
     number: int
     """Of the admission: two admissions of one run differ."""
     config: RunConfig
-    """With which the run was admitted."""
+    """With which the run is trained."""
+    admitted_with: RunConfig | None = None
+    """The same as its file has it: a discovered hook may have set another scaling factor; on rank 0."""
     directory: int = 0
     """Inode of the run's directory at the admission; on rank 0."""
     descriptor: int | None = None

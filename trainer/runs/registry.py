@@ -142,6 +142,17 @@ class RunRegistry:
 
     # --- slots ---
 
+    @property
+    def gone(self) -> dict[int, str]:
+        """The slots, with their runs' ids, whose runs the last `sight` did not find, or found evicted or in another directory."""
+        return {
+            slot: record.run_id
+            for slot, record in sorted(self._slots.items())
+            if record.sighting is None
+            or record.eviction is not None
+            or record.sighting.directory != self.in_slot(slot).directory
+        }
+
     def plan(self, present: Collection[str] | None = None) -> Changes:
         """Decides which runs leave and which are admitted, and sets `queue`; `vacate` and `occupy` follow for each.
 
@@ -164,7 +175,10 @@ class RunRegistry:
         assert record.config is not None
         assert record.checked is not None
         self._admissions += 1
-        return self._put(Occupancy(slot, run_id, self._admissions, record.config, record.checked.directory, descriptor))
+        config = record.config
+        return self._put(
+            Occupancy(slot, run_id, self._admissions, config, config, record.checked.directory, descriptor)
+        )
 
     def adopt(
         self, slot: int, run_id: str, number: int, config: RunConfig, progress: Progress, beginning: Path | None = None
@@ -366,12 +380,13 @@ def _is_renewed(record: RunRecord) -> bool:
     """
     occupancy, config, checked = record.occupancy, record.config, record.checked
     assert occupancy is not None
+    assert occupancy.admitted_with is not None
     assert config is not None
     assert checked is not None
     return (
         record.stage is Stage.LEAVING
         or checked.directory != occupancy.directory
-        or _used(config) != _used(occupancy.config)
+        or _used(config) != _used(occupancy.admitted_with)
     )
 
 

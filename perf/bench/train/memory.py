@@ -19,7 +19,7 @@ from perf.bench.command import Size, show
 from perf.figures import Case, Figure
 from perf.live_bytes import LiveBytes
 from run.config import LoraConfig
-from trainer.lora.multi_lora import adapter_spans, wrap_targets
+from trainer.lora.multi_lora import adapter_spans, apply_lora_to_model
 from trainer.model import attention, head
 from trainer.model.load import log_probabilities
 from trainer.model.recompute import checkpoint_layers
@@ -92,7 +92,7 @@ def peak_bytes(setting: Setting) -> int:
     model = _model(setting)
     lengths = [SAMPLE] * (setting.tokens // SAMPLE)
     generator = torch.Generator().manual_seed(0)
-    for layer in wrap_targets(model, 1, LoraConfig()).values():
+    for layer in apply_lora_to_model(model, 1, LoraConfig()).values():
         layer.admit(0, 1, 1.0, generator)
     if setting.checkpointed:
         checkpoint_layers(model, None)

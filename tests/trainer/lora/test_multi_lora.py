@@ -20,11 +20,11 @@ from tests.trainer.lora.architectures import make_tiny
 from tests.trainer.model.test_load import run
 from trainer.lora.layer import AdapterSpans, MultiLora, add_low_rank, add_low_rank_grouped
 from trainer.lora.multi_lora import (
-    MultiLoraLinear,
+    MultiLoRALinear,
     adapter_spans,
+    apply_lora_to_model,
     digest_adapter,
     export_adapter,
-    wrap_targets,
 )
 from trainer.lora.targets import is_target
 from trainer.model.load import load_model
@@ -40,7 +40,7 @@ DENSE = LoraConfig(rank=4, alpha=8.0)
 def wrapped(directory: Path) -> tuple[nn.Module, dict[str, MultiLora]]:
     """A model with room for four runs."""
     model = load_model(directory, "float32", CPU)
-    return model, wrap_targets(model, 4, EVERY)
+    return model, apply_lora_to_model(model, 4, EVERY)
 
 
 def admit(layers: dict[str, MultiLora], slot: int, config: LoraConfig, spread: float = 0.1) -> None:
@@ -74,7 +74,7 @@ def test_wrapping_freezes_and_changes_nothing_and_is_done_once(directory: Path) 
     expected = run(bare, tokens(), LENGTHS)
     model, layers = wrapped(directory)
     assert {name.rpartition(".")[2] for name in layers} >= {"q_proj", "k_proj", "v_proj", "o_proj"}
-    assert wrap_targets(model, 4, EVERY) == layers
+    assert apply_lora_to_model(model, 4, EVERY) == layers
     assert not any(parameter.requires_grad for parameter in model.parameters())
     assert not any(isinstance(layer.base, MultiLora) for layer in layers.values())
     assert torch.equal(run(model, tokens(), LENGTHS), expected)
@@ -116,7 +116,7 @@ def test_a_slot_given_back_leaves_nothing(directory: Path) -> None:
     assert layer.adapter_parameters(1) == layer.adapter_state(1) == {}
     assert torch.equal(values(model, [(1, sum(LENGTHS))]), run(model, tokens(), LENGTHS))
     layer.admit(1, 2, 2.0, torch.Generator().manual_seed(0))
-    fresh = MultiLoraLinear(nn.Linear(32, 32), 4)
+    fresh = MultiLoRALinear(nn.Linear(32, 32), rank=16, n_adapters=4)
     fresh.admit(3, 2, 2.0, torch.Generator().manual_seed(0))
     assert torch.equal(layer.adapter_parameters(1)["lora_A"], fresh.adapter_parameters(3)["lora_A"])
     assert not layer.adapter_parameters(1)["lora_B"].any()
@@ -130,7 +130,7 @@ NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_all_spans_at_once_are_each_span_by_itself(dtype: torch.dtype, tolerance: float, device: str) -> None:
     """The formula, span by span, against both ways to compute it (in place, and grouped as on a GPU): values and gradients."""
     spans, lengths = [(2, 5), (3, 4), (0, 7), (1, 1), (1, 0)], [5, 4, 7, 1, 0]
-    layer = MultiLoraLinear(nn.Linear(16, 24, device=device, dtype=dtype), 4)
+    layer = MultiLoRALinear(nn.Linear(16, 24, device=device, dtype=dtype), rank=16, n_adapters=4)
     generator = torch.Generator().manual_seed(0)
     for slot, rank in ((0, 3), (1, 16), (2, 8)):
         layer.admit(slot, rank, 2.0, generator)

@@ -23,7 +23,7 @@ from trainer.config import TrainerConfig
 from trainer.loaded_model import LoadedModel
 from trainer.lora.experts import MultiLoraExperts
 from trainer.lora.layer import MultiLora
-from trainer.lora.multi_lora import adapter_spans, wrap_targets
+from trainer.lora.multi_lora import adapter_spans, apply_lora_to_model
 from trainer.lora.targets import adaptable, check_targets, prove_layers
 from trainer.model.load import load_model
 from trainer.ranks import Ranks
@@ -101,7 +101,7 @@ def test_every_layer_that_can_have_an_adapter_changes_the_results_and_none_chang
     for slot, target in enumerate(sorted({path.rpartition(".")[2] for path in adaptable(model)})):
         config = LoraConfig(target_modules=[target])
         check_targets(model, config, 8)
-        layers = wrap_targets(model, 16, config)
+        layers = apply_lora_to_model(model, 16, config)
         own = [layer for path, layer in layers.items() if path.rpartition(".")[2] == target]
         generator = torch.Generator().manual_seed(slot)
         for layer in own:
@@ -137,7 +137,7 @@ def test_a_layer_that_is_used_otherwise_is_refused_with_the_reason(
         ):
             check_targets(model, LoraConfig(target_modules=targets), 8)
     assert not any(
-        target == path.rpartition(".")[2] for path in wrap_targets(model, 2, LoraConfig(target_modules=[target]))
+        target == path.rpartition(".")[2] for path in apply_lora_to_model(model, 2, LoraConfig(target_modules=[target]))
     )
 
 
@@ -152,10 +152,10 @@ def test_a_trainer_knows_its_layers_once_its_model_is_loaded(tmp_path: Path) -> 
 
 def test_only_targets_are_wrapped(directory: Path) -> None:
     model = proven(directory)
-    assert {name.rpartition(".")[2] for name in wrap_targets(model, 2, LoraConfig(target_modules=["q_proj"]))} == {
-        "q_proj"
-    }
-    both = wrap_targets(model, 2, LoraConfig(target_modules=["o_proj"]))
+    assert {
+        name.rpartition(".")[2] for name in apply_lora_to_model(model, 2, LoraConfig(target_modules=["q_proj"]))
+    } == {"q_proj"}
+    both = apply_lora_to_model(model, 2, LoraConfig(target_modules=["o_proj"]))
     assert [name.rpartition(".")[2] for name in both] == ["q_proj", "o_proj"] * 2, "in the model's order"
     layer, base = (
         both["model.layers.0.self_attn.q_proj"],
@@ -182,7 +182,7 @@ def test_targets_that_cannot_be_are_refused(directory: Path, caplog: pytest.LogC
         caplog.clear()
         check_targets(model, LoraConfig(target_modules=["q_proj", "query"]), 8)
         assert "['query']" in caplog.text
-        wrap_targets(model, 4, EVERY)
+        apply_lora_to_model(model, 4, EVERY)
 
 
 def test_experts_of_another_kind_have_no_adapters(moe_directory: Path) -> None:
@@ -192,4 +192,4 @@ def test_experts_of_another_kind_have_no_adapters(moe_directory: Path) -> None:
             module.is_transposed = True
     with pytest.raises(ValueError, match="it is a Qwen3MoeExperts; expected experts with a gate"):
         check_targets(model, LoraConfig(target_modules=["experts"]), 8)
-    assert not any(isinstance(layer, MultiLoraExperts) for layer in wrap_targets(model, 4, EVERY).values())
+    assert not any(isinstance(layer, MultiLoraExperts) for layer in apply_lora_to_model(model, 4, EVERY).values())

@@ -41,7 +41,7 @@ def group() -> Iterator[ExpertGroup]:
 def experts(moe_directory: Path) -> MultiLoraExperts:
     """With adapters in two slots of three, which change results."""
     model = load_model(moe_directory, "float32", torch.device("cpu"))
-    layer = MultiLoraExperts(model.get_submodule("model.layers.0.mlp.experts"), 3)
+    layer = MultiLoraExperts(model.get_submodule("model.layers.0.mlp.experts"), rank=16, n_adapters=3)
     generator = torch.Generator().manual_seed(1)
     for slot, rank in ((0, 2), (1, 4)):
         layer.admit(slot, rank, 8.0, generator)

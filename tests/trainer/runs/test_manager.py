@@ -16,7 +16,7 @@ import torch
 
 from run.config import RunConfig
 from tests.trainer.conftest import make_run_config
-from trainer.lora.multi_lora import MultiLoraLinear
+from trainer.lora.multi_lora import MultiLoRALinear
 from trainer.runs import control_files
 from trainer.runs import manager as manager_module
 from trainer.runs.manager import HookError, MultiRunManager, get_multi_run_manager, setup_multi_run_manager
@@ -411,8 +411,8 @@ def test_discovery_while_directories_appear_change_and_go(tmp_path: Path) -> Non
 
 
 def test_an_adapter_goes_and_the_next_ones_owner_finds_nothing_of_it(tmp_path: Path) -> None:
-    layers = {f"layers.{n}.q_proj": MultiLoraLinear(torch.nn.Linear(8, 8), 2) for n in range(2)}
-    other = MultiLoraLinear(torch.nn.Linear(8, 8), 2)
+    layers = {f"layers.{n}.q_proj": MultiLoRALinear(torch.nn.Linear(8, 8), rank=8, n_adapters=2) for n in range(2)}
+    other = MultiLoRALinear(torch.nn.Linear(8, 8), rank=8, n_adapters=2)
     manager = MultiRunManager(tmp_path, 2, seed=3)
     for prefix, layer in layers.items():
         manager.register_module(prefix, layer)

@@ -1,0 +1,33 @@
+"""The page of the five documents: no row has an empty cell, and each names a test that exists."""
+
+from __future__ import annotations
+
+import re
+
+from tests.test_docs import REPOSITORY, names_in
+
+PAGE = REPOSITORY / "docs" / "conformance.md"
+
+TEST = re.compile(r"(?:`(tests/[\w/]+\.py)`:)?`(test_\w+)`")
+
+
+def rows() -> list[list[str]]:
+    """The cells of each row of the page's tables, without heads and lines."""
+    lines = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("|")]
+    cells = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
+    return [row for row in cells if row[0] != "name or rule" and set(row[0]) != {"-"}]
+
+
+def test_every_row_is_complete() -> None:
+    assert [row for row in rows() if len(row) != 4 or not all(row)] == []
+
+
+def test_every_row_names_a_test_that_exists() -> None:
+    known = {name for path in PAGE.parents[1].glob("tests/conformance/test_*.py") for name in names_in(path)}
+    wrong = {
+        row[0]: name
+        for row in rows()
+        for file, name in TEST.findall(row[2]) or [("", "no test")]
+        if name not in (names_in(REPOSITORY / file) if file else known)
+    }
+    assert wrong == {}
