@@ -75,14 +75,17 @@ def is_to_start(run_id: str, workers: Iterable[Mapping[str, Any]]) -> bool:
     return any(worker["name"] in names and worker["state"] not in ENDED for worker in workers)
 
 
-def current_state(output_dir: Path, history: History, is_guest: bool, is_to_start: bool = False) -> str:
+def current_state(
+    output_dir: Path, history: History, is_guest: bool, is_to_start: bool = False, obstacle: str = ""
+) -> str:
     """Describes in a word or two whether the run is alive, and if not, why.
 
     `is_to_start` says that its orchestrator will be started: once servers and trainer are ready, or again after its death.
+    `obstacle` is what keeps a living run from its work (`job/inspection/fleet.py`).
     """
     exclusion = exclusion_of(output_dir / f"run_{history.run_id}")
     if orchestrator_of(output_dir, history.run_id) is not None:
-        begun = "running" if history.step or exclusion else "not begun"
+        begun = (obstacle or "running") if history.step or exclusion else "not begun"
         begun = begun if read_pause(output_dir / f"run_{history.run_id}") is None else "paused"
         return f"{begun}, guest" if is_guest else begun
     if exclusion is not None:

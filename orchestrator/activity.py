@@ -1,6 +1,6 @@
-"""What a run publishes of itself besides its metrics: spans of its steps, and the state of its servers.
+"""What a run publishes of itself besides its metrics: spans of its steps, the state of its servers, and outages.
 
-Both are collected on the loop, at the end of a step and about once a second, and written in a thread. Neither a disk that is full
+All are collected on the loop, at the end of a step and about once a second, and written in a thread. Neither a disk that is full
 nor one that is slow costs anything but what would have been written. `docs/contracts.md` has the formats.
 """
 
@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,6 +21,7 @@ import orjson
 from orchestrator.loop_health.threads import in_thread
 from orchestrator.scheduling.events import PolicyUpdated, PolicyUpdateStarting
 from transport.files.atomic import write_atomically
+from transport.outages import Outages
 from transport.telemetry.intervals import Interval
 from transport.telemetry.spans import SPANS_FILE, Span, SpanLog, now, unix_time
 
@@ -29,6 +31,9 @@ FLEET_FILE = "fleet.json"
 """In the run's directory."""
 
 PUBLISH_SECONDS = 1.0
+
+MAX_OUTAGES = 256
+"""Outages in `fleet.json`, the oldest."""
 
 RATE_SECONDS = 30.0
 """Over which the rates of `fleet.json` are taken: an answer brings all its tokens at once."""
@@ -54,7 +59,9 @@ class Servers(Protocol):
 class RunActivity:
     """One run's. All of it is for the event loop."""
 
-    def __init__(self, run_dir: Path, run_id: str) -> None:
+    def __init__(self, run_dir: Path, run_id: str, outages: Outages | None = None) -> None:
+        """`outages` are published, and the log is reminded of them."""
+        self._outages = Outages() if outages is None else outages
         self.spans = SpanLog(run_dir / SPANS_FILE, "orchestrator", run_id)
         self._run_id = run_id
         self._path = run_dir / FLEET_FILE
@@ -97,6 +104,7 @@ class RunActivity:
         """Writes what there is, again and again, until cancelled."""
         while True:
             await asyncio.sleep(PUBLISH_SECONDS)
+            self._outages.remind()
             await in_thread(self._write, self._fleet())
 
     async def close(self) -> None:
@@ -108,7 +116,9 @@ class RunActivity:
             return None
         fleet = self._servers.fleet()
         self._rates.add_to(fleet["servers"], time.monotonic())
-        return {"format": 1, "run": self._run_id, "time": time.time(), "step": self._step} | fleet
+        outages = [asdict(outage) for outage in self._outages.current()[:MAX_OUTAGES]]
+        now = {"format": 1, "run": self._run_id, "time": time.time(), "step": self._step, "outages": outages}
+        return now | fleet
 
     def _write(self, fleet: dict[str, Any] | None, ended: bool = False) -> None:
         self.spans.flush()

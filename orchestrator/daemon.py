@@ -81,11 +81,16 @@ from orchestrator.telemetry import RunTelemetry
 from run.changes import JOURNAL, Change
 from run.config import RunConfig
 from run.pause import Pause, read_pause
+from transport.outages import Outages
+from transport.printable import shortened
 from transport.process.descriptors import allow_connections
 from transport.process.permanent_errors import exit_code_of
 from transport.wires.open import open_link
 
 logger = logging.getLogger(__name__)
+
+MAX_STATUS = 1000
+"""Characters of a status."""
 
 _CONTROL_SECONDS = 0.5
 """Between two checks of `control/`."""
@@ -154,12 +159,16 @@ class Daemon:
         self._on_ready = on_ready
         self._shortfalls = ShortfallLog()
         self._signals = signals
-        self._watchdog = Watchdog(config.stall_warning_seconds, config.stall_timeout_seconds, self._describe)
+        self._status = ""
+        self._outages = Outages(self._send_status)
+        self._watchdog = Watchdog(
+            config.stall_warning_seconds, config.stall_timeout_seconds, self._describe, self._outages
+        )
         self._lag = EventLoopLagMonitor(config.lag, self._watchdog.beat)
         self._blame = LoopBlame(config.lag.blame_seconds)
         self._rollout_counts = RolloutCounts()
         self._decisions = DecisionLog(config.run_dir)
-        self._activity = RunActivity(config.run_dir, config.run_id)
+        self._activity = RunActivity(config.run_dir, config.run_id, self._outages)
         self._scheduler: Scheduler | None = None
         self._is_paused = False
         self._steering: Steering | None = None
@@ -225,9 +234,9 @@ class Daemon:
         with awaiting("the first healthy inference server", self._pool.describe_sources()):
             await self._pool.start()
         await check_base_model(self._pool, config)
-        opponents = await resources.enter_async_context(opponents_of(config))
+        opponents = await resources.enter_async_context(opponents_of(config, self._outages))
         self._dispatcher.opponents = self._evaluations.opponents = opponents
-        self._dispatcher.teacher = await resources.enter_async_context(teacher_of(config, loaded.chat))
+        self._dispatcher.teacher = await resources.enter_async_context(teacher_of(config, loaded.chat, self._outages))
         if config.trace_rollouts > 0:
             self._dispatcher.tracing = RolloutTracing(self._activity.spans, config.run_id, config.trace_rollouts)
         version = await first_version(self._sender, config)
@@ -256,12 +265,18 @@ class Daemon:
         environments = loaded.environments
         try:
             telemetry = resources.enter_context(RunTelemetry(config, self._lag))
-            link = open_link(config.transport, config.output_dir, config.run_id)
+            link = open_link(config.transport, config.output_dir, config.run_id, self._outages)
             model = _adapter(config) or config.served_model or config.model
             bounds = read_bounds(Path(config.model), loaded.chat.vocabulary)
             operator_file = config.output_dir / OPERATOR_FILE
             self._pool = InferencePool(
-                config.inference, model, self._on_capacity, operator_file, bounds, claim_of(config)
+                config.inference,
+                model,
+                self._on_capacity,
+                operator_file,
+                bounds,
+                claim_of(config),
+                outages=self._outages,
             )
             played = {name: environment.environment for name, environment in environments.items()}
             self._mix = mix_of(config.environments, played, config.seed)
@@ -320,7 +335,7 @@ class Daemon:
             on_progress=self._watchdog.progress,
             transcribe=_transcriber(config, loaded.chat),
         )
-        self._run_in_background(telemetry.watch(self._pool, self._scheduler))
+        self._run_in_background(telemetry.watch(self._pool, self._scheduler, self._outages))
         if checkpoint is not None:
             try:
                 self._dispatcher.restore(checkpoint)
@@ -391,7 +406,7 @@ class Daemon:
         self._decisions.of_run(Decision.PAUSED if pause is not None else Decision.CONTINUED, step)
         words = "the run goes on" if pause is None else f"paused{f': {pause.reason}' if pause.reason else ''}"
         logger.info("%s, after step %d of %d", words, step, self._config.steps)
-        notify(f"STATUS=step {step} of {self._config.steps}" + (f"; {words}" if pause is not None else ""))
+        self._set_status(f"step {step} of {self._config.steps}" + (f"; {words}" if pause is not None else ""))
         self._watchdog.progress()
         self._dispatcher.handle(PauseRequested() if pause is not None else ResumeRequested())
 
@@ -450,7 +465,16 @@ class Daemon:
 
     def _report_waiting(self, reason: str) -> None:
         self._watchdog.progress()
-        notify(f"STATUS=waiting for the trainer: {reason}")
+        self._set_status(f"waiting for the trainer: {reason}")
+
+    def _set_status(self, status: str) -> None:
+        self._status = status
+        self._send_status()
+
+    def _send_status(self) -> None:
+        """Sends the status, and what is out, to the supervisor. Any thread calls it."""
+        parts = [part for part in (self._status, self._outages.describe()) if part]
+        notify(f"STATUS={shortened('; '.join(parts), MAX_STATUS)}")
 
     def _report_policy(self, event: PolicyUpdateStarting | PolicyUpdated) -> None:
         self._watchdog.progress()
@@ -464,12 +488,12 @@ class Daemon:
         self._activity.end_step(line, self._dispatcher.last_phases)
         metrics.log_step(line, self._config.steps)
         self._shortfalls.take(line)
-        notify(f"STATUS=step {line['step']} of {self._config.steps}")
+        self._set_status(f"step {line['step']} of {self._config.steps}")
 
     def _report_discarded(self, report: discarded.Report) -> None:
         kind = most_frequent(sum_failures([report]))
         self._watchdog.failing = kind and f"{kind}; {discarded.short_reason(report)}"
-        notify(f"STATUS=step {report['step']} of {self._config.steps}; {discarded.in_words(report)}")
+        self._set_status(f"step {report['step']} of {self._config.steps}; {discarded.in_words(report)}")
         self._tasks.create_task(in_thread(discarded.save, report, self._config.run_dir))
 
     def _describe(self) -> str:

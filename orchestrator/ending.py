@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from orchestrator.loop_health.threads import in_thread
-from orchestrator.step.sender import NoTrainerError, Sender
+from orchestrator.step.sender import Sender
 from run.config import RunConfig
 from transport.files.atomic import published_steps
 
@@ -48,7 +48,7 @@ async def until_durable(sender: Sender, config: RunConfig, on_progress: Callable
                 return
             unheard = time.monotonic() - max(since, sender.last_message_at)
             if unheard > config.trainer_timeout_seconds and not sender.had_trainer:
-                raise NoTrainerError(config.run_id, config.trainer_timeout_seconds)
+                raise sender.no_trainer(config.trainer_timeout_seconds)
     finally:
         durable.cancel()
         with suppress(asyncio.CancelledError):

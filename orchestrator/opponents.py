@@ -19,18 +19,19 @@ from orchestrator.loop_health.watchdog import awaiting
 from orchestrator.run_directory import ConfigurationError
 from run.config import RunConfig
 from run.opponents import OpponentConfig
+from transport.outages import Outages
 
 
 @asynccontextmanager
-async def opponents_of(config: RunConfig) -> AsyncIterator[Mapping[str, InferencePool]]:
-    """Yields the pool of each opponent by name, once a server of each is healthy. Closes them.
+async def opponents_of(config: RunConfig, outages: Outages | None = None) -> AsyncIterator[Mapping[str, InferencePool]]:
+    """Yields the pool of each opponent by name, once a server of each is healthy. Closes them. `outages` gets their servers'.
 
     Raises `ConfigurationError` for opponents that cannot be, `InferenceError` where no server of one becomes healthy in time.
     """
     pools: dict[str, InferencePool] = {}
     try:
         for name, opponent in config.opponents.items():
-            pools[name] = pool = _pool_of(name, opponent, config)
+            pools[name] = pool = _pool_of(name, opponent, config, outages)
             with awaiting(f"the first healthy server of opponent {name!r}", pool.describe_sources()):
                 try:
                     await pool.start()
@@ -42,7 +43,8 @@ async def opponents_of(config: RunConfig) -> AsyncIterator[Mapping[str, Inferenc
             await pool.close()
 
 
-def _pool_of(name: str, opponent: OpponentConfig, config: RunConfig) -> InferencePool:
+def _pool_of(name: str, opponent: OpponentConfig, config: RunConfig, outages: Outages | None) -> InferencePool:
+    called = f"the server of opponent {name!r},"
     base = config.served_model or config.model
     limits: dict[str, Any] = {
         "max_concurrent_requests_per_server": opponent.max_concurrent_requests,
@@ -54,11 +56,19 @@ def _pool_of(name: str, opponent: OpponentConfig, config: RunConfig) -> Inferenc
             servers = config.inference.model_copy(update=limits)
             bounds, operator_file = read_bounds(Path(config.model)), config.output_dir / OPERATOR_FILE
             follows = opponent.model != "base"
-            return InferencePool(servers, model, operator_file=operator_file, bounds=bounds, follows=follows)
+            return InferencePool(
+                servers,
+                model,
+                operator_file=operator_file,
+                bounds=bounds,
+                follows=follows,
+                outages=outages,
+                called=called,
+            )
         own: dict[str, Any] = {"dns": None, "urls_file": None, "urls": [opponent.model], "identity_file": None}
         own |= {"protocol": opponent.protocol, "api_key_file": opponent.api_key_file}
-        return InferencePool(
-            config.inference.model_copy(update=limits | own), opponent.served_model or base, follows=True
-        )
+        servers = config.inference.model_copy(update=limits | own)
+        model = opponent.served_model or base
+        return InferencePool(servers, model, follows=True, outages=outages, called=called)
     except ValueError as error:
         raise ConfigurationError(f"opponents.{name}: {error}") from error

@@ -21,6 +21,7 @@ from inference.pool.sources import OPERATOR_FILE
 from orchestrator.loop_health.watchdog import awaiting
 from orchestrator.run_directory import ConfigurationError
 from run.config import RunConfig
+from transport.outages import Outages
 from transport.records import TEACHER_LOG_PROBABILITIES, Float32Array, Int32Array, Rollout
 
 COMPARED_AT_ONCE = 4096
@@ -96,7 +97,7 @@ class Teacher:
 
 
 @asynccontextmanager
-async def teacher_of(config: RunConfig, chat: Chat) -> AsyncIterator[Teacher | None]:
+async def teacher_of(config: RunConfig, chat: Chat, outages: Outages | None = None) -> AsyncIterator[Teacher | None]:
     """Yields the teacher of a run, once a server of it is healthy and its tokenizer is compared; None without one. Closes it.
 
     Raises `ConfigurationError` for a teacher that cannot be, `InferenceError` where no server becomes healthy in time.
@@ -104,7 +105,7 @@ async def teacher_of(config: RunConfig, chat: Chat) -> AsyncIterator[Teacher | N
     if config.teacher is None:
         yield None
         return
-    pool = _pool_of(config)
+    pool = _pool_of(config, outages)
     try:
         with awaiting("the first healthy server of the teacher", pool.describe_sources()):
             try:
@@ -119,7 +120,7 @@ async def teacher_of(config: RunConfig, chat: Chat) -> AsyncIterator[Teacher | N
         await pool.close()
 
 
-def _pool_of(config: RunConfig) -> InferencePool:
+def _pool_of(config: RunConfig, outages: Outages | None) -> InferencePool:
     teacher = config.teacher
     assert teacher is not None
     settings: dict[str, Any] = {
@@ -132,6 +133,8 @@ def _pool_of(config: RunConfig) -> InferencePool:
     try:
         model = teacher.model or config.served_model or config.model
         operator_file = None if teacher.urls else config.output_dir / OPERATOR_FILE
-        return InferencePool(config.inference.model_copy(update=settings), model, operator_file=operator_file)
+        servers = config.inference.model_copy(update=settings)
+        called = "the teacher's server"
+        return InferencePool(servers, model, operator_file=operator_file, outages=outages, called=called)
     except ValueError as error:
         raise ConfigurationError(f"teacher: {error}") from error

@@ -15,10 +15,12 @@ from typing import Any
 
 from inference.pool.meters import PoolMeters
 from inference.pool.pool import InferencePool
+from orchestrator.activity import MAX_OUTAGES
 from orchestrator.loop_health.lag import EventLoopLagMonitor
 from orchestrator.run_directory import ConfigurationError
 from orchestrator.scheduling.scheduler import Scheduler
 from run.config import RunConfig
+from transport.outages import Outages
 from transport.process.permanent_errors import is_permanent
 from transport.telemetry.catalogue import orchestrator as catalogue
 from transport.telemetry.catalogue import pool as of_pool
@@ -64,7 +66,7 @@ class RunTelemetry:
         """Shows results of evaluations until others replace them."""
         self._lines.take(values, "evaluations", lasting=True)
 
-    async def watch(self, pool: InferencePool, scheduler: Scheduler) -> None:
+    async def watch(self, pool: InferencePool, scheduler: Scheduler, outages: Outages) -> None:
         """Notes how servers and rollouts are, until cancelled."""
         meters = pool.meters
         self._values.attach(of_pool.TURN_SECONDS, meters.turn_seconds)
@@ -74,7 +76,7 @@ class RunTelemetry:
         try:
             while True:
                 self._noted = time.monotonic()
-                self._values.replace("now", _now(pool, scheduler))
+                self._values.replace("now", _now(pool, scheduler) | _of(outages))
                 await asyncio.sleep(NOTE_SECONDS)
         finally:
             self._noted = None
@@ -102,6 +104,12 @@ class RunTelemetry:
 def _counted(meters: PoolMeters) -> Iterable[tuple[Metric, Labels, float]]:
     yield of_pool.RETRIES, (), meters.retries
     yield of_pool.UNANSWERED, (), meters.unanswered
+
+
+def _of(outages: Outages) -> dict[tuple[Metric, Labels], float]:
+    return {
+        (catalogue.OUTAGE_START, (outage.kind, outage.who)): outage.since for outage in outages.current()[:MAX_OUTAGES]
+    }
 
 
 def _now(pool: InferencePool, scheduler: Scheduler) -> dict[tuple[Metric, Labels], float]:

@@ -47,6 +47,7 @@ def _remarks(status: JobStatus, run_id: str, examples: FailureExamples) -> list[
     remarks = []
     if (exclusion := status.exclusion_of(run_id)) is not None:
         remarks.append(_text(f"run {run_id} {exclusion}", "red"))
+    remarks += [_text(f"run {run_id}: {outage}", "red") for outage in status.outages_of(run_id)]
     if history.unreadable:
         remarks.append(_text(f"run {run_id} cannot be read: {history.unreadable}", "red"))
     if phases := phases_in_words(sum_phases([history.last_shipped])):

@@ -97,12 +97,12 @@ class ServerActivity:
             self._totals["cacheable_tokens"] += len(turn.prompt_ids)
         self._totals["completion_tokens"] += len(turn.completion_ids)
 
-    def went_out(self, reason: str) -> None:
-        """Notes that the server was taken out of service, or was never in it."""
+    def went_out(self, reason: str, since: float) -> None:
+        """Notes that the server was taken out of service, or was never in it; `since`, in unix seconds, is for people."""
         if self._out_since is None:
             self._out_since = self._clock()
             self._totals["outages"] += self._instance is not None
-        self._last_outage = {"time": self._out_since, "reason": shortened(reason, MAX_REASON)}
+        self._last_outage = {"time": since, "reason": shortened(reason, MAX_REASON)}
 
     def serves(self, instance: str) -> None:
         """Notes that the server serves, by the process `instance`."""

@@ -45,6 +45,7 @@ from inference.pool.fleet import Fleet, Server, State
 from inference.pool.meters import PoolMeters
 from inference.pool.server_monitor import ServerMonitor
 from inference.pool.sources import Listing, Sources
+from transport.outages import Outages
 from transport.records import Float32Array, Int32Array, Turn
 from transport.telemetry.spans import Span
 
@@ -78,7 +79,7 @@ class InferencePool:
 
     `operator_file` is as of `Sources`; `bounds` are of the model, where it is known. `claim` is the owner of the weights that
     the pool loads; None: this process alone. `follows`: another run loads the weights of `model`, so that they may change at
-    any time.
+    any time. `outages` gets those of its servers, where each is named `called` and its URL.
     """
 
     def __init__(
@@ -91,12 +92,16 @@ class InferencePool:
         claim: Claim | None = None,
         *,
         follows: bool = False,
+        outages: Outages | None = None,
+        called: str = "inference server",
     ) -> None:
         self._config = config
         self._bounds = bounds
         self._model = model
         self._claim = replace(claim or Claim.of_process(), takes_over=config.take_over)
         self._follows = follows
+        self._outages = Outages() if outages is None else outages
+        self._called = called
         self._on_capacity = on_capacity
         self._capacity = 0
         self._fleet = Fleet((), config.max_concurrent_requests_per_server)
@@ -216,8 +221,9 @@ class InferencePool:
         else:
             client = OpenAIClient(url, self._connections)
         monitor = self._monitors[server] = ServerMonitor(
-            server, client, self._fleet, self._config, self._model, self._on_change, self._claim, self._follows
-        )
+            server, client, self._fleet, self._config, self._model, self._on_change, self._claim, self._follows,
+            self._outages, self._called,
+        )  # fmt: skip
         if self._wanted is not None:
             monitor.set_wanted(self._wanted)
         task = self._tasks[server] = asyncio.create_task(monitor.run(), name=f"monitor of {url}")
@@ -229,7 +235,7 @@ class InferencePool:
         monitor, task = self._monitors.pop(server), self._tasks.pop(server)
         task.cancel()
         await asyncio.wait([task])
-        monitor.client.close()
+        monitor.forget()
         self._on_change()
         logger.info("Inference server %s is removed", server.url)
 
@@ -392,11 +398,14 @@ class InferencePool:
                 monitor.take_out(f"it gave a wrong answer: {error}")
             elif self._fleet.failed(server):
                 # Healthy or not, it may return at its monitor's next check, no sooner.
-                monitor.take_out(f"{server.failures} requests in a row failed")
+                monitor.take_out(
+                    f"{server.failures} requests in a row failed; the last: {error}", since=monitor.well_at
+                )
             elif server.state is State.SERVING:
                 monitor.check_now()
             raise
         self._fleet.succeeded(server)
+        monitor.served()
         return answer
 
     async def _answer(self, monitor: ServerMonitor, request: Callable[[ServerClient], Awaitable[Answer]]) -> Answer:

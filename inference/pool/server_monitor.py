@@ -27,6 +27,7 @@ from inference.pool import liveness
 from inference.pool.activity import ServerActivity
 from inference.pool.fleet import Fleet, Server, State
 from inference.pool.progress import Progress
+from transport.outages import Kind, Outages
 
 logger = logging.getLogger(__name__)
 
@@ -66,9 +67,20 @@ class ServerMonitor:
         on_change: Callable[[], None],
         claim: Claim,
         follows: bool,
+        outages: Outages,
+        called: str = "inference server",
     ) -> None:
-        """`claim` is the owner of what it loads. `follows`: others load the weights of `model`, at any time."""
+        """`claim` is the owner of what it loads. `follows`: others load the weights of `model`, at any time.
+
+        `outages` gets the server's; there it is named `called` and its URL.
+        """
         self.server = server
+        self._outages = outages
+        self._who = f"{called} {server.url}"
+        self.well_at: float | None = None
+        """When it answered last, in unix seconds."""
+        self._served_at: float | None = None
+        """When it answered a request last, or began to serve."""
         self.activity = ServerActivity(server.url)
         self.client = client
         self.wanted: WeightUpdate | None = None
@@ -178,14 +190,16 @@ class ServerMonitor:
             if self._slow_checks >= SLOW_CHECKS_IN_A_ROW or not self._holds(wanted):
                 self._silent = True
                 self.take_out(
-                    f"no answer to a health check within {HEALTH_DEADLINE_SECONDS:g} s, {self._slow_checks} times"
+                    f"no answer to a health check within {HEALTH_DEADLINE_SECONDS:g} s, {self._slow_checks} times",
+                    since=self.well_at,
                 )
         except InferenceError as error:
             if isinstance(error, ServerUnreachable):  # each attempt at a host that is gone may take seconds
                 self._silent = True
-            self.take_out(str(error))
+            self.take_out(str(error), since=self.well_at)
         else:
             self._slow_checks = 0
+            self.well_at = time.time()
             self._server_drains = identity.draining
             self._update_draining()
             if self.server.state is State.SERVING:
@@ -216,7 +230,7 @@ class ServerMonitor:
         reason = self._progress.observe(time.monotonic(), len(self.requests), self.activity.ended_requests, seen)
         if reason and self._holds(self.wanted):
             self._mute = self._silent = True
-            self.take_out(reason)
+            self.take_out(reason, since=self._served_at)
 
     async def _observe(self) -> Observation | None:
         try:
@@ -296,7 +310,8 @@ class ServerMonitor:
             limit = self._config.update_timeout_seconds
             self._silent = True
             because = "".join(lost) or f"it was not done within update_timeout_seconds = {limit:g}"
-            self.take_out(f"version {self._wanted_version} was to be loaded and proven, and {because}")
+            since = time.time() - liveness.SILENT_SECONDS if lost else None
+            self.take_out(f"version {self._wanted_version} was to be loaded and proven, and {because}", since=since)
         except InferenceError as error:
             self._loads.discard(self._unproven)
             self.take_out(str(error), refusal=error if isinstance(error, RequestRefused) else None)
@@ -400,6 +415,8 @@ class ServerMonitor:
         self._progress = Progress(self._config.request_timeout_seconds)
         self._fleet.begin_serving(self.server, None if wanted is None else wanted.version, instance)
         self.activity.serves(instance)
+        self._outages.end(self._who)
+        self.served()
 
     def check_origin(self, origin: Origin | None) -> None:
         """Takes the server out and raises `WrongWeights` if other weights computed an answer than those that were proven.
@@ -417,6 +434,11 @@ class ServerMonitor:
         self.check_now()
         raise WrongWeights(f"the answer of {self.server.url} is of other weights: {found}")
 
+    def forget(self) -> None:
+        """Ends what there is of a server that is no longer in use."""
+        self._outages.end(self._who)
+        self.client.close()
+
     async def give_up_weights(self) -> None:
         """Gives the server's weights up when the run ends: its adapter is unloaded, its full weights may be replaced by anyone.
 
@@ -431,14 +453,20 @@ class ServerMonitor:
             what = "The weights" if self.wanted.adapter is None else f"Adapter {self.wanted.adapter}"
             logger.info("%s at %s were not given up: %s", what, self.server.url, str(error) or "no answer in time")
 
-    def take_out(self, reason: str, refusal: RequestRefused | None = None) -> None:
-        """Stops new requests; those at the server are retried elsewhere."""
+    def served(self) -> None:
+        """Notes that the server has answered a request just now: an outage begins no sooner."""
+        self.well_at = self._served_at = time.time()
+
+    def take_out(self, reason: str, refusal: RequestRefused | None = None, since: float | None = None) -> None:
+        """Stops new requests; those at the server are retried elsewhere.
+
+        `since` is when it was last known to be well, in unix seconds; None: now.
+        """
         first = self.server.state is not State.OUT
-        if first:
-            level = logging.INFO if self.server.state is State.UNKNOWN else logging.ERROR
-            logger.log(level, "Inference server %s takes no traffic: %s", self.server.url, reason)
+        level = (logging.INFO if self.server.state is State.UNKNOWN else logging.ERROR) if first else None
+        outage = self._outages.begin(Kind.SERVER, self._who, "takes no traffic", reason, since=since, level=level)
         self._fleet.take_out(self.server, reason)
-        self.activity.went_out(reason)
+        self.activity.went_out(reason, outage.since)
         self.refusal = refusal
         if first:
             self._not_before = time.monotonic() + self._config.health_interval_seconds * self._fleet.intervals_out(

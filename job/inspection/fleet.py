@@ -1,4 +1,4 @@
-"""The servers of a job as its runs see them, and the trainer's runs and slots: `fleet.json` of each run, `trainer/runs.json`.
+"""Servers and outages of a job as its runs see them, and the trainer's runs and slots: `fleet.json`, `trainer/runs.json`.
 
 Several runs may share servers: what they say of one is joined by its URL, requests and rates added up. A view that is old, since
 its orchestrator was killed, or that has ended says nothing about now; it counts only where no other one is left.
@@ -7,7 +7,7 @@ its orchestrator was killed, or that has ended says nothing about now; it counts
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ from job.inspection.rollout_records import finite_number
 from orchestrator.activity import FLEET_FILE
 from trainer.telemetry.published import MAX_RUNS, RUNS_FILE
 from transport.files.untrusted import UntrustedFileError, read_json
+from transport.outages import Kind, Outage
+from transport.printable import shortened
 
 STALE_SECONDS = 20.0
 """Age from which a file counts as left by a process that is gone: it is replaced about once a second."""
@@ -26,6 +28,9 @@ MAX_VIEWS = 128
 """Runs whose files are read: those that wrote last."""
 
 MAX_SERVERS = 256
+
+MAX_TEXT = 500
+"""Characters of each text of an outage."""
 
 _STATES = ("out", "unknown", "draining", "loading", "serving")
 """From the worst to the best."""
@@ -48,6 +53,20 @@ class View:
     def servers(self) -> list[Mapping[str, Any]]:
         """Its servers."""
         return _objects(self.content.get("servers"), MAX_SERVERS)
+
+    @property
+    def outages(self) -> list[Outage]:
+        """What is out for it."""
+        listed = _objects(self.content.get("outages"), MAX_SERVERS)
+        return [found for each in listed if (found := _outage_in(each)) is not None]
+
+    @property
+    def obstacle(self) -> str:
+        """What keeps the run from its work, in two words; empty if nothing does."""
+        if any(outage.kind is Kind.TRAINER for outage in self.outages):
+            return "no trainer"
+        states = [server.get("state") for server in self.servers]
+        return "no server" if states and all(state in ("out", "unknown") for state in states) else ""
 
 
 @dataclass(slots=True)
@@ -130,6 +149,25 @@ def join(views: Iterable[View]) -> list[Server]:
             if isinstance(url, str) and (url in servers or len(servers) < MAX_SERVERS):
                 servers.setdefault(url, Server(url)).views.append((view.run, view.time, described))
     return [servers[url] for url in sorted(servers)]
+
+
+def join_outages(views: Iterable[View]) -> list[tuple[Outage, list[str]]]:
+    """Returns the outages of several views by who is out, each with its runs: since the first saw it, for the newest reason."""
+    found: dict[str, tuple[Outage, list[str]]] = {}
+    for view in sorted(views, key=lambda view: view.time):
+        for outage in view.outages:
+            former, runs = found.get(outage.who, (outage, []))
+            found[outage.who] = replace(outage, since=min(outage.since, former.since)), [*runs, view.run]
+    return list(found.values())
+
+
+def _outage_in(found: Mapping[str, Any]) -> Outage | None:
+    since = finite_number(found.get("since"))
+    texts = [found.get(name) for name in ("who", "what", "reason")]
+    if since is None or found.get("kind") not in set(Kind):
+        return None
+    who, what, reason = (shortened(text, MAX_TEXT) if isinstance(text, str) else "" for text in texts)
+    return Outage(Kind(found["kind"]), who, what, since, reason) if who else None
 
 
 def read_trainer(directory: Path) -> Mapping[str, Any] | None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from cluster.agent.remains import start_of
 from job.directory import JOB_FILE, is_running, own_steps, read_json, run_ids_in, steps_of
+from job.inspection.fleet import View, read_views
 from job.inspection.history import History
 from job.inspection.log_errors import last_errors_of_guests, last_errors_of_workers
 from job.inspection.trained_lines import TrainedLines
@@ -18,6 +19,7 @@ from job.run_state import current_state, exclusion_of, is_to_start
 from orchestrator.rollouts.failures import sum_failures
 from orchestrator.step.phases import sum_phases
 from transport.errors import UserError
+from transport.outages import Outage
 
 SHIPPED_METRICS = ("reward/mean", "staleness/mean", "event_loop_lag/p99", "event_loop_lag/max")
 TRAINED_METRICS = ("mismatch_kl",)
@@ -44,12 +46,19 @@ class JobStatus:
     """Whether `counterpoint run` is running."""
     is_local: bool = True
     """Whether the job's processes are all on one machine."""
+    views: dict[str, View] = field(default_factory=dict)
+    """What each run that lives sees of servers and trainer, by run id."""
 
     def state_of(self, run_id: str) -> str:
         """Returns the run's state in a word or two."""
         is_guest = run_id in self.guests
         to_start = self.running and not is_guest and is_to_start(run_id, self.workers)
-        return current_state(self.directory, self.histories[run_id], is_guest, to_start)
+        obstacle = self.views[run_id].obstacle if run_id in self.views else ""
+        return current_state(self.directory, self.histories[run_id], is_guest, to_start, obstacle)
+
+    def outages_of(self, run_id: str) -> list[Outage]:
+        """Returns what is out for the run at present."""
+        return self.views[run_id].outages if run_id in self.views else []
 
     def exclusion_of(self, run_id: str) -> str | None:
         """Returns why the trainer may not train the run; None if it may."""
@@ -104,6 +113,7 @@ class JobStatus:
             "run_id": run_id,
             "state": self.state_of(run_id),
             "verdict": self.exclusion_of(run_id),
+            "outages": [asdict(outage) for outage in self.outages_of(run_id)],
             "step": history.step,
             "steps": history.steps,
             "trained": trained.get("step", 0),
@@ -137,7 +147,10 @@ class StatusReader:
             self._histories[run_id] = history
             history.steps = count
             history.refresh()
-        return JobStatus(directory, own, self._histories, read_workers(directory), is_running(directory), is_local)
+        now = time.time()
+        views = {view.run: view for view in read_views(directory) if view.is_current(now)}
+        workers = read_workers(directory)
+        return JobStatus(directory, own, self._histories, workers, is_running(directory), is_local, views)
 
 
 def read_status(directory: Path) -> JobStatus:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from cluster.notify import Heartbeat
+from transport.outages import Outages
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +81,15 @@ class StallError(RuntimeError):
 class Watchdog:
     """Watches progress from a thread. `describe` is called on the loop and returns what the scheduler waits for."""
 
-    def __init__(self, warning_seconds: float, timeout_seconds: float | None, describe: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        warning_seconds: float,
+        timeout_seconds: float | None,
+        describe: Callable[[], str],
+        outages: Outages | None = None,
+    ) -> None:
+        """`outages` say more about a lack of progress than what happens to wait for their end."""
+        self._outages = Outages() if outages is None else outages
         self._warning_seconds = warning_seconds
         self._timeout_seconds = timeout_seconds
         self._describe = describe
@@ -111,7 +120,7 @@ class Watchdog:
         try:
             await stalled.wait()
             raise StallError(
-                f"no progress for {self._timeout_seconds} s (stall_timeout_seconds); awaited: {describe_waits()}; "
+                f"no progress for {self._timeout_seconds} s (stall_timeout_seconds); {self._out}awaited: {describe_waits()}; "
                 f"the scheduler: {self._describe()}"
             )
         finally:
@@ -147,6 +156,8 @@ class Watchdog:
         since = (datetime.now() - timedelta(seconds=max(silent, idle))).strftime("%H:%M:%S")
         if silent >= self._warning_seconds * TROUBLE_SHARE:
             return f"its event loop has been blocked since {since}"
+        if out := self._outages.describe():
+            return f"no progress since {since}; {out}"
         if failing := self.failing:  # then the rollout that happens to run is of no interest
             return f"no progress since {since}; its rollouts fail: {failing}"
         awaited = waits()
@@ -160,8 +171,18 @@ class Watchdog:
         if idle < self._warning_seconds:
             return
         logger.warning(
-            "no progress for %.0f s. Awaited: %s. The scheduler: %s", idle, describe_waits(), self._describe()
+            "no progress for %.0f s. %sAwaited: %s. The scheduler: %s",
+            idle,
+            self._out,
+            describe_waits(),
+            self._describe(),
         )
+
+    @property
+    def _out(self) -> str:
+        """The outages, as the beginning of a sentence; empty for none."""
+        out = self._outages.describe()
+        return f"Out: {out}. " if out else ""
 
     def _report_block(self, now: float, silent: float, loop_thread: int) -> None:
         if now - self._reported_block < self._warning_seconds:

@@ -323,6 +323,8 @@ class Scheduler:
                 f"waiting for policy version {step - schedule.max_lead_steps}: step {step} is {step - self._version} ahead of "
                 f"version {self._version}, max_lead_steps is {schedule.max_lead_steps}"
             )
+        if self.capacity == 0:
+            return "no inference server is in service"
         if in_flight + schedule.group_size > self._room_for_groups:
             evaluation = len(self._evaluation.in_flight) + self._evaluation.to_start
             return (

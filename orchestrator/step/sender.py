@@ -20,7 +20,8 @@ from orchestrator.run_directory import ConfigurationError
 from orchestrator.step.delivery import Delivery, Due, MissingBatchError, SendBatch, SendCommit
 from transport import codec
 from transport.files.atomic import published_steps
-from transport.messages import NO_LIMIT, Acknowledged, Bye, Commit, Hello, Offer, Ready, Waiting
+from transport.messages import NO_LIMIT, Acknowledged, Commit, Hello, Offer, Ready, Waiting
+from transport.outages import Outage
 from transport.records import Batch
 from transport.telemetry.spans import SpanLog, now
 from transport.wires.base import TrainerLink
@@ -31,10 +32,11 @@ logger = logging.getLogger(__name__)
 class NoTrainerError(ConnectionError):
     """No trainer accepted the run in time."""
 
-    def __init__(self, run_id: str, seconds: float) -> None:
+    def __init__(self, run_id: str, seconds: float, outage: Outage | None) -> None:
+        because = f": {outage}" if outage is not None else ""
         super().__init__(
-            f"no trainer was ready for run {run_id!r} within trainer_timeout_seconds = {seconds:g}; does it run, with the same "
-            "output_dir and [transport]?"
+            f"no trainer was ready for run {run_id!r} within trainer_timeout_seconds = {seconds:g}{because}; does it run, with "
+            "the same output_dir and [transport]?"
         )
 
 
@@ -113,8 +115,12 @@ class Sender:
                         await self._changed.wait()
                 except TimeoutError:
                     if time.monotonic() - self.last_message_at >= patience:
-                        raise NoTrainerError(self._run_id, patience) from None
+                        raise self.no_trainer(patience) from None
         return ready
+
+    def no_trainer(self, patience: float) -> NoTrainerError:
+        """Returns the error that no trainer was ready for `patience` seconds, with what kept it away."""
+        return NoTrainerError(self._run_id, patience, self._link.outage)
 
     async def wait_durable(self, step: int) -> None:
         """Waits until a checkpoint of the trainer covers `step`."""
@@ -175,8 +181,6 @@ class Sender:
                     self._on_waiting_message(reason)
                 case Acknowledged(durable=durable):
                     await self._settle(durable)
-                case Bye(reason):
-                    logger.warning("the trainer left%s; waiting for it to return", f": {reason}" if reason else "")
             self._forget_delivered()
             self._due.set()
             async with self._changed:

@@ -20,7 +20,7 @@ from typing import Any
 
 from cluster.job_files import holds_job
 from job.directory import JOB_FILE, is_running, lock_file_of, orchestrator_of, own_runs, run_ids_in
-from job.inspection.fleet import Server, join, read_views
+from job.inspection.fleet import Server, View, join, join_outages, read_views
 from job.inspection.history import History
 from job.inspection.metrics_lines import Line, read_discarded
 from job.inspection.no_difference import read_notice
@@ -33,6 +33,7 @@ from serve.readers.trained_end import NewestTrained, TrainedEnd
 from transport.config import IDENTIFIER_PATTERN
 from transport.files.atomic import published_steps
 from transport.files.untrusted import UntrustedFileError, read_json
+from transport.outages import Outage
 
 MOST_RUNS = 5_000
 """Runs of a job that are shown; the others, by id, are not."""
@@ -113,6 +114,8 @@ class JobFacts:
     runs: list[RunFacts] = field(default_factory=list)
     servers: list[Server] = field(default_factory=list)
     """The inference servers, as the runs that live see them."""
+    outages: list[tuple[Outage, list[str]]] = field(default_factory=list)
+    """What is out for runs that live, with their ids."""
     disk_bytes: int | None = None
     disk_free_bytes: int | None = None
     error: str = ""
@@ -146,8 +149,9 @@ class JobReader:
         processes = self._read_processes()
         running = is_running(self._directory)
         starters = processes.get("workers", []) if running else []
+        views = {view.run: view for view in read_views(self._directory) if view.is_current(now)}
         try:
-            runs = [] if holds_job(self._directory) else self._read_runs(starters)
+            runs = [] if holds_job(self._directory) else self._read_runs(starters, views)
         except OSError as reason:
             runs, error = [], str(reason)
         status = JobStatus(self._directory, None, {}, [], running, self._is_local)
@@ -160,7 +164,8 @@ class JobReader:
             state=str(processes.get("job", "")),
             workers=workers,
             runs=runs,
-            servers=join(view for view in read_views(self._directory) if view.is_current(now)) if runs else [],
+            servers=join(views.values()) if runs else [],
+            outages=join_outages(views.values()) if runs else [],
             disk_bytes=total,
             disk_free_bytes=free,
             error=error,
@@ -193,8 +198,8 @@ class JobReader:
         workers = [worker for worker in listed if _is_worker(worker)] if isinstance(listed, list) else []
         return {"job": content.get("job", ""), "workers": workers}
 
-    def _read_runs(self, workers: list[dict[str, Any]]) -> list[RunFacts]:
-        """Returns the runs; `workers` are those of a job that is running."""
+    def _read_runs(self, workers: list[dict[str, Any]], views: Mapping[str, View]) -> list[RunFacts]:
+        """Returns the runs; `workers` are those of a job that is running, `views` what its runs see now."""
         own = self._own or {}
         found = [run_id for run_id in run_ids_in(self._directory) if run_id not in own and self._is_run(run_id)]
         run_ids = [*own, *found][:MOST_RUNS]
@@ -208,7 +213,8 @@ class JobReader:
         except (OSError, UntrustedFileError) as error:
             unreadable = str(error)
         by_name = {worker["name"]: worker for worker in workers if worker["name"].startswith("orchestrator")}
-        return [self._read_run(run_id, unreadable, by_name) for run_id in run_ids]
+        obstacles = {run_id: view.obstacle for run_id, view in views.items()}
+        return [self._read_run(run_id, unreadable, by_name, obstacles.get(run_id, "")) for run_id in run_ids]
 
     def _steps_of(self, run_id: str) -> NewestSteps:
         path = self._directory / f"run_{run_id}" / "metrics.jsonl"
@@ -220,7 +226,9 @@ class JobReader:
             (run_dir / name).exists() for name in ("control/orch.toml", "metrics.jsonl")
         )
 
-    def _read_run(self, run_id: str, unreadable: str, starters: Mapping[str, Mapping[str, Any]]) -> RunFacts:
+    def _read_run(
+        self, run_id: str, unreadable: str, starters: Mapping[str, Mapping[str, Any]], obstacle: str
+    ) -> RunFacts:
         run_dir = self._directory / f"run_{run_id}"
         is_own = self._own is not None and run_id in self._own
         file = self._own[run_id] if self._own is not None and is_own else self._files.read(run_dir)
@@ -244,7 +252,7 @@ class JobReader:
             history,
             file,
             is_guest,
-            current_state(self._directory, history, is_guest, is_own and is_to_start(run_id, its)),
+            current_state(self._directory, history, is_guest, is_own and is_to_start(run_id, its), obstacle),
             orchestrator_of(self._directory, run_id) is not None,
             _changed(f"{run_dir}/control/paused.json") is not None,
             exclusion,

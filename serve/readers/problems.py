@@ -7,14 +7,14 @@ several steps, and each run with itself. The page shows them on top.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Literal
 
 from cluster.worker_view import State
-from job.inspection.metrics_lines import Line, is_number
+from job.inspection.metrics_lines import Line
 from job.number_format import duration, scientific
 from orchestrator.loop_health.slow_spots import in_words as slow_spots_in_words
 from orchestrator.loop_health.slow_spots import slow_spots_of
@@ -23,6 +23,7 @@ from orchestrator.step.differences import show_command
 from orchestrator.step.discarded import in_words
 from orchestrator.step.shares import REMEDY, shortfalls
 from serve.readers.job_facts import JobFacts, RunFacts
+from transport.outages import Kind as OutageKind
 
 GIB = 2**30
 
@@ -37,6 +38,7 @@ class Kind(StrEnum):
     RESTARTED = "restarted"
     TROUBLE = "trouble"
     NOT_SERVING = "not-serving"
+    NO_TRAINER = "no-trainer"
     DISK_FULL = "disk-full"
     EVICTED = "evicted"
     REFUSED = "refused"
@@ -98,7 +100,7 @@ DISK_ERROR, DISK_WARNING = (0.01, 2 * GIB), (0.05, 20 * GIB)
 
 def problems_of(job: JobFacts) -> list[Problem]:
     """Returns the problems of the job and of its runs, errors first, then those that began last."""
-    found = [*_of_job(job), *_of_workers(job), *_of_servers(job)]
+    found = [*_of_job(job), *_of_workers(job), *_of_outages(job)]
     for run in job.runs:
         found += problems_of_run(run, job.now, job.directory)
     return sorted(found, key=lambda problem: (problem.severity != "error", -(problem.since or 0.0)))
@@ -156,19 +158,18 @@ def _of_workers(job: JobFacts) -> Iterator[Problem]:
             yield Problem(Kind.TROUBLE, "warning", f"{name}: {worker['trouble']}", advice, worker=name)
 
 
-def _of_servers(job: JobFacts) -> Iterator[Problem]:
-    """Servers that were taken out of service; an error if none is left."""
-    out = [server for server in job.servers if server.state == "out"]
-    severity: Literal["error", "warning"] = "error" if len(out) == len(job.servers) else "warning"
-    for server in out:
-        outage = server.newest.get("last_outage")
-        since = outage.get("time") if isinstance(outage, Mapping) else None
-        reason = f"{server.url} is out of service{f': {server.reason}' if server.reason else ''}"
-        advice = (
-            "see its log; runs go on with the other servers, and take it back once it answers and holds their weights"
-        )
-        known = float(since) if isinstance(since, int | float) and is_number(since) else None
-        yield Problem(Kind.NOT_SERVING, severity, reason, advice, known)
+def _of_outages(job: JobFacts) -> Iterator[Problem]:
+    """What is out for a run: the trainer, or a server; the latter is an error only if no server is left."""
+    none_left = all(server.state in ("out", "unknown") for server in job.servers)
+    for outage, runs in job.outages:
+        run = runs[0] if len(runs) == 1 else ""
+        reason = f"{outage.who} {outage.what}: {outage.reason}"
+        if outage.kind is OutageKind.TRAINER:
+            advice = "see `counterpoint logs trainer`; the run goes on once the trainer is back, and loses no step"
+            yield Problem(Kind.NO_TRAINER, "error", reason, advice, outage.since, run)
+        else:
+            advice = "see its log; runs go on with the other servers, and take it back once it answers and holds their weights"
+            yield Problem(Kind.NOT_SERVING, "error" if none_left else "warning", reason, advice, outage.since, run)
 
 
 def _exclusion(run: RunFacts) -> Iterator[Problem]:

@@ -16,6 +16,7 @@ from inference.pool.meters import PoolMeters
 from orchestrator.loop_health.lag import EventLoopLagMonitor
 from orchestrator.telemetry import RunTelemetry
 from run.config import LagConfig, RunConfig
+from transport.outages import Kind, Outages
 
 
 def samples(port: int) -> dict[str, dict[tuple[str, ...], float]]:
@@ -84,13 +85,15 @@ class Pool:
 
 def test_servers_are_as_the_loop_noted_them(make_config: Callable[..., RunConfig]) -> None:
     pool: Any = Pool()
+    outages = Outages()
+    outages.begin(Kind.TRAINER, "the trainer at x", "is not connected", "it left", since=1234.5)
     scheduler: Any = SimpleNamespace(
         snapshot=lambda: SimpleNamespace(capacity=32, in_flight_rollouts=7, evaluation_rollouts=1, paused=False)
     )
 
     async def watched() -> dict[str, dict[tuple[str, ...], float]]:
         with RunTelemetry(make_config(), EventLoopLagMonitor(LagConfig())) as telemetry:
-            watching = asyncio.create_task(telemetry.watch(pool, scheduler))
+            watching = asyncio.create_task(telemetry.watch(pool, scheduler, outages))
             await asyncio.sleep(0)
             with pool.meters.timing(pool.meters.turn_seconds):
                 pool.meters.retries += 2
@@ -105,6 +108,7 @@ def test_servers_are_as_the_loop_noted_them(make_config: Callable[..., RunConfig
     assert states == {("unknown",): 0, ("loading",): 0, ("serving",): 1, ("draining",): 0, ("out",): 1}
     assert found["counterpoint_inference_server_version"] == {("http://a",): 4}
     assert found["counterpoint_inference_server_requests"] == {("http://a",): 7, ("http://b",): 0}
+    assert found["counterpoint_outage_start_timestamp_seconds"] == {("trainer", "the trainer at x"): 1234.5}
     assert found["counterpoint_inference_waiting_requests"] == {(): 3}
     assert found["counterpoint_inference_retries_total"] == {(): 2}
     assert found["counterpoint_turn_seconds_count"] == {(): 1}

@@ -434,7 +434,7 @@ def test_a_receiver_without_peers_waits_no_longer_than_told_and_closes_twice(
 
 
 def _losses(caplog: pytest.LogCaptureFixture, count: int) -> Callable[[], bool]:
-    return lambda: caplog.text.count("lost the trainer at") >= count
+    return lambda: caplog.text.count(" is not connected: ") >= count
 
 
 @pytest.mark.slow

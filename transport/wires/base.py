@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from transport.messages import Bye, Commit, Hello, Offer, ToOrchestrator
+from transport.outages import Outage
 from transport.records import Batch
 
 
@@ -20,6 +21,10 @@ class TrainerLink(Protocol):
 
     def durable_up_to(self, step: int) -> None:
         """Sets the step that the `Hello` of the next reconnect names as durable."""
+
+    @property
+    def outage(self) -> Outage | None:
+        """Why the trainer is not there; None if it is."""
 
     async def send(self, message: Offer | Commit) -> None:
         """Passes a message to the link.

@@ -75,7 +75,7 @@ class DirectoryConnection:
         reason = self._why_lost(self._session.name, beacon)
         if reason is not None:
             self._leave()
-            events.append(Lost(reason))
+            events.append(Lost(reason, time.monotonic() - self._seen))
         return events
 
     def write(self, frames: Sequence[Buffer]) -> None:

@@ -21,6 +21,7 @@ from typing import Protocol
 from transport import codec
 from transport.files.atomic import Buffer
 from transport.messages import Bye, Commit, Evicted, Hello, Offer, Ready, Rejected, ToOrchestrator, Waiting
+from transport.outages import Kind, Outage, Outages
 from transport.process.priority import lower_own_priority
 
 logger = logging.getLogger(__name__)
@@ -31,10 +32,10 @@ LINGER_SECONDS = 2.0
 _BACKOFF_SECONDS = (0.1, 5.0)
 _CHANCE = random.SystemRandom()
 """Not the global generator, which an environment may have seeded and counts on while the link's thread runs."""
+_LONGEST_POLL_SECONDS = 60.0
 _DISPLACEMENTS = 3
 """How often a link that was replaced connects again. Its own earlier `Hello`, read late, may have replaced it. If another
 orchestrator of the run did, the link gives up after these attempts."""
-_FIRST_LOG_SECONDS, _LONGEST_LOG_SECONDS = 2.0, 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,8 @@ class Lost:
     """The trainer's end is gone, or another trainer answers. Messages already written may be lost."""
 
     reason: str
+    silent_seconds: float = 0.0
+    """How long it had not been heard of when this was noticed, as far as the wire knows."""
 
 
 Arrived = list[Buffer]
@@ -86,15 +89,18 @@ class ThreadedLink:
     lacks.
     """
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, outages: Outages | None = None) -> None:
+        """`outages` gets the trainer's."""
         self._connection = connection
-        self._wait_log = _WaitLog(connection.peer)
+        self._outages = Outages() if outages is None else outages
         self._inbox: asyncio.Queue[ToOrchestrator | Exception] = asyncio.Queue()
         self._outbox: deque[tuple[Offer | Commit, asyncio.Future[None]]] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ended = asyncio.Event()
         self._closing = False
         self._connected = False
+        self._has_left = False
+        """Whether the trainer's last message was BYE, which says more about its absence than what the wire sees."""
         self._session: int | None = None
         self._failures = self._displaced = 0
         self._reopen_at: float | None = None
@@ -112,6 +118,11 @@ class ThreadedLink:
     def durable_up_to(self, step: int) -> None:
         """See `TrainerLink`."""
         self._hello = replace(self._hello, durable=max(step, self._hello.durable))
+
+    @property
+    def outage(self) -> Outage | None:
+        """See `TrainerLink`."""
+        return self._outages.of(self._connection.peer)
 
     async def send(self, message: Offer | Commit) -> None:
         """See `TrainerLink`. Returns once the wire has the message, or it was dropped.
@@ -178,7 +189,7 @@ class ThreadedLink:
     def _serve(self) -> None:
         try:
             self._connection.open()
-            self._wait_log.begin("a connection to")
+            self._is_out("is not connected", "it was not reached yet", level=logging.INFO)
             while not self._closing:
                 for event in self._connection.poll(self._wake_reader, self._seconds_to_wait()):
                     if self._is_displaced(event):
@@ -186,7 +197,6 @@ class ThreadedLink:
                         break  # later events are of the old connection
                     self._handle(event)
                 self._reopen_if_due()
-                self._wait_log.log_if_due()
                 self._send_queued()
             self._send_queued()
             if self._connected:
@@ -197,17 +207,17 @@ class ThreadedLink:
     def _handle(self, event: Connected | Lost | Arrived) -> None:
         match event:
             case Connected():
-                self._connected = True
+                self._connected, self._has_left = True, False
                 self._connection.write(codec.encode_message(self._hello))
-                self._wait_log.begin("READY from")
-            case Lost(reason):
+                self._is_out("has not answered HELLO", "it is connected, and answers between two steps")
+            case Lost(reason, silent_seconds):
                 self._connected, self._session = False, None
                 first, longest = _BACKOFF_SECONDS
                 delay = min(longest, first * 2**self._failures) * _CHANCE.uniform(0.5, 1.0)
                 self._failures = min(self._failures + 1, 16)
                 self._reopen_at = time.monotonic() + delay
-                logger.warning("lost %s: %s; trying again in %.1f s", self._connection.peer, reason, delay)
-                self._wait_log.begin("a connection to")
+                if not self._has_left:
+                    self._is_out("is not connected", reason, since=time.time() - silent_seconds, level=logging.WARNING)
             case _:
                 self._take(event)
 
@@ -241,10 +251,16 @@ class ThreadedLink:
             self._session = message.session
         elif isinstance(message, Evicted | Bye):
             self._session = None
-        if isinstance(message, Ready | Waiting):
+        if isinstance(message, Bye):
+            self._has_left = True
+            self._is_out("has left", message.reason or "it gave no reason", level=logging.WARNING)
+        if isinstance(message, Ready | Waiting | Evicted):
             self._failures = 0
-            self._wait_log.end()
+            self._outages.end(self._connection.peer)
         self._post(lambda: self._inbox.put_nowait(message))
+
+    def _is_out(self, what: str, reason: str, *, since: float | None = None, level: int | None = None) -> None:
+        self._outages.begin(Kind.TRAINER, self._connection.peer, what, reason, since=since, level=level)
 
     def _reopen_if_due(self) -> None:
         if self._reopen_at is not None and time.monotonic() >= self._reopen_at:
@@ -252,8 +268,7 @@ class ThreadedLink:
             self._connection.open()
 
     def _seconds_to_wait(self) -> float:
-        due = [self._wait_log.due] if self._reopen_at is None else [self._wait_log.due, self._reopen_at]
-        return max(0.0, min(due) - time.monotonic())
+        return _LONGEST_POLL_SECONDS if self._reopen_at is None else max(0.0, self._reopen_at - time.monotonic())
 
     def _send_queued(self) -> None:
         try:
@@ -293,36 +308,3 @@ def _settle(future: asyncio.Future[None], error: Exception | None) -> None:
         future.set_result(None)
     else:
         future.set_exception(error)
-
-
-class _WaitLog:
-    """Logs what is awaited, from which peer and since when, at growing intervals."""
-
-    def __init__(self, peer: str) -> None:
-        self._peer = peer
-        self._what: str | None = None
-        self._logged = False
-        self.due = float("inf")
-
-    def begin(self, what: str) -> None:
-        if self._what is None:
-            self._since, self._started = time.strftime("%H:%M:%S"), time.monotonic()
-            self._interval = _FIRST_LOG_SECONDS
-            self.due = self._started + self._interval
-        self._what = what
-
-    def log_if_due(self) -> None:
-        now = time.monotonic()
-        if now < self.due:
-            return
-        self._logged = True
-        self._interval = min(2 * self._interval, _LONGEST_LOG_SECONDS)
-        self.due = now + self._interval
-        waited = now - self._started
-        logger.warning("waiting for %s %s since %s (%.0f s)", self._what, self._peer, self._since, waited)
-
-    def end(self) -> None:
-        if self._what is None:
-            return
-        logger.info("connected to %s%s", self._peer, f", away since {self._since}" if self._logged else "")
-        self._what, self._logged, self.due = None, False, float("inf")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from transport.config import TransportConfig
+from transport.outages import Outages
 from transport.validation import MAX_ARRAY_BYTES
 from transport.wires.base import BatchReceiver, TrainerLink
 from transport.wires.endpoint import load_authorized_keys, load_keys, resolve_address
@@ -17,8 +18,8 @@ EXCHANGE = "exchange"
 """Directory of the filesystem wire within the job's."""
 
 
-def open_link(config: TransportConfig, output_dir: Path, run_id: str) -> TrainerLink:
-    """Returns the orchestrator's end for the job in `output_dir`. It connects once started.
+def open_link(config: TransportConfig, output_dir: Path, run_id: str, outages: Outages | None = None) -> TrainerLink:
+    """Returns the orchestrator's end for the job in `output_dir`. It connects once started. `outages` gets the trainer's.
 
     Raises `ValueError` for a bad configuration.
     """
@@ -27,7 +28,7 @@ def open_link(config: TransportConfig, output_dir: Path, run_id: str) -> Trainer
         connection = DirectoryConnection(output_dir / EXCHANGE, run_id, config.heartbeat_seconds)
     else:
         connection = ZmqConnection(resolve_address(config, output_dir), load_keys(config), config.heartbeat_seconds)
-    return ThreadedLink(connection)
+    return ThreadedLink(connection, outages)
 
 
 def open_receiver(config: TransportConfig, output_dir: Path) -> BatchReceiver:

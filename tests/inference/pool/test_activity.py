@@ -61,22 +61,22 @@ def test_a_server_is_busy_while_any_request_is_there() -> None:
 
 def test_outages_and_restarts_are_told_apart() -> None:
     activity = ServerActivity("http://a", clock := Clock())
-    activity.went_out("it is not there yet")
+    activity.went_out("it is not there yet", 0.0)
     clock.now = 2.0
     activity.serves("process 1")
     assert (described(activity)["outages"], described(activity)["restarts"]) == (0, 0), "it had not served before"
     clock.now = 5.0
-    activity.went_out("connection refused")
-    activity.went_out("still refused")
+    activity.went_out("connection refused", 4.5)
+    activity.went_out("still refused", 4.5)
     clock.now = 6.0
     assert times(activity.take_spans("one", 1), "out") == [(0.0, 2.0), (5.0, 6.0)]
     clock.now = 7.0
     activity.serves("process 2")
     assert times(activity.take_spans("one", 2), "out") == [(6.0, 7.0)]
-    activity.went_out("a slow check")
+    activity.went_out("a slow check", 6.5)
     activity.serves("process 2")
     assert (described(activity)["outages"], described(activity)["restarts"]) == (2, 1)
-    assert described(activity)["last_outage"] == {"time": 7.0, "reason": "a slow check"}
+    assert described(activity)["last_outage"] == {"time": 6.5, "reason": "a slow check"}
 
 
 def test_cached_tokens_count_only_where_the_server_says_so() -> None:

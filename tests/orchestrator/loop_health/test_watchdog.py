@@ -10,6 +10,7 @@ import pytest
 from cluster.notify import NotifySocket
 from orchestrator.loop_health.watchdog import StallError, Watchdog, awaiting, describe_waits, waits
 from tests.support.polling import until, wait_until
+from transport.outages import Kind, Outages
 
 
 async def beat(watchdog: Watchdog) -> None:
@@ -85,6 +86,17 @@ def test_a_run_whose_rollouts_all_fail_says_so_and_not_what_the_next_one_awaits(
         assert watchdog._trouble(0.0, 50.0).endswith("; its rollouts fail: RuntimeError (in sums)")
         watchdog.progress()
         assert watchdog._trouble(0.0, 50.0).endswith("; it waits for a completion for rollout 7-1")
+
+
+def test_an_outage_is_told_before_what_waits_for_its_end() -> None:
+    outages = Outages()
+    watchdog = Watchdog(60, None, lambda: "", outages)
+    watchdog.failing = "RuntimeError (in sums)"
+    outages.begin(Kind.TRAINER, "the trainer at x", "is not connected", "its heartbeat stopped")
+    with awaiting("a completion for rollout 7-1"):
+        assert watchdog._trouble(0.0, 50.0).endswith(": its heartbeat stopped")
+        outages.end("the trainer at x")
+        assert "RuntimeError" in watchdog._trouble(0.0, 50.0)
 
 
 def hold_the_loop(until_logged: pytest.LogCaptureFixture) -> None:

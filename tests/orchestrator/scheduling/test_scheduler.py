@@ -78,6 +78,13 @@ def test_a_full_capacity_is_named_and_a_whole_group_must_fit() -> None:
     assert started(end(scheduler, 0, "c")) == [2]
 
 
+def test_a_capacity_of_none_is_named_for_what_it_is() -> None:
+    scheduler = make_scheduler()
+    scheduler.handle(CapacityChanged(0))
+    scheduler.handle(PolicyUpdated(0))
+    assert "no inference server is in service" in waiting_for(scheduler)
+
+
 def test_fewer_servers_start_fewer_groups_but_never_none() -> None:
     scheduler = make_scheduler()
     scheduler.handle(CapacityChanged(1))

@@ -31,6 +31,7 @@ from transport.messages import (
     ToOrchestrator,
     Waiting,
 )
+from transport.outages import Kind, Outage
 from transport.records import Batch
 
 LIMIT = 1 << 30
@@ -46,6 +47,7 @@ class PlayedLink:
         """Of everything sent."""
         self.hello: Hello | None = None
         self.durable = 0
+        self.outage: Outage | None = None
         self._incoming: asyncio.Queue[ToOrchestrator] = asyncio.Queue()
 
     async def start(self, hello: Hello) -> None:
@@ -326,6 +328,7 @@ async def test_a_record_that_is_not_wanted_any_more_may_be_gone(tmp_path: Path) 
 
 
 async def test_a_silent_trainer_is_not_waited_for_beyond_the_patience(tmp_path: Path) -> None:
-    async with running(tmp_path) as (sender, _):
-        with pytest.raises(NoTrainerError, match=r"trainer_timeout_seconds = 0\.05"):
+    async with running(tmp_path) as (sender, link):
+        link.outage = Outage(Kind.TRAINER, "the trainer at x", "is not connected", 0.0, "its key is unknown")
+        with pytest.raises(NoTrainerError, match=r"trainer_timeout_seconds = 0\.05: .* its key is unknown"):
             await asyncio.wait_for(sender.wait_ready(0.05), 60)

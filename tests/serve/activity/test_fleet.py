@@ -88,6 +88,8 @@ async def test_the_trainers_runs_and_slots_are_told(tmp_path: Path) -> None:
         b'{"servers": [3, {}, {"url": 7}, {"url": "u", "engine": [], "last_outage": 3, "in_flight": "many", "state": ["x"]}]}',
         b'{"time": 1e308, "waiting": 1e308, "servers": [{"url": "\\u202e<b>", "requests_per_second": 1e308, "limit": -1}]}',
         b'{"time": true, "capacity": 9223372036854775807, "servers": [{"url": "u", "cache_hit_share": 1e308}]}',
+        b'{"time": 1e308, "outages": [3, {"kind": "server"}, {"kind": [], "since": 1, "who": "x"}], "servers": []}',
+        b'{"outages": [{"kind": "trainer", "since": 1, "who": "\\u202e<b>", "what": 3, "reason": ["x"]}]}',
         b"[" * 5000,
     ],
 )

@@ -19,6 +19,8 @@ from serve.readers.newest_steps import KEPT_STEPS
 from serve.readers.problems import Kind, Problem, problems_of
 from serve.readers.run_file import RunFile
 from serve.readers.trained_end import KEPT_STEPS as KEPT_TRAINED
+from transport import outages
+from transport.outages import Outage
 
 NOW = 1_000_000.0
 GIB = 2**30
@@ -203,9 +205,11 @@ def test_a_disk_that_is_nearly_full_is_a_problem(free: int, severity: str | None
 
 
 def server(url: str, state: str) -> Server:
-    return Server(
-        url, [("test", NOW, {"url": url, "state": state, "last_outage": {"time": NOW - 9}, "reason": "no answer"})]
-    )
+    return Server(url, [("test", NOW, {"url": url, "state": state})])
+
+
+def outage(kind: outages.Kind, who: str) -> Outage:
+    return Outage(kind, who, "takes no traffic", NOW - 9, "no answer")
 
 
 @pytest.mark.parametrize(
@@ -217,12 +221,25 @@ def server(url: str, state: str) -> Server:
     ],
 )
 def test_servers_out_of_service_are_a_problem(states: list[str], severities: list[str]) -> None:
-    problems = problems_of(
-        healthy_job(servers=[server(f"http://{place}", state) for place, state in enumerate(states)])
-    )
+    servers = [server(f"http://{place}", state) for place, state in enumerate(states)]
+    out = [(outage(outages.Kind.SERVER, each.url), ["test"]) for each in servers if each.state == "out"]
+    problems = problems_of(healthy_job(servers=servers, outages=out))
     assert [problem.severity for problem in problems] == severities
     assert {problem.kind for problem in problems} <= {Kind.NOT_SERVING}
     assert all(problem.since == NOW - 9 and "no answer" in problem.reason for problem in problems)
+
+
+def test_a_trainer_that_is_out_is_an_error_of_the_runs_that_miss_it() -> None:
+    out = outage(outages.Kind.TRAINER, "the trainer at x")
+    for runs, named in ((["test"], "test"), (["test", "other"], "")):
+        problem = only(healthy_job(outages=[(out, runs)]))
+        assert (problem.kind, problem.severity, problem.run, problem.since) == (
+            Kind.NO_TRAINER,
+            "error",
+            named,
+            NOW - 9,
+        )
+        assert "no answer" in problem.reason
 
 
 def test_a_supervisor_that_was_killed_is_a_problem_and_one_that_ended_is_none() -> None:

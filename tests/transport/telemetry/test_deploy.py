@@ -152,6 +152,8 @@ def samples_of(sick: bool) -> Samples:
         values.set(orchestrator.COMMITTED_AT, NOW - (7200 if sick else 60))
         values.set(pool.SERVERS, 0 if sick else 2, "serving")
         values.set(pool.SERVERS, 2 if sick else 0, "out")
+        for kind in ("server", "trainer"):
+            values.set(orchestrator.OUTAGE_START, NOW - (3600 if sick else 60), kind, f"the {kind} at x")
         for number in range(2000 if sick else 2):
             values.set(orchestrator.ENVIRONMENT_METRIC, 1.0, "toy", f"metric {number}")
 

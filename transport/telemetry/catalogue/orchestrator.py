@@ -161,6 +161,13 @@ IN_FLIGHT = Metric(
     "counterpoint_inflight_rollouts", "gauge", "rollouts in progress: training, evaluation", labels=("purpose",)
 )
 PAUSED = Metric("counterpoint_paused", "gauge", "1 while somebody has paused the run, else 0")
+OUTAGE_START = Metric(
+    "counterpoint_outage_start_timestamp_seconds",
+    "gauge",
+    "since when the trainer or a server has been out, in unix seconds; absent for one that is well",
+    "seconds",
+    labels=("kind", "who"),
+)
 POLICY_VERSION = Metric("counterpoint_policy_version", "gauge", "version that new rollouts are played with")
 CACHE_HITS = Metric(
     "counterpoint_inference_cache_hit_ratio",
@@ -339,6 +346,7 @@ METRICS = (
     CAUGHT, FAILURES, STALENESS_MEAN,
     STALENESS_MAX, TOKENS, BATCH_SAMPLES, BATCH_TOKENS, BATCH_BYTES, EPOCH, DRAWS, PASS_RATE, WORKER_LAG,
     WORKER_RESTARTS, SESSIONS, WORKERS, LAG, SILENT, LAG_MAX, LATE, LATE_SECONDS, PHASE, STEP_SECONDS, IN_FLIGHT, PAUSED,
+    OUTAGE_START,
     POLICY_VERSION, CACHE_HITS, EVALUATION, EVALUATION_LOW, EVALUATION_HIGH, EVALUATION_STEP, EVALUATION_FAILED,
 )  # fmt: skip
 

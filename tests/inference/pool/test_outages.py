@@ -1,0 +1,43 @@
+"""A pool's list of outages: what each server was out for last, and since when it has not answered."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import pytest
+
+from inference.config import PoolConfig
+from inference.pool.pool import InferencePool
+from tests.support.fake_inference import FakeServer
+from tests.support.polling import until
+from transport.outages import Kind, Outages
+
+
+async def test_a_further_reason_of_an_outage_is_told_as_the_first_was(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    outages = Outages()
+    async with FakeServer() as server:
+        config = PoolConfig(urls=[server.url], health_interval_seconds=0.02, startup_timeout_seconds=60)
+        pool = InferencePool(config, "a-model", outages=outages)
+        try:
+            await pool.start()
+            assert outages.current() == []
+            well = time.time()
+            port = server.port
+            await server.vanish()
+            await until(lambda: bool(outages.current()), "the outage")
+            [outage] = outages.current()
+            assert (outage.kind, outage.who) == (Kind.SERVER, f"inference server {server.url}")
+            assert well - 60 < outage.since < time.time()
+            server.healthy = False
+            await server.listen(port)
+            await until(lambda: "503" in outages.describe(), "the newest reason")
+            assert [each.since for each in outages.current()] == [outage.since]
+            server.healthy = True
+            await until(lambda: not outages.current(), "the end of the outage")
+        finally:
+            await pool.close()
+    logged = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert [any(f"{status}" in line for line in logged) for status in ("503", "onnect")] == [True, True]
+    assert len(logged) == 2, "each reason once"

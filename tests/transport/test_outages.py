@@ -1,0 +1,105 @@
+"""One list of outages: each has the newest reason, the log gets each reason once, and whoever shows it is told of changes."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from transport import outages as module
+from transport.outages import Kind, Outage, Outages
+
+SERVER = "inference server http://a"
+
+
+class Clock:
+    """Stands for the module `time`."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def time(self) -> float:
+        return self.now
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def localtime(self, seconds: float) -> float:
+        return seconds
+
+    def strftime(self, _: str, moment: float) -> str:
+        return f"<{moment:g}>"
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(module, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def changes() -> list[None]:
+    return []
+
+
+@pytest.fixture
+def outages(clock: Clock, changes: list[None], caplog: pytest.LogCaptureFixture) -> Outages:
+    caplog.set_level(logging.INFO)
+    return Outages(lambda: changes.append(None))
+
+
+def test_an_outage_has_the_newest_reason_and_its_own_beginning(outages: Outages, clock: Clock) -> None:
+    outages.begin(Kind.SERVER, SERVER, "takes no traffic", "connection refused", since=990.0)
+    clock.now += 60
+    outages.begin(Kind.SERVER, SERVER, "takes no traffic", "401 Unauthorized")
+    assert outages.current() == [Outage(Kind.SERVER, SERVER, "takes no traffic", 990.0, "401 Unauthorized")]
+    assert outages.describe() == f"{SERVER} takes no traffic since <990> (70 s): 401 Unauthorized"
+    outages.end(SERVER)
+    assert outages.current() == []
+    assert outages.describe() == ""
+
+
+def test_the_log_has_every_reason_once(outages: Outages, caplog: pytest.LogCaptureFixture, changes: list[None]) -> None:
+    for reason in ("connection refused", "no answer, 1 times", "no answer, 2 times", "401", "connection refused"):
+        outages.begin(Kind.SERVER, SERVER, "takes no traffic", reason)
+    outages.end(SERVER)
+    outages.end(SERVER)
+    logged = [record.getMessage() for record in caplog.records]
+    assert [next(reason for reason in ("refused", "1 times", "401") if reason in line) for line in logged[:3]] == [
+        "refused",
+        "1 times",
+        "401",
+    ]
+    assert len(logged) == 4
+    assert "over" in logged[3]
+    assert len(changes) == 6, "each of the five reasons, and the end"
+
+
+def test_an_outage_that_lasts_is_logged_again_and_again_but_seldom(
+    outages: Outages, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    outages.begin(Kind.TRAINER, "the trainer at x", "is not connected", "it left", level=logging.WARNING)
+    caplog.clear()
+    for _ in range(600):
+        clock.now += 1
+        outages.remind()
+    assert 10 <= len(caplog.records) <= 15
+    assert {record.levelno for record in caplog.records} == {logging.WARNING}
+    assert "the trainer at x" in caplog.records[-1].getMessage()
+    outages.end("the trainer at x")
+    caplog.clear()
+    clock.now += 600
+    outages.remind()
+    assert not caplog.records
+
+
+def test_a_flood_of_outages_and_reasons_stays_bounded(outages: Outages, caplog: pytest.LogCaptureFixture) -> None:
+    for letter in "abcdefghijklmnopqrstuvwxyz":
+        outages.begin(Kind.SERVER, SERVER, "takes no traffic", f"{letter} " * 1000)
+    assert len(caplog.records) <= 16
+    [outage] = outages.current()
+    assert len(outage.reason) <= module.MAX_REASON
+    for number in range(100):
+        outages.begin(Kind.SERVER, f"server {number}", "takes no traffic", "no answer")
+    assert len(outages.describe()) < 8000
