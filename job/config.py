@@ -22,12 +22,12 @@ from transport.config import Config
 
 SHARED = {
     "inference": ("model", "seed"),
-    "trainer": ("output_dir", "model", "seed", "resume", "transport"),
-    "orchestrator": ("output_dir", "model", "seed", "resume", "transport"),
+    "trainer": ("output_dir", "model", "seed", "resume", "transport", "prometheus_host"),
+    "orchestrator": ("output_dir", "model", "seed", "resume", "transport", "prometheus_host"),
 }
 """Keys of each section that are copied from the top."""
 
-DEFAULTS: dict[str, Any] = {"seed": 0, "resume": False, "transport": {}}
+DEFAULTS: dict[str, Any] = {"seed": 0, "resume": False, "transport": {}, "prometheus_host": "127.0.0.1"}
 
 
 class JobConfig(JobSections):

@@ -75,8 +75,12 @@ class JobSections(Config):
     starts again after three minutes without a problem."""
 
     prometheus_port: int = Field(default=0, ge=0, le=65535)
-    """Loopback port of the supervisor's metrics; 0 takes a free one, which `prometheus/` in the job's directory names. Trainer
-    and runs have a key of the same name."""
+    """Port of the supervisor's metrics; 0 takes a free one, which `prometheus/` in the job's directory names. Trainer and runs
+    have a key of the same name."""
+
+    prometheus_host: str = "127.0.0.1"
+    """Address at which the metrics of supervisor, trainer and runs are served. `0.0.0.0` in a container, whose loopback
+    Prometheus does not reach: whoever reaches the ports can read them."""
 
     inference: ServersConfig
     """The vLLM servers."""

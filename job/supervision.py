@@ -151,7 +151,9 @@ class SupervisedJob:
     def run(self, show: Show) -> Outcome:
         """Runs the job to its end. Calls `show` about twice a second and on each change of a worker's state."""
         self._show = show
-        with JobTelemetry(self._config.prometheus_port, self._config.output_dir) as self._telemetry:
+        with JobTelemetry(
+            self._config.prometheus_host, self._config.prometheus_port, self._config.output_dir
+        ) as self._telemetry:
             outcome = asyncio.run(self._supervise())
         self._job.observe(self._find_guests, None)  # one that came since the last look is in the summary, too
         self._job.observe(self._report_end, None)

@@ -43,7 +43,9 @@ class RunTelemetry:
 
     def __init__(self, config: RunConfig, lag: EventLoopLagMonitor) -> None:
         self._config = config
-        self._endpoint = Endpoint(config.prometheus_port, catalogue.ORCHESTRATOR, {"run": config.run_id})
+        self._endpoint = Endpoint(
+            config.prometheus_port, catalogue.ORCHESTRATOR, {"run": config.run_id}, host=config.prometheus_host
+        )
         self._values = self._endpoint.values
         self._values.attach(catalogue.LAG, lag.histogram)
         self._values.set(catalogue.STEPS_PLANNED, config.steps)

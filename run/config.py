@@ -410,7 +410,11 @@ class RunConfig(Config):
     what environments left running. A step that is being committed is waited for beyond it, however long the disk takes."""
 
     prometheus_port: int = Field(default=0, ge=0, le=65535)
-    """Loopback port of the metrics endpoint; 0 takes a free one, which the log names."""
+    """Port of the metrics endpoint; 0 takes a free one, which the log names."""
+
+    prometheus_host: str = "127.0.0.1"
+    """Address at which the metrics are served. `0.0.0.0` in a container, whose loopback Prometheus does not reach: whoever
+    reaches the port can read them."""
 
     trace_rollouts: float = Field(default=0.0, ge=0, le=1)
     """Share of the rollouts that get a trace (docs/tracing.md): their turns, their environment's time and their scoring."""

@@ -113,7 +113,11 @@ class TrainerConfig(Config):
     which a checkpoint returns, and adapters."""
 
     prometheus_port: int = Field(default=0, ge=0, le=65535)
-    """Loopback port of the metrics; 0 takes a free one, which the log names. Of several ranks the first one serves."""
+    """Port of the metrics; 0 takes a free one, which the log names. Of several ranks the first one serves."""
+
+    prometheus_host: str = "127.0.0.1"
+    """Address at which the metrics are served. `0.0.0.0` in a container, whose loopback Prometheus does not reach: whoever
+    reaches the port can read them."""
 
     transport: TransportConfig = TransportConfig()
     """The wire to the orchestrators."""

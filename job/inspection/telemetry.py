@@ -21,9 +21,9 @@ from transport.telemetry.values import Labels
 class JobTelemetry:
     """The endpoint of a supervisor: a context manager. On entry, raises `UserError` if the port cannot be had."""
 
-    def __init__(self, port: int, directory: Path) -> None:
+    def __init__(self, host: str, port: int, directory: Path) -> None:
         self._directory = directory
-        self._endpoint = Endpoint(port, catalogue.SUPERVISOR)
+        self._endpoint = Endpoint(port, catalogue.SUPERVISOR, host=host)
         self._endpoint.values.on_scrape(self._read)
         self._shown: tuple[State, Sequence[WorkerView], Mapping[str, float], int] | None = None
 

@@ -134,7 +134,7 @@ def test_a_job_may_use_servers_that_run_already(file: Path) -> None:
     job = load(JobConfig, file, ["--gpus.trainer", "[0]"])
     assert {tuple(run.inference.urls) for run in job.every_run} == {("https://gpu.example:8443",)}
     assert {run.inference.protocol for run in job.every_run} == {"openai"}
-    assert {run.inference.api_key_file for run in job.every_run} == {Path("key")}
+    assert {run.inference.api_key_file for run in job.every_run} == {file.parent / "key"}
     assert list(sections_of(job)) == ["trainer", "orchestrator_plain", "orchestrator_quick", "orchestrator_guess"]
     workers = specification(job, dict.fromkeys(sections_of(job), file)).roles
     assert [worker.name for worker in workers] == list(sections_of(job))

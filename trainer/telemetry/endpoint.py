@@ -31,7 +31,7 @@ class TrainerEndpoint:
 
     def __init__(self, config: TrainerConfig) -> None:
         self._config = config
-        self._endpoint = Endpoint(config.prometheus_port, catalogue.TRAINER)
+        self._endpoint = Endpoint(config.prometheus_port, catalogue.TRAINER, host=config.prometheus_host)
         self._values = self._endpoint.values
         self._values.set(catalogue.SLOTS, config.max_runs)
         self._lines = LineReader(self._values, catalogue.LINES)

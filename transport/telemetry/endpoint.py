@@ -1,4 +1,6 @@
-"""`Endpoint`: serves a process's values to Prometheus on 127.0.0.1, and tells it where, by a file for its service discovery.
+"""`Endpoint`: serves a process's values to Prometheus, and tells it where, by a file for its service discovery.
+
+It listens on 127.0.0.1 unless told otherwise: whoever reaches it can read the metrics, of which none is a secret.
 
 A thread accepts; a scrape is answered by a thread of its own, which reads the values and never waits for the loop, nor the
 loop for it. `write_target` says where: `prometheus/<process>.json` in a job directory, for `file_sd_configs` of Prometheus.
@@ -7,6 +9,7 @@ The file of a process that was killed stays, and Prometheus shows that target as
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import logging
 import os
@@ -24,6 +27,7 @@ import orjson
 
 from transport.errors import Obstructed, UserError
 from transport.files.atomic import write_atomically
+from transport.loopback import is_loopback
 from transport.process.permanent_errors import is_permanent
 from transport.telemetry.catalogue import endpoint
 from transport.telemetry.metric import Metric, Process
@@ -32,6 +36,9 @@ from transport.telemetry.values import Labels, Values
 logger = logging.getLogger(__name__)
 
 HOST = "127.0.0.1"
+"""Where it listens by default, and where this machine finds one that listens on all addresses."""
+
+EVERY_ADDRESS = "0.0.0.0"
 
 TARGETS = "prometheus"
 """The folder of a job's directory for the files that say where its endpoints are."""
@@ -51,9 +58,15 @@ class Endpoint:
     On entry, raises `OSError` if the port cannot be had; the message says what to do.
     """
 
-    def __init__(self, port: int, process: Process, labels: Mapping[str, str] | None = None) -> None:
-        """`port` 0 takes any free one. `labels` are the values of the labels that all metrics of the process have."""
+    def __init__(
+        self, port: int, process: Process, labels: Mapping[str, str] | None = None, *, host: str = HOST
+    ) -> None:
+        """`port` 0 takes any free one. `labels` are the values of the labels that all metrics of the process have.
+
+        `host` is the address to listen on. Beyond loopback, clients may call this machine by any name.
+        """
         self._asked = port
+        self._host = host
         self._labels = dict(labels or {})
         assert self._labels.keys() == process.labels.keys(), self._labels
         self._process = process
@@ -67,23 +80,24 @@ class Endpoint:
         from transport.telemetry.exposition import Exposition
 
         try:
-            self._server = _Server(self._asked, Exposition(self.values, self._labels))
+            self._server = _Server(self._host, self._asked, Exposition(self.values, self._labels))
         except OSError as error:
-            message = (
-                f"prometheus_port = {self._asked}: cannot listen on {HOST}:{self._asked}: {error.strerror}. "
-                "Choose another port, or 0 for any free one"
-            )
+            advice = "choose another port, or 0 for any free one"
+            if error.errno != errno.EADDRINUSE and self._host != HOST:
+                advice = "prometheus_host is an address of this machine, or 0.0.0.0 for all"
+            message = f"prometheus_port = {self._asked}: cannot listen on {self._host}:{self._asked}: {error.strerror}; {advice}"
             raise OSError(error.errno, message) from error
         self.port = self._server.server_port
         self._server.start()
-        logger.info("Prometheus metrics at http://%s:%d/metrics", HOST, self.port)
+        logger.info("Prometheus metrics at http://%s:%d/metrics", self._host, self.port)
         return self
 
     def write_target(self, directory: Path, name: str | None = None) -> None:
         """Writes the file for service discovery to a job's directory. A directory that cannot be written is warned about."""
         self._target = directory / TARGETS / f"{name or self._process.name}.json"
         labels = {"counterpoint_job": directory.absolute().name, "process": self._process.name}
-        content = orjson.dumps([{"targets": [f"{HOST}:{self.port}"], "labels": labels}])
+        host = HOST if self._host == EVERY_ADDRESS else self._host
+        content = orjson.dumps([{"targets": [f"{host}:{self.port}"], "labels": labels}])
         try:
             self._target.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(self._target, content, durable=False)
@@ -104,17 +118,18 @@ class _Server(HTTPServer):
 
     request_queue_size = 16
 
-    def __init__(self, port: int, exposition: Any) -> None:
+    def __init__(self, host: str, port: int, exposition: Any) -> None:
         self.exposition = exposition
+        self.is_local = is_loopback(host)
         self._free = threading.BoundedSemaphore(SCRAPES_AT_ONCE)
-        super().__init__((HOST, port), _Handler)
+        super().__init__((host, port), _Handler)
         self._asleep, self._wake = socket.socketpair()
         self._thread = threading.Thread(target=self._serve, name="prometheus", daemon=True)
 
     def server_bind(self) -> None:
         """Binds, and asks no name server for the name of this address, as the base does."""
         super(HTTPServer, self).server_bind()
-        self.server_name, self.server_port = HOST, int(self.server_address[1])
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
     def start(self) -> None:
         """Begins to serve."""
@@ -168,7 +183,7 @@ def _break_off(connection: socket.socket) -> None:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Answers `GET /metrics`, of a client that called this machine by an address or as localhost.
+    """Answers `GET /metrics`; on loopback, of a client that called this machine by an address or as localhost.
 
     A web page of another site could otherwise read it through a name of its own that leads here (DNS rebinding).
     """
@@ -179,7 +194,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answers one request."""
-        if not _is_own_address(self.headers.get("Host", HOST)):
+        if self.server.is_local and not _is_own_address(self.headers.get("Host", HOST)):
             self._send(403, b"ask for this machine by its address\n", "text/plain")
         elif self.path.partition("?")[0] not in ("/", "/metrics"):
             self._send(404, b"the metrics are at /metrics\n", "text/plain")

@@ -270,6 +270,8 @@ def test_what_the_roles_share_is_filled_in_from_the_top(job_file: Path) -> None:
     config = load(JobConfig, job_file, ["--seed", "5", *server])
     assert config.inference.seed == config.trainer.seed == config.orchestrator.seed == 5
     assert config.trainer.output_dir == config.orchestrator.output_dir == config.output_dir
+    everywhere = load(JobConfig, job_file, ["--prometheus_host", "0.0.0.0"])
+    assert everywhere.trainer.prometheus_host == everywhere.orchestrator.prometheus_host == "0.0.0.0"
     assert config.orchestrator.inference.urls == ["http://127.0.0.1:8123"]
     assert config.orchestrator.inference.api_key_file == Path("key").absolute()
 

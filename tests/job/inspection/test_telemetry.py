@@ -20,7 +20,7 @@ def view(name: str, state: State, restarts: int = 0) -> WorkerView:
 
 
 def test_workers_are_as_they_were_shown_last(tmp_path: Path) -> None:
-    with JobTelemetry(0, tmp_path) as telemetry:
+    with JobTelemetry("127.0.0.1", 0, tmp_path) as telemetry:
         before = families(telemetry.port)
         workers = [
             view("trainer", State.READY, 2),
@@ -44,4 +44,4 @@ def test_workers_are_as_they_were_shown_last(tmp_path: Path) -> None:
 
 def test_a_port_in_use_is_an_obstacle(tmp_path: Path) -> None:
     with taken_port() as port, pytest.raises(Obstructed, match="or 0 for any free one"):
-        JobTelemetry(port, tmp_path).__enter__()
+        JobTelemetry("127.0.0.1", port, tmp_path).__enter__()

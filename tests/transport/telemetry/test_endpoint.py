@@ -79,6 +79,18 @@ def test_it_listens_on_loopback_alone() -> None:
         assert served._server.server_address[0] == "127.0.0.1"
 
 
+def test_beyond_loopback_a_client_may_call_it_by_any_name(tmp_path: Path) -> None:
+    """As Prometheus does in a network of containers. This machine's own clients still find it at loopback."""
+    with Endpoint(0, TOY, {"run": "a"}, host="0.0.0.0") as served:
+        assert served._server.server_address[0] == "0.0.0.0"
+        assert get(served.port, Host="orchestrator:9100")[0] == 200
+        served.write_target(tmp_path, "toy")
+        (target,) = json.loads((tmp_path / "prometheus" / "toy.json").read_text())
+        assert target["targets"] == [f"127.0.0.1:{served.port}"]
+    with pytest.raises(OSError, match="prometheus_host is an address of this machine"):
+        Endpoint(0, TOY, {"run": "a"}, host="192.0.2.1").__enter__()
+
+
 def test_a_port_in_use_is_an_error_that_says_what_to_do() -> None:
     with taken_port() as port, pytest.raises(OSError, match=f"prometheus_port = {port}: .*or 0 for any free one"):
         endpoint(port).__enter__()
