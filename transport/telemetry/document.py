@@ -34,8 +34,8 @@ labels instead of names within names. Earlier versions turned each name of the l
 Each process serves `http://127.0.0.1:PORT/metrics`, in OpenMetrics or in the older text format, as the client asks. It answers
 nobody who calls it by the name of a host, as a web page of another site would (DNS rebinding): use `127.0.0.1`, `localhost`, or
 another address that leads here. In a container, whose loopback Prometheus does not reach, set `prometheus_host = "0.0.0.0"`
-(at the top of a job's file, or in a lone role's): any name will do then. Whoever reaches the port can read the metrics, so keep it
-within a network of yours. The key `prometheus_port` of each process is 0 by default: a free port, which its log names. A
+(at the top of a job's file, or in a lone role's): any name will do then. Whoever reaches the port can read the metrics, so keep
+it within a network of yours. The key `prometheus_port` of each process is 0 by default: a free port, which its log names. A
 port that is in use is an error. Several runs, jobs or workers on a machine cannot share one: leave it at 0.
 
 **Finding the ports.** While a process serves, `prometheus/<process>.json` in the job's directory (an experiment's for the tuner)
