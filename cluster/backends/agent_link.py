@@ -22,6 +22,7 @@ from cluster.clock import RunningClock
 from cluster.errors import BackendError, StaleMasterError
 from cluster.manager.events import Event
 from transport.wires.endpoint import CurveKeys
+from transport.wires.reconnecting import find_peer_soon
 
 logger = logging.getLogger(__name__)
 
@@ -89,6 +90,7 @@ class AgentLink:
         self._socket = context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.MAXMSGSIZE, protocol.MAX_MESSAGE)
+        find_peer_soon(self._socket)
         self._socket.setsockopt(zmq.SNDHWM, 0)  # repeated commands are few, and the agent's silence ends the link
         if endpoint.server_key:
             if identity.keys is None:

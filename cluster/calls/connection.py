@@ -15,6 +15,7 @@ from zmq.utils.monitor import recv_monitor_message
 from cluster.member import Member
 from transport.files.atomic import Buffer, as_bytes_view
 from transport.wires.endpoint import CurveKeys
+from transport.wires.reconnecting import find_peer_soon
 
 _COPY_BELOW_BYTES = 2**16
 
@@ -54,7 +55,7 @@ class Connection:
         beat = max(1, math.ceil(heartbeat_seconds * 1000))
         # A worker that stops just after it answered gets the next ping a heartbeat later, and has one to answer it.
         socket.heartbeat_ivl, socket.heartbeat_timeout, socket.handshake_ivl = beat, beat, 2 * beat
-        socket.reconnect_ivl, socket.reconnect_ivl_max = 50, 1000
+        find_peer_soon(socket)
         socket.sndhwm = socket.rcvhwm = 0  # bounded by the calls in flight
         socket.maxmsgsize = max_frame_bytes
         socket.linger = 0

@@ -18,6 +18,7 @@ from zmq.utils.monitor import recv_monitor_message
 from transport.files.atomic import Buffer, as_bytes_view
 from transport.files.lock import take_lock
 from transport.wires.endpoint import IPC, CurveKeys
+from transport.wires.reconnecting import find_peer_soon
 
 HEARTBEAT_SECONDS = 2.0
 """ZMQ's own, from its I/O thread; a connection that is silent for three of them breaks."""
@@ -138,7 +139,7 @@ def open_dealer(
     socket.probe_router = True  # a host that was restarted then learns of us, and asks who we are
     socket.sndhwm = socket.rcvhwm = 0  # bounded by credit
     socket.maxmsgsize = max_frame_bytes
-    socket.reconnect_ivl, socket.reconnect_ivl_max = 50, 1000
+    find_peer_soon(socket)
     if keys is not None and context is own:
         socket.curve_serverkey = keys.server_public
         socket.curve_publickey, socket.curve_secretkey = keys.public, keys.secret

@@ -32,6 +32,7 @@ from environments.workers.wire import BatchingWire
 from environments.workers.worker import BEAT_SECONDS
 from transport.config import Config
 from transport.wires.endpoint import CurveKeys, load_keys
+from transport.wires.reconnecting import find_peer_soon
 
 logger = logging.getLogger(__name__)
 
@@ -121,6 +122,7 @@ class Connection:
         socket.curve_publickey, socket.curve_secretkey = keys.public, keys.secret
         socket.sndhwm = socket.rcvhwm = 0
         bound_and_beating(socket, config.address)
+        find_peer_soon(socket)
         self._monitor = socket.get_monitor_socket(
             zmq.Event.DISCONNECTED
             | zmq.Event.HANDSHAKE_FAILED_AUTH

@@ -15,10 +15,12 @@ import shutil
 import socket
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Protocol, TypeVar
+
+import pytest
 
 Made = TypeVar("Made")
 
@@ -57,6 +59,18 @@ def lack_of_namespaces() -> str:
         return f"{' and '.join(missing)} (iproute2, nftables) are not installed"
     made = subprocess.run(["unshare", "--net", "nft", "list", "ruleset"], check=False, capture_output=True, text=True)
     return f"this machine makes no network namespaces: {made.stderr.strip()}" if made.returncode else ""
+
+
+@contextmanager
+def peer_by(kind: str) -> Iterator[Peer]:
+    """Yields another host, `kind` of `KINDS`. Skips the test where this machine cannot make a namespace."""
+    if kind == "namespace" and (reason := lack_of_namespaces()):
+        pytest.skip(f"{reason}; the same is tested through a proxy")
+    peer = KINDS[kind]()
+    try:
+        yield peer
+    finally:
+        peer.close()
 
 
 def open_listener(host: str) -> socket.socket:

@@ -25,6 +25,7 @@ from transport.process.yield_gil import yielding_gil
 from transport.wires.endpoint import IPC, CurveKeys
 from transport.wires.link import Arrived, Connected, Lost
 from transport.wires.receiver import Arrival
+from transport.wires.reconnecting import find_peer_soon
 
 _COPY_BELOW_BYTES = 2**16
 
@@ -56,7 +57,7 @@ class ZmqConnection:
         socket = _socket(self._context, zmq.DEALER, self._address, self._heartbeat_seconds)
         socket.sndhwm = 0  # bounded by the trainer's credit, and a thread that blocks here would not notice a loss
         socket.maxmsgsize = MAX_MESSAGE_BYTES
-        socket.reconnect_ivl, socket.reconnect_ivl_max = 100, 5000
+        find_peer_soon(socket)
         if self._keys is not None:
             socket.curve_serverkey = self._keys.server_public
             socket.curve_publickey, socket.curve_secretkey = self._keys.public, self._keys.secret

@@ -11,18 +11,15 @@ import pytest
 
 from tests.inference.pool.test_pool import generate, pool_of, states, until_states
 from tests.support.fake_inference import FakeServer, weight_update
-from tests.support.partition import KINDS, Peer, lack_of_namespaces, open_listener
+from tests.support.partition import KINDS, Peer, open_listener, peer_by
 from tests.support.polling import until
 
 
 @pytest.fixture(params=sorted(KINDS))
 def peer(request: pytest.FixtureRequest) -> Iterator[Peer]:
     """Another host, by a namespace where this machine makes one, and by a proxy everywhere."""
-    if request.param == "namespace" and (reason := lack_of_namespaces()):
-        pytest.skip(f"{reason}; the same is tested through a proxy")
-    made = KINDS[request.param]()
-    yield made
-    made.close()
+    with peer_by(request.param) as peer:
+        yield peer
 
 
 @asynccontextmanager
