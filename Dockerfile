@@ -1,13 +1,14 @@
-# The orchestrator in a container: base dependencies only, no torch, no vLLM, no compiler; not root. Its peers are elsewhere.
+# Counterpoint in a container, not root. Three targets of one file:
 #
-#   docker build -t counterpoint .
-#   docker run -v /data/jobs:/data -v /etc/counterpoint:/etc/counterpoint:ro counterpoint
+#   docker build -t counterpoint .                       the orchestrator: base dependencies, no torch, no vLLM, no compiler
+#   docker build -t counterpoint:cpu --target cpu .      a whole job on a CPU: trainer, vLLM, Ray
+#   docker build -t counterpoint:gpu --target gpu .      the same with CUDA
 #
-# See docs/operations.md for the mounts and the key files.
+# docs/operations.md, "In a container", says what is mounted. `make image-test` builds the first and plays a run with it.
 
-FROM python:3.11-slim AS build
+FROM python:3.11-slim AS sources
 WORKDIR /src
-COPY requirements/cpu.lock requirements/
+COPY requirements/cpu.lock requirements/overrides.txt requirements/
 COPY pyproject.toml README.md LICENSE ./
 COPY cli cli
 COPY cluster cluster
@@ -23,22 +24,67 @@ COPY sweep sweep
 COPY trainer trainer
 COPY transport transport
 COPY tune tune
-# The lock as constraints: the versions are those that were tested, but only what the base needs is installed.
+# The lock as constraints: the versions are those that were tested, but only what a target needs is installed.
+FROM sources AS build
 RUN python -m venv /opt/counterpoint \
     && /opt/counterpoint/bin/pip install --no-cache-dir --constraint requirements/cpu.lock .
 
-FROM python:3.11-slim
+# What all targets have: the user, and what is said of the image.
+FROM python:3.11-slim AS base
+ARG VERSION=0.1.0
+ARG REVISION=unknown
+LABEL org.opencontainers.image.title="counterpoint" \
+    org.opencontainers.image.description="A self-hosted orchestrator for RL post-training of language models" \
+    org.opencontainers.image.licenses="Apache-2.0" \
+    org.opencontainers.image.version="$VERSION" \
+    org.opencontainers.image.revision="$REVISION"
 RUN groupadd --gid 10001 counterpoint \
     && useradd --uid 10001 --gid counterpoint --no-create-home --home-dir /data --shell /usr/sbin/nologin counterpoint \
     && install --directory --owner counterpoint --group counterpoint /data
-COPY --from=build /opt/counterpoint /opt/counterpoint
 ENV PATH=/opt/counterpoint/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1
-USER counterpoint
 WORKDIR /data
 VOLUME /data
-# The process is PID 1: it handles SIGTERM itself, by draining, and its only children are its own.
+# PID 1 passes signals on to the command, which drains, and reaps what health checks leave (transport/process/first_process.py).
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["counterpoint"]
+HEALTHCHECK --interval=30s --timeout=15s --start-period=120s CMD ["counterpoint", "status", "/data", "--probe"]
+
+FROM base AS orchestrator
+COPY --from=build /opt/counterpoint /opt/counterpoint
+USER counterpoint
 CMD ["orchestrator", "/etc/counterpoint/run.toml", "--resume"]
+
+# UV_FIND_LINKS and TORCH="" take torch from a folder of wheels instead of PyTorch's index of CPU builds.
+FROM sources AS build-cpu
+ARG TORCH="--torch-backend cpu"
+ARG UV_FIND_LINKS=""
+RUN python -m venv /opt/counterpoint \
+    && /opt/counterpoint/bin/pip install --no-cache-dir uv \
+    && VIRTUAL_ENV=/opt/counterpoint /opt/counterpoint/bin/uv pip install --no-cache $TORCH \
+        --constraint requirements/cpu.lock --overrides requirements/overrides.txt '.[cpu,ray]'
+
+# vLLM and torch compile kernels when a job starts, with the compiler.
+FROM base AS cpu
+RUN apt-get update && apt-get install --yes --no-install-recommends g++ libnuma1 && rm -rf /var/lib/apt/lists/*
+COPY --from=build-cpu /opt/counterpoint /opt/counterpoint
+USER counterpoint
+CMD ["run", "/etc/counterpoint/job.toml", "--resume"]
+
+# The driver is the host's. The lock is of CPU builds, so only the pins of the extra hold here (docs/gpu.md).
+FROM sources AS build-gpu
+RUN python -m venv /opt/counterpoint \
+    && /opt/counterpoint/bin/pip install --no-cache-dir uv \
+    && VIRTUAL_ENV=/opt/counterpoint /opt/counterpoint/bin/uv pip install --no-cache '.[gpu,ray]'
+
+FROM base AS gpu
+RUN apt-get update && apt-get install --yes --no-install-recommends g++ libnuma1 && rm -rf /var/lib/apt/lists/*
+COPY --from=build-gpu /opt/counterpoint /opt/counterpoint
+ENV NVIDIA_VISIBLE_DEVICES=all \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility
+USER counterpoint
+CMD ["run", "/etc/counterpoint/job.toml", "--resume"]
+
+# The default.
+FROM orchestrator

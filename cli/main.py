@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import importlib
 import os
-import signal
 import sys
-from types import FrameType, ModuleType
+from types import ModuleType
 
 from transport.errors import INTERRUPTED, UserError
 from transport.printable import printable
@@ -92,8 +91,10 @@ def usage() -> str:
 def main(arguments: list[str] | None = None) -> int:
     """Runs one command; returns the process's exit code. `arguments` are those of the process unless given."""
     words = sys.argv[1:] if arguments is None else arguments
-    if os.getpid() == 1:  # of a container: the kernel drops a signal for which it has no handler
-        signal.signal(signal.SIGTERM, _end)
+    if os.getpid() == 1:  # of a container
+        from transport.process.first_process import stay_behind_as_first
+
+        stay_behind_as_first()
     try:
         if not words or words[0] in ("-h", "--help", "help"):
             print(usage(), flush=True)
@@ -128,10 +129,6 @@ def main(arguments: list[str] | None = None) -> int:
     except OSError as error:  # such as a full disk: the message names the file, and a traceback adds nothing
         print(f"counterpoint: error: {printable(str(error))}", file=sys.stderr)
         return DISK_FULL if is_disk_full(error) else 1
-
-
-def _end(number: int, frame: FrameType | None) -> None:
-    os._exit(128 + number)
 
 
 def _module(name: str) -> ModuleType:
