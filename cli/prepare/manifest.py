@@ -33,11 +33,11 @@ def main(arguments: list[str]) -> int:
     if given.scheduler == "slurm":
         from job.manifest.slurm import batch_script
 
-        print(batch_script(request, Path()), end="")
+        print(batch_script(request, Path(), given.image), end="")
         return 0
     if not given.image or not given.claim:
         raise UserError(
-            f"--for {given.scheduler} needs --image, with the extras that the job needs, and --claim, the "
+            f"--for {given.scheduler} needs --image, that of the Dockerfile's target cpu or gpu, and --claim, the "
             "PersistentVolumeClaim of the job's directory"
         )
     from job.manifest.jobset import job_set
@@ -69,7 +69,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--minutes", type=_number, default=0, metavar="N", help="longest time of the job (default: no limit)"
     )
-    parser.add_argument("--image", metavar="IMAGE", help="Kubernetes: the image")
+    parser.add_argument(
+        "--image",
+        metavar="IMAGE",
+        help="that of the Dockerfile's target cpu or gpu; for Slurm as Apptainer names it, without it nothing runs in an image",
+    )
     parser.add_argument("--claim", metavar="NAME", help="Kubernetes: the PersistentVolumeClaim of the job's directory")
     return parser
 

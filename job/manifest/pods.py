@@ -15,6 +15,9 @@ FILE = "/etc/counterpoint/job.toml"
 DATA = PurePosixPath("/data")
 """The working directory of a container, as in our image; a relative `output_dir` is below it."""
 
+GROUP = 10001
+"""Of the image's user, to which a claim has to belong for it to write there."""
+
 LABEL = "counterpoint.io/job"
 
 MOST_BYTES = 2**20
@@ -26,7 +29,7 @@ class Storage:
     """Where a job's image and its files come from."""
 
     image: str
-    """Has the extras that the job needs: `cpu` or `gpu`, and `ray` with several nodes."""
+    """Of the Dockerfile's target `cpu` or `gpu`, or another one with the extras that the job needs."""
     claim: str
     """The PersistentVolumeClaim of the job's directory; with several nodes, all of them can write to it."""
 
@@ -64,6 +67,7 @@ def pod(request: Request, storage: Storage, container: str, command: list[str] |
             "restartPolicy": "Never",
             "terminationGracePeriodSeconds": GRACE_SECONDS,
             "automountServiceAccountToken": False,
+            "securityContext": {"fsGroup": GROUP},
             "containers": [
                 {
                     "name": container,

@@ -63,6 +63,7 @@ POD = table(
         restartPolicy=one_of("Always", "OnFailure", "Never"),
         terminationGracePeriodSeconds=NUMBER,
         automountServiceAccountToken=BOOLEAN,
+        securityContext=table(fsGroup=NUMBER),
         containers=listed(CONTAINER, minItems=1),
         volumes=listed(
             table(

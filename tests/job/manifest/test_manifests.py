@@ -128,6 +128,18 @@ def test_a_batch_script_is_one_that_slurm_and_the_shell_take(tmp_path: Path, nod
     subprocess.run([shutil.which("bash") or "bash", "-n"], input=script, text=True, check=True, timeout=60)
 
 
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_a_batch_script_runs_everything_in_the_image_if_there_is_one(tmp_path: Path, nodes: int) -> None:
+    request = request_of(CONFIGS / "gpu.toml", nodes=nodes, cpus=4, memory_gib=16)
+    script = batch_script(request, tmp_path, "docker://registry.example/it:1")
+    assert request.output_dir == Path("outputs/gpu")
+    inside = f"apptainer exec --nv --bind {tmp_path},{CONFIGS},{tmp_path}/outputs docker://registry.example/it:1 "
+    assert script.count(inside) == (4 if nodes > 1 else 1)
+    assert script.count("ray start") == script.count(f"{inside}ray start")
+    assert f"exec {inside}counterpoint run {CONFIGS / 'gpu.toml'} --resume" in script
+    subprocess.run([shutil.which("bash") or "bash", "-n"], input=script, text=True, check=True, timeout=60)
+
+
 def test_names_are_those_that_schedulers_allow(tmp_path: Path) -> None:
     assert request(tmp_path, "Grid_7.x").name == "grid-7-x"
     assert request(tmp_path, "7").name == "job-7"
