@@ -56,7 +56,7 @@ VOLUME /data
 # PID 1 passes signals on to the command, which drains, and reaps what health checks leave (transport/process/first_process.py).
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["counterpoint"]
-HEALTHCHECK --interval=30s --timeout=15s --start-period=120s CMD ["counterpoint", "status", "/data", "--probe"]
+HEALTHCHECK --interval=30s --timeout=15s --start-period=120s CMD ["counterpoint", "status", "/data", "--health"]
 
 FROM base AS orchestrator
 COPY --from=build /opt/counterpoint /opt/counterpoint

@@ -1,4 +1,4 @@
-"""`counterpoint status DIRECTORY`: prints a job's state; with `--probe`, says by its exit code whether it is alive."""
+"""`counterpoint status DIRECTORY`: prints a job's state; with `--health`, says by its exit code whether it is alive."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ WATCH_SECONDS = 2.0
 """Seconds between two updates of `--watch`."""
 
 UNHEALTHY = 1
-"""Exit code of `--probe`."""
+"""Exit code of `--health`."""
 
 
 def main(arguments: list[str]) -> int:
-    """Runs the command. Returns 0 also for a job that failed, since its status was printed, but for `--probe`."""
+    """Runs the command. Returns 0 also for a job that failed, since its status was printed, but for `--health`."""
     given = _parser().parse_args(arguments)
-    if given.probe:  # every half minute, in a container: it imports little
+    if given.health:  # every half minute, in a container: it imports little
         from job.inspection.health import health_of
 
         health = health_of(given.directory)
@@ -50,7 +50,7 @@ def _parser() -> argparse.ArgumentParser:
         "prints the newest dropped groups",
     )
     parser.add_argument(
-        "--probe",
+        "--health",
         action="store_true",
         help="for a container's health check: exit with 0 if the runs that this machine plays there are alive and their event "
         "loops go on, else with 1, and print why",

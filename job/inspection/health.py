@@ -2,7 +2,7 @@
 
 It asks only what a restart would mend: does a process hold its lock, and does its event loop go on? A trainer or a server that is
 away is waited for, and a restart would not bring it back. What other machines or containers do in the directory is their own
-probe's. It imports little, as it is asked again and again.
+check's. It imports little, as it is asked again and again.
 """
 
 from __future__ import annotations
