@@ -86,7 +86,8 @@ def exited(ledger: Ledger, event: WorkerExited) -> list[Instruction]:
     if worker.rank < 0 and ledger.unended[worker.role] == 0:
         return ended(ledger, worker, Phase.STOPPED, at)
     words = words_of(event) + (", although the job still needs it" if code == 0 else "")
-    words = f"{worker.stuck} and was killed" if worker.stuck else words
+    if worker.stuck:  # of a node that is gone, nobody can say that it was killed there
+        words = f"{worker.stuck}, and {words}" if event.lost or event.reason else f"{worker.stuck} and was killed"
     return died(ledger, worker, code, words, at, with_node=event.lost)
 
 

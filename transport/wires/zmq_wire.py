@@ -176,7 +176,8 @@ class ZmqListener:
         if self._monitor in ready and self._socket not in ready:  # messages come before failed handshakes
             event = recv_monitor_message(self._monitor)
             failure = _handshake_failure(zmq.Event(event["event"]))
-            return Arrival(b"", event["endpoint"].decode(errors="replace"), CodecError(failure))
+            here = event["endpoint"].decode(errors="replace")  # ZMQ does not tell whose connection it was
+            return Arrival(b"", f"of unknown address; it connected to this end, {here}", CodecError(failure))
         if self._socket not in ready:
             return None
         sender, *frames = self._socket.recv_multipart(copy=False)

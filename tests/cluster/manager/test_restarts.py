@@ -61,6 +61,16 @@ def test_a_worker_that_falls_silent_is_killed_and_created_again() -> None:
     assert job.phases()["trainer-0"] == "running"
 
 
+def test_a_silent_worker_whose_node_is_gone_was_not_killed() -> None:
+    for lost in (True, False):
+        job = three(max_restarts=1).running()
+        job.silent("trainer-0", 60.0, 61.0)
+        job.exit("trainer-0", 137, 61.2, "its agent is gone: no answer for 10 s", lost=lost)
+        said = job["trainer-0"].last_death
+        assert said.startswith("was silent for 60 s, and ")
+        assert "its agent is gone: no answer for 10 s" in said
+
+
 def test_a_silent_worker_that_cannot_be_killed_fails_the_job() -> None:
     job = three(max_restarts=1).running()
     job.silent("trainer-0", 60.0, 61.0)

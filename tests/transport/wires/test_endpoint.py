@@ -139,6 +139,7 @@ async def test_only_authorized_keys_connect(keyring: Keyring, tmp_path: Path, ca
         for link, run_id in ((unknown, "stranger"), (wrong_server, "misled")):
             await link.start(Hello(run_id, 0))
         await asyncio.to_thread(refuse, receiver, 3)
+        assert f"of unknown address; it connected to this end, tcp://127.0.0.1:{keyring.port}" in caplog.text
         with caplog.at_level(logging.WARNING):
             await asyncio.to_thread(wait_until, lambda: "key is not among the trainer's" in caplog.text, "the reason")
         for link in (unknown, wrong_server):
