@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cli.arguments.command import log_to_stderr, parse
-from cluster.notify import Heartbeat, notify_ready
+from cluster.notify import Heartbeat, StatusLine, notify_ready
 from inference.config import InferenceConfig
 from job.resolve_model import resolve_model
 from transport.process.extras import SERVING, require
@@ -19,11 +19,20 @@ def main(arguments: list[str]) -> int:
     config = command.config.model_copy(update={"model": str(resolve_model(command.config.model))})
     from inference.server import serve
 
-    heartbeat = Heartbeat()
+    heartbeat, status = Heartbeat(), StatusLine()
+    doing = f"starting vLLM with {config.model}"
+    status.show(doing)
+
+    def on_ready() -> None:
+        nonlocal doing
+        doing = f"serving {config.model} on {config.scheme}://{config.host}:{config.port}"
+        status.show(doing)
+        notify_ready()
 
     def beat(trouble: str) -> None:
         heartbeat.report(trouble)
+        status.show(trouble or doing)
         if not trouble:  # without heartbeats, the supervisor restarts the server
             heartbeat.beat()
 
-    return serve(config, notify_ready, beat)
+    return serve(config, on_ready, beat)

@@ -110,7 +110,7 @@ def main(arguments: list[str] | None = None) -> int:
         code: int = _module(COMMANDS[name][0]).main(rest)
         return code
     except UserError as error:
-        print(f"counterpoint: error: {printable(str(error))}", file=sys.stderr)
+        _print_error(printable(str(error)))
         return error.code
     except KeyboardInterrupt as interruption:
         if message := str(interruption):
@@ -121,14 +121,22 @@ def main(arguments: list[str] | None = None) -> int:
 
         if (lacks := explained(error)) is None:
             raise
-        print(f"counterpoint: error: {lacks}", file=sys.stderr)
+        _print_error(str(lacks))
         return lacks.code
     except BrokenPipeError:  # the reader of our output has gone (`counterpoint run --help | head`)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the flush at exit would fail as well
         return 1
     except OSError as error:  # such as a full disk: the message names the file, and a traceback adds nothing
-        print(f"counterpoint: error: {printable(str(error))}", file=sys.stderr)
+        _print_error(printable(str(error)))
         return DISK_FULL if is_disk_full(error) else 1
+
+
+def _print_error(message: str) -> None:
+    import logging
+
+    from transport.process.journal import prioritized
+
+    print(prioritized(f"counterpoint: error: {message}", logging.ERROR, sys.stderr), file=sys.stderr)
 
 
 def _module(name: str) -> ModuleType:

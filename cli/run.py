@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shlex
 import sys
 import threading
@@ -37,6 +38,7 @@ from job.workers import is_done, needs_servers, specification
 from job.write_job import write_job
 from transport.errors import UserError
 from transport.process.extras import SERVING, TRAINING, require
+from transport.process.journal import prioritized
 
 PIPE_WIDTH = 130
 
@@ -89,14 +91,15 @@ def check(command: Command[JobConfig]) -> None:
 
 
 def _how_to_go_on(job: JobConfig, outcome: Outcome, arguments: Sequence[str]) -> str:
-    """Returns how a job goes on that has ended before it was done. Of one that did no step nothing is worth keeping."""
+    """Returns how a job goes on that has ended before it was done."""
     if not job.stay and evictions_of_all_left(job.every_run):
         return f"Once that is removed, it goes on with: {resuming_command(arguments)}"
     if outcome.code != UserError.code:
         return f"It goes on with: {resuming_command(arguments)}"
+    advice = f"Once the configuration is right, it goes on with: {resuming_command(arguments)}"
     if any(map(committed_steps, job.every_run)):
-        return f"Once the configuration is right, it goes on with: {resuming_command(arguments)}"
-    return "No step was done. Mend the configuration, and start it again with --fresh"
+        return advice
+    return f"{advice}\nNo step was done, so that nothing is lost with --fresh in its place, as another model needs"
 
 
 def resuming_command(arguments: Sequence[str]) -> str:
@@ -173,7 +176,7 @@ def _print_end(job: SupervisedJob, config: JobConfig, outcome: Outcome, console:
         quoted = "\n".join(f"  | {line}" for line in failed.last_lines)
         cause = f"\nIts cause, further above there:\n  | {failed.cause}" if failed.cause else ""
         message = f"\ncounterpoint: {failed.name} {failed.death}. The end of {failed.log_file}:\n{quoted}{cause}"
-        print(message, file=lasting(sys.stderr))
+        print(prioritized(message, logging.ERROR, sys.stderr), file=lasting(sys.stderr))
     summary, run_dir = job.summary(outcome), config.orchestrator.run_dir
     files = {
         "summary": job.write_summary(summary),

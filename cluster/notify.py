@@ -17,6 +17,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from transport.printable import shortened
+
 logger = logging.getLogger(__name__)
 
 LONGEST_PERIOD_SECONDS = 5.0
@@ -27,6 +29,9 @@ _failure = ""
 
 READY_AGAIN_SECONDS = 1.0
 """Time between two attempts to send `READY=1`."""
+
+MAX_STATUS = 1000
+"""Characters of a status."""
 
 MAX_DATAGRAM = 4096
 CREDENTIALS = struct.Struct("3i")
@@ -115,6 +120,19 @@ class Heartbeat:
         if self.period is not None and now - self._beaten >= self.period:
             self._beaten = now
             notify("WATCHDOG=1")
+
+
+class StatusLine:
+    """What a role does at present, in one line for people, as `STATUS=`. Sends only changes."""
+
+    def __init__(self) -> None:
+        self._shown = ""
+
+    def show(self, text: str) -> None:
+        """Shows `text`, or its beginning."""
+        text = shortened(" ".join(text.split()), MAX_STATUS)
+        if text != self._shown and notify(f"STATUS={text}"):
+            self._shown = text
 
 
 @contextmanager

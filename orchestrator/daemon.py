@@ -16,7 +16,7 @@ from typing import Any
 
 import uvloop
 
-from cluster.notify import notify
+from cluster.notify import StatusLine, notify
 from environments.base import EnvironmentContext
 from environments.chat import Chat
 from environments.describe_error import describe_error
@@ -82,15 +82,11 @@ from run.changes import JOURNAL, Change
 from run.config import RunConfig
 from run.pause import Pause, read_pause
 from transport.outages import Outages
-from transport.printable import shortened
 from transport.process.descriptors import allow_connections
 from transport.process.permanent_errors import exit_code_of
 from transport.wires.open import open_link
 
 logger = logging.getLogger(__name__)
-
-MAX_STATUS = 1000
-"""Characters of a status."""
 
 _CONTROL_SECONDS = 0.5
 """Between two checks of `control/`."""
@@ -160,6 +156,7 @@ class Daemon:
         self._shortfalls = ShortfallLog()
         self._signals = signals
         self._status = ""
+        self._status_line = StatusLine()
         self._outages = Outages(self._send_status)
         self._watchdog = Watchdog(
             config.stall_warning_seconds, config.stall_timeout_seconds, self._describe, self._outages
@@ -474,7 +471,7 @@ class Daemon:
     def _send_status(self) -> None:
         """Sends the status, and what is out, to the supervisor. Any thread calls it."""
         parts = [part for part in (self._status, self._outages.describe()) if part]
-        notify(f"STATUS={shortened('; '.join(parts), MAX_STATUS)}")
+        self._status_line.show("; ".join(parts))
 
     def _report_policy(self, event: PolicyUpdateStarting | PolicyUpdated) -> None:
         self._watchdog.progress()

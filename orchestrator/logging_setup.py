@@ -17,6 +17,8 @@ from typing import Any, Literal
 
 import orjson
 
+from transport.process.journal import formatter_for
+
 run_context: contextvars.ContextVar[str | None] = contextvars.ContextVar("run", default=None)
 step_context: contextvars.ContextVar[int | None] = contextvars.ContextVar("step", default=None)
 group_context: contextvars.ContextVar[int | None] = contextvars.ContextVar("group", default=None)
@@ -92,7 +94,7 @@ def logging_to(path: Path, log_format: Literal["text", "json"], level: str = "in
     file = logging.handlers.RotatingFileHandler(path, maxBytes=LOG_BYTES, backupCount=OLD_LOGS, encoding="utf-8")
     file.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
     terminal = logging.StreamHandler(sys.stderr)
-    terminal.setFormatter(TextFormatter())
+    terminal.setFormatter(formatter_for(sys.stderr, TextFormatter()))
     records: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()
     handler = _ContextHandler(records)
     listener = logging.handlers.QueueListener(records, file, terminal)

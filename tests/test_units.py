@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from cli.main import COMMANDS
+from cluster.spec import JobSpec
 
 UNITS = sorted((Path(__file__).parent.parent / "deploy").glob("*.service"))
 
@@ -18,10 +19,20 @@ def test_a_unit_runs_a_command_and_tells_a_stop_from_a_failure(unit: Path) -> No
     assert values["ExecStart"].split()[1] in COMMANDS
     assert values["Type"] == "notify"
     assert (values["SuccessExitStatus"], values["RestartPreventExitStatus"]) == ("143", "2 3")
+    assert values["StartLimitIntervalSec"] == "0", "who corrects a file may start it as often as it takes"
     assert values["EnvironmentFile"] == "-/etc/counterpoint/%i.env"
     # PrivateTmp gives each unit a /tmp of its own, and the wire's socket may lie in the temporary directory.
     assert "TMPDIR=/run/counterpoint" in values["Environment"].split()
     assert (values["RuntimeDirectory"], values["RuntimeDirectoryPreserve"]) == ("counterpoint", "yes")
+
+
+def test_a_job_is_taken_over_after_the_death_of_its_supervisor() -> None:
+    """Its workers are left alone, and the next start comes before their agent's lease is over."""
+    [unit] = [unit for unit in UNITS if "job" in unit.stem]
+    lines = unit.read_text().splitlines()
+    assert "KillMode=process" in lines
+    [pause] = [int(line.removeprefix("RestartSec=")) for line in lines if line.startswith("RestartSec=")]
+    assert pause < JobSpec.model_fields["lease_seconds"].default / 2
 
 
 def test_every_role_and_the_whole_job_have_a_unit() -> None:

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from cluster.elastic.ranks import RanksProcess, alone, python_command
-from cluster.notify import Heartbeat, NotifySocket
+from cluster.notify import Heartbeat, NotifySocket, StatusLine
 from trainer.config import TrainerConfig
 from transport.config import Config
 from transport.files.atomic import write_atomically
@@ -102,7 +102,7 @@ def _supervise(ranks: RanksProcess, socket: NotifySocket, stop: StopSignals, on_
     rank_zero: int | None = None
     forwarded = False
     ready = False
-    heartbeat = Heartbeat()
+    heartbeat, status = Heartbeat(), StatusLine()
     code: int | None = None
     ended = False
     while not ended:
@@ -114,6 +114,8 @@ def _supervise(ranks: RanksProcess, socket: NotifySocket, stop: StopSignals, on_
             if message.get("READY") == "1" and not ready:
                 ready = True
                 on_ready()
+            if "STATUS" in message:
+                status.show(message["STATUS"])
             if message.get("WATCHDOG") == "1":  # rank 0's heartbeat: this process only waits
                 heartbeat.beat()
             if "EXIT_STATUS" in message:

@@ -17,7 +17,7 @@ from contextlib import ExitStack, closing
 
 from safetensors import SafetensorError
 
-from cluster.notify import beating
+from cluster.notify import StatusLine, beating
 from run.changes import JournalError
 from run.config import RunConfig
 from trainer import ranks
@@ -163,6 +163,7 @@ class Trainer:
         self._requests = Requests(config.output_dir, learner.runs, self.checkpoints)
         self._broadcasters: dict[int, Broadcaster] = {}
         """By slot; each writes one run's directory, and holds a tensor of its last probe."""
+        self._status = StatusLine()
         self._discovered = 0.0
         self._slots_change = True
         """Whether a run is known to enter or leave a slot soon."""
@@ -186,6 +187,7 @@ class Trainer:
             self._finish_steps()
             self._telemetry.settle()
             self.endpoint.note(self._registry)
+            self._status.show(self._described())
         while self._registry.open_slots:
             self._train_rows()
             self._finish_steps()
@@ -476,6 +478,10 @@ class Trainer:
         """Returns the step up to which batches are durable: at the end the last, before that of the oldest kept checkpoint."""
         newest = self.checkpoints.newest(run.run_id)
         return newest if newest >= run.config.steps else self.checkpoints.fallback(run.run_id)
+
+    def _described(self) -> str:
+        runs = [f"{each.run_id} step {each.progress.step}/{each.config.steps}" for each in self._learner.runs.values()]
+        return ", ".join(runs) or "waiting for an orchestrator's HELLO"
 
     def _report_waiting(self) -> None:
         now = time.monotonic()

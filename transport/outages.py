@@ -25,6 +25,9 @@ MAX_REASON = 300
 REMIND_SECONDS = (2.0, 60.0)
 """The first and the longest time between two reminders."""
 
+_OLD_SECONDS = 12 * 3600
+"""After which a moment needs its date."""
+
 _DESCRIBED = 8
 """Outages in one line of the log."""
 
@@ -54,8 +57,10 @@ class Outage:
     """The newest."""
 
     def __str__(self) -> str:
-        since = time.strftime("%H:%M:%S", time.localtime(self.since))
-        return f"{self.who} {self.what} since {since} ({max(0.0, time.time() - self.since):.0f} s): {self.reason}"
+        """Returns a sentence that stays the same while nothing changes."""
+        is_old = time.time() - self.since > _OLD_SECONDS
+        since = time.strftime("%Y-%m-%d %H:%M:%S" if is_old else "%H:%M:%S", time.localtime(self.since))
+        return f"{self.who} {self.what} since {since}: {self.reason}"
 
 
 class Outages:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from transport.configuration.explain import Model
 from transport.configuration.schema import Key, keys_of
 from transport.configuration.toml_file import Table
 from transport.errors import UserError
+from transport.process.journal import formatter_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,4 +134,6 @@ def _read(name: str, arguments: list[str], switches: Sequence[str], joins: bool,
 
 def log_to_stderr() -> None:
     """Sets up logging for the roles that have no logging of their own."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)-7s %(message)s")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(formatter_for(sys.stderr, logging.Formatter("%(asctime)s %(levelname)-7s %(message)s")))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from typing import Protocol
+from typing import Protocol, TextIO, cast
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -17,6 +18,7 @@ from job.inspection.metrics_lines import Line
 from job.number_format import duration, milliseconds, number, scientific
 from orchestrator.rollouts.failures import failures_in_words, sum_failures
 from transport.printable import printable
+from transport.process.journal import prioritized
 
 HEARTBEAT_SECONDS = 15.0
 """Longest silence of the plain lines."""
@@ -113,9 +115,11 @@ class PlainProgress:
     def _print_changes(self, worker: WorkerView) -> None:
         before = self._shown.get(worker.name)
         if before is None or before.state is not worker.state:
-            self._print(self._describe_change(worker))
+            is_bad = worker.state in (State.RESTARTING, State.EXITED, State.STUCK, State.FAILED)
+            self._print(self._describe_change(worker), logging.ERROR if is_bad else logging.INFO)
         if worker.trouble != (before.trouble if before is not None else ""):
-            self._print(f"{worker.name}: {worker.trouble or 'the problem is over'}")
+            level = logging.WARNING if worker.trouble else logging.INFO
+            self._print(f"{worker.name}: {worker.trouble or 'the problem is over'}", level)
         is_new_status = worker.status not in ("", self._statuses.get(worker.name))
         if worker.state is State.STARTING and is_new_status:
             self._statuses[worker.name] = worker.status
@@ -126,7 +130,7 @@ class PlainProgress:
         """Says that a run's groups show no difference, whenever that is a new notice."""
         noticed = history.no_difference.groups if history.no_difference is not None else 0
         if noticed > self._noticed.get(history.run_id, 0):
-            self._print(f"{self._run_column(history)}{printable(history.advice_without_difference)}")
+            self._print(f"{self._run_column(history)}{printable(history.advice_without_difference)}", logging.WARNING)
         self._noticed[history.run_id] = noticed
 
     def _print_heartbeat(self, workers: list[WorkerView]) -> None:
@@ -148,9 +152,11 @@ class PlainProgress:
             return f"{worker.name} {worker.last_death}: {worker.state}{output}"
         return f"{worker.name} {worker.state}"
 
-    def _print(self, text: str) -> None:
+    def _print(self, text: str, level: int = logging.INFO) -> None:
+        """Prints a line. `level`, one of `logging`, is for systemd's journal."""
         self._last_line = time.monotonic()
-        self._console.print(f"{time.strftime('%H:%M:%S')} {text}", highlight=False, markup=False, soft_wrap=True)
+        line = prioritized(f"{time.strftime('%H:%M:%S')} {text}", level, cast(TextIO, self._console.file))
+        self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 class LiveProgress:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.notify import Heartbeat, NotifySocket, beating, notify, notify_ready
+from cluster.notify import MAX_STATUS, Heartbeat, NotifySocket, StatusLine, beating, notify, notify_ready
 
 
 def test_what_is_said_is_heard_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,3 +127,18 @@ def test_a_role_that_computes_for_long_beats_from_a_thread(monkeypatch: pytest.M
             assert select.select([listener], [], [], 60)[0]
             assert listener.receive() == {"WATCHDOG": "1"}
     listener.close()
+
+
+def test_a_status_is_sent_when_it_changes_and_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    socket = NotifySocket()
+    monkeypatch.setenv("NOTIFY_SOCKET", socket.address)
+    status = StatusLine()
+    for text in ("step 1", "step 1", "step\n2", "word " * 10_000):
+        status.show(text)
+    sent = []
+    while (message := socket.receive()) is not None:
+        sent.append(message["STATUS"])
+    assert sent[:2] == ["step 1", "step 2"]
+    assert len(sent) == 3
+    assert len(sent[2]) <= MAX_STATUS
+    socket.close()

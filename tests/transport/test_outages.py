@@ -54,7 +54,7 @@ def test_an_outage_has_the_newest_reason_and_its_own_beginning(outages: Outages,
     clock.now += 60
     outages.begin(Kind.SERVER, SERVER, "takes no traffic", "401 Unauthorized")
     assert outages.current() == [Outage(Kind.SERVER, SERVER, "takes no traffic", 990.0, "401 Unauthorized")]
-    assert outages.describe() == f"{SERVER} takes no traffic since <990> (70 s): 401 Unauthorized"
+    assert outages.describe() == f"{SERVER} takes no traffic since <990>: 401 Unauthorized"
     outages.end(SERVER)
     assert outages.current() == []
     assert outages.describe() == ""
