@@ -160,7 +160,8 @@ class EnvironmentConfig(Config):
     """Deadline of one rollout, scoring included. One that misses it fails; the rest go on."""
 
     state_columns: list[str] = []
-    """Keys of a rollout's `state` to add to its saved record."""
+    """Keys of a rollout's `state` to add to its saved record. Unknown ones are refused where the environment says its keys
+    (`state_keys`)."""
 
     sampling: SamplingOverrides = SamplingOverrides()
     """Keys of `[sampling]` that this environment has otherwise than the run."""

@@ -50,6 +50,7 @@ def load_here(config: EnvironmentConfig) -> Environment:
     where = f"environment {config.name!r}"
     built = _construct(_find_class(config.kind, where), config.args, where)
     _check_shape(built, config.kind, where)
+    _check_columns(built, config.state_columns, where)
     return cast(Environment, built)
 
 
@@ -116,6 +117,19 @@ def _check_shape(built: Any, kind: str, where: str) -> None:
         raise ValueError(f"{where}: {kind} needs a method __len__ that counts its examples: {error}") from error
     if length < 1:
         raise ValueError(f"{where}: {kind} has no examples with these args")
+
+
+def _check_columns(built: Any, columns: Iterable[str], where: str) -> None:
+    """Raises `ValueError` for a column that the environment never fills, if it says which ones it does."""
+    known = getattr(built, "state_keys", None)
+    if known is None:
+        return
+    for name in columns:
+        if name not in known:
+            raise ValueError(
+                f"{where}: state_columns: its state has no {name!r}{_nearest(name, known)} It has "
+                f"{', '.join(sorted(known)) or 'nothing'}"
+            )
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:

@@ -29,6 +29,9 @@ MEANS = ("loss", "entropy", "mismatch_kl", "importance_ratio/mean", "masked_shar
 environment; the columns of `optional_means`, of the loss's own metrics, of the environment's own loss and the number of tokens
 follow."""
 
+WITH_AGGREGATE = ("entropy", "mismatch_kl")
+"""Metrics whose value for the whole step has a name beside those of environments, too."""
+
 
 def optional_means(config: TrainingConfig) -> tuple[str, ...]:
     """Returns the names of further means, of a run with a reference or a value head."""

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
+from environments.config import ALL
 from environments.describe_error import describe_error
 from trainer.faults import is_fatal, is_out_of_memory
 from trainer.lora.multi_lora import adapter_spans
@@ -27,7 +28,7 @@ from trainer.losses.normalisation import token_weights
 from trainer.metrics import MetricValue
 from trainer.model.head import token_outputs
 from trainer.model.router_replay import RouterReplay
-from trainer.open_step import OpenStep
+from trainer.open_step import WITH_AGGREGATE, OpenStep
 from trainer.packer import InvalidBatch, MicroBatch, ModelLimits, pack
 from trainer.ranks import Ranks
 from trainer.runs.run import Run
@@ -402,6 +403,8 @@ def _means(
 ) -> dict[str, MetricValue]:
     """Returns the metrics of the whole step under their plain names, and of each environment under `<name>/<environment>`.
 
+    Those of `WITH_AGGREGATE` are under `<name>/all`, too, beside their environments.
+
     Every trained token is in the sums once for each epoch. An environment's loss is that of its samples alone.
     """
     metrics: dict[str, MetricValue] = {}
@@ -414,4 +417,4 @@ def _means(
             metrics[f"{base}{suffix}{slash}{statistic}"] = value / tokens
         metrics[f"importance_ratio{suffix}/max"] = float(highest)
         metrics[f"tokens/trained{suffix}"] = int(count) // epochs
-    return metrics
+    return metrics | {f"{name}/{ALL}": metrics[name] for name in WITH_AGGREGATE}

@@ -144,6 +144,8 @@ class Rollout:
     metrics: dict[str, float] = field(default_factory=dict)
     state: dict[str, Any] = field(default_factory=dict)
     """What the environment kept; `state_columns` selects fields for the saved records. JSON-serialisable."""
+    sampling_args: dict[str, Any] = field(default_factory=dict)
+    """All that its calls were sent with that overrode nothing: `[sampling]` of its environment, and the stop tokens."""
     advantage: float = 0.0
     """With players, the one of theirs that is largest in size."""
     advantage_kind: str = ""

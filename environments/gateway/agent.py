@@ -42,6 +42,8 @@ class AgentEnvironment:
     """Runs a command for each rollout, as an agent that only knows a base URL."""
 
     group_scoring = False
+    state_keys: tuple[str, ...] | None
+    """None where a function scores, which may put in its own."""
 
     def __init__(
         self,
@@ -70,6 +72,8 @@ class AgentEnvironment:
         self._directory = None if directory is None else Path(directory).resolve(strict=True)
         self._variables = _environment(variables or {}, pass_on)
         self._score = None if score is None else _imported(score)
+        reported = ("exit_code", "output", "errors", "refused", "reward")
+        self.state_keys = reported if self._score is None else None
         self._gateway = Gateway(agent_sampling=agent_sampling)
 
     async def close(self) -> None:

@@ -69,6 +69,13 @@ class Rubric:
         for part in self._parts:
             await part.function.start(context)
 
+    @property
+    def state_keys(self) -> tuple[str, ...] | None:
+        """The names that its parts put into a rollout's state; None if one is a function, which may put in its own."""
+        if any(isinstance(part.config, FunctionConfig) for part in self._parts):
+            return None
+        return ("judge",) if any(isinstance(part.config, JudgeConfig) for part in self._parts) else ()
+
     async def score(self, example: Example, completion: str, state: dict[str, Any]) -> Scored:
         """Returns reward and metrics of an attempt. Raises what a part raises: no part is guessed or left out."""
         attempt = Attempt(example, completion, state)

@@ -55,6 +55,8 @@ class SingleTurn:
         self._answer = answer
         self._answer_pattern = None if answer_pattern is None else re.compile(answer_pattern)
         self._rubric = Rubric(rubric, processes)
+        own = self._rubric.state_keys
+        self.state_keys: tuple[str, ...] | None = None if own is None else ("completion", *own)
         self._messages(self.example(0))  # a wrong column is an error at the start
 
     def __len__(self) -> int:

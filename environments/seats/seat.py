@@ -25,6 +25,7 @@ class Seat:
     """A seat at the table of the environment `host`, which is `RUN/ENVIRONMENT`, in the same job."""
 
     group_scoring = False
+    state_keys = ("example", "reward")
 
     def __init__(
         self,

@@ -20,6 +20,8 @@ CALCULATOR = "calculator"
 class Arithmetic(ToolEnvironment):
     """Two numbers of two digits and an operation; `seed` chooses them. A rollout has at most `max_turns` turns."""
 
+    state_keys = ("answer", "tools")
+
     def __init__(self, examples: int = 1000, seed: int = 0, max_turns: int = 3) -> None:
         if examples < 1:
             raise ValueError(f"examples = {examples}: expected at least 1")

@@ -31,6 +31,7 @@ class RowsWithTools(SingleTurn):
     ) -> None:
         """`tools` are those of `Toolbox`; `single_turn` are the arguments of `SingleTurn`. Raises `ValueError`."""
         super().__init__(**single_turn)
+        self.state_keys = None  # a tool may put in its own
         self._toolbox = Toolbox(tools)
         self._limits = ToolLimits(max_turns, call_seconds, observation_characters)
 

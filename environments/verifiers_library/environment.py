@@ -32,6 +32,7 @@ class Verifiers:
     """
 
     group_scoring = False
+    state_keys = ("agents", "metrics", "reward", "stop")
 
     def __init__(
         self,

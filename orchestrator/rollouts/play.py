@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 from environments.base import Environment, Model, Reply, Unavailable
@@ -138,6 +138,11 @@ class PolicyModel:
         return SamplingConfig(
             **{name: getattr(self._sampling, name) for name in _SAMPLED}, stop=list(self._sampling.stop)
         )
+
+    @property
+    def sampling_args(self) -> dict[str, Any]:
+        """All that a call is sent with that overrides nothing, for the records."""
+        return asdict(self._sampling)
 
     async def generate(self, prompt_ids: Sequence[int], sampling: SamplingOverrides | None = None) -> Turn:
         """Calls the model with the environment's sampling parameters; returns the turn. `prompt_ids` is `[tokens]`.
@@ -289,6 +294,7 @@ async def play(loaded: LoadedEnvironment, rollout: Rollout, model: PolicyModel) 
             model.excuse()
             raise
 
+    rollout.sampling_args = model.sampling_args
     try:
         rollout.error = await _failure(loaded, excused)
     finally:

@@ -45,6 +45,7 @@ _ROLLOUT_TYPES = {
     "inference_failed": bool,
     "metrics": dict,
     "state": dict,
+    "sampling_args": dict,
     "advantage": float | int,
     "advantage_kind": str,
     "player_rewards": dict,

@@ -43,6 +43,7 @@ def rollout_record(
         "filtered_by": rollout.filtered_by,
         "dropped": rollout.dropped,
         "metrics": orjson.Fragment(saved.metrics),
+        "sampling_args": rollout.sampling_args,
         "turns": [
             {
                 "prompt_tokens": len(turn.prompt_ids),

@@ -56,6 +56,23 @@ def test_a_built_in_says_what_it_needs(kind: str) -> None:
         load(kind)
 
 
+@pytest.mark.parametrize(
+    ("kind", "args", "known"),
+    [
+        ("reverse-text", {}, "answer"),
+        ("closest-number", {}, "distance"),
+        ("guess-number", {}, "guesses"),
+        ("arithmetic", {}, "tools"),
+        ("agent", {"command": ["true"], "data": {"rows": [{"a": 1}]}}, "exit_code"),
+    ],
+)
+def test_a_column_that_the_state_never_has_is_refused(kind: str, args: dict[str, Any], known: str) -> None:
+    config = {"name": "mine", "kind": kind, "args": args}
+    load_environment(EnvironmentConfig(**config, state_columns=[known]))
+    with pytest.raises(ValueError, match=rf"state_columns: .* no '{known}x'; did you mean '{known}'"):
+        load_environment(EnvironmentConfig(**config, state_columns=[known, f"{known}x"]))
+
+
 def test_arguments_reach_the_constructor() -> None:
     environment = load("guess-number", largest=20, guesses=5)
     assert isinstance(environment, GuessNumber)

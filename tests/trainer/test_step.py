@@ -55,6 +55,7 @@ def test_metrics_are_those_of_a_plain_computation(dense_directory: Path, tmp_pat
         assert metrics[f"importance_ratio{suffix}/max"] == pytest.approx(columns[:, 3].max(), rel=1e-4)
         assert metrics[f"masked_share{suffix}"] == pytest.approx(columns[:, 4].mean())
         assert metrics[f"tokens/trained{suffix}"] == len(chosen)
+    assert (metrics["entropy/all"], metrics["mismatch_kl/all"]) == (metrics["entropy"], metrics["mismatch_kl"])
     assert metrics["replayed_share"] == 0.0
     assert 0 < float(metrics["masked_share"]) < 1
 

@@ -115,6 +115,8 @@ LINES = (
         "KL(inference || trainer), estimator k3 over trained tokens: staleness, precision, and what `[sampling]` truncates",
         MISMATCH,
     ),
+    LineName("entropy/all", "`entropy`, beside those of environments"),
+    LineName("mismatch_kl/all", "`mismatch_kl`, beside those of environments"),
     LineName("importance_ratio/mean", "p_trainer / p_inference", RATIO_MEAN),
     LineName("importance_ratio/max", "p_trainer / p_inference", RATIO_MAX),
     LineName(
