@@ -204,11 +204,11 @@ class JobHandle:
         ended = read_outcome(self.directory)
         return None if ended is None else _outcome(ended)
 
-    def wait(self, timeout: float | None = None) -> Outcome:
+    def wait(self, timeout: float | None = None, *, raise_on_failure: bool = True) -> Outcome:
         """Returns the job's outcome when its work is complete. Starts another master if the job has none.
 
-        Raises `JobFailed` if it failed or was stopped before that, `TimeoutError` after `timeout` seconds, `ClusterError` if no
-        master can be started.
+        Raises `JobFailed` if it failed or was stopped before that, unless `raise_on_failure` is false; `TimeoutError` after
+        `timeout` seconds; `ClusterError` if no master can be started.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         seen = time.monotonic()
@@ -227,7 +227,7 @@ class JobHandle:
         end = time.monotonic() + END_SECONDS
         while self._master_lives() and time.monotonic() < end:  # it ends by itself, now that the outcome is written
             time.sleep(POLL_SECONDS)
-        if outcome.code != 0:
+        if outcome.code != 0 and raise_on_failure:
             raise JobFailed(
                 f"job {self.spec.name!r} in {self.directory} ended with exit code {outcome.code}: {outcome.reason}",
                 outcome.code,

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.builder import JobBuilder
+from cluster.client.client import submit_or_find
 from cluster.errors import ClusterError
-from cluster.job_files import JOB_FILE
-from cluster.job_handle import JobHandle, submit
+from cluster.job_handle import JobHandle
 from cluster.master.backend_choice import backend_class
 from cluster.spec import JobSpec
 from job.check import SAFE_PATH
@@ -79,22 +79,10 @@ def submit_workers(sweep: GivenSweep) -> JobHandle:
     config = sweep.config
     directory = OUTPUTS.absolute() / f"{config.name}-workers"
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    spec = specification_of(sweep, directory)
-    numbers = [int(entry.name) for entry in directory.iterdir() if entry.name.isdecimal()]
-    number = max(numbers, default=1)
-    latest = directory / str(number)
-    if not (latest / JOB_FILE).exists():
-        return submit(spec, latest, config.backend)
-    earlier = JobHandle(latest)
-    if earlier.outcome() is not None:
-        return submit(spec, directory / str(number + 1), config.backend)
-    if earlier.spec != spec:
-        raise UserError(
-            f"workers of sweep {config.name} run already, with another configuration: wait for them with "
-            f"`counterpoint wait {latest}`, or stop them with `counterpoint stop {latest}`"
-        )
-    logger.info("the workers of sweep %s run already; this command waits for them", config.name)
-    return earlier
+    handle, is_new = submit_or_find(specification_of(sweep, directory), directory, config.backend)
+    if not is_new:
+        logger.info("the workers of sweep %s run already; this command waits for them", config.name)
+    return handle
 
 
 def specification_of(sweep: GivenSweep, directory: Path) -> JobSpec:

@@ -1,0 +1,116 @@
+"""`Client`: submits jobs made of one function, and finds those that were submitted before.
+
+A directory holds one job, once; so each job of a name has a numbered directory, of which the newest may still run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cluster.builder import JobBuilder
+from cluster.client.call import is_importing
+from cluster.client.entrypoint import Entrypoint
+from cluster.client.environment import ProcessEnvironment
+from cluster.job_files import JOB_FILE
+from cluster.job_handle import JobHandle, submit
+from cluster.spec import JobSpec, Resources
+from transport.errors import UserError
+
+WORKER = "worker"
+STOP_SECONDS = 120.0
+"""Time for a function to end after the job was asked to stop."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobRequest:
+    """A job to submit."""
+
+    name: str
+    """Of letters, digits, `_`, `.` and `-`. One job of a name runs at a time."""
+    entrypoint: Entrypoint
+    resources: Resources = field(default_factory=Resources)
+    environment: ProcessEnvironment = field(default_factory=ProcessEnvironment)
+    max_retries_failure: int = 0
+    """How often in a row the function is called again after it has raised, or its process has died."""
+
+    @property
+    def spec(self) -> JobSpec:
+        """The job: one task of one role. Raises `UserError` for a bad name."""
+        builder = JobBuilder(self.name).role(
+            WORKER,
+            command=self.entrypoint.command,
+            task=True,
+            notifies=False,
+            resources=self.resources,
+            environment=dict(self.environment.env_vars) | self.entrypoint.to_variables(),
+            max_restarts=self.max_retries_failure,
+            stop_timeout_seconds=STOP_SECONDS,
+        )
+        return builder.build()
+
+
+class Client:
+    """Submits jobs to a backend. Each has a directory of its own, `DIRECTORY/NAME/NUMBER`."""
+
+    def __init__(self, directory: str | os.PathLike[str] = "outputs", backend: str = "local") -> None:
+        """`backend` as of `cluster.submit`."""
+        self._directory, self._backend = Path(directory).absolute(), backend
+
+    def submit(self, request: JobRequest) -> JobHandle:
+        """Starts the job, or finds it if it runs already, and returns once its master answers.
+
+        Raises `UserError` if a job of that name runs which is another, for a request that cannot be run, and while a process
+        imports the function that it is to call; `ClusterError` as `cluster.submit`.
+        """
+        if is_importing():
+            raise UserError(
+                f"job {request.name} is submitted while its own process imports the program: submit jobs below "
+                "`if __name__ == '__main__':`"
+            )
+        request.environment.check()
+        return submit_or_find(request.spec, self._directory / request.name, self._backend)[0]
+
+
+def submit_or_find(spec: JobSpec, directory: Path, backend: str) -> tuple[JobHandle, bool]:
+    """Returns the newest job of a directory if it has not ended, else a new one; and whether it is new.
+
+    Raises `UserError` if the one that runs is another job, `ClusterError` as `cluster.submit`.
+    """
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    numbers = [int(entry.name) for entry in directory.iterdir() if entry.name.isdecimal()]
+    number = max(numbers, default=1)
+    latest = directory / str(number)
+    if not (latest / JOB_FILE).exists():
+        return submit(spec, latest, backend), True
+    earlier = JobHandle(latest)
+    if earlier.outcome() is not None:
+        return submit(spec, directory / str(number + 1), backend), True
+    if earlier.spec != spec:
+        raise UserError(
+            f"job {spec.name} runs already, as another than is given now: wait for it with `counterpoint wait {latest}`, or "
+            f"stop it with `counterpoint stop {latest}`"
+        )
+    return earlier, False
+
+
+_current: ContextVar[Client | None] = ContextVar("client", default=None)
+
+
+def current_client() -> Client:
+    """Returns the client that `set_current_client` set; without one, a client of this machine and the directory `outputs`."""
+    return _current.get() or Client()
+
+
+@contextlib.contextmanager
+def set_current_client(client: Client) -> Iterator[Client]:
+    """Makes `current_client` return this client in its block."""
+    before = _current.set(client)
+    try:
+        yield client
+    finally:
+        _current.reset(before)

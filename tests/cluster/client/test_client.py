@@ -1,0 +1,111 @@
+"""Jobs made of one function: what can be one, how another process finds it, and jobs that are submitted again."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster import JobFailed
+from cluster.client import Client, Entrypoint, JobRequest, ResourceConfig, create_environment, current_client
+from cluster.client.call import function
+from cluster.client.client import set_current_client
+from tests.cluster.client.functions import fail, leave
+from transport.errors import UserError
+
+
+@pytest.mark.slow
+def test_a_function_is_called_in_a_process_of_its_own_and_waited_for(tmp_path: Path) -> None:
+    client = Client(tmp_path / "outputs")
+    request = JobRequest(
+        name="leave",
+        entrypoint=Entrypoint.from_callable(leave, args=[str(tmp_path)], kwargs={"name": "here"}),
+        environment=create_environment(env_vars={"LEFT": "a value"}),
+    )
+    first = client.submit(request)
+    assert first.wait(timeout=60, raise_on_failure=True).code == 0
+    assert (tmp_path / "here").read_text() == "a value"
+    again = client.submit(request)
+    assert (again.wait(timeout=60).code, again.directory.name) == (0, "2")
+
+
+@pytest.mark.slow
+def test_a_function_that_raises_fails_its_job(tmp_path: Path) -> None:
+    entrypoint = Entrypoint.from_callable(fail, args=["out of luck"])
+    handle = Client(tmp_path).submit(JobRequest(name="fail", entrypoint=entrypoint))
+    with pytest.raises(JobFailed):
+        handle.wait(timeout=60, raise_on_failure=True)
+    assert handle.wait(timeout=60, raise_on_failure=False).code == 1
+    assert "RuntimeError: out of luck" in handle.logs("worker-0", lines=5)
+
+
+def nested() -> Any:
+    def inner() -> None: ...
+
+    return inner
+
+
+@pytest.mark.parametrize(
+    ("given", "arguments", "message"),
+    [
+        (lambda: None, [], "define it with `def` at the top"),
+        (nested(), [], "define it with `def` at the top"),
+        (partial(leave, "x"), [], "is a partial"),
+        (leave, [object()], "are not JSON"),
+    ],
+)
+def test_what_another_process_cannot_call_is_refused(given: Any, arguments: list[Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Entrypoint.from_callable(given, args=arguments)
+
+
+def test_arguments_are_not_on_the_command_line() -> None:
+    request = JobRequest(name="a", entrypoint=Entrypoint.from_callable(leave, args=["secret"]))
+    (role,) = request.spec.roles
+    assert role.command is not None
+    assert "secret" not in " ".join(role.command)
+    assert any("secret" in value for value in role.environment.values())
+
+
+PROGRAM = """
+from pathlib import Path
+from cluster.client import Client, Entrypoint, JobRequest
+
+def work(): return "done"
+
+{guard}Client({directory!r}).submit(JobRequest(name="a", entrypoint=Entrypoint.from_callable(work)))
+"""
+
+
+@pytest.mark.parametrize("guard", ["", "if __name__ == '__main__': "])
+def test_a_program_is_imported_without_being_run(tmp_path: Path, guard: str) -> None:
+    file = tmp_path / "program.py"
+    file.write_text(PROGRAM.format(guard=guard, directory=str(tmp_path)))
+    entrypoint = Entrypoint(str(file), "work", directory=os.getcwd())
+    if guard:
+        assert function(entrypoint)() == "done"
+    else:
+        with pytest.raises(UserError, match="submit jobs below"):
+            function(entrypoint)
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize(
+    ("extras", "message"),
+    [(["cpuu"], "has no extra 'cpuu'"), (["gpu"], r"not installed: .*vllm.*install counterpoint\[gpu\]")],
+)
+def test_extras_that_are_not_there_are_refused(extras: list[str], message: str, tmp_path: Path) -> None:
+    request = JobRequest("a", Entrypoint.from_callable(leave), ResourceConfig(), create_environment(extras=extras))
+    with pytest.raises(UserError, match=message):
+        Client(tmp_path).submit(request)
+    create_environment(extras=["cpu"]).check()
+
+
+def test_the_current_client_is_the_one_that_was_set(tmp_path: Path) -> None:
+    client = Client(tmp_path)
+    with set_current_client(client):
+        assert current_client() is client
+    assert current_client() is not client
