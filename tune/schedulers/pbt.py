@@ -108,11 +108,15 @@ class PopulationBasedTraining(MetricScheduler):
         if time < self._burn_in_period or time - member.last_perturbation_time < self._interval:
             return self.CONTINUE
         self._population.record(member, time, score)
+        self._note(trial, time, score)
         if not self._synch:
             return self._perturb_one(trials, trial, member, result)
         if self._population.all_synced(trial.trial_id):
             self._perturb_all(trials, time)
         return self.PAUSE
+
+    def _note(self, trial: Trial, time: float, score: float) -> None:
+        """Hears of each result with which a trial is compared; a higher score is better."""
 
     def _incomplete(self, trial: Trial, result: Result) -> str:
         if self._require_attrs:
@@ -157,7 +161,7 @@ class PopulationBasedTraining(MetricScheduler):
 
     def _exploit(self, trials: Trials, trial: Trial, member: Member, source: Member, checkpoint: Checkpoint) -> None:
         old_config = trials.get_trial(source.trial_id).config
-        config = as_json(self._explored(old_config), "explored config")
+        config = as_json(self._explored(old_config, member, source), "explored config")
         tagged = format_vars({("config", key): config.get(key) for key in self._mutations})
         if self._log_config:
             iteration = int(trial.last_result.get("training_iteration", 0))
@@ -167,8 +171,12 @@ class PopulationBasedTraining(MetricScheduler):
         self._num_perturbations += 1
         self._population.take_over(member, source)
 
-    def _explored(self, config: dict[str, Any]) -> dict[str, Any]:
+    def _explored(self, config: dict[str, Any], member: Member, source: Member) -> dict[str, Any]:
+        """The configuration that a member takes over from a source, changed."""
         changed = explore(config, self._mutations, self._resample_probability, self._factors, self._random)
+        return self._custom(changed)
+
+    def _custom(self, changed: dict[str, Any]) -> dict[str, Any]:
         if self._custom_explore is None:
             return changed
         custom = self._custom_explore(changed)

@@ -12,6 +12,8 @@ from tests.tune.schedulers.differential.scenario import scenario
 from tests.tune.schedulers.differential.world import PAUSED, PENDING, RUNNING, World
 from tests.tune.schedulers.fake_trials import FakeTrials
 from tune.schedulers.hyperband import HyperBandScheduler
+from tune.schedulers.hyperband_bohb import HyperBandForBOHB
+from tune.trial import Trial
 
 
 def hyperband(**arguments: Any) -> HyperBandScheduler:
@@ -50,6 +52,28 @@ def test_a_trial_that_fails_is_not_waited_for() -> None:
         assert trials.report(trial, 3, 1.0) == "PAUSE"
     trials.fail(members[-1])
     assert sorted(trials.statuses()[3:]) == ["ERROR", "PENDING", "PENDING", "TERMINATED", "TERMINATED"]
+
+
+def test_with_bohb_a_bracket_is_halved_once_it_is_full_or_nothing_else_can_be_done() -> None:
+    trials = FakeTrials(HyperBandForBOHB(metric="score", mode="max", max_t=9, reduction_factor=3))
+    for _ in range(3):
+        trials.add(status=Trial.TERMINATED)
+    members = [trials.add() for _ in range(4)]
+    for trial, score in zip(members, (1, 5, 3, 4), strict=True):
+        assert trials.report(trial, 3, score) == "PAUSE"
+    assert trials.stopped == []
+    fifth = trials.add()
+    assert trials.report(fifth, 3, 2) == "STOP", "the bracket is full, and this one is among the worst"
+    assert trials.statuses()[3:] == ["TERMINATED", "PENDING", "TERMINATED", "PENDING", "TERMINATED"]
+
+    trials = FakeTrials(HyperBandForBOHB(metric="score", mode="max", max_t=9, reduction_factor=3))
+    for _ in range(3):
+        trials.add(status=Trial.TERMINATED)
+    for score in (1, 5, 3):
+        trials.report(trials.add(), 3, score)
+    assert trials.statuses()[3:] == ["PAUSED"] * 3
+    chosen = trials.scheduler.choose_trial_to_run(trials)
+    assert chosen is trials.trials[4], "nothing runs and no trial is to come: the best of the three go on"
 
 
 @pytest.mark.parametrize("scheduler", ["hyperband", "pbt_synch"])
