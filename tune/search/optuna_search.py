@@ -8,6 +8,7 @@ order. That is the state, as JSON; the study itself is never saved (some sampler
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -42,7 +43,8 @@ class OptunaSearch(Searcher):
         sampler: A key of `SAMPLERS`, or a function that makes a sampler of Optuna from a seed.
         sampler_options: More arguments for a sampler that is given by its key.
         seed: The search's seed; with the same results it suggests the same again.
-        points_to_evaluate: Configurations, or parts of such, that are suggested first.
+        points_to_evaluate: Configurations, or parts of such, that are suggested first, as they are: a number outside its domain
+            is evaluated, and Optuna warns of it. Keys may be nested or flat (`"net/width"`).
     """
 
     def __init__(
@@ -126,7 +128,8 @@ class OptunaSearch(Searcher):
         if fixed is not None:
             self._study.enqueue_trial(fixed)
         trial = self._study.ask()
-        config = self._drawn(lambda name, domain: _suggested(trial, name, domain))
+        given = fixed or {}
+        config = self._drawn(lambda name, domain: _suggested(trial, name, domain, is_given=name in given))
         self._open[trial_id] = trial
         self._asked += 1
         self._history.append(["ask", trial_id, dict(trial.params)])
@@ -182,9 +185,9 @@ class OptunaSearch(Searcher):
 
         def take(name: str, domain: Domain) -> Any:
             drawn.add(name)
-            value: Any = point
-            for part in name.split("/"):
-                value = _children(value).get(part, _LEFT_OUT)
+            value: Any = point.get(name, _LEFT_OUT)  # by its flat name, as Optuna has it
+            for number, part in enumerate(name.split("/") if value is _LEFT_OUT else ()):
+                value = _children(value if number else point).get(part, _LEFT_OUT)
             if value is not _LEFT_OUT:
                 params[name] = _as_param(name, domain, value)
             if isinstance(domain, Categorical):
@@ -232,8 +235,8 @@ def _part(config: dict[str, Any], paths: Sequence[Path]) -> dict[str, Any]:
     return part
 
 
-def _suggested(trial: Any, name: str, domain: Domain) -> Any:
-    """Asks a trial of Optuna for a value of the domain."""
+def _suggested(trial: Any, name: str, domain: Domain, is_given: bool) -> Any:
+    """Asks a trial of Optuna for a value of the domain. One that a point gives stays as it is."""
     if isinstance(domain, Categorical):  # by number, since Optuna's own choices are scalars
         return domain.categories[trial.suggest_categorical(name, list(range(len(domain.categories))))]
     if isinstance(domain, Integer):
@@ -242,13 +245,22 @@ def _suggested(trial: Any, name: str, domain: Domain) -> Any:
     if isinstance(domain, Float) and domain.distribution != "normal":
         log = domain.distribution == "loguniform"
         step = None if log else domain.q
-        return domain.rounded(trial.suggest_float(name, domain.lower, domain.upper, log=log, step=step))
+        value = trial.suggest_float(name, domain.lower, domain.upper, log=log, step=step)
+        return value if is_given else domain.rounded(value)
     raise TuneError(f"{name}: Optuna has nothing for {domain}; use uniform or loguniform, or BasicVariantGenerator")
 
 
 def _as_param(name: str, domain: Domain, value: Any) -> Any:
     if not domain.is_valid(value):
-        raise TuneError(f"points_to_evaluate/{name}: {value!r} is not in {domain}")
+        is_number = (
+            isinstance(value, int | float) and not isinstance(value, bool) and not isinstance(domain, Categorical)
+        )
+        needs_logarithm = getattr(domain, "distribution", "") == "loguniform"
+        is_multiple = not isinstance(domain, Integer) or (
+            is_number and value == value // (domain.q or 1) * (domain.q or 1)
+        )
+        if not is_number or not is_multiple or not math.isfinite(value) or (needs_logarithm and value <= 0):
+            raise TuneError(f"points_to_evaluate/{name}: {value!r} is not in {domain}")
     if isinstance(domain, Categorical):
         return domain.index(value)
     if isinstance(domain, Integer):

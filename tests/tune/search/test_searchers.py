@@ -326,8 +326,21 @@ def test_points_come_first_and_what_they_leave_out_is_suggested() -> None:
     assert first["opt"] == {"kind": "sgd"}
     assert second["steps"] == 10
     assert 1e-4 <= second["lr"] <= 1
-    with pytest.raises(TuneError, match=r"points_to_evaluate/lr: 7 is not in"):
-        OptunaSearch(nested(), "loss", "min", points_to_evaluate=[{"lr": 7}]).suggest("a")
+    with pytest.raises(TuneError, match=r"points_to_evaluate/lr: 'x' is not in"):
+        OptunaSearch(nested(), "loss", "min", points_to_evaluate=[{"lr": "x"}]).suggest("a")
+
+
+@pytest.mark.filterwarnings("ignore:Fixed parameter:UserWarning")
+def test_a_point_beyond_its_domain_is_evaluated_as_it_is_also_after_a_restart() -> None:
+    space = {"a": uniform(0, 1), "net": {"w": randint(1, 9), "q": quniform(0, 1, 0.25)}}
+    point = {"a": 3.0, "net/w": 20, "net": {"q": 0.3}}
+    search, again = (OptunaSearch(space, "loss", "min", points_to_evaluate=[point]) for _ in range(2))
+    assert search.suggest("t") == {"a": 3.0, "net": {"w": 20, "q": 0.3}}
+    search.on_trial_complete("t", {"loss": 1.0})
+    again.restore_state(search.state())
+    assert again.suggest("u") == search.suggest("u")
+    with pytest.raises(TuneError, match=r"points_to_evaluate/net/w: 2\.5 is not in"):
+        OptunaSearch(space, "loss", "min", points_to_evaluate=[{"net/w": 2.5}]).suggest("t")
 
 
 def test_a_point_is_taken_as_it_is_written() -> None:
