@@ -17,14 +17,22 @@ if TYPE_CHECKING:
     from tune.callbacks.logger_callback import LoggerCallback
     from tune.callbacks.tensorboard_logger import TBXLoggerCallback
     from tune.callbacks.wandb_logger import WandbLoggerCallback
-    from tune.errors import TuneError
+    from tune.checkpoint import Checkpoint
+    from tune.errors import AbortTrialExecution, TuneError
+    from tune.executors.local import LocalTrialExecutor
+    from tune.executors.on_ray import RayTrialExecutor
+    from tune.executors.trial_executor import TrialExecutor
     from tune.experiment import Experiment
-    from tune.registry import register_env, register_trainable
+    from tune.export_formats import ExportFormat
+    from tune.registry import env_creator, register_env, register_trainable
+    from tune.resources import Resources
     from tune.runner.trial_runner import TrialRunner
     from tune.schedulers.async_hyperband import ASHAScheduler, AsyncHyperBandScheduler
     from tune.schedulers.fifo import FIFOScheduler
     from tune.schedulers.hyperband import HyperBandScheduler
+    from tune.schedulers.hyperband_bohb import HyperBandForBOHB
     from tune.schedulers.median_stopping import MedianStoppingRule
+    from tune.schedulers.pb2 import PB2
     from tune.schedulers.pbt import PopulationBasedTraining
     from tune.schedulers.pbt_replay import PopulationBasedTrainingReplay
     from tune.schedulers.scheduler import TrialScheduler
@@ -74,20 +82,22 @@ _HOMES = {
     "tune.callbacks.logger_callback": ("LoggerCallback",),
     "tune.callbacks.tensorboard_logger": ("TBXLoggerCallback",),
     "tune.callbacks.wandb_logger": ("WandbLoggerCallback",),
-    "tune.errors": ("TuneError",),
+    "tune.checkpoint": ("Checkpoint",),
+    "tune.errors": ("AbortTrialExecution", "TuneError"),
+    "tune.executors.local": ("LocalTrialExecutor",),
+    "tune.executors.on_ray": ("RayTrialExecutor",),
+    "tune.executors.trial_executor": ("TrialExecutor",),
     "tune.experiment": ("Experiment",),
-    "tune.registry": (
-        "register_env",
-        "register_trainable",
-    ),
+    "tune.export_formats": ("ExportFormat",),
+    "tune.registry": ("env_creator", "register_env", "register_trainable"),
+    "tune.resources": ("Resources",),
     "tune.runner.trial_runner": ("TrialRunner",),
-    "tune.schedulers.async_hyperband": (
-        "ASHAScheduler",
-        "AsyncHyperBandScheduler",
-    ),
+    "tune.schedulers.async_hyperband": ("ASHAScheduler", "AsyncHyperBandScheduler"),
     "tune.schedulers.fifo": ("FIFOScheduler",),
     "tune.schedulers.hyperband": ("HyperBandScheduler",),
+    "tune.schedulers.hyperband_bohb": ("HyperBandForBOHB",),
     "tune.schedulers.median_stopping": ("MedianStoppingRule",),
+    "tune.schedulers.pb2": ("PB2",),
     "tune.schedulers.pbt": ("PopulationBasedTraining",),
     "tune.schedulers.pbt_replay": ("PopulationBasedTrainingReplay",),
     "tune.schedulers.scheduler": ("TrialScheduler",),
@@ -113,14 +123,8 @@ _HOMES = {
         "sample_from",
         "uniform",
     ),
-    "tune.search.wrappers": (
-        "ConcurrencyLimiter",
-        "Repeater",
-    ),
-    "tune.start": (
-        "run",
-        "run_experiments",
-    ),
+    "tune.search.wrappers": ("ConcurrencyLimiter", "Repeater"),
+    "tune.start": ("run", "run_experiments"),
     "tune.stoppers.standard": (
         "CombinedStopper",
         "ExperimentPlateauStopper",
@@ -131,13 +135,7 @@ _HOMES = {
         "TrialPlateauStopper",
     ),
     "tune.stoppers.stopper": ("Stopper",),
-    "tune.trainable.session": (
-        "checkpoint_dir",
-        "get_trial_dir",
-        "get_trial_id",
-        "get_trial_name",
-        "report",
-    ),
+    "tune.trainable.session": ("checkpoint_dir", "get_trial_dir", "get_trial_id", "get_trial_name", "report"),
     "tune.trainable.trainable": ("Trainable",),
     "tune.trial": ("Trial",),
 }
@@ -146,21 +144,27 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "PB2",
     "ASHAScheduler",
+    "AbortTrialExecution",
     "Analysis",
     "AskTellSearch",
     "AsyncHyperBandScheduler",
     "BasicVariantGenerator",
     "CSVLoggerCallback",
     "Callback",
+    "Checkpoint",
     "CombinedStopper",
     "ConcurrencyLimiter",
     "Experiment",
     "ExperimentPlateauStopper",
+    "ExportFormat",
     "FIFOScheduler",
     "FunctionStopper",
+    "HyperBandForBOHB",
     "HyperBandScheduler",
     "JsonLoggerCallback",
+    "LocalTrialExecutor",
     "LoggerCallback",
     "MaximumIterationStopper",
     "MedianStoppingRule",
@@ -168,7 +172,9 @@ __all__ = [
     "OptunaSearch",
     "PopulationBasedTraining",
     "PopulationBasedTrainingReplay",
+    "RayTrialExecutor",
     "Repeater",
+    "Resources",
     "SearchAlg",
     "SearchGenerator",
     "Searcher",
@@ -177,6 +183,7 @@ __all__ = [
     "TimeoutStopper",
     "Trainable",
     "Trial",
+    "TrialExecutor",
     "TrialPlateauStopper",
     "TrialRunner",
     "TrialScheduler",
@@ -185,6 +192,7 @@ __all__ = [
     "checkpoint_dir",
     "choice",
     "create_searcher",
+    "env_creator",
     "get_trial_dir",
     "get_trial_id",
     "get_trial_name",

@@ -6,6 +6,11 @@ from dataclasses import dataclass, field
 
 from tune.result import Result
 
+PERSISTENT = "persistent"
+"""Where a checkpoint is stored that outlives its trial."""
+MEMORY = "memory"
+"""Where one is stored that need not. It is a directory all the same: there is no object that could be lost with a process."""
+
 
 @dataclass(frozen=True)
 class Checkpoint:

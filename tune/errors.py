@@ -10,6 +10,10 @@ class TuneError(Exception):
     """An experiment, a trial or a configuration is wrong, or cannot go on; the message says what, where and what to do."""
 
 
+class AbortTrialExecution(TuneError):
+    """A trial can never be restored, as it was given to the tuner: its trainable has no way to begin from a checkpoint."""
+
+
 def in_one_line(message: str | None) -> str:
     """The line of a trial's error that says most: of a traceback what was raised, of anything else the first line."""
     lines = [line for line in (message or "").splitlines() if line.strip()]

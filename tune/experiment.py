@@ -15,15 +15,9 @@ from typing import Any
 
 from transport.config import IDENTIFIER_PATTERN
 from tune.errors import TuneError
+from tune.export_formats import check_formats
 from tune.resources import Resources
-from tune.trial import Trial
-
-DEFAULT_RESULTS_DIRECTORY = "~/counterpoint_results"
-
-LONGEST_DIRECTORY_NAME = 130
-"""Characters; beyond that, the file names in a trial's directory could become too long for a path."""
-
-_UNSAFE = re.compile(r"[^A-Za-z0-9_.,=+-]")
+from tune.trial import DEFAULT_RESULTS_DIRECTORY, Trial
 
 
 class Experiment:
@@ -77,7 +71,7 @@ class Experiment:
         self.checkpoint_at_end = checkpoint_at_end
         self.keep_checkpoints_num = keep_checkpoints_num
         self.checkpoint_score_attr = checkpoint_score_attr or "training_iteration"
-        self.export_formats = list(export_formats or [])
+        self.export_formats = check_formats(export_formats)
         self.max_failures = max_failures
         self.restore = None if restore is None else str(Path(restore).expanduser().absolute())
         self.trial_name_creator = trial_name_creator
@@ -112,15 +106,11 @@ class Experiment:
             export_formats=list(self.export_formats),
             restore_path=self.restore,
             log_to_file=self.log_to_file,
+            trial_name_creator=self.trial_name_creator,
+            trial_dirname_creator=self.trial_dirname_creator,
             max_failures=self.max_failures,
         )
-        if self.trial_name_creator is not None:
-            trial.custom_name = _creators_answer("trial_name_creator", self.trial_name_creator(trial))
-        if self.trial_dirname_creator is not None:
-            trial.dirname = _creators_answer("trial_dirname_creator", self.trial_dirname_creator(trial))
-        else:
-            plain = f"{trial}_{experiment_tag}" if experiment_tag else str(trial)
-            trial.dirname = _UNSAFE.sub("_", plain)[:LONGEST_DIRECTORY_NAME]
+        trial.dirname = trial.dirname or trial.named_by_tag()
         return trial
 
 
@@ -143,12 +133,6 @@ def check_json(value: Any, where: str) -> None:
         f"{where} = {value!r} is a {type(value).__module__}.{type(value).__qualname__}: configurations are JSON (None, bool, "
         "int, float, str, lists and dicts), since nothing is pickled. Give a name, and look it up in the trainable"
     )
-
-
-def _creators_answer(creator: str, answer: object) -> str:
-    if not isinstance(answer, str) or not answer or _UNSAFE.search(answer) or answer.startswith("."):
-        raise TuneError(f"{creator} returned {answer!r}: expected a name of letters, digits and '_.,=+-'")
-    return answer[:LONGEST_DIRECTORY_NAME]
 
 
 def _criteria(stop: Any) -> tuple[dict[str, float], Any]:

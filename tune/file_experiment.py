@@ -23,7 +23,8 @@ from transport.files.atomic import write_atomically
 from tune.callbacks.callback import Callback
 from tune.config import PbtConfig, TuneConfig
 from tune.errors import TuneError
-from tune.executors.executor import TrialExecutor
+from tune.executors.executor import EventExecutor
+from tune.executors.local import LocalTrialExecutor
 from tune.executors.runs import RunTrialExecutor
 from tune.experiment import Experiment
 from tune.from_file import check_keys, listed_values, scheduler_of, search_of, space_of, stopper_of
@@ -76,7 +77,7 @@ class FileExperiment:
         here = self.config.model_copy(update={"local_dir": self.directory.parent})
         write_atomically(self.directory / FILE, to_toml(here).encode())
 
-    def runner(self, executor: TrialExecutor, callbacks: Sequence[Callback], resume: Resume) -> TrialRunner:
+    def runner(self, executor: EventExecutor, callbacks: Sequence[Callback], resume: Resume) -> TrialRunner:
         """Returns its runner. Raises `UserError`."""
         config, file = self.config, self.file
         scheduler, search = scheduler_of(config, file), self._search()
@@ -100,7 +101,7 @@ class FileExperiment:
         except TuneError as error:
             raise UserError(str(error)) from None
 
-    def executor(self) -> TrialExecutor:
+    def executor(self) -> EventExecutor:
         """Returns its executor, which has not started anything yet."""
         config = self.config
         if config.executor == "runs":
@@ -108,10 +109,10 @@ class FileExperiment:
             directory = self._job_directory()
             run = VariedRun(config.name, directory, config.run)
             return RunTrialExecutor(HostJob(directory, config.job.file), run, config.max_concurrent)
-        module, name = {"local": ("local", "LocalTrialExecutor"), "ray": ("on_ray", "RayTrialExecutor")}[
-            config.executor
-        ]
-        made: TrialExecutor = getattr(importlib.import_module(f"tune.executors.{module}"), name)()
+        if config.executor == "local":
+            return LocalTrialExecutor()
+        on_ray = importlib.import_module("tune.executors.on_ray")  # which needs an extra
+        made: EventExecutor = on_ray.RayTrialExecutor(ray_auto_init=False)
         return made
 
     def _experiment(self) -> Experiment:

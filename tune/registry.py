@@ -1,8 +1,9 @@
 """Names for trainables and environments, and the import paths that other processes load them by.
 
 Nothing is pickled: a trainable is named `module:name`, or `/path/script.py:name` when it is defined in the script that runs. What
-has no such name (a lambda, a function inside a function) is refused with the reason. The names that are registered are sent to
-every trial, so that `env_creator` works there, too.
+has no such name (a lambda, a function inside a function, a partial) is kept here as `closure:name`: a process that is forked from
+this one has it, any other refuses it with the reason. The names that are registered are sent to every trial, so that
+`env_creator` works there, too.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import functools
 import importlib
 import importlib.util
 import inspect
+import logging
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -20,6 +22,19 @@ from typing import Any
 
 from tune.errors import TuneError
 
+
+class NotImportable(TuneError):
+    """A class or function has no name by which another process could import it."""
+
+
+CLOSURE = "closure:"
+"""How the path begins of what only this process has, and those that are forked from it."""
+
+logger = logging.getLogger(__name__)
+
+_closures: dict[str, tuple[Any, str]] = {}
+"""What cannot be imported, and why, by name."""
+
 _trainables: dict[str, str] = {}
 _environments: dict[str, str] = {}
 """Import paths by name."""
@@ -28,20 +43,26 @@ _loading = ""
 """The module that is being imported for its trainable or environment."""
 
 
-def register_trainable(name: str, trainable: Callable[..., Any] | str) -> None:
+def register_trainable(name: str, trainable: Callable[..., Any] | str, warn: bool = True) -> None:
     """Gives a class or function of the user a name, for `run` and `Trial.trainable_name`; a second call replaces the first.
 
-    Raises `TuneError` for what another process could not import.
+    A function takes `(config)`, `(config, checkpoint_dir)` or `(config, reporter)`. With `warn` it is logged when the name stood
+    for something else, and when only a forked process can have it. Raises `TuneError` for what cannot be called.
     """
-    _trainables[_checked(name)] = import_path_of(trainable)
+    before, path = _trainables.get(_checked(name)), path_of(trainable, name)
+    _trainables[name] = path
+    if warn and before not in (None, path):
+        logger.warning("trainable %r was %s, and is %s now", name, before, path)
+    if warn and path.startswith(CLOSURE):
+        logger.warning("trainable %r runs only where trials are forked from this process: %s", name, _closures[name][1])
 
 
-def register_env(name: str, creator: Callable[..., Any] | str) -> None:
+def register_env(name: str, env_creator: Callable[..., Any] | str) -> None:
     """Gives a function that makes an environment from its config a name, which trials look up with `env_creator`.
 
-    Raises `TuneError` for what another process could not import.
+    Raises `TuneError` for what cannot be called.
     """
-    _environments[_checked(name)] = import_path_of(creator)
+    _environments[_checked(name)] = path_of(env_creator, f"env-{name}")
 
 
 def env_creator(name: str) -> Callable[..., Any]:
@@ -84,29 +105,58 @@ def trainable_name(run: Callable[..., Any] | str) -> str:
     if isinstance(run, str):
         trainable_path(run)
         return run
-    return import_path_of(run)
+    return path_of(run)
+
+
+def path_of(target: Callable[..., Any] | str, name: str = "") -> str:
+    """Returns the import path of a class or function; of what has none the path of a closure, under that name or its own.
+
+    Raises `TuneError` for what cannot be called, and for a name that is not registered.
+    """
+    try:
+        return import_path_of(target)
+    except NotImportable as error:
+        if not callable(target):
+            raise
+        own = re.sub(r"\W+", "_", getattr(target, "__name__", type(target).__name__)).strip("_") or "function"
+        number, unique = 1, name or own
+        while not name and unique in _closures and _closures[unique][0] is not target:
+            number, unique = number + 1, f"{own}_{number + 1}"
+        _closures[unique] = (target, str(error))
+        return f"{CLOSURE}{unique}"
+
+
+def closures() -> dict[str, Any]:
+    """What this process has that others cannot import, by name."""
+    return {name: target for name, (target, _) in _closures.items()}
+
+
+def why_not_imported(path: str) -> str:
+    """Why what a closure's path names is not to be had by an import."""
+    name = path.removeprefix(CLOSURE)
+    return _closures[name][1] if name in _closures else f"there is no {name!r} here that was given as a function"
 
 
 def import_path_of(target: Callable[..., Any] | str) -> str:
     """Returns the import path by which another process loads a class or function.
 
-    Raises `TuneError` with the reason if there is none.
+    Raises `NotImportable` with the reason if there is none.
     """
     if isinstance(target, str):
         return trainable_path(target)
     if isinstance(target, functools.partial):
-        raise TuneError(
+        raise NotImportable(
             f"{target} is a partial, whose arguments other processes cannot import; put them into the trial's config"
         )
     if not inspect.isclass(target) and not inspect.isfunction(target):
-        raise TuneError(f"{target!r} is neither a class nor a function; name one that is at the top of its module")
+        raise NotImportable(f"{target!r} is neither a class nor a function; name one that is at the top of its module")
     name, module = target.__qualname__, target.__module__
     if "<lambda>" in name:
-        raise TuneError(
+        raise NotImportable(
             f"a lambda of {module} has no name to import it by; write it as a function at the top of its module"
         )
     if "<locals>" in name or "." in name:
-        raise TuneError(
+        raise NotImportable(
             f"{module}:{name} is defined inside something else, where no other process finds it; "
             "move it to the top of its module, and put what it closes over into the trial's config"
         )
@@ -119,6 +169,10 @@ def load(path: str) -> Any:
 
     Raises `TuneError` if the module has no such name, and whatever importing the module raises.
     """
+    if path.startswith(CLOSURE):
+        if (name := path.removeprefix(CLOSURE)) not in _closures:
+            raise TuneError(f"{path} is not to be had in this process, which is not forked from the one that has it")
+        return _closures[name][0]
     where, _, name = path.rpartition(":")
     if not where or not name:
         raise TuneError(f"{path!r} is no import path; expected module:name or /path/script.py:name")
@@ -157,7 +211,7 @@ def _checked(name: str) -> str:
 def _require_that_the_name_means(target: Any, module: str, name: str) -> None:
     found = getattr(sys.modules.get(module), name, None)
     if found is not target and inspect.unwrap(found) is not target if callable(found) else True:
-        raise TuneError(
+        raise NotImportable(
             f"{module}:{name} is {'missing' if found is None else 'something else'} in its module, so that other processes "
             "would not find it; give it a name of its own at the top of the module"
         )
@@ -170,7 +224,7 @@ def _main_path(name: str) -> str:
         return str(spec.name)
     file = getattr(main, "__file__", None)
     if file is None or not Path(file).is_file():
-        raise TuneError(
+        raise NotImportable(
             f"{name} is defined in an interactive session, which other processes cannot import; move it to a module"
         )
     return str(Path(file).resolve())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import Field
 
 from transport.config import Config
@@ -26,6 +28,9 @@ class Resources(Config):
     extra_object_store_memory: int = Field(default=0, ge=0)
     custom_resources: dict[str, float] = Field(default_factory=dict)
     extra_custom_resources: dict[str, float] = Field(default_factory=dict)
+
+    def __init__(self, cpu: float = 1.0, gpu: float = 0.0, memory: float = 0, **others: Any) -> None:
+        super().__init__(**{"cpu": cpu, "gpu": gpu, "memory": memory, **others})
 
     def totals(self) -> dict[str, float]:
         """The sum by name (`cpu`, `gpu`, `memory`, `object_store_memory` and the custom names); zeros are left out."""

@@ -16,7 +16,7 @@ from typing import Any
 from tune.callbacks.callback import Callback
 from tune.callbacks.defaults import with_default_loggers
 from tune.errors import TuneError, in_one_line
-from tune.executors.executor import TrialExecutor
+from tune.executors.trial_executor import TrialExecutor
 from tune.experiment import Experiment
 from tune.resources import Resources
 from tune.runner.resume import Resume, Sync
@@ -64,11 +64,13 @@ def run(
     callbacks: Sequence[Callback] | None = None,
     checkpoint_period: float | None = None,
     raise_on_failed_trial: bool = True,
+    server_port: int | None = None,
 ) -> Any:
     """Runs trials of a trainable until all have ended; returns the `Analysis` of them.
 
     With `resume`, `name` and `local_dir` say which experiment goes on. Raises `TuneError` for arguments that do not fit, and at
-    the end if trials are in ERROR, unless `raise_on_failed_trial` is False; `KeyboardInterrupt` after Ctrl-C, when the
+    the end if trials are in ERROR, unless `raise_on_failed_trial` is False; with
+    `fail_fast="raise"` what the first of them raised; `KeyboardInterrupt` after Ctrl-C, when the
     experiment can be resumed.
     """
     if isinstance(run_or_experiment, Experiment):
@@ -111,6 +113,7 @@ def run(
         callbacks=callbacks,
         checkpoint_period=checkpoint_period,
         raise_on_failed_trial=raise_on_failed_trial,
+        server_port=server_port,
     )
     analysis = importlib.import_module("tune.analysis")
     return analysis.Analysis(experiment.directory, trials=trials, default_metric=metric, default_mode=mode)
@@ -173,6 +176,7 @@ def _run(
     callbacks: Sequence[Callback] | None,
     checkpoint_period: float | None = None,
     raise_on_failed_trial: bool,
+    server_port: int | None = None,
 ) -> list[Trial]:
     if mode not in (None, "min", "max"):
         raise TuneError(f"mode = {mode!r}: expected 'min' or 'max'")
@@ -202,6 +206,7 @@ def _run(
         callbacks=with_default_loggers(callbacks),
         verbose=verbose,
         metric=metric,
+        server_port=server_port,
     )
     asyncio.run(_to_the_end(runner))
     failed = [trial for trial in runner.get_trials() if trial.status == Trial.ERROR]

@@ -6,54 +6,87 @@ search algorithms and loggers read it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import re
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import InitVar, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
 from tune.checkpoint import Checkpoint
+from tune.errors import TuneError
+from tune.export_formats import check_formats
 from tune.resources import Resources
 from tune.result import Result
+
+DEFAULT_RESULTS_DIRECTORY = "~/counterpoint_results"
+
+LONGEST_DIRECTORY_NAME = 130
+"""Characters; beyond that, the file names in a trial's directory could become too long for a path."""
+
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.,=+-]")
+
+Creator = Callable[["Trial"], str]
 
 
 @dataclass(eq=False)
 class Trial:
-    """One configuration, from its proposal to its end. Two trials are equal only if they are the same object."""
+    """One configuration, from its proposal to its end. Two trials are equal only if they are the same object.
+
+    The arguments are those of Ray Tune 1.x, in that order, then the state; None stands for a default. Raises `TuneError` for an
+    export format that there is not, and for a name that a creator returned and no file can have.
+    """
 
     PENDING: ClassVar[str] = "PENDING"
     RUNNING: ClassVar[str] = "RUNNING"
     PAUSED: ClassVar[str] = "PAUSED"
     TERMINATED: ClassVar[str] = "TERMINATED"
     ERROR: ClassVar[str] = "ERROR"
+    STATUSES: ClassVar[tuple[str, ...]] = ("PENDING", "RUNNING", "PAUSED", "TERMINATED", "ERROR")
 
     trainable_name: str
     """A name given to `register_trainable`, or an import path `module:name`."""
-    config: dict[str, Any] = field(default_factory=dict)
+    config: dict[str, Any] = None  # type: ignore[assignment]  # none is made a default below, here and at other fields
     """JSON values only. Schedulers may replace it (`TrialScheduler`'s `exploit`)."""
-    trial_id: str = ""
-    """Unique in the experiment; part of paths, so `transport.config.IDENTIFIER_PATTERN` holds."""
-    local_dir: str = ""
+    trial_id: str = None  # type: ignore[assignment]
+    """Unique in the experiment; part of paths, so `transport.config.IDENTIFIER_PATTERN` holds. By default a random one."""
+    local_dir: str = DEFAULT_RESULTS_DIRECTORY
     """The experiment's directory, in which `logdir` is made."""
-    evaluated_params: dict[str, Any] = field(default_factory=dict)
+    evaluated_params: dict[str, Any] = None  # type: ignore[assignment]
     """What the search chose, by flat name (`"optimizer/lr"`)."""
     experiment_tag: str = ""
     """The index and the evaluated parameters in one word, as file names show it."""
-    resources: Resources = field(default_factory=Resources)
-    stopping_criterion: dict[str, float] = field(default_factory=dict)
+    resources: Resources = None  # type: ignore[assignment]
+    stopping_criterion: dict[str, float] = None  # type: ignore[assignment]
     """Stops the trial at the first result with a metric at or above its value."""
+    remote_checkpoint_dir: str | None = None
+    """A directory of a mounted file system (elsewhere with the runner's `sync_to_cloud`), in which a copy of `logdir` is kept."""
     checkpoint_freq: int = 0
     """A checkpoint after every so many results; 0 for none."""
     checkpoint_at_end: bool = False
+    sync_on_checkpoint: bool = True
+    """Whether the copies are made at each checkpoint, and not only at the trial's end."""
     keep_checkpoints_num: int | None = None
     """The best so many are kept; None keeps all."""
     checkpoint_score_attr: str = "training_iteration"
     """The metric by which checkpoints are ranked; a leading `min-` prefers the lowest."""
-    export_formats: list[str] = field(default_factory=list)
+    export_formats: list[str] = None  # type: ignore[assignment]
+    """Some of `tune.ExportFormat`."""
     restore_path: str | None = None
     """A checkpoint directory to begin from."""
-    log_to_file: bool | str | tuple[str, str] = False
+    trial_name_creator: InitVar[Creator | None] = None
+    """Makes `custom_name`."""
+    trial_dirname_creator: InitVar[Creator | None] = None
+    """Makes `dirname`."""
+    loggers: Sequence[Callable[..., Any]] | None = field(default=None, metadata={"is_code": True})
+    """See `tune.callbacks.trial_loggers`. Functions are not journalled: after a resume, set them again."""
+    log_to_file: bool | str | tuple[str, str] = None  # type: ignore[assignment]
     """Files for stdout and stderr below `logdir`: True for `stdout` and `stderr`, one name, or two."""
+    sync_to_driver_fn: Callable[[str, str], None] | None = field(default=None, metadata={"is_code": True})
+    """Called with `logdir` as source and target, for an executor whose trials write elsewhere. As `loggers`, not journalled."""
     max_failures: int = 0
     """How often it is started again after a failure; -1 for without end. The loss of a process's node counts, too."""
+
     custom_name: str = ""
     """What `trial_name_creator` returned."""
     dirname: str = ""
@@ -69,6 +102,37 @@ class Trial:
     """The newest that is durable, from which it resumes."""
     checkpoints: list[Checkpoint] = field(default_factory=list)
     """The durable ones that are kept, oldest first."""
+
+    def __post_init__(self, trial_name_creator: Creator | None, trial_dirname_creator: Creator | None) -> None:
+        self.config = {} if self.config is None else self.config
+        self.trial_id = self.trial_id or self.generate_id()
+        if self.local_dir.startswith("~"):
+            self.local_dir = str(Path(self.local_dir).expanduser())
+        self.evaluated_params = {} if self.evaluated_params is None else self.evaluated_params
+        self.resources = self.resources or Resources()
+        self.stopping_criterion = {} if self.stopping_criterion is None else self.stopping_criterion
+        self.export_formats = check_formats(self.export_formats)
+        self.log_to_file = False if self.log_to_file is None else self.log_to_file
+        if trial_name_creator is not None:
+            self.custom_name = _creators_answer("trial_name_creator", trial_name_creator(self))
+        if trial_dirname_creator is not None:
+            self.dirname = _creators_answer("trial_dirname_creator", trial_dirname_creator(self))
+
+    @classmethod
+    def generate_id(cls) -> str:
+        """A random id."""
+        return uuid.uuid4().hex[:8]
+
+    def named_by_tag(self) -> str:
+        """The name of a directory that says which trial it is and how it was configured."""
+        plain = f"{self}_{self.experiment_tag}" if self.experiment_tag else str(self)
+        return _UNSAFE.sub("_", plain)[:LONGEST_DIRECTORY_NAME]
+
+    def as_dict(self) -> dict[str, Any]:
+        """All fields that are data. Its checkpoints stay objects."""
+        return {name: getattr(self, name) for name in _DATA} | {
+            "resources": self.resources.model_dump(exclude_defaults=True)
+        }
 
     @property
     def logdir(self) -> str:
@@ -88,3 +152,12 @@ class Trial:
         return self.custom_name or f"{self.trainable_name.rpartition(':')[2]}_{self.trial_id}"
 
     __repr__ = __str__
+
+
+_DATA = tuple(each.name for each in fields(Trial) if not each.metadata.get("is_code"))
+
+
+def _creators_answer(creator: str, answer: object) -> str:
+    if not isinstance(answer, str) or not answer or _UNSAFE.search(answer) or answer.startswith("."):
+        raise TuneError(f"{creator} returned {answer!r}: expected a name of letters, digits and '_.,=+-'")
+    return answer[:LONGEST_DIRECTORY_NAME]

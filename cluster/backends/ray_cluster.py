@@ -39,9 +39,10 @@ _connected_to = ""
 class RayCluster:
     """A connection to a Ray cluster; one process has one, so several of these share it."""
 
-    def __init__(self, address: str = "") -> None:
-        """Does not connect yet. Without `address`, `$RAY_ADDRESS` has it."""
+    def __init__(self, address: str = "", starts_local: bool = False) -> None:
+        """Does not connect yet. Without `address`, `$RAY_ADDRESS` has it; without both, a Ray of this machine may be started."""
         self.address = address or os.environ.get(ADDRESS, "")
+        self._starts_local = starts_local and not self.address
 
     def connect(self) -> None:
         """Connects this process. Raises as `require` and `probe` do, and whatever Ray raises."""
@@ -51,9 +52,10 @@ class RayCluster:
         global _connections, _connected_to
         with _connecting:
             if not ray.is_initialized():
-                self.probe()
+                if self.address:
+                    self.probe()
                 logging.getLogger("ray").setLevel(logging.ERROR)
-                ray.init(self.address, namespace=NAMESPACE, log_to_driver=False, configure_logging=False)
+                ray.init(self.address or "local", namespace=NAMESPACE, log_to_driver=False, configure_logging=False)
                 _connected_to = self.address
             elif _connected_to != self.address:
                 raise BackendError(f"this process is connected to Ray at {_connected_to or 'another address'} already")
@@ -63,7 +65,7 @@ class RayCluster:
         """Raises `BackendError` without Ray, or without an address. Does not import Ray."""
         if importlib.util.find_spec("ray") is None:
             raise BackendError("ray is not installed; install the extra: pip install 'counterpoint[ray]'")
-        if not self.address:
+        if not self.address and not self._starts_local:
             raise BackendError(
                 f"no address of a Ray cluster is given; set {ADDRESS} to HOST:PORT, as `ray start --head` prints it"
             )

@@ -55,7 +55,7 @@ def test_a_name_leads_to_what_was_registered() -> None:
 )
 def test_what_has_no_import_path_is_refused(target: object, reason: str) -> None:
     with pytest.raises(TuneError, match=reason):
-        register_trainable("refused", target)  # type: ignore[arg-type]
+        import_path_of(target)  # type: ignore[arg-type]
 
 
 def test_what_its_name_does_not_mean_is_refused() -> None:

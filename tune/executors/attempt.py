@@ -18,11 +18,26 @@ from pydantic import Field
 from transport.config import Config
 from tune.checkpoint import Checkpoint
 from tune.errors import TuneError
-from tune.executors.executor import Completed, Event, Failed, Reported, Saved, SaveFailed, Started, Stopped
+from tune.executors.executor import (
+    Completed,
+    Event,
+    Exported,
+    Failed,
+    Reported,
+    Saved,
+    SaveFailed,
+    Started,
+    Stopped,
+)
 from tune.executors.frames import BadFrame
+from tune.executors.raised import made_again
 from tune.trial import Trial
 
 logger = logging.getLogger(__name__)
+
+
+END: dict[str, Any] = {"kind": "stop", "export": [], "reuse": False}
+"""Asks a process that waits to be used anew to clean up and end."""
 
 
 class Deadlines(Config):
@@ -65,7 +80,9 @@ class Attempt:
         on_over: Callable[[Attempt, bool], None],
     ) -> None:
         """`on_over` hears once, before the last event, that resources are free, and whether the process waits to be used anew."""
-        self.trial_id, self.number, self.link = trial.trial_id, number, link
+        self.trial, self.trial_id, self.number, self.link = trial, trial.trial_id, number, link
+        self.raised: BaseException | None = None
+        """What the trial raised, if it could be made again here."""
         self.exported: dict[str, str] = {}
         self._name = str(trial)
         self._deadlines, self._emit, self._on_over = deadlines, emit, on_over
@@ -107,6 +124,10 @@ class Attempt:
         if not self._stopping:
             self._stopping = True
             self._ask({"kind": "stop", "export": export, "reuse": reuse}, "stop", self._deadlines.stop_seconds)
+
+    def export(self, formats: list[str]) -> None:
+        """Exports it in these formats; it goes on afterwards."""
+        self._ask({"kind": "export", "formats": formats}, "export", self._deadlines.save_seconds)
 
     def abandon(self) -> None:
         """Expects nothing of it any more."""
@@ -171,14 +192,17 @@ class Attempt:
         elif kind == "save_failed":
             self._saving = None
             self._emit(SaveFailed(*who, str(message["error"])))
-        elif kind == "stopped":
-            self.exported = dict(message["exported"])
+        elif kind in ("exported", "stopped"):
+            self.exported = dict(message["exported"]) or self.exported
             if message["error"]:
                 logger.warning("trial %s was not exported: %s", self._name, message["error"])
-            if message["reuse"]:
+            if kind == "exported":
+                self._emit(Exported(*who, self.exported))
+            elif message["reuse"]:
                 self._over(reusable=True)
         elif kind == "failed":
             self._error = str(message["error"])
+            self.raised = made_again(message["raised"])
             self._set_deadline("end after its failure", self._deadlines.stop_seconds)
         else:
             raise KeyError(kind)

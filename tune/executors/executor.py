@@ -1,8 +1,8 @@
-"""The contract of an executor: what starts, continues, pauses, saves, restores and stops trials somewhere.
+"""The contract between the runner and an executor: what is asked of it, and the events by which it answers.
 
-The runner carries out the state machine's instructions with it, from its loop. `start_trial`, `save` and their like ask and
-return; what became of them arrives as an event from `next_events`. An executor never restarts a trial by itself and decides
-nothing. The names are those of `TrialExecutor` in Ray Tune 1.x.
+The runner carries out the state machine's instructions with an `EventExecutor`, from its loop. `begin`, `save_to` and their like
+ask and return; what became of them arrives as an event from `next_events`. An executor never restarts a trial by itself and
+decides nothing. An executor that is called instead (`TrialExecutor`) is driven through `tune/executors/polled.py`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 from transport.files.atomic import remove_directory
 from tune.checkpoint import Checkpoint
+from tune.executors.trial_executor import TrialExecutor
 from tune.result import Result
 from tune.trial import Trial
 
@@ -22,7 +23,7 @@ from tune.trial import Trial
 class Event:
     """Something that happened to one attempt at a trial.
 
-    `attempt` is the number given to `start_trial`; the event of an earlier attempt is dropped.
+    `attempt` is the number given to `begin`; the event of an earlier attempt is dropped.
     """
 
     trial_id: str
@@ -31,33 +32,33 @@ class Event:
 
 @dataclass(frozen=True)
 class Started(Event):
-    """The trainable is set up, from its checkpoint if one was given, and waits for `continue_training`."""
+    """The trainable is set up, from its checkpoint if one was given, and waits for `proceed`."""
 
 
 @dataclass(frozen=True)
 class Reported(Event):
-    """One result. The trial waits for `continue_training`, `save`, `pause_trial` or `stop_trial`."""
+    """One result. The trial waits for `proceed`, `save_to`, `suspend` or `end`."""
 
     result: Result = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Saved(Event):
-    """A checkpoint is durable: the one that `save` asked for, or one that a function made by itself, before its result."""
+    """A checkpoint is durable: the one that `save_to` asked for, or one that a function made by itself, before its result."""
 
     checkpoint: Checkpoint | None = None
 
 
 @dataclass(frozen=True)
 class SaveFailed(Event):
-    """`save` raised; the trial itself goes on as if it had not been asked."""
+    """The save failed; the trial itself goes on as if it had not been asked."""
 
     error: str = ""
 
 
 @dataclass(frozen=True)
 class Completed(Event):
-    """The trainable returned; there is no further result. The trial waits for `save` or `stop_trial`, which `Stopped` follows.
+    """The trainable returned; there is no further result. The trial waits for `save_to` or `end`, which `Stopped` follows.
 
     A class that reports `done` needs no `Completed`: its result says so.
     """
@@ -76,40 +77,59 @@ class Failed(Event):
 
 @dataclass(frozen=True)
 class Stopped(Event):
-    """The process has ended after `stop_trial` or `pause_trial`, and its resources are free."""
+    """The process has ended after `end` or `suspend`, and its resources are free."""
 
 
-class TrialExecutor:
-    """Runs trials. Whatever it is asked about a trial that has ended meanwhile is ignored: its end is in the events."""
+@dataclass(frozen=True)
+class Exported(Event):
+    """What `export` asked for is done, or there is nothing to export."""
 
-    queue_trials: bool = False
-    """Whether a trial that needs more than there is waits until there is more, as in a cluster that grows, instead of failing."""
+    paths: dict[str, str] = field(default_factory=dict)
+    """By format."""
 
-    def has_resources(self, trial: Trial) -> bool:
-        """Whether what the trial needs is free now."""
-        raise NotImplementedError
+
+class EventExecutor(TrialExecutor):
+    """Runs trials. Whatever it is asked about a trial that has ended meanwhile is ignored: its end is in the events.
+
+    What both kinds of executors have (`has_resources`, `on_step_begin`, ...) is in `TrialExecutor`.
+    """
+
+    raised: dict[str, BaseException]
+    """What the last attempt at a trial raised, by trial id, as far as it could be made again in this process."""
+
+    remembers_needs = True
+    """Whether `could_ever_run` answers the same for the same needs at any time."""
+
+    def __init__(self, queue_trials: bool = False) -> None:
+        super().__init__(queue_trials)
+        self.raised = {}
+
+    def prepare(self) -> None:
+        """Called once by a runner, before its event loop and its threads begin."""
 
     def could_ever_run(self, trial: Trial) -> str | None:
         """None, or why no amount of waiting gives the trial what it needs; the message states need and total."""
         raise NotImplementedError
 
-    def start_trial(self, trial: Trial, attempt: int, checkpoint: Checkpoint | None = None) -> None:
+    def begin(self, trial: Trial, attempt: int, checkpoint: Checkpoint | None = None) -> None:
         """Takes the trial's resources and starts it, from a checkpoint if there is one."""
         raise NotImplementedError
 
-    def continue_training(self, trial: Trial) -> None:
+    def proceed(self, trial: Trial) -> None:
         """Lets the trial work towards its next result."""
         raise NotImplementedError
 
-    def save(self, trial: Trial, checkpoint: Checkpoint) -> None:
+    def save_to(self, trial: Trial, checkpoint: Checkpoint) -> None:
         """Asks for a checkpoint at the path that is given."""
         raise NotImplementedError
 
-    def restore(self, trial: Trial, checkpoint: Checkpoint) -> None:
+    def load(self, trial: Trial, checkpoint: Checkpoint) -> None:
         """Loads a checkpoint into the running trial. It then is as after `Started`."""
         raise NotImplementedError
 
-    def reset_trial(self, trial: Trial, config: dict[str, Any], checkpoint: Checkpoint | None) -> bool:
+    def change(
+        self, trial: Trial, config: dict[str, Any], checkpoint: Checkpoint | None, experiment_tag: str = ""
+    ) -> bool:
         """Gives a running trial another configuration, and another's checkpoint, without a new process.
 
         Returns:
@@ -118,44 +138,26 @@ class TrialExecutor:
         """
         return False
 
-    def pause_trial(self, trial: Trial) -> None:
+    def suspend(self, trial: Trial) -> None:
         """Ends the trial's process and frees its resources. The runner has saved it before, if it is to be saved."""
         raise NotImplementedError
 
-    def stop_trial(self, trial: Trial, error: bool = False) -> None:
-        """Ends the trial in order, within a deadline; `Stopped` follows."""
+    def end(self, trial: Trial, error: bool = False) -> None:
+        """Ends the trial in order, within a deadline; `Stopped` follows. Without `error` it is exported first."""
+        raise NotImplementedError
+
+    def export(self, trial: Trial) -> None:
+        """Asks for an export of a running trial in its `export_formats`; `Exported` or `Failed` follows."""
         raise NotImplementedError
 
     def delete_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Deletes what nobody needs any more. Called in a thread; raises `OSError`."""
         remove_directory(Path(checkpoint.path))
 
-    def on_step_begin(self, trials: Sequence[Trial]) -> None:
-        """Called at the start of each step of the runner."""
-
-    def on_step_end(self, trials: Sequence[Trial]) -> None:
-        """Called at the end of each step of the runner."""
-
-    def has_gpus(self) -> bool:
-        """Whether any trial could get a GPU here."""
-        return False
-
-    def export_trial_if_needed(self, trial: Trial) -> dict[str, str]:
-        """Exports a trial that has completed, in its `export_formats`; paths by format."""
-        return {}
-
     async def next_events(self, timeout: float) -> Sequence[Event]:
         """What has happened, in order; waits at most so many seconds for the first."""
         raise NotImplementedError
 
-    def resource_string(self) -> str:
-        """Used and total resources in one line."""
-        raise NotImplementedError
-
-    def debug_string(self) -> str:
-        """One line for the status display."""
-        return self.resource_string()
-
-    async def cleanup(self) -> None:
+    async def close(self) -> None:
         """Ends everything it started."""
         raise NotImplementedError

@@ -16,6 +16,7 @@ from typing import Any
 from cluster.process import SYSTEMD_VARIABLES
 from transport.process.launch import guarded
 from tune.executors.fork_server import MAX_PACKET, command
+from tune.executors.forked_here import ForkedHere
 
 END_SECONDS = 20.0
 """How long a guardian may take to kill everything below a fork server; it needs some milliseconds."""
@@ -31,32 +32,24 @@ class ForkClient:
         on_refused: Callable[[int, str], None],
         on_lost: Callable[[ForkClient], None],
         cold: bool = False,
+        forked: ForkedHere | None = None,
     ) -> None:
-        """Starts it.
+        """Starts it, unless it is `forked` already.
 
         `on_exited` hears a slot and its exit code, `on_refused` a slot and the reason, `on_lost` that the server died.
         """
-        self.module, self.cold = module, cold
+        self.module, self.cold, self.forked = module, cold, forked
         self.ready = False
         self._on_exited, self._on_refused, self._on_lost = on_exited, on_refused, on_lost
         self._loop = asyncio.get_running_loop()
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        try:
-            with theirs:
-                self._guardian = subprocess.Popen(
-                    guarded(command(theirs.fileno(), module, search_path(), cold)),
-                    pass_fds=[theirs.fileno()],
-                    stdin=subprocess.DEVNULL,
-                    env={name: value for name, value in os.environ.items() if name not in SYSTEMD_VARIABLES},
-                    process_group=0,
-                )
-        except BaseException:
-            ours.close()
-            raise
-        ours.setblocking(False)
-        self._control = ours
+        self._guardian: subprocess.Popen[bytes] | ForkedHere
+        if forked is None:
+            self._guardian, self._control = _started(module, cold)
+        else:
+            self._guardian, self._control = forked, forked.control
+        self._control.setblocking(False)
         self._unsent: list[tuple[bytes, list[int]]] = []
-        self._loop.add_reader(ours, self._read)
+        self._loop.add_reader(self._control, self._read)
 
     def fork(self, slot: int, connection: socket.socket, crash: int) -> None:
         """Asks for a process with this socket and this file for its crash. Both descriptors are the server's afterwards."""
@@ -139,6 +132,23 @@ class ForkClient:
             for descriptor in descriptors:
                 os.close(descriptor)
         self._unsent.clear()
+
+
+def _started(module: str, cold: bool) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        with theirs:
+            guardian = subprocess.Popen(
+                guarded(command(theirs.fileno(), module, search_path(), cold)),
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env={name: value for name, value in os.environ.items() if name not in SYSTEMD_VARIABLES},
+                process_group=0,
+            )
+    except BaseException:
+        ours.close()
+        raise
+    return guardian, ours
 
 
 def search_path() -> list[str]:

@@ -25,6 +25,8 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 from transport.process.launch import become_subreaper, die_with_parent, kill_all, kill_descendants, orphans, reap
@@ -32,6 +34,8 @@ from tune.executors.trial_process import run_trial
 from tune.registry import load_module
 
 MAX_PACKET = 4096
+
+CUDA = "CUDA"
 
 _WATCHED = (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
 
@@ -111,7 +115,8 @@ class ForkServer:
             for descriptor in (self._wake, self._woken):
                 os.close(descriptor)
             self._control.close()
-            code = mind(connection, crash, os.getppid())
+            trial = partial(_become_trial, connection, crash)
+            code = mind(trial, (connection, crash), os.getppid())
         except BaseException as error:  # noqa: BLE001 - a fork never returns to its server's code
             os.write(2, f"the minder of a trial failed: {error!r}\n".encode())
             kill_descendants()
@@ -125,29 +130,32 @@ def kill_all_of(minder: int) -> None:
         os.kill(minder, signal.SIGTERM)
 
 
-def mind(connection: int, crash: int, server: int) -> int:
-    """Runs a trial, and returns its exit code when nothing of it is left."""
+def mind(run: Callable[[int], NoReturn], descriptors: Sequence[int], parent: int) -> int:
+    """Forks a process that runs, given our pid, and returns its exit code when nothing of it is left.
+
+    It is killed with all below it on SIGTERM, and when our parent ends. The descriptors are the new process's.
+    """
     signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     become_subreaper()
-    die_with_parent(signal.SIGHUP, server)
+    die_with_parent(signal.SIGHUP, parent)
     os.setpgid(0, 0)
     minder = os.getpid()
-    trial = os.fork()
-    if trial == 0:
-        _become_trial(connection, crash, minder)
-    os.close(connection)
-    os.close(crash)
+    child = os.fork()
+    if child == 0:
+        run(minder)
+    for descriptor in descriptors:
+        os.close(descriptor)
     while True:
         number = signal.sigwait(_WATCHED)
         if number != signal.SIGCHLD:
             kill_descendants()
             return 128 + signal.SIGKILL
         codes = dict(reap())
-        if trial in codes:
+        if child in codes:
             if _has_children():
                 kill_descendants()
-            return codes[trial]
+            return codes[child]
 
 
 def _has_children() -> bool:
@@ -178,11 +186,11 @@ def _seed_anew() -> None:
 
 def unfit_to_fork() -> str:
     """Why this process must not be forked; empty if it may be."""
-    if threading.active_count() > 1:
-        return f"a thread: {', '.join(thread.name for thread in threading.enumerate()[1:])}"
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
-        return "CUDA"
+        return CUDA
+    if threading.active_count() > 1:
+        return f"a thread: {', '.join(thread.name for thread in threading.enumerate()[1:])}"
     return ""
 
 
@@ -199,6 +207,11 @@ def main(control: int, module: str, path: list[str], cold: bool) -> None:
             os.set_inheritable(control, True)
             os.execv(sys.executable, command(control, module, path, cold=True))
     os.set_inheritable(control, False)
+    serve(control)
+
+
+def serve(control: int) -> None:
+    """Serves over the descriptor until the executor is gone."""
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)
     gc.collect()

@@ -18,11 +18,14 @@ from typing import Any
 from cluster.backends.local import visible_devices
 from cluster.exit_codes import describe_exit
 from transport.config import machine_memory
-from tune.executors.attempt import Attempt, Deadlines, ProcessLink
+from tune.executors.attempt import END, Attempt, Deadlines, ProcessLink
 from tune.executors.fork_client import ForkClient
+from tune.executors.forked_here import ForkedHere, reason_against_a_fork
 from tune.executors.frames import FrameChannel
 from tune.executors.ledger import Ledger
 from tune.executors.process_executor import ProcessTrialExecutor
+from tune.registry import CLOSURE, closures
+from tune.resources import Resources
 from tune.trial import Trial
 
 TAIL_BYTES = 4096
@@ -30,9 +33,6 @@ TAIL_BYTES = 4096
 
 MOST_IDLE = 8
 """Processes that wait to be used anew; more are ended."""
-
-END: dict[str, Any] = {"kind": "stop", "export": [], "reuse": False}
-"""Asks a process that waits to be used anew to clean up and end."""
 
 GONE_SECONDS = 5.0
 """How long a process may live without its socket, which it can only have closed itself."""
@@ -50,13 +50,14 @@ class LocalTrialExecutor(ProcessTrialExecutor):
         custom_resources: Mapping[str, float] | None = None,
         reuse_actors: bool = False,
         deadlines: Deadlines | None = None,
+        queue_trials: bool = False,
     ) -> None:
         """What is not given is what the machine has. `gpus` are so many of the visible devices, or their ids.
 
         With `reuse_actors` the process of a trial that has ended is used for the next one with the same trainable, if that is a
         function or has `reset_config`.
         """
-        super().__init__(deadlines, reuse_actors)
+        super().__init__(deadlines, reuse_actors, queue_trials)
         devices = visible_devices() if gpus is None or isinstance(gpus, int) else list(gpus)
         if isinstance(gpus, int):
             devices = (devices or [str(index) for index in range(gpus)])[:gpus]
@@ -69,6 +70,8 @@ class LocalTrialExecutor(ProcessTrialExecutor):
         self.ledger = Ledger(totals, devices)
         self._servers: dict[str, ForkClient] = {}
         """By module."""
+        self._forked: ForkedHere | None = None
+        """Forked before there was an event loop, and not used yet."""
         self._lost: list[ForkClient] = []
         self._processes: dict[int, _LocalProcess] = {}
         """By slot."""
@@ -76,12 +79,12 @@ class LocalTrialExecutor(ProcessTrialExecutor):
         self._idle: dict[tuple[str, str], list[_LocalProcess]] = {}
         """By trainable and devices."""
 
-    def has_resources(self, trial: Trial) -> bool:
+    def has_resources(self, resources: Resources) -> bool:
         """As `TrialExecutor.has_resources`."""
-        return self.ledger.fits(trial.resources.totals())
+        return self.ledger.fits(resources.totals())
 
     def could_ever_run(self, trial: Trial) -> str | None:
-        """As `TrialExecutor.could_ever_run`."""
+        """As `EventExecutor.could_ever_run`."""
         why = self.ledger.impossible(trial.resources.totals())
         return None if why is None else f"trial {trial} can never run here: {why}"
 
@@ -93,7 +96,7 @@ class LocalTrialExecutor(ProcessTrialExecutor):
         """Used and total resources in one line."""
         return str(self.ledger)
 
-    async def cleanup(self) -> None:
+    async def close(self) -> None:
         """Ends every trial in order, and all processes."""
         await self._stop_all()
         await self._end_idle()
@@ -101,6 +104,9 @@ class LocalTrialExecutor(ProcessTrialExecutor):
             process.close()
         self._processes.clear()
         self._idle.clear()
+        if self._forked is not None:
+            self._lost.append(self._client(CLOSURE, cold=True, forked=self._forked))
+            self._forked = None
         servers = [*self._servers.values(), *self._lost]
         self._servers.clear()
         self._lost.clear()
@@ -146,13 +152,37 @@ class LocalTrialExecutor(ProcessTrialExecutor):
 
     def server_of(self, trainable: str) -> ForkClient:
         """The fork server of a trainable's module; starts it if there is none."""
+        if trainable.startswith(CLOSURE):
+            return self._forked_server(trainable.removeprefix(CLOSURE))
         module = trainable.rpartition(":")[0]
         if module not in self._servers:
             self._start_server(module, cold=False)
         return self._servers[module]
 
+    def prepare(self) -> None:
+        """As `EventExecutor.prepare`: forks a server for lambdas and closures, while this process has no threads."""
+        if closures() and not reason_against_a_fork():
+            self._forked = ForkedHere()
+
+    def _forked_server(self, name: str) -> ForkClient:
+        """A fork server that has this closure. Raises `TuneError` if there is none and none can be forked any more."""
+        for server in self._servers.values():
+            if server.forked is not None and server.forked.has(name):
+                return server
+        forked, self._forked = self._forked, None
+        if forked is None or not forked.has(name):
+            if forked is not None:
+                self._lost.append(self._client(CLOSURE, cold=True, forked=forked))
+            forked = ForkedHere()
+        module = f"{CLOSURE}{next(self._slots)}"
+        self._servers[module] = self._client(module, cold=True, forked=forked)
+        return self._servers[module]
+
+    def _client(self, module: str, cold: bool, forked: ForkedHere | None = None) -> ForkClient:
+        return ForkClient(module, self._exited, self._refused, self._server_lost, cold, forked)
+
     def _start_server(self, module: str, cold: bool) -> None:
-        self._servers[module] = ForkClient(module, self._exited, self._refused, self._server_lost, cold)
+        self._servers[module] = self._client(module, cold)
 
     def _released(self, attempt: Attempt, reusable: bool) -> None:
         self.ledger.give_back(attempt.trial_id)

@@ -8,9 +8,11 @@ nothing of the user's. Ray is imported at the first connection: it is the extra 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,20 +21,19 @@ import msgpack
 from cluster.backends.base import Node
 from cluster.backends.ray_cluster import RayCluster
 from tune.errors import TuneError
-from tune.executors.attempt import Attempt, Deadlines, ProcessLink
+from tune.executors.attempt import END, Attempt, Deadlines, ProcessLink
 from tune.executors.frames import encode
 from tune.executors.ledger import Ledger
 from tune.executors.process_executor import ProcessTrialExecutor
 from tune.executors.ray_actor import TrialActor
+from tune.registry import CLOSURE, why_not_imported
+from tune.resources import Resources
 from tune.trial import Trial
 
 CONNECT_SECONDS = 60.0
 
 CALLS_AT_ONCE = 16
 """Of an actor: one waits for what the process says, another may kill it while some wait to be sent."""
-
-LOOK_SECONDS = 5.0
-"""Between two looks at the cluster's nodes."""
 
 _HERE = {"memory_bytes": "memory"}
 _ON_RAY = ("cpu", "gpu", "memory", "object_store_memory")
@@ -41,31 +42,59 @@ _ON_RAY = ("cpu", "gpu", "memory", "object_store_memory")
 class RayTrialExecutor(ProcessTrialExecutor):
     """Runs trials on Ray."""
 
-    def __init__(self, address: str = "", deadlines: Deadlines | None = None) -> None:
-        """Connects this process to the cluster; without `address`, `$RAY_ADDRESS` has it. Raises `TuneError` if that fails."""
-        super().__init__(deadlines, reuse_actors=False)
-        self._ray = RayCluster(address)
+    def __init__(
+        self,
+        queue_trials: bool = False,
+        reuse_actors: bool = False,
+        ray_auto_init: bool | None = None,
+        refresh_period: float = 0.5,
+        address: str = "",
+        deadlines: Deadlines | None = None,
+    ) -> None:
+        """Connects this process to the cluster; without `address`, `$RAY_ADDRESS` has it. Raises `TuneError` if that fails.
+
+        Without both, a Ray of this machine alone is started, unless `ray_auto_init` is False. The cluster's nodes are looked at
+        again after `refresh_period` seconds. With `reuse_actors` the actor of a trial that has ended is used for the next one
+        with the same trainable and needs, if that is a function or has `reset_config`.
+        """
+        super().__init__(deadlines, reuse_actors, queue_trials)
+        if refresh_period < 0:
+            raise TuneError(f"refresh_period = {refresh_period}: expected 0 or more seconds")
+        self._refresh_period = refresh_period
+        self._ray = RayCluster(address, starts_local=ray_auto_init is not False)
         self._nodes: list[Node] = []
+        self._seen = 0.0
+        """When the nodes were looked at."""
+        self._idle: dict[tuple[str, str], list[_RayProcess]] = {}
+        """Actors that wait to be used anew, by trainable and needs. Ray still counts what they need."""
+        self._leave = threading.Event()
         self._connect()
         self._held: dict[str, dict[str, float]] = {}
         """What our trials have taken, by trial."""
-        self._look: asyncio.Task[None] | None = None
+        self._look_task: asyncio.Task[None] | None = None
 
     def _connect(self) -> None:
-        """Connects in a thread of its own: in the main thread Ray would take SIGTERM for itself."""
+        """Connects in a thread of its own: in the main thread Ray would take SIGTERM for itself.
+
+        The thread stays, since a Ray that it has started ends with it.
+        """
         failed: list[BaseException] = []
+        tried = threading.Event()
 
         def connect() -> None:
             try:
                 self._ray.connect()
-                self._nodes = self._ray.nodes()
+                self._refresh()
             except Exception as error:  # noqa: BLE001 - Ray raises its own errors, gRPC's and Python's
                 failed.append(error)
+                return
+            finally:
+                tried.set()
+            self._leave.wait()
 
-        thread = threading.Thread(target=connect, name="ray: connecting", daemon=True)
-        thread.start()
-        thread.join(CONNECT_SECONDS)
-        if failed or thread.is_alive():
+        threading.Thread(target=connect, name="ray: connection", daemon=True).start()
+        in_time = tried.wait(CONNECT_SECONDS)
+        if failed or not in_time:
             reason = failed[0] if failed else f"no connection after {CONNECT_SECONDS:g} s"
             raise TuneError(f"trials cannot run on Ray at {self._ray.address or 'no address'}: {reason}")
 
@@ -81,20 +110,28 @@ class RayTrialExecutor(ProcessTrialExecutor):
                 ledger.take(trial_id, needs)
         return ledger
 
-    def has_resources(self, trial: Trial) -> bool:
-        """Whether what the trial needs is not taken by our other trials, and some node is large enough."""
-        return self._ledger().fits(trial.resources.totals()) and self.could_ever_run(trial) is None
+    def has_resources(self, resources: Resources) -> bool:
+        """Whether these resources are not taken by our trials, and some node is large enough.
+
+        Looks at the nodes first, if that was `refresh_period` ago and no event loop would have to wait for it.
+        """
+        if time.monotonic() - self._seen > self._refresh_period and not _in_a_loop():
+            self._refresh()
+        return self._ledger().fits(resources.totals()) and self._too_large(resources) is None
 
     def could_ever_run(self, trial: Trial) -> str | None:
-        """As `TrialExecutor.could_ever_run`: no node is large enough."""
-        needs = trial.resources.totals()
-        refused = [_of_one(node).impossible(needs) for node in self._nodes if node.alive]
+        """As `EventExecutor.could_ever_run`: no node is large enough."""
+        reason = self._too_large(trial.resources)
+        return None if reason is None else f"trial {trial} can never run on Ray{reason}"
+
+    def _too_large(self, resources: Resources) -> str | None:
+        refused = [_of_one(node).impossible(resources.totals()) for node in self._nodes if node.alive]
         if not refused:
-            return f"trial {trial} can never run on Ray: no node of the cluster is alive"
+            return ": no node of the cluster is alive"
         if not all(refused):
             return None
         reasons = "; or ".join(sorted({reason for reason in refused if reason}))
-        return f"trial {trial} can never run on Ray, since it must be on one node: {reasons}"
+        return f", since it must be on one node: {reasons}"
 
     def has_gpus(self) -> bool:
         """Whether a node has a GPU."""
@@ -104,41 +141,67 @@ class RayTrialExecutor(ProcessTrialExecutor):
         """Used and total resources in one line."""
         return str(self._ledger())
 
-    def on_step_begin(self, trials: Any) -> None:
-        """Looks at the nodes from time to time, beside the loop."""
-        if self._look is None or self._look.done():
-            self._look = asyncio.get_running_loop().create_task(self._look_at_nodes())
+    def on_step_begin(self, trial_runner: Any) -> None:
+        """Looks at the nodes, if that was `refresh_period` ago; beside the event loop, if there is one."""
+        if time.monotonic() - self._seen <= self._refresh_period:
+            return
+        if not _in_a_loop():
+            self._refresh()
+        elif self._look_task is None or self._look_task.done():
+            self._look_task = asyncio.get_running_loop().create_task(asyncio.to_thread(self._refresh))
 
-    async def _look_at_nodes(self) -> None:
-        await asyncio.sleep(LOOK_SECONDS)
-        self._nodes = [node for node in await asyncio.to_thread(self._ray.nodes) if node.alive]
+    def _refresh(self) -> None:
+        self._nodes = [node for node in self._ray.nodes() if node.alive]
+        self._seen = time.monotonic()
 
-    async def cleanup(self) -> None:
+    async def close(self) -> None:
         """Ends every trial in order, and disconnects."""
         await self._stop_all()
-        if self._look is not None:
-            self._look.cancel()
-            await asyncio.wait([self._look])
+        self._end_idle()
+        if self._look_task is not None:
+            self._look_task.cancel()
+            await asyncio.wait([self._look_task])
         await asyncio.to_thread(self._ray.disconnect)
+        self._leave.set()
 
     def _link(self, trial: Trial, trainable: str) -> tuple[ProcessLink, dict[str, str]]:
+        if trainable.startswith(CLOSURE):
+            raise TuneError(f"{trial} cannot run on Ray: {why_not_imported(trainable)}")
         needs = trial.resources.totals()
-        if not self.has_resources(trial):
+        if not self.has_resources(trial.resources):
             raise TuneError(f"trial {trial} needs {needs}, which is not free now: {self.resource_string()}")
-        process = _RayProcess(f"trial {trial}", needs)
+        key = (trainable, json.dumps(needs, sort_keys=True))
+        if waiting := self._idle.get(key):
+            process = waiting.pop()
+        else:
+            self._end_idle()  # else the new actor might wait for what they hold
+            process = _RayProcess(key, needs)
         self._held[trial.trial_id] = needs
         return process, {}
 
     def _released(self, attempt: Attempt, reusable: bool) -> None:
         self._held.pop(attempt.trial_id, None)
+        process = attempt.link
+        assert isinstance(process, _RayProcess)
+        if reusable:
+            waiting = self._idle.setdefault(process.key, [])
+            process.attach(lambda message: None, lambda how: waiting.remove(process) if process in waiting else None)
+            waiting.append(process)
+
+    def _end_idle(self) -> None:
+        """Ends in order what waits to be used anew."""
+        for process in [process for waiting in self._idle.values() for process in waiting]:
+            process.send(END)
+        self._idle.clear()
 
 
 class _RayProcess:
     """The process of a trial below an actor; a `ProcessLink`."""
 
-    def __init__(self, name: str, needs: Mapping[str, float]) -> None:
+    def __init__(self, key: tuple[str, str], needs: Mapping[str, float]) -> None:
         import ray
 
+        self.key = key
         self.resets = False
         self._loop = asyncio.get_running_loop()
         self._count = self._sent = 0
@@ -204,6 +267,14 @@ class _RayProcess:
             self._ended = True
             ray.kill(self._actor, no_restart=True)
             self._on_end(how)
+
+
+def _in_a_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _resources(node: Node) -> dict[str, float]:

@@ -10,7 +10,8 @@ from typing import Any
 
 from tune.checkpoint import Checkpoint
 from tune.executors.attempt import Attempt, Deadlines, ProcessLink, require_free
-from tune.executors.executor import Event, TrialExecutor
+from tune.executors.called import CalledExecutor
+from tune.executors.executor import Event
 from tune.registry import environments, require_no_import, trainable_path
 from tune.trial import Trial
 
@@ -20,10 +21,11 @@ KILL_SECONDS = 30.0
 """How long the end of a killed process may take to be known."""
 
 
-class ProcessTrialExecutor(TrialExecutor):
+class ProcessTrialExecutor(CalledExecutor):
     """Runs each attempt in a process, and turns its answers into events. Call it on one event loop."""
 
-    def __init__(self, deadlines: Deadlines | None, reuse_actors: bool) -> None:
+    def __init__(self, deadlines: Deadlines | None, reuse_actors: bool, queue_trials: bool = False) -> None:
+        super().__init__(queue_trials)
         require_no_import()
         self._deadlines = deadlines or Deadlines()
         self._reuse = reuse_actors
@@ -44,8 +46,8 @@ class ProcessTrialExecutor(TrialExecutor):
 
     # --- the contract ---
 
-    def start_trial(self, trial: Trial, attempt: int, checkpoint: Checkpoint | None = None) -> None:
-        """As `TrialExecutor.start_trial`. Raises `TuneError` if the resources are not free, or the trainable has no name."""
+    def begin(self, trial: Trial, attempt: int, checkpoint: Checkpoint | None = None) -> None:
+        """As `EventExecutor.begin`. Raises `TuneError` if the resources are not free, or the trainable has no name."""
         require_free(self._attempts, trial)
         trainable = trainable_path(trial.trainable_name)
         link, environment = self._link(trial, trainable)
@@ -53,6 +55,7 @@ class ProcessTrialExecutor(TrialExecutor):
         stdout, stderr = _log_files(trial)
         made = Attempt(trial, attempt, link, self._deadlines, self._emit, self._over)
         self._attempts[trial.trial_id] = made
+        self.raised.pop(trial.trial_id, None)
         made.setup(
             {
                 "trainable": trainable,
@@ -64,46 +67,53 @@ class ProcessTrialExecutor(TrialExecutor):
                 "stdout": stdout,
                 "stderr": stderr,
                 "environment": environment,
+                "export": trial.export_formats,
                 "environments": environments(),
                 "memory": 0 if trial.resources.gpu else trial.resources.memory,
             }
         )
 
-    def continue_training(self, trial: Trial) -> None:
-        """As `TrialExecutor.continue_training`."""
+    def proceed(self, trial: Trial) -> None:
+        """As `EventExecutor.proceed`."""
         self._of(trial, Attempt.train)
 
-    def save(self, trial: Trial, checkpoint: Checkpoint) -> None:
-        """As `TrialExecutor.save`. A function's newest checkpoint may be older; `Saved` says of which iteration it is."""
+    def save_to(self, trial: Trial, checkpoint: Checkpoint) -> None:
+        """As `EventExecutor.save_to`. A function's newest checkpoint may be older; `Saved` says of which iteration it is."""
         self._of(trial, lambda attempt: attempt.save(checkpoint))
 
-    def restore(self, trial: Trial, checkpoint: Checkpoint) -> None:
-        """As `TrialExecutor.restore`."""
+    def load(self, trial: Trial, checkpoint: Checkpoint) -> None:
+        """As `EventExecutor.load`."""
         self._of(trial, lambda attempt: attempt.restore(checkpoint))
 
-    def reset_trial(self, trial: Trial, config: dict[str, Any], checkpoint: Checkpoint | None) -> bool:
-        """As `TrialExecutor.reset_trial`: a class that has `reset_config`, or a function."""
+    def change(
+        self, trial: Trial, config: dict[str, Any], checkpoint: Checkpoint | None, experiment_tag: str = ""
+    ) -> bool:
+        """As `EventExecutor.change`: a class that has `reset_config`, or a function."""
         attempt = self._attempts.get(trial.trial_id)
         if attempt is None or not attempt.link.resets:
             return False
         attempt.reset(config, checkpoint)
         return True
 
-    def pause_trial(self, trial: Trial) -> None:
-        """As `TrialExecutor.pause_trial`. A step in progress may end, and its result is delivered before `Stopped`."""
+    def suspend(self, trial: Trial) -> None:
+        """As `EventExecutor.suspend`. A step in progress may end, and its result is delivered before `Stopped`."""
         self._of(trial, lambda attempt: attempt.stop([], self._reuses(attempt)))
 
-    def stop_trial(self, trial: Trial, error: bool = False) -> None:
-        """As `TrialExecutor.stop_trial`; exports it first, unless it ends with an error."""
+    def end(self, trial: Trial, error: bool = False) -> None:
+        """As `EventExecutor.end`; exports it first, unless it ends with an error."""
         export = [] if error else trial.export_formats
         self._of(trial, lambda attempt: attempt.stop(export, self._reuses(attempt) and not error))
 
-    def export_trial_if_needed(self, trial: Trial) -> dict[str, str]:
+    def export(self, trial: Trial) -> None:
+        """As `EventExecutor.export`."""
+        self._of(trial, lambda attempt: attempt.export(trial.export_formats))
+
+    def exported(self, trial: Trial) -> dict[str, str]:
         """What the trial exported when it was stopped: paths by format."""
         return self._exported.get(trial.trial_id, {})
 
     async def next_events(self, timeout: float) -> Sequence[Event]:
-        """As `TrialExecutor.next_events`."""
+        """As `EventExecutor.next_events`."""
         if self._events:
             await asyncio.sleep(0)  # what has arrived meanwhile comes with them
         else:
@@ -116,9 +126,9 @@ class ProcessTrialExecutor(TrialExecutor):
         events, self._events = self._events, []
         return events
 
-    def get_running_trials(self) -> list[str]:
-        """The ids of the trials that have a process."""
-        return list(self._attempts)
+    def get_running_trials(self) -> list[Trial]:
+        """The trials that have a process."""
+        return [attempt.trial for attempt in self._attempts.values()]
 
     async def _stop_all(self) -> None:
         """Stops every attempt in order, and waits until each is over, or killing it has taken too long."""
@@ -148,6 +158,8 @@ class ProcessTrialExecutor(TrialExecutor):
         self._arrived.set()
 
     def _over(self, attempt: Attempt, reusable: bool) -> None:
+        if attempt.raised is not None:
+            self.raised[attempt.trial_id] = attempt.raised
         if attempt.exported:
             self._exported[attempt.trial_id] = attempt.exported
         del self._attempts[attempt.trial_id]

@@ -28,7 +28,9 @@ from run.config import RunConfig
 from transport.errors import UserError
 from tune.checkpoint import Checkpoint
 from tune.errors import TuneError, on_one_line
-from tune.executors.executor import Event, Failed, SaveFailed, TrialExecutor
+from tune.executors.called import CalledExecutor
+from tune.executors.executor import Event, Exported, Failed, SaveFailed
+from tune.resources import Resources
 from tune.runs.attempt import RunAttempt
 from tune.runs.exploit import IN_PLACE, START, CopyNote, changed_keys, note_copy, overridden_keys
 from tune.runs.host_job import HostJob
@@ -50,11 +52,12 @@ CLEANUP_SECONDS = 60.0
 """How long runs may take to end in order when the experiment ends; then they are killed, and `tune resume` goes on."""
 
 
-class RunTrialExecutor(TrialExecutor):
+class RunTrialExecutor(CalledExecutor):
     """Runs trials as guests of a job. Call it from the main thread: processes die with the thread that started them."""
 
     def __init__(self, job: HostJob, run: VariedRun, slots: int | None = None) -> None:
         """`slots` limits the trials at once further than the trainer does."""
+        super().__init__()
         self.job, self.run = job, run
         self._slots = slots
         self._attempts: dict[str, RunAttempt] = {}
@@ -73,7 +76,7 @@ class RunTrialExecutor(TrialExecutor):
                 raise TuneError(f"the job was not ready within {READY_SECONDS:g} s: {obstacle}")
             await asyncio.sleep(POLL_SECONDS)
 
-    def has_resources(self, trial: Trial) -> bool:
+    def has_resources(self, resources: Resources) -> bool:
         """Whether the trainer has a free slot."""
         return self._used() < self._total()
 
@@ -82,7 +85,7 @@ class RunTrialExecutor(TrialExecutor):
         total = self._ask_job(self.job.slots)
         return None if total >= 1 else f"a trial needs a slot of the trainer, which has trainer.max_runs = {total}"
 
-    def start_trial(self, trial: Trial, attempt: int, checkpoint: Checkpoint | None = None) -> None:
+    def begin(self, trial: Trial, attempt: int, checkpoint: Checkpoint | None = None) -> None:
         """Makes the trial's run join the job. `Started` follows once rollouts can begin.
 
         A run goes on from its newest commit, never from before it: its steps are trained once. So its own checkpoint says no
@@ -121,11 +124,11 @@ class RunTrialExecutor(TrialExecutor):
         note = note_copy(Path(trial.logdir), checkpoint, trial.config, anew, at_start=not has_begun)
         return read_saved(checkpoint.path), note
 
-    def continue_training(self, trial: Trial) -> None:
+    def proceed(self, trial: Trial) -> None:
         """Lets the next result be delivered."""
         self._of(trial, RunAttempt.want)
 
-    def save(self, trial: Trial, checkpoint: Checkpoint) -> None:
+    def save_to(self, trial: Trial, checkpoint: Checkpoint) -> None:
         """Asks for a checkpoint of the run's newest step; the run goes on meanwhile."""
         if (attempt := self._attempts.get(trial.trial_id)) is None:
             return
@@ -134,13 +137,15 @@ class RunTrialExecutor(TrialExecutor):
         except (UserError, OSError) as error:
             self._events.append(SaveFailed(trial.trial_id, attempt.number, str(error)))
 
-    def restore(self, trial: Trial, checkpoint: Checkpoint) -> None:
+    def load(self, trial: Trial, checkpoint: Checkpoint) -> None:
         """Copies a checkpoint, the trial's own or another's, into the run."""
-        if not self.reset_trial(trial, trial.config, checkpoint) and trial.trial_id in self._attempts:
+        if not self.change(trial, trial.config, checkpoint) and trial.trial_id in self._attempts:
             attempt = self._attempts[trial.trial_id]
             self._events.append(Failed(trial.trial_id, attempt.number, f"{checkpoint.path} could not be restored"))
 
-    def reset_trial(self, trial: Trial, config: dict[str, Any], checkpoint: Checkpoint | None) -> bool:
+    def change(
+        self, trial: Trial, config: dict[str, Any], checkpoint: Checkpoint | None, experiment_tag: str = ""
+    ) -> bool:
         """Copies a checkpoint into the run and changes its keys, at a step boundary.
 
         Returns:
@@ -166,13 +171,17 @@ class RunTrialExecutor(TrialExecutor):
         attempt.change(new, settings)
         return True
 
-    def pause_trial(self, trial: Trial) -> None:
+    def suspend(self, trial: Trial) -> None:
         """Makes the run leave the job; a later start goes on from its last commit."""
         self._of(trial, RunAttempt.leave)
 
-    def stop_trial(self, trial: Trial, error: bool = False) -> None:
+    def end(self, trial: Trial, error: bool = False) -> None:
         """Ends the run in order."""
         self._of(trial, RunAttempt.leave)
+
+    def export(self, trial: Trial) -> None:
+        """A run exports nothing: its checkpoints are files of the trainer."""
+        self._of(trial, lambda attempt: self._events.append(Exported(trial.trial_id, attempt.number)))
 
     async def next_events(self, timeout: float) -> Sequence[Event]:
         """What has happened, in order. Raises `TuneError` if the job has ended: no trial can go on."""
@@ -187,7 +196,7 @@ class RunTrialExecutor(TrialExecutor):
         """The slots in use, of how many."""
         return f"{self._used()}/{self._total()} slots of the trainer in {self.job.directory}"
 
-    async def cleanup(self) -> None:
+    async def close(self) -> None:
         """Ends all runs, and the job if it is the experiment's."""
         for attempt in self._attempts.values():
             attempt.leave()

@@ -10,6 +10,7 @@ raises is reported and ends the process.
 | `train` | `result`, with `made` before it when a function has made a checkpoint; `completed` when a function has returned |
 | `save` | `saved` or `save_failed` |
 | `restore`, `reset` | `started` |
+| `export` | `exported` |
 | `stop` | `stopped` |
 | anything that raises | `failed` |
 """
@@ -28,8 +29,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from tune.executors.frames import BadFrame, receive, send
+from tune.executors.raised import as_data
 from tune.registry import adopt_environments, load
-from tune.trainable.functions import FunctionEnded, FunctionTrainable, trainable_class
+from tune.trainable.functions import FunctionEnded, FunctionTrainable, require_export, trainable_class
 from tune.trainable.trainable import Trainable, TrialInfo
 
 LONGEST_ERROR = 64 * 2**10
@@ -60,7 +62,7 @@ class TrialProcess:
                 os._exit(CANNOT_ANSWER)
             except BaseException as error:  # noqa: BLE001 - whatever the user's code raises is the executor's to know
                 _limit_memory(0)  # there must be enough left to say what happened
-                self._send("failed", error=_described(error))
+                self._send("failed", error=_described(error), raised=as_data(error))
                 return
 
     def _send(self, kind: str, **fields: Any) -> None:
@@ -83,6 +85,8 @@ class TrialProcess:
         elif kind == "restore":
             self._trainable.restore(request["path"])
             self._started()
+        elif kind == "export":
+            self._send("exported", **self._export(request["formats"]))
         elif kind == "reset":
             self._reset(request["config"])
             if request["path"] is not None:
@@ -104,7 +108,10 @@ class TrialProcess:
         os.environ.update(request["environment"])
         trial = TrialInfo(request["trial_id"], request["trial_name"], request["logdir"])
         if self._trainable is None:
-            self._make(trainable_class(load(request["trainable"]), request["trainable"]), request["config"], trial)
+            kind = trainable_class(load(request["trainable"]), request["trainable"])
+            if request["export"]:
+                require_export(kind)
+            self._make(kind, request["config"], trial)
         else:
             self._reset(request["config"], trial)
         if request["path"] is not None:
@@ -158,17 +165,19 @@ class TrialProcess:
         self._send("saved", path=path, iteration=iteration)
 
     def _stop(self, request: dict[str, Any]) -> None:
-        exported: dict[str, str] = {}
-        error = ""
+        exported = self._export(request["export"])
+        if self._trainable is not None and not request["reuse"]:
+            self._trainable.stop()
+        self._send("stopped", **exported, reuse=request["reuse"])
+
+    def _export(self, formats: list[str]) -> dict[str, Any]:
         it = self._trainable
-        if it is not None and request["export"]:
-            try:
-                exported = it.export_model(request["export"], it.logdir)
-            except Exception as problem:  # noqa: BLE001 - a trial that has ended well stays so
-                error = _described(problem)
-        if it is not None and not request["reuse"]:
-            it.stop()
-        self._send("stopped", exported=exported, error=error, reuse=request["reuse"])
+        if it is None or not formats:
+            return {"exported": {}, "error": ""}
+        try:
+            return {"exported": it.export_model(formats, it.logdir), "error": ""}
+        except Exception as problem:  # noqa: BLE001 - a trial that has ended well stays so
+            return {"exported": {}, "error": _described(problem)}
 
 
 def _described(error: BaseException) -> str:

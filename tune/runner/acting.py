@@ -13,7 +13,7 @@ from transport.files.atomic import remove_directory
 from tune.callbacks.callback import Callbacks
 from tune.checkpoint import Checkpoint
 from tune.executors import executor as executors
-from tune.executors.executor import TrialExecutor
+from tune.executors.executor import EventExecutor
 from tune.runner.events import (
     AskSearch,
     ContinueTraining,
@@ -34,13 +34,16 @@ from tune.runner.events import (
     WriteError,
 )
 from tune.runner.machine import ExperimentMachine
-from tune.runner.resume import RemoteCopy
+from tune.runner.resume import RemoteCopy, Sync
 from tune.runner.search_thread import SearchThread
 from tune.runner.trial_files import write_error
 from tune.stoppers.stopper import Stopper
 from tune.trial import Trial
 
 logger = logging.getLogger(__name__)
+
+_COPIED_AT = ("on_trial_save", "on_trial_complete", "on_trial_fail")
+"""What of a trial is followed by a copy of its directory."""
 
 
 class Acting:
@@ -49,11 +52,12 @@ class Acting:
     directory: Path | None
     iteration: int
     stopper: Stopper
-    trial_executor: TrialExecutor
+    _executor: EventExecutor
     callbacks: Callbacks
     _machine: ExperimentMachine
     _search: SearchThread | None
     _remote: RemoteCopy | None
+    _sync: Sync
     _background: set[asyncio.Task[None]]
     _files: threading.Lock
     """Held while checkpoints are deleted or copied."""
@@ -73,6 +77,9 @@ class Acting:
         match instruction:
             case Notify(method, trial, info):
                 self._notify(method, trial, info)
+                is_copied = trial.remote_checkpoint_dir is not None or trial.sync_to_driver_fn is not None
+                if is_copied and method in _COPIED_AT and (trial.sync_on_checkpoint or trial.is_finished()):
+                    self._in_background(self._copy_trial, trial)
             case TellResult() | TellComplete():
                 if self._search is not None:
                     self._search.tell(instruction)
@@ -89,31 +96,32 @@ class Acting:
                 self._ask_executor(instruction)
 
     def _ask_executor(self, instruction: Instruction) -> None:
-        executor = self.trial_executor
+        executor = self._executor
         trial = instruction.trial  # type: ignore[union-attr]
         try:
             match instruction:
                 case ContinueTraining():
-                    executor.continue_training(trial)
+                    executor.proceed(trial)
                 case StartTrial(_, attempt, checkpoint):
                     Path(trial.logdir).mkdir(parents=True, exist_ok=True)
-                    executor.start_trial(trial, attempt, checkpoint)
+                    executor.begin(trial, attempt, checkpoint)
                 case SaveTrial(_, checkpoint):
                     remove_directory(
                         Path(checkpoint.path)
                     )  # left by a machine that died before the journal was on its disk
-                    executor.save(trial, checkpoint)
+                    executor.save_to(trial, checkpoint)
                 case PauseTrial():
-                    executor.pause_trial(trial)
+                    executor.suspend(trial)
                 case StopTrial(_, error):
-                    executor.stop_trial(trial, error)
-                case ResetTrial(_, attempt, config, checkpoint):
-                    if not executor.reset_trial(trial, config, checkpoint):
+                    executor.end(trial, error)
+                case ResetTrial(_, attempt, config, checkpoint, experiment_tag):
+                    if not executor.change(trial, config, checkpoint, experiment_tag):
                         self._decide(ResetRefused(trial.trial_id, attempt))
         except Exception as error:
             logger.exception("%s: %s failed", trial, type(instruction).__name__)
             attempt = self._machine.table.progress(trial).attempt
             reason = f"{type(instruction).__name__} failed: {type(error).__name__}: {error}"
+            executor.raised[trial.trial_id] = error
             kind = executors.SaveFailed if isinstance(instruction, SaveTrial) else executors.Failed
             self._decide(kind(trial.trial_id, attempt, reason))
 
@@ -140,9 +148,20 @@ class Acting:
     def _delete_checkpoint(self, checkpoint: Checkpoint) -> None:
         try:
             with self._files:
-                self.trial_executor.delete_checkpoint(checkpoint)
+                self._executor.delete_checkpoint(checkpoint)
         except OSError as error:
             logger.warning("%s: the checkpoint is not deleted: %s", checkpoint.path, error)
+
+    def _copy_trial(self, trial: Trial) -> None:
+        """Brings a trial's directory here up to date, and its copy elsewhere."""
+        try:
+            with self._files:
+                if trial.sync_to_driver_fn is not None:
+                    trial.sync_to_driver_fn(trial.logdir, trial.logdir)
+                if trial.remote_checkpoint_dir is not None:
+                    self._sync(trial.logdir, str(Path(trial.remote_checkpoint_dir) / Path(trial.logdir).name))
+        except Exception as error:  # noqa: BLE001 - the functions are the user's
+            logger.warning("the copies of %s are not up to date: %s", trial, error)
 
     def _send(self) -> None:
         """Brings the copy elsewhere up to date. Nothing is deleted meanwhile, so that it has all that its state names."""

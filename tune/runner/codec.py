@@ -19,6 +19,7 @@ _CLASSES = {
     kind.__name__: kind
     for kind in (
         events.TrialsProposed,
+        events.TrialAdded,
         events.SearchSaved,
         events.ResourcesFree,
         events.ResultReceived,
@@ -37,7 +38,6 @@ _CLASSES = {
     )
 }
 _FIELDS = {kind: tuple(each.name for each in dataclasses.fields(kind)) for kind in _CLASSES.values()}
-_TRIAL_FIELDS = tuple(each.name for each in dataclasses.fields(Trial))
 
 
 def encode(event: Event) -> bytes:
@@ -57,6 +57,8 @@ def decode(data: list[Any]) -> Event:
         fields["checkpoint"] = Checkpoint(**fields["checkpoint"])
     if "trials" in fields:
         fields["trials"] = tuple(map(trial_of, fields["trials"]))
+    if "trial" in fields:
+        fields["trial"] = trial_of(fields["trial"])
     if "needs" in fields:
         fields["needs"] = tuple(fields["needs"])
     event: Event = kind(**fields)
@@ -74,15 +76,8 @@ def unpack(data: bytes) -> Any:
     return msgpack.unpackb(data, strict_map_key=False)
 
 
-def trial_as_dict(trial: Trial) -> dict[str, Any]:
-    """All fields of a trial as data."""
-    fields = {name: getattr(trial, name) for name in _TRIAL_FIELDS}
-    fields["resources"] = trial.resources.model_dump(exclude_defaults=True)
-    return fields
-
-
 def trial_of(fields: dict[str, Any]) -> Trial:
-    """The trial of `trial_as_dict`, as packed and unpacked."""
+    """The trial of `Trial.as_dict`, as packed and unpacked."""
     log = fields["log_to_file"]
     return Trial(
         **{
@@ -102,7 +97,7 @@ def checkpoint_of(fields: dict[str, Any] | None) -> Checkpoint | None:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Trial):
-        return trial_as_dict(value)
+        return value.as_dict()
     if isinstance(value, Checkpoint):
         return {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
     raise TypeError(f"{value!r} is a {type(value).__module__}.{type(value).__qualname__}, and not JSON")

@@ -31,6 +31,13 @@ class TrialsProposed:
 
 
 @dataclass(frozen=True, slots=True)
+class TrialAdded:
+    """Somebody outside has added a trial."""
+
+    trial: Trial
+
+
+@dataclass(frozen=True, slots=True)
 class SearchSaved:
     """The search algorithm's state after it heard so many notifications; bounds what a resume tells it again."""
 
@@ -68,7 +75,7 @@ class ResultRefused:
 
 @dataclass(frozen=True, slots=True)
 class ResetRefused:
-    """`reset_trial` returned False."""
+    """`change` returned False."""
 
     trial_id: str
     attempt: int
@@ -106,6 +113,7 @@ class Opened:
 
 Event = (
     TrialsProposed
+    | TrialAdded
     | SearchSaved
     | ResourcesFree
     | ResultReceived
@@ -167,7 +175,7 @@ class TellComplete:
 
 @dataclass(frozen=True, slots=True)
 class StartTrial:
-    """`TrialExecutor.start_trial`."""
+    """`EventExecutor.begin`."""
 
     trial: Trial
     attempt: int
@@ -176,14 +184,14 @@ class StartTrial:
 
 @dataclass(frozen=True, slots=True)
 class ContinueTraining:
-    """`TrialExecutor.continue_training`."""
+    """`EventExecutor.proceed`."""
 
     trial: Trial
 
 
 @dataclass(frozen=True, slots=True)
 class SaveTrial:
-    """`TrialExecutor.save`."""
+    """`EventExecutor.save_to`."""
 
     trial: Trial
     checkpoint: Checkpoint
@@ -191,24 +199,25 @@ class SaveTrial:
 
 @dataclass(frozen=True, slots=True)
 class ResetTrial:
-    """`TrialExecutor.reset_trial`; `ResetRefused` follows if it returns False."""
+    """`EventExecutor.change`; `ResetRefused` follows if it returns False."""
 
     trial: Trial
     attempt: int
     config: dict[str, Any]
     checkpoint: Checkpoint
+    experiment_tag: str
 
 
 @dataclass(frozen=True, slots=True)
 class PauseTrial:
-    """`TrialExecutor.pause_trial`."""
+    """`EventExecutor.suspend`."""
 
     trial: Trial
 
 
 @dataclass(frozen=True, slots=True)
 class StopTrial:
-    """`TrialExecutor.stop_trial`."""
+    """`EventExecutor.end`."""
 
     trial: Trial
     error: bool = False

@@ -46,6 +46,7 @@ from tune.runner.events import (
     StartTrial,
     StopRequested,
     StopTrial,
+    TrialAdded,
     TrialsProposed,
     TrialStopRequested,
     WriteError,
@@ -143,6 +144,8 @@ class ExperimentMachine(Transfers):
                 self.search.proposed(event)
                 for trial in event.trials:
                     self._add(trial)
+            case TrialAdded():
+                self._add(event.trial)
             case SearchSaved():
                 self.search.saved(event.search_state, event.heard)
             case ResourcesFree():

@@ -11,6 +11,7 @@ from typing import Literal
 
 from transport.files.atomic import remove_directory, write_atomically
 from tune.errors import TuneError
+from tune.runner.experiment_server import TOKENS
 from tune.runner.journal import LOCK_NAME, holds_experiment
 
 Resume = bool | Literal["LOCAL", "REMOTE", "PROMPT", "ERRORED_ONLY", "AUTO"]
@@ -72,7 +73,10 @@ def prepare(directory: Path | None, remote: str | None, sync: object, resume: Re
 
 
 def copy_experiment(source: str, target: str) -> None:
-    """Copies what is new of a directory that its runner may be writing; the state last, so that it names nothing missing."""
+    """Copies what is new of a directory that its runner may be writing; the state last, so that it names nothing missing.
+
+    A trial's directory is copied in the same way.
+    """
     begin, end = Path(source), Path(target)
     if not begin.is_dir():
         return
@@ -81,6 +85,8 @@ def copy_experiment(source: str, target: str) -> None:
     for path in sorted(begin.rglob("*")):
         name = path.relative_to(begin)
         names.add(str(name))
+        if name.parts[0] == TOKENS:
+            continue  # the tokens of its server are nobody's elsewhere
         if path.is_file() and str(name) not in state and path.name != LOCK_NAME and not path.name.endswith(".partial"):
             _copy(path, end / name)
     end.mkdir(parents=True, exist_ok=True)
@@ -89,7 +95,7 @@ def copy_experiment(source: str, target: str) -> None:
     for path in end.iterdir():
         if _STATE.fullmatch(path.name) and path.name not in state:
             path.unlink()
-    for path in end.glob("*/checkpoint_*"):
+    for path in (*end.glob("*/checkpoint_*"), *end.glob("checkpoint_*")):
         if str(path.relative_to(end)) not in names:
             remove_directory(path)
 

@@ -73,7 +73,7 @@ class Transfers(Requests):
         assert exploit is not None
         if self._is_durable(exploit.source):
             progress.phase = Phase.RESETTING
-            self._emit(ResetTrial(trial, progress.attempt, exploit.config, exploit.source))
+            self._emit(ResetTrial(trial, progress.attempt, exploit.config, exploit.source, exploit.experiment_tag))
         else:
             progress.phase = Phase.WAITING
 

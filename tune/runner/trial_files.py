@@ -12,7 +12,6 @@ import orjson
 
 from transport.files.atomic import write_atomically
 from transport.files.untrusted import UntrustedFileError, read_json
-from tune.runner.codec import trial_as_dict
 from tune.trial import Trial
 
 STATE_FILE = "experiment_state.json"
@@ -51,7 +50,7 @@ def read_runner_state(directory: Path) -> dict[str, Any]:
 
 
 def _shown(trial: Trial) -> dict[str, Any]:
-    return {**trial_as_dict(trial), "logdir": trial.logdir, "error_file": trial.error_file}
+    return {**trial.as_dict(), "logdir": trial.logdir, "error_file": trial.error_file}
 
 
 def _shown_value(value: Any) -> Any:

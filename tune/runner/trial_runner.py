@@ -17,9 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from tune.callbacks.callback import Callback, Callbacks
+from tune.callbacks.trial_loggers import TrialLoggers
 from tune.errors import TuneError
 from tune.executors import executor as executors
-from tune.executors.executor import TrialExecutor
+from tune.executors.executor import EventExecutor
+from tune.executors.local import LocalTrialExecutor
+from tune.executors.polled import for_runner
+from tune.executors.trial_executor import TrialExecutor
+from tune.experiment import check_json
 from tune.result import Result
 from tune.runner import codec
 from tune.runner.acting import Acting
@@ -31,16 +36,18 @@ from tune.runner.events import (
     ResultReceived,
     ResultRefused,
     StopRequested,
+    TrialAdded,
     TrialStopRequested,
 )
+from tune.runner.experiment_server import ExperimentServer
 from tune.runner.experiment_state import DurableExperiment
 from tune.runner.machine import ExperimentMachine
-from tune.runner.resume import Resume, prepare
+from tune.runner.resume import Resume, copy_experiment, prepare
 from tune.runner.search_thread import SearchThread, failed, tell
 from tune.runner.status_lines import StatusLines
 from tune.runner.trial_files import read_runner_state, write_state
 from tune.schedulers.scheduler import TrialScheduler
-from tune.search.search_alg import SearchAlg
+from tune.search.search_alg import NoSearch, SearchAlg
 from tune.stoppers.stopper import Stopper
 from tune.trial import Trial
 
@@ -70,7 +77,7 @@ class TrialRunner(Acting):
 
     def __init__(
         self,
-        search_alg: SearchAlg,
+        search_alg: SearchAlg | None = None,
         scheduler: TrialScheduler | None = None,
         local_checkpoint_dir: str | Path | None = None,
         remote_checkpoint_dir: str | None = None,
@@ -79,7 +86,7 @@ class TrialRunner(Acting):
         resume: Resume = False,
         server_port: int | None = None,
         fail_fast: bool | str = False,
-        verbose: bool | int = False,
+        verbose: bool | int = True,
         checkpoint_period: float | None = None,
         trial_executor: TrialExecutor | None = None,
         callbacks: Sequence[Callback] | None = None,
@@ -87,35 +94,31 @@ class TrialRunner(Acting):
     ) -> None:
         """Takes the directory's lock and resumes as asked. Arguments that Ray Tune has are documented in `docs/tune.md`.
 
+        Without a search algorithm it runs the trials that `add_trial` is given. Without an executor they run on this machine.
         Raises `TuneError` for arguments that do not fit, a directory in use, or an experiment that cannot be resumed.
         """
         if fail_fast not in (True, False, "raise"):
             raise TuneError(f"fail_fast = {fail_fast!r}: expected True, False or 'raise'")
-        if server_port is not None:
-            raise TuneError(
-                "server_port: there is no server; `experiment_state.json` in the experiment's directory says what a client of "
-                "Ray Tune's would ask for. Leave the argument out"
-            )
-        if trial_executor is None:
-            raise TuneError("trial_executor is missing: `run` makes one for the local machine")
-        self.search_alg = search_alg
+        self.search_alg = search_alg or NoSearch()
         self.scheduler = scheduler or TrialScheduler()
         self.stopper = stopper or Stopper()
-        self.trial_executor = trial_executor
+        self.trial_executor = trial_executor or LocalTrialExecutor()
+        self._executor = for_runner(self.trial_executor)
         self.directory = None if local_checkpoint_dir is None else Path(local_checkpoint_dir).expanduser().absolute()
         self._status = StatusLines(int(verbose), metric, self.directory, self.scheduler.mode)
-        self.callbacks = Callbacks([*(callbacks or ()), *self.scheduler.callbacks(), self._status])
+        self.callbacks = Callbacks([*(callbacks or ()), *self.scheduler.callbacks(), self._status, TrialLoggers()])
         self.iteration = 0
         self._fail_fast = fail_fast
         self._period = CHECKPOINT_SECONDS if checkpoint_period is None else checkpoint_period
         self._remote = prepare(self.directory, remote_checkpoint_dir, sync_to_cloud, resume)
+        self._sync = sync_to_cloud or copy_experiment
         metrics = [each for each in (metric, self.scheduler.metric) if each]
         machine = ExperimentMachine(
             self.scheduler,
             tuple(metrics),
             bool(fail_fast),
-            max_pending=search_alg.max_pending_trials,
-            max_running=search_alg.max_concurrent,
+            max_pending=self.search_alg.max_pending_trials,
+            max_running=self.search_alg.max_concurrent,
         )
         self._experiment = DurableExperiment(machine, self.directory)
         self._machine = machine
@@ -136,8 +139,12 @@ class TrialRunner(Acting):
         self._checkpoint_due = time.monotonic() + min(self._period, FIRST_STATE_SECONDS)
         self._search_backlog = BACKLOG
         self._saving_search = False
+        self._server: ExperimentServer | None = None
         try:
             self.resume()
+            self._executor.prepare()
+            if server_port is not None:
+                self._server = ExperimentServer(self.directory, server_port)
         except BaseException:
             self._experiment.close()
             raise
@@ -160,7 +167,19 @@ class TrialRunner(Acting):
 
     def has_resources_for_trial(self, trial: Trial) -> bool:
         """Whether what the trial needs is free now."""
-        return self.trial_executor.has_resources(trial)
+        return self.trial_executor.has_resources(trial.resources)
+
+    def add_trial(self, trial: Trial) -> None:
+        """Adds a trial beside those of the search algorithm; it starts in one of the next steps.
+
+        Raises `TuneError` for a configuration that is no JSON, and an
+        id that is taken.
+        """
+        check_json(trial.config, "config")
+        if self._machine.table.get(trial.trial_id) is not None:
+            raise TuneError(f"there is a trial with the id {trial.trial_id!r} already")
+        trial.dirname = trial.dirname or trial.named_by_tag()
+        self._decide(TrialAdded(trial))
 
     def step(self) -> None:
         """One step, on an event loop of this runner's own. Raises as `step_async`."""
@@ -217,7 +236,7 @@ class TrialRunner(Acting):
                 await asyncio.wait([self._events])
             if self._search is not None:
                 await asyncio.to_thread(self._search.close)
-            await self.trial_executor.cleanup()
+            await self._executor.close()
             if self._background:
                 await asyncio.wait(self._background)
             self.callbacks.notify("on_experiment_end", trials=self.get_trials())
@@ -225,6 +244,8 @@ class TrialRunner(Acting):
                 self.checkpoint(force=True)
             await asyncio.to_thread(self._send)
         finally:
+            if self._server is not None:
+                self._server.end()
             self._experiment.close()
 
     def close(self) -> None:
@@ -239,15 +260,15 @@ class TrialRunner(Acting):
     async def step_async(self) -> None:
         """Waits for what happens, at most for a moment, and acts on it.
 
-        Raises `TuneError` when the experiment cannot go on, and with `fail_fast="raise"` for the first trial in ERROR; `OSError`
-        when its directory cannot be written.
+        Raises `TuneError` when the experiment cannot go on; with `fail_fast="raise"` what the first trial in ERROR raised, or
+        `TuneError` where that is not known here; `OSError` when its directory cannot be written.
         """
         trials = self.get_trials()
         self._is_acting = True
         if self._search is None:
             self._begin()
         self.callbacks.notify("on_step_begin", iteration=self.iteration, trials=trials)
-        self.trial_executor.on_step_begin(trials)
+        self._executor.on_step_begin(self)
         for event in await self._next_events():
             self._receive(event)
         if self._machine.stopping is None and self.stopper.stop_all():
@@ -255,7 +276,7 @@ class TrialRunner(Acting):
         self._carry_out()
         self._start_trials()
         self._save_search()
-        self.trial_executor.on_step_end(trials)
+        self._executor.on_step_end(self)
         self.iteration += 1
         self.callbacks.notify("on_step_end", iteration=self.iteration, trials=trials)
         self._is_acting = False
@@ -277,10 +298,10 @@ class TrialRunner(Acting):
         assert self._search is not None
         answers = self._search.take()
         if (answers or not self._machine.search.asked) and self._events is None:
-            arrived: Sequence[Any] = await self.trial_executor.next_events(0.0 if answers else WAIT_SECONDS)
+            arrived: Sequence[Any] = await self._executor.next_events(0.0 if answers else WAIT_SECONDS)
             return [*answers, *arrived]
         if self._events is None:
-            self._events = asyncio.create_task(_next_events(self.trial_executor))
+            self._events = asyncio.create_task(_next_events(self._executor))
         answered = asyncio.create_task(self._answered.wait())
         try:
             await asyncio.wait([self._events, answered], timeout=WAIT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
@@ -328,7 +349,9 @@ class TrialRunner(Acting):
     def _start_trials(self) -> None:
         """Lets the scheduler choose trials for as long as resources are free and it chooses one."""
         while examples := self._machine.startable():
-            free = tuple(sorted(key for key, trial in examples.items() if self.trial_executor.has_resources(trial)))
+            free = tuple(
+                sorted(key for key, trial in examples.items() if self._executor.has_resources(trial.resources))
+            )
             self._refuse_impossible(examples, free)
             if not free or not (self._machine.may_start or free != self._free):
                 break
@@ -339,11 +362,11 @@ class TrialRunner(Acting):
 
     def _refuse_impossible(self, examples: dict[str, Trial], free: tuple[str, ...]) -> None:
         for key, trial in examples.items():
-            if key not in free and key not in self._could_run and not self.trial_executor.queue_trials:
-                reason = self.trial_executor.could_ever_run(trial)
-                if reason is None:
+            if key not in free and key not in self._could_run and not self._executor.queue_trials:
+                reason = self._executor.could_ever_run(trial)
+                if reason is None and self._executor.remembers_needs:
                     self._could_run.add(key)
-                else:
+                elif reason is not None:
                     self._decide(CannotRun(trial.trial_id, reason))
 
     def _save_search(self) -> None:
@@ -361,7 +384,10 @@ class TrialRunner(Acting):
         """Raises what ends the experiment."""
         if self._fail_fast == "raise":
             for trial in self._machine.with_status(Trial.ERROR):
-                raise TuneError(f"{trial} failed, and fail_fast is 'raise':\n{trial.error_msg}")
+                failure = TuneError(f"{trial} failed, and fail_fast is 'raise':\n{trial.error_msg}")
+                if (raised := self._executor.raised.get(trial.trial_id)) is not None:
+                    raise raised from failure
+                raise failure
         if self._free and self._machine.is_stuck():
             raise TuneError(
                 f"only paused trials are left, and the scheduler resumes none of them: {self.scheduler.debug_string()}"
@@ -398,7 +424,7 @@ class TrialRunner(Acting):
             self.callbacks.notify("setup", stop=self.stopper, total_num_samples=self.search_alg.total_samples)
 
 
-async def _next_events(executor: TrialExecutor) -> Sequence[executors.Event]:
+async def _next_events(executor: EventExecutor) -> Sequence[executors.Event]:
     return await executor.next_events(WAIT_SECONDS)
 
 

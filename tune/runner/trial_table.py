@@ -6,10 +6,9 @@ from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Collection, Iterable
 
-from tune.experiment import LONGEST_DIRECTORY_NAME
 from tune.runner.events import needs_of
 from tune.runner.progress import Progress
-from tune.trial import Trial
+from tune.trial import LONGEST_DIRECTORY_NAME, Trial
 
 
 class TrialTable:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from tune.errors import TuneError
 from tune.result import Result
 from tune.trial import Trial
 
@@ -74,3 +75,28 @@ class SearchAlg:
     def restore_state(self, state: dict[str, Any]) -> None:
         """Takes back what `state` returned."""
         raise NotImplementedError
+
+
+class NoSearch(SearchAlg):
+    """Proposes nothing: for a runner whose trials are added by hand."""
+
+    def add_configurations(self, experiments: Sequence[Proposable]) -> None:
+        """Refuses experiments, which it would not search. Raises `TuneError`."""
+        raise TuneError(
+            f"{len(experiments)} experiments are given, and no search algorithm; give BasicVariantGenerator()"
+        )
+
+    def next_trial(self) -> Trial | None:
+        """There is none."""
+        return None
+
+    def is_finished(self) -> bool:
+        """Always."""
+        return True
+
+    def state(self) -> dict[str, Any]:
+        """There is none."""
+        return {}
+
+    def restore_state(self, state: dict[str, Any]) -> None:
+        """There is none."""

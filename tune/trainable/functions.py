@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tune.errors import TuneError
+from tune.errors import AbortTrialExecution, TuneError
 from tune.result import Result
 from tune.trainable import saved_state
 from tune.trainable.saved_state import METADATA, Progress
@@ -99,7 +99,7 @@ class FunctionTrainable(Trainable):
                 "a function that has begun cannot be restored; stop the trial and start it from the checkpoint"
             )
         if CHECKPOINT_DIR not in inspect.signature(type(self)._function).parameters:
-            raise TuneError(
+            raise AbortTrialExecution(
                 f"{type(self).__name__} cannot be restored: it takes no checkpoint_dir; write f(config, checkpoint_dir=None)"
             )
         self._restored_from = str(checkpoint)
@@ -138,6 +138,15 @@ def trainable_class(target: Any, path: str) -> type[Trainable]:
     return type(path.rpartition(":")[2], (FunctionTrainable,), {"_function": staticmethod(target)})
 
 
+def require_export(kind: type[Trainable]) -> None:
+    """Raises `TuneError` for a trainable that exports nothing: a function, or a class without `export_model`."""
+    if kind.export_model is Trainable.export_model:
+        raise TuneError(
+            f"export_formats are given, and {kind.__name__} exports nothing: a class derived from tune.Trainable defines "
+            "export_model(export_formats, export_dir); a function writes its model itself, into tune.get_trial_dir()"
+        )
+
+
 def _move(source: Path, into: str) -> None:
     for entry in source.iterdir():
         entry.rename(Path(into) / entry.name)
@@ -153,4 +162,4 @@ def _link(source: str, target: str) -> str:
     return target
 
 
-__all__ = ["FunctionEnded", "FunctionTrainable", "trainable_class"]
+__all__ = ["FunctionEnded", "FunctionTrainable", "require_export", "trainable_class"]

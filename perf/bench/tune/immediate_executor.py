@@ -8,23 +8,25 @@ from itertools import islice
 from typing import Any
 
 from tune.checkpoint import Checkpoint
-from tune.executors.executor import Event, Reported, Saved, Started, Stopped, TrialExecutor
+from tune.executors.executor import Event, EventExecutor, Reported, Saved, Started, Stopped
+from tune.resources import Resources
 from tune.result import DONE, TRAINING_ITERATION
 from tune.search.search_alg import SearchAlg
 from tune.trial import Trial
 
 
-class ImmediateExecutor(TrialExecutor):
+class ImmediateExecutor(EventExecutor):
     """Answers in turn; at most `batch` events at once."""
 
     def __init__(self, slots: int, results: int, batch: int = 8) -> None:
         """Takes how many trials run at once, and how many results each reports."""
+        super().__init__()
         self._slots, self._results, self._batch = slots, results, batch
         self._attempts: dict[str, int] = {}
         self._iterations: dict[str, int] = {}
         self._due: deque[Event] = deque()
 
-    def has_resources(self, trial: Trial) -> bool:
+    def has_resources(self, resources: Resources) -> bool:
         """See the base."""
         return len(self._attempts) < self._slots
 
@@ -32,29 +34,29 @@ class ImmediateExecutor(TrialExecutor):
         """See the base."""
         return None
 
-    def start_trial(self, trial: Trial, attempt: int, checkpoint: Checkpoint | None = None) -> None:
+    def begin(self, trial: Trial, attempt: int, checkpoint: Checkpoint | None = None) -> None:
         """See the base."""
         self._attempts[trial.trial_id] = attempt
         self._iterations[trial.trial_id] = 0 if checkpoint is None else checkpoint.iteration
         self._due.append(Started(trial.trial_id, attempt))
 
-    def continue_training(self, trial: Trial) -> None:
+    def proceed(self, trial: Trial) -> None:
         """See the base."""
         iteration = self._iterations[trial.trial_id] = self._iterations[trial.trial_id] + 1
         result = {TRAINING_ITERATION: iteration, "loss": 1.0 / iteration, DONE: iteration >= self._results}
         self._due.append(Reported(trial.trial_id, self._attempts[trial.trial_id], result))
 
-    def save(self, trial: Trial, checkpoint: Checkpoint) -> None:
+    def save_to(self, trial: Trial, checkpoint: Checkpoint) -> None:
         """See the base."""
         self._due.append(Saved(trial.trial_id, self._attempts[trial.trial_id], checkpoint))
 
-    def stop_trial(self, trial: Trial, error: bool = False) -> None:
+    def end(self, trial: Trial, error: bool = False) -> None:
         """See the base."""
         self._due.append(Stopped(trial.trial_id, self._attempts.pop(trial.trial_id)))
 
-    def pause_trial(self, trial: Trial) -> None:
+    def suspend(self, trial: Trial) -> None:
         """See the base."""
-        self.stop_trial(trial)
+        self.end(trial)
 
     async def next_events(self, timeout: float) -> Sequence[Event]:
         """See the base."""
@@ -67,7 +69,7 @@ class ImmediateExecutor(TrialExecutor):
         """See the base."""
         return f"{len(self._attempts)} of {self._slots}"
 
-    async def cleanup(self) -> None:
+    async def close(self) -> None:
         """See the base."""
 
 

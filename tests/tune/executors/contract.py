@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 
 async def test_a_class_reports_saves_stops_and_goes_on_from_its_checkpoint(driver: Driver) -> None:
-    trial = driver.trial("Counter", config={"begin": 5}, export_formats=["text"])
+    trial = driver.trial("Counter", config={"begin": 5}, export_formats=["model"])
     await driver.begin(trial)
     first, second = await driver.result(trial), await driver.result(trial)
     assert [first["count"], second["count"]] == [6, 7]
@@ -25,17 +25,17 @@ async def test_a_class_reports_saves_stops_and_goes_on_from_its_checkpoint(drive
     assert second["trial_id"] == trial.trial_id
     assert second["config"] == {"begin": 5}
     checkpoint = driver.checkpoint(trial, 2)
-    driver.executor.save(trial, checkpoint)
+    driver.executor.save_to(trial, checkpoint)
     assert (await driver.next(Saved, trial)).checkpoint == checkpoint
     await driver.stop(trial)
     assert content(trial.logdir, "cleaned") == ""
-    assert content(driver.executor.export_trial_if_needed(trial)["text"]) == "7"
+    assert content(driver.executor.export_trial_if_needed(trial)["model"]) == "7"
 
     await driver.begin(trial, checkpoint)
     third = await driver.result(trial)
     assert [third["count"], third["training_iteration"], third["iterations_since_restore"]] == [8, 3, 1]
     assert third["time_total_s"] > second["time_total_s"]
-    driver.executor.restore(trial, checkpoint)
+    driver.executor.load(trial, checkpoint)
     await driver.next(Started, trial)
     assert (await driver.result(trial))["count"] == 8
     await driver.stop(trial)
@@ -52,7 +52,7 @@ async def test_a_function_goes_on_from_the_checkpoint_that_it_made(driver: Drive
     await driver.begin(trial)
     asked = driver.checkpoint(trial, 1)
     assert (await driver.result(trial))["count"] == 1
-    driver.executor.save(trial, asked)
+    driver.executor.save_to(trial, asked)
     assert "has made no checkpoint yet" in (await driver.next(SaveFailed, trial)).error
     assert (await driver.result(trial))["count"] == 2
     made = (await driver.next(Saved, trial)).checkpoint
@@ -60,7 +60,7 @@ async def test_a_function_goes_on_from_the_checkpoint_that_it_made(driver: Drive
     assert [made.iteration, made.result["count"]] == [2, 2]
     assert (await driver.result(trial))["count"] == 3
     later = driver.checkpoint(trial, 3)
-    driver.executor.save(trial, later)
+    driver.executor.save_to(trial, later)
     assert (await driver.next(Saved, trial)).checkpoint == replace(later, iteration=2)
     await driver.stop(trial)
     for checkpoint in (made, later):
@@ -75,18 +75,18 @@ async def test_a_trial_takes_another_config_and_checkpoint_in_place(driver: Driv
     plain, trial = driver.trial("Counter"), driver.trial("Resettable")
     for each in (plain, trial):
         await driver.begin(each)
-    assert not driver.executor.reset_trial(plain, {}, None)
+    assert not driver.executor.change(plain, {}, None)
     before = await driver.result(trial)
     for in_place in (True, False):
-        assert driver.executor.reset_trial(trial, {"begin": 10, "in_place": in_place}, None)
+        assert driver.executor.change(trial, {"begin": 10, "in_place": in_place}, None)
         await driver.next(Started, trial)
         after = await driver.result(trial)
         assert [after["count"], after["training_iteration"], after["pid"]] == [11, 1, before["pid"]]
     await driver.result(plain)
     source = driver.checkpoint(plain, 1)
-    driver.executor.save(plain, source)
+    driver.executor.save_to(plain, source)
     await driver.next(Saved, plain)
-    assert driver.executor.reset_trial(trial, {"begin": 20}, source)
+    assert driver.executor.change(trial, {"begin": 20}, source)
     await driver.next(Started, trial)
     exploited = await driver.result(trial)
     assert [exploited["count"], exploited["training_iteration"]] == [2, 2]
@@ -99,12 +99,12 @@ async def test_a_paused_trial_has_no_process_and_no_resources(driver: Driver) ->
     trial = driver.trial("Counter", resources=Resources(cpu=2))
     other = driver.trial("Counter", "other", Resources(cpu=2))
     await driver.begin(trial)
-    assert not driver.executor.has_resources(other)
+    assert not driver.executor.has_resources(other.resources)
     with pytest.raises(TuneError, match="has not ended"):
         driver.start(trial)
     pid = (await driver.result(trial))["pid"]
-    driver.executor.continue_training(trial)  # a result is in flight
-    driver.executor.pause_trial(trial)
+    driver.executor.proceed(trial)  # a result is in flight
+    driver.executor.suspend(trial)
     assert (await driver.next(Reported, trial)).result["count"] == 2
     await driver.next(Stopped, trial)
     await until(lambda: not is_alive(pid), "the end of the paused trial's process")
@@ -126,7 +126,7 @@ async def test_a_failure_to_save_leaves_the_trial_as_it_was(driver: Driver) -> N
     await driver.begin(trial)
     await driver.result(trial)
     checkpoint = driver.checkpoint(trial, 1)
-    driver.executor.save(trial, checkpoint)
+    driver.executor.save_to(trial, checkpoint)
     assert "made of cheese" in (await driver.next(SaveFailed, trial)).error
     assert not hidden(trial.logdir)
     assert content(checkpoint.path) is None

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from tests.support.polling import DEADLINE_SECONDS
 from tune.checkpoint import Checkpoint
-from tune.executors.executor import Completed, Event, Failed, Reported, Started, Stopped, TrialExecutor
+from tune.executors.executor import Completed, Event, EventExecutor, Failed, Reported, Started, Stopped
 from tune.resources import Resources
 from tune.trial import Trial
 
@@ -21,7 +21,7 @@ TRAINABLES = "tests.tune.executors.trainables"
 class Driver:
     """An executor and the trials given to it."""
 
-    def __init__(self, executor: TrialExecutor, directory: Path) -> None:
+    def __init__(self, executor: EventExecutor, directory: Path) -> None:
         self.executor = executor
         self.events: list[Event] = []
         self._directory = directory
@@ -41,7 +41,7 @@ class Driver:
     def start(self, trial: Trial, checkpoint: Checkpoint | None = None) -> int:
         """Starts a trial; returns the number of the attempt."""
         self._attempts += 1
-        self.executor.start_trial(trial, self._attempts, checkpoint)
+        self.executor.begin(trial, self._attempts, checkpoint)
         return self._attempts
 
     async def next(self, kind: type[Kind], trial: Trial, count: int = 1) -> Kind:
@@ -63,12 +63,12 @@ class Driver:
 
     async def result(self, trial: Trial) -> dict[str, Any]:
         """Lets the trial work, and returns its result."""
-        self.executor.continue_training(trial)
+        self.executor.proceed(trial)
         return (await self.next(Reported, trial)).result
 
     async def stop(self, trial: Trial, error: bool = False) -> None:
         """Stops a trial, and waits until it has ended."""
-        self.executor.stop_trial(trial, error)
+        self.executor.end(trial, error)
         await self.next(Stopped, trial)
 
     async def run(
@@ -80,8 +80,8 @@ class Driver:
         heard: dict[str, list[Event]] = {trial.trial_id: [] for trial in trials}
         async with asyncio.timeout(2 * DEADLINE_SECONDS):
             while waiting or running:
-                for trial in [trial for trial in waiting if self.executor.has_resources(trial)]:
-                    if self.executor.has_resources(trial):
+                for trial in [trial for trial in waiting if self.executor.has_resources(trial.resources)]:
+                    if self.executor.has_resources(trial.resources):
                         self.start(trial)
                         waiting.remove(trial)
                         running.add(trial.trial_id)
@@ -90,9 +90,9 @@ class Driver:
                     heard[event.trial_id].append(event)
                     results = sum(isinstance(each, Reported) for each in heard[event.trial_id])
                     if isinstance(event, Completed) or (isinstance(event, Reported) and results >= at_most(trial)):
-                        self.executor.stop_trial(trial)
+                        self.executor.end(trial)
                     elif isinstance(event, Started | Reported):
-                        self.executor.continue_training(trial)
+                        self.executor.proceed(trial)
                     elif _ends(event):
                         running.remove(event.trial_id)
         return heard

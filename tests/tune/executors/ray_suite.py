@@ -17,6 +17,9 @@ from tune import run_experiments
 from tune.errors import TuneError
 from tune.executors.executor import Failed
 from tune.executors.on_ray import RayTrialExecutor
+from tune.registry import path_of
+from tune.resources import Resources
+from tune.trial import Trial
 
 NODE = {"num_cpus": 2, "object_store_memory": 80_000_000, "include_dashboard": False}
 
@@ -28,9 +31,9 @@ def ray_cluster() -> Iterator[Any]:
 
     with ray_files() as files:
         with pytest.raises(TuneError, match="nothing answers at the address"):
-            RayTrialExecutor("127.0.0.1:1")
+            RayTrialExecutor(address="127.0.0.1:1")
         made = Cluster(initialize_head=True, head_node_args=NODE | {"temp_dir": files})
-        first = RayTrialExecutor(made.address)  # keeps the one connection for the whole session
+        first = RayTrialExecutor(address=made.address)  # keeps the one connection for the whole session
         yield made
         first._ray.disconnect()
         made.shutdown()
@@ -38,9 +41,9 @@ def ray_cluster() -> Iterator[Any]:
 
 @pytest.fixture
 async def driver(tmp_path: Path, ray_cluster: Any) -> AsyncIterator[Driver]:
-    executor = RayTrialExecutor(ray_cluster.address)
+    executor = RayTrialExecutor(address=ray_cluster.address)
     yield Driver(executor, tmp_path)
-    await executor.cleanup()
+    await executor.close()
 
 
 async def test_a_killed_trial_and_a_killed_actor_fail(driver: Driver) -> None:
@@ -58,7 +61,45 @@ async def test_a_killed_trial_and_a_killed_actor_fail(driver: Driver) -> None:
 def test_an_experiment_runs_on_ray(tmp_path: Path, ray_cluster: Any) -> None:
     trials = run_experiments(
         {"experiment": {"run": f"{TRAINABLES}:reports", "num_samples": 2, "local_dir": str(tmp_path)}},
-        trial_executor=RayTrialExecutor(ray_cluster.address),
+        trial_executor=RayTrialExecutor(address=ray_cluster.address),
         verbose=0,
     )
     assert [(trial.status, trial.num_results) for trial in trials] == [("TERMINATED", 3)] * 2
+
+
+def test_an_actor_is_used_anew_until_other_needs_come(tmp_path: Path, ray_cluster: Any) -> None:
+    executor = RayTrialExecutor(reuse_actors=True, address=ray_cluster.address)
+    pids = []
+    try:
+        for name, cpu in (("first", 1), ("second", 1), ("third", 2)):
+            trial = Trial(f"{TRAINABLES}:Resettable", {}, name, str(tmp_path), resources=Resources(cpu=cpu))
+            assert executor.start_trial(trial), trial.error_msg
+            assert executor.get_next_available_trial() is trial
+            pids.append(executor.fetch_result(trial)["pid"])
+            executor.stop_trial(trial)
+    finally:
+        executor.cleanup()
+    assert pids[0] == pids[1] != pids[2]
+
+
+def test_it_is_driven_by_the_documented_calls(tmp_path: Path, ray_cluster: Any) -> None:
+    executor = RayTrialExecutor(refresh_period=0.0, address=ray_cluster.address)
+    trial = Trial(f"{TRAINABLES}:Counter", {}, "called", str(tmp_path))
+    try:
+        executor.on_step_begin(None)
+        assert executor.has_resources(Resources(cpu=2))
+        executor.start_trial(trial)
+        assert executor.fetch_result(trial)["count"] == 1
+        executor.pause_trial(trial)
+        executor.resume_trial(trial)
+        assert executor.fetch_result(trial)["count"] == 2
+        assert executor.get_running_trials() == [trial]
+        assert not executor.start_trial(Trial(path_of(lambda config: None), {}, "closure", str(tmp_path)))
+    finally:
+        executor.cleanup()
+
+
+def test_without_an_address_none_is_started_if_that_is_not_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with pytest.raises(TuneError, match="no address of a Ray cluster is given"):
+        RayTrialExecutor(ray_auto_init=False)

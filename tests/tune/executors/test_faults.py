@@ -43,7 +43,7 @@ async def test_each_fault_is_its_own_trials(tmp_path: Path) -> None:
         heard = await driver.run([*faulty, nan, good], lambda trial: 10)
         await driver.stop(hanging)
     finally:
-        await executor.cleanup()
+        await executor.close()
     for trial, said in zip(faulty, FAULTS.values(), strict=True):
         *before, failure = heard[trial.trial_id]
         assert [type(event) for event in before] == [Started]

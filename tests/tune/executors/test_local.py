@@ -36,7 +36,7 @@ def open_crash_files() -> int:
 async def driver(tmp_path: Path) -> AsyncIterator[Driver]:
     executor = LocalTrialExecutor(cpus=2, gpus=["a", "b"])
     yield Driver(executor, tmp_path)
-    await executor.cleanup()
+    await executor.close()
     assert not open_crash_files()
     assert str(executor.ledger).startswith("0/2 cpu")
 
@@ -50,7 +50,7 @@ async def test_each_trial_sees_its_own_devices(driver: Driver) -> None:
         await driver.begin(trial)
         seen.append((await driver.result(trial))["devices"])
     assert seen == ["a", "b", "b", ""]
-    assert not driver.executor.has_resources(shares[2])
+    assert not driver.executor.has_resources(shares[2].resources)
     await driver.stop(whole)
     await driver.begin(shares[2])
     assert (await driver.result(shares[2]))["devices"] == "a"
@@ -73,7 +73,7 @@ async def test_a_process_is_used_anew(driver: Driver) -> None:
                 pids.add(results[0]["pid"])
         assert len(pids) == 2
     finally:
-        await executor.cleanup()
+        await executor.close()
     assert not any(map(is_alive, pids))
     assert content(trial.logdir, "cleaned") == ""
 
@@ -85,8 +85,8 @@ async def test_what_hangs_is_killed_at_its_deadline(tmp_path: Path) -> None:
         in_step, in_save = driver.trial("hangs"), driver.trial("HangsInSave")
         for trial in (in_step, in_save):
             await driver.begin(trial)
-        executor.continue_training(in_step)
-        executor.save(in_save, driver.checkpoint(in_save, 0))
+        executor.proceed(in_step)
+        executor.save_to(in_save, driver.checkpoint(in_save, 0))
         assert "did not save within 0.2 s" in (await driver.next(Failed, in_save)).error
         await driver.stop(in_step)
         executor._deadlines.start_seconds = 0.2
@@ -94,7 +94,7 @@ async def test_what_hangs_is_killed_at_its_deadline(tmp_path: Path) -> None:
         driver.start(in_setup)
         assert "did not start within 0.2 s" in (await driver.next(Failed, in_setup)).error
     finally:
-        await executor.cleanup()
+        await executor.close()
 
 
 STARTS_A_THREAD = """
@@ -166,7 +166,7 @@ async def test_a_process_that_closes_its_socket_is_killed(driver: Driver, monkey
     monkeypatch.setattr("tune.executors.local.GONE_SECONDS", 0.1)
     trial = driver.trial("closes_its_socket")
     await driver.begin(trial)
-    driver.executor.continue_training(trial)
+    driver.executor.proceed(trial)
     assert "killed by SIGKILL" in (await driver.next(Failed, trial)).error
 
 
@@ -214,7 +214,7 @@ def test_an_experiment_in_a_script_starts_no_other_in_its_trials(tmp_path: Path,
 
 async def test_a_trial_may_be_asked_after_its_end(driver: Driver) -> None:
     trial = driver.trial("Counter")
-    driver.executor.stop_trial(trial)
-    driver.executor.continue_training(trial)
-    assert not driver.executor.reset_trial(trial, {}, None)
+    driver.executor.end(trial)
+    driver.executor.proceed(trial)
+    assert not driver.executor.change(trial, {}, None)
     assert await driver.executor.next_events(0.0) == []

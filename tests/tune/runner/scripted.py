@@ -13,24 +13,26 @@ from tune.checkpoint import Checkpoint
 from tune.executors.executor import (
     Completed,
     Event,
+    EventExecutor,
     Failed,
     Reported,
     Saved,
     SaveFailed,
     Started,
     Stopped,
-    TrialExecutor,
 )
+from tune.resources import Resources
 from tune.result import TRAINING_ITERATION, Result
 from tune.runner.trial_runner import TrialRunner
 from tune.search.search_alg import SearchAlg
 from tune.trial import Trial
 
 
-class ScriptedExecutor(TrialExecutor):
+class ScriptedExecutor(EventExecutor):
     """Step n of a script makes result n: a number is a result with that value, `die` the death of the attempt."""
 
     def __init__(self, slots: int = 2, refuses: str | None = None) -> None:
+        super().__init__()
         self.slots, self.refuses = slots, refuses
         self.attempts: dict[str, int] = {}
         self.iterations: dict[str, int] = {}
@@ -40,13 +42,13 @@ class ScriptedExecutor(TrialExecutor):
         self.most = 0
         self.saves = True
 
-    def has_resources(self, trial: Trial) -> bool:
+    def has_resources(self, resources: Resources) -> bool:
         return len(self.attempts) < self.slots and self.refuses is None
 
     def could_ever_run(self, trial: Trial) -> str | None:
         return self.refuses
 
-    def start_trial(self, trial: Trial, attempt: int, checkpoint: Checkpoint | None = None) -> None:
+    def begin(self, trial: Trial, attempt: int, checkpoint: Checkpoint | None = None) -> None:
         assert trial.trial_id not in self.attempts
         self.attempts[trial.trial_id] = attempt
         self.most = max(self.most, len(self.attempts))
@@ -56,7 +58,7 @@ class ScriptedExecutor(TrialExecutor):
         self.started.append((trial.trial_id, attempt, None if checkpoint is None else Path(checkpoint.path).name))
         self.due.append(Started(trial.trial_id, attempt))
 
-    def continue_training(self, trial: Trial) -> None:
+    def proceed(self, trial: Trial) -> None:
         who = (trial.trial_id, self.attempts[trial.trial_id])
         iteration = self.iterations[trial.trial_id] = self.iterations[trial.trial_id] + 1
         script: list[Any] = trial.config["script"]
@@ -75,7 +77,7 @@ class ScriptedExecutor(TrialExecutor):
             result["value"] = {"nan": float("nan"), "die once": 0}.get(step, step)
         self.due.append(Reported(*who, result))
 
-    def save(self, trial: Trial, checkpoint: Checkpoint) -> None:
+    def save_to(self, trial: Trial, checkpoint: Checkpoint) -> None:
         who = (trial.trial_id, self.attempts[trial.trial_id])
         if not self.saves:
             self.due.append(SaveFailed(*who, "the disk is full"))
@@ -84,11 +86,11 @@ class ScriptedExecutor(TrialExecutor):
         (Path(checkpoint.path) / "iteration").write_text(str(self.iterations[trial.trial_id]))
         self.due.append(Saved(*who, checkpoint))
 
-    def stop_trial(self, trial: Trial, error: bool = False) -> None:
+    def end(self, trial: Trial, error: bool = False) -> None:
         self.due.append(Stopped(trial.trial_id, self.attempts.pop(trial.trial_id)))
 
-    def pause_trial(self, trial: Trial) -> None:
-        self.stop_trial(trial)
+    def suspend(self, trial: Trial) -> None:
+        self.end(trial)
 
     def delete_checkpoint(self, checkpoint: Checkpoint) -> None:
         super().delete_checkpoint(checkpoint)
@@ -103,7 +105,7 @@ class ScriptedExecutor(TrialExecutor):
     def resource_string(self) -> str:
         return f"{len(self.attempts)}/{self.slots}"
 
-    async def cleanup(self) -> None:
+    async def close(self) -> None:
         self.attempts.clear()
         self.due.clear()
 

@@ -155,7 +155,7 @@ class World:
             case SaveTrial(trial, checkpoint):
                 life = self.rested(trial)
                 life.doing, life.checkpoint = "saving", checkpoint
-            case ResetTrial(trial, attempt, _, checkpoint):
+            case ResetTrial(trial, attempt, _, checkpoint, _):
                 life = self.rested(trial)
                 assert life.attempt == attempt
                 assert checkpoint.path in self.made

@@ -109,5 +109,5 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendedJo
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
     job = PretendedJob(tmp_path)
     yield job
-    asyncio.run(job.executor.cleanup())
+    asyncio.run(job.executor.close())
     job.end()

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.tune.search.experiment import SpaceOnly
-from tune.executors.executor import Event, TrialExecutor
+from tune.executors.executor import Event, EventExecutor
+from tune.resources import Resources
 from tune.runner.resume import Resume
 from tune.runner.trial_files import read_runner_state
 from tune.runner.trial_runner import TrialRunner
@@ -18,10 +19,10 @@ from tune.stoppers.standard import CombinedStopper, MaximumIterationStopper, Tim
 from tune.trial import Trial
 
 
-class Full(TrialExecutor):
+class Full(EventExecutor):
     """Never has room for a trial."""
 
-    def has_resources(self, trial: Trial) -> bool:
+    def has_resources(self, resources: Resources) -> bool:
         return False
 
     def could_ever_run(self, trial: Trial) -> str | None:
@@ -30,7 +31,7 @@ class Full(TrialExecutor):
     async def next_events(self, timeout: float) -> Sequence[Event]:
         return []
 
-    async def cleanup(self) -> None:
+    async def close(self) -> None:
         pass
 
 

@@ -1,0 +1,70 @@
+"""The HTTP API and the page of one experiment, for as long as its runner lives: `counterpoint serve` in a process of its own.
+
+It reads the experiment's files, so it costs the runner nothing. Requests need a token, which is in `serve/` in the experiment's
+directory (`docs/serve.md`).
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+from transport.process.launch import guarded
+from tune.errors import TuneError, on_one_line
+
+logger = logging.getLogger(__name__)
+
+TOKENS = "serve"
+"""The folder of the tokens in the experiment's directory."""
+
+END_SECONDS = 10.0
+
+
+class ExperimentServer:
+    """The process that serves."""
+
+    def __init__(self, directory: Path | None, port: int) -> None:
+        """Starts it, and waits until it listens; with port 0, on a free one. Raises `TuneError` if it cannot."""
+        if directory is None:
+            raise TuneError(f"server_port = {port}, and there is no local_checkpoint_dir whose files could be served")
+        if not 0 <= port <= 65535:
+            raise TuneError(f"server_port = {port}: expected 0 to 65535")
+        command = [sys.executable, "-P", "-m", "cli.main", "serve", str(directory), "--port", str(port)]
+        self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - for as long as the process
+        self._process = subprocess.Popen(
+            guarded(command),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=self._said,
+            text=True,
+            process_group=0,
+        )
+        assert self._process.stdout is not None
+        said = self._process.stdout.readline()
+        self.url = said.rpartition(" ")[2].strip()
+        """Where it listens."""
+        if not self.url.startswith("http"):
+            self._process.wait()
+            self._said.seek(0)
+            problem = on_one_line(self._said.read()) or said.strip()
+            self.end()
+            raise TuneError(f"server_port = {port}: nothing can be served: {problem}")
+        logger.info("%s is served at %s; the tokens are in %s", directory, self.url, directory / TOKENS)
+
+    def end(self) -> None:
+        """Ends it."""
+        with suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        self._said.close()
