@@ -34,11 +34,11 @@ if TYPE_CHECKING:
         NoSuchActor,
         RemoteError,
     )
-    from cluster.job_handle import JobHandle, JobStatus, WorkerStatus, submit
+    from cluster.job_handle import JobHandle, JobStatus, PrimeMaster, WorkerStatus, submit
     from cluster.manager.events import Outcome
     from cluster.master.control import ControlError, NoMaster
     from cluster.spec import JobSpec, Resources, RestartScope, RoleSpec
-    from cluster.worker import Context, Member, Stage, SubMaster, Worker
+    from cluster.worker import Context, Member, Stage, SubMaster, Worker, WorkLoad
 
 _HOMES = {
     "cluster.builder": ("JobBuilder", "load_spec"),
@@ -65,11 +65,11 @@ _HOMES = {
         "NoSuchActor",
         "RemoteError",
     ),
-    "cluster.job_handle": ("JobHandle", "JobStatus", "WorkerStatus", "submit"),
+    "cluster.job_handle": ("JobHandle", "JobStatus", "PrimeMaster", "WorkerStatus", "submit"),
     "cluster.manager.events": ("Outcome",),
     "cluster.master.control": ("ControlError", "NoMaster"),
     "cluster.spec": ("JobSpec", "Resources", "RestartScope", "RoleSpec"),
-    "cluster.worker": ("Context", "Member", "Stage", "SubMaster", "Worker"),
+    "cluster.worker": ("Context", "Member", "Stage", "SubMaster", "WorkLoad", "Worker"),
 }
 
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -103,6 +103,7 @@ __all__ = [
     "NoMaster",
     "NoSuchActor",
     "Outcome",
+    "PrimeMaster",
     "RemoteError",
     "Resources",
     "RestartScope",
@@ -110,6 +111,7 @@ __all__ = [
     "RoleSpec",
     "Stage",
     "SubMaster",
+    "WorkLoad",
     "Worker",
     "WorkerStatus",
     "load_spec",

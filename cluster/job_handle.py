@@ -30,7 +30,7 @@ from cluster.job_files import (
     read_outcome,
     write_privately,
 )
-from cluster.manager.events import Outcome
+from cluster.manager.events import ManagerStage, Outcome
 from cluster.manager.stopping import STOPPED_EARLY
 from cluster.master.backend_choice import backend_class
 from cluster.master.control import ControlError, NoMaster, ask
@@ -122,20 +122,7 @@ def submit(
     if it is not to be in the job's directory. Raises `UserError` for a spec that cannot be run, `ClusterError` if the directory
     has a job already or the master does not start.
     """
-    directory = Path(directory).resolve()
-    require_json(spec)
-    path = search_path()
-    require_classes(spec, path)
-    backend_class(backend)
-    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    job = JobFile(spec=spec, backend=backend, options=dict(options or {}), journal=journal, standby=standby, path=path)
-    try:
-        write_privately(directory / JOB_FILE, job, new=True)
-    except FileExistsError:
-        raise ClusterError(
-            f"{directory} has a job already; attach to it with JobHandle({str(directory)!r}), or choose another"
-        ) from None
-    handle = JobHandle(directory)
+    handle = PrimeMaster.create(spec, directory, backend, standby=standby, journal=journal, options=options)
     handle.start_master()
     return handle
 
@@ -334,6 +321,57 @@ class JobHandle:
         if pid in self._children:
             self._children.remove(pid)
         return True
+
+
+class PrimeMaster(JobHandle):
+    """The driver's end of a job that it makes: `create`, then `start`; the master is a process of its own."""
+
+    @classmethod
+    def create(
+        cls,
+        config: JobSpec,
+        directory: str | Path,
+        backend: str = "local",
+        *,
+        standby: bool = True,
+        journal: str | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> PrimeMaster:
+        """Makes a job in a directory of its own, which `start` starts. Arguments and errors are those of `submit`."""
+        directory = Path(directory).resolve()
+        require_json(config)
+        path = search_path()
+        require_classes(config, path)
+        backend_class(backend)
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        job = JobFile(
+            spec=config, backend=backend, options=dict(options or {}), journal=journal, standby=standby, path=path
+        )
+        try:
+            write_privately(directory / JOB_FILE, job, new=True)
+        except FileExistsError:
+            raise ClusterError(
+                f"{directory} has a job already; attach to it with JobHandle({str(directory)!r}), or choose another"
+            ) from None
+        return cls(directory)
+
+    def start(self, timeout: float | None = None) -> JobStatus:
+        """Starts the job, and returns its status once it is RUNNING, or has ended already with its work complete.
+
+        Raises `JobFailed` if it ended otherwise, `TimeoutError` after `timeout` seconds, in which it goes on, and as `submit`.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        self.start_master()
+        while self.outcome() is None:
+            status = self.status()
+            if status.stage == ManagerStage.RUNNING:
+                return status
+            if deadline is not None and time.monotonic() >= deadline:
+                late = ", ".join(one.worker for one in status.workers if one.stage == "INIT") or "none"
+                raise TimeoutError(f"{self.directory} is {status.stage} after {timeout:g} s; in INIT: {late}")
+            time.sleep(POLL_SECONDS)
+        self.wait()
+        return self.status()
 
 
 def _outcome(file: OutcomeFile) -> Outcome:

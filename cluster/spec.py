@@ -209,6 +209,9 @@ class JobSpec(Config):
             if unknown := [name for name in role.after if name not in earlier]:
                 raise ValueError(f"role {role.name!r} starts after {unknown}, which must be roles listed before it")
             earlier.add(role.name)
+        managed = {sub_master_name(role.name) for role in self.roles if role.sub_master is not None}
+        if taken := sorted(earlier & managed):
+            raise ValueError(f"role {taken[0]!r} has the name of another role's SubMaster; give it another one")
         return self
 
     def role(self, name: str) -> RoleSpec:

@@ -8,6 +8,7 @@ otherwise, is FAILED; by its role's restart scope it is created again, with the 
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from cluster.member import Member, Stage
 if TYPE_CHECKING:
     from cluster.calls import RoleGroup
 
-__all__ = ["Context", "Member", "Stage", "SubMaster", "Worker"]
+__all__ = ["Context", "Member", "Stage", "SubMaster", "WorkLoad", "Worker"]
 
 
 @dataclass(slots=True)
@@ -42,12 +43,16 @@ class Context:
     node: str
     stop: threading.Event = field(default_factory=threading.Event)
     """Set when the worker is to end: `start` should return soon after."""
+    fewest: int = 1
+    """Fewest workers that its role may have."""
+    most: int = sys.maxsize
+    """Most workers that its role may have."""
 
     def group(self, role: str) -> RoleGroup:
-        """Returns the workers of a role, to be called."""
+        """Returns the workers of a role, to be called; the SubMaster of role `r` is the only one of `r-master`."""
         raise NotImplementedError("set by the worker's process")
 
-    def members(self, role: str) -> Sequence[Member]:
+    def get_nodes_by_role(self, role: str) -> Sequence[Member]:
         """Returns the workers of a role as last known here, by rank; its SubMaster is not among them."""
         raise NotImplementedError("set by the worker's process")
 
@@ -58,13 +63,17 @@ class Context:
         """
         raise NotImplementedError("set by the worker's process")
 
+    def scale(self, count: int) -> None:
+        """Asks the PrimeMaster for so many workers, from `fewest` to `most`. Only a SubMaster may, for its own role."""
+        raise NotImplementedError("set by the worker's process")
+
     def stop_job(self, reason: str, code: int = 0) -> None:
         """Asks the PrimeMaster to stop the job in order, with that exit code."""
         raise NotImplementedError("set by the worker's process")
 
 
 class Worker:
-    """The base of a role's workers."""
+    """The base of a role's workers: the user's work load. `WorkLoad` is another name of it."""
 
     def __init__(self, context: Context) -> None:
         """Takes the context. When it raises, the worker is FAILED with the traceback's last line as the reason."""
@@ -102,6 +111,9 @@ class Worker:
         Called in the role's SubMaster, and after a restart of scope `role` also in the roles that start after that one; in a
         thread of its own, one call at a time. When it raises, the worker is FAILED.
         """
+
+
+WorkLoad = Worker
 
 
 class SubMaster(Worker):

@@ -32,6 +32,7 @@ REPORTED: Mapping[str, type[Event]] = {
         events.ChildrenChecked,
         events.FailoverDone,
         events.ReplaceRequested,
+        events.ScaleRequested,
         events.StopRequested,
     )
 }

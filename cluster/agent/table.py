@@ -25,6 +25,7 @@ from cluster.agent.reports import Report, Reports, cut
 from cluster.backends.base import LivingWorker, WorkerOrder
 from cluster.exit_codes import ASKED_TO_END
 from cluster.manager import events
+from cluster.spec import role_of, sub_master_name
 
 KILL_SECONDS = 10.0
 """How long an ending agent waits for processes that were killed."""
@@ -296,6 +297,8 @@ class Table:
             case {"kind": protocol.REPLACE, "worker": str(other), "incarnation": int(its), "reason": str(reason)}:
                 who = {"by": worker, "by_incarnation": incarnation, "worker": other, "incarnation": its}
                 return self._add(worker, incarnation, events.ReplaceRequested, **who, reason=cut(reason))
+            case {"kind": protocol.SCALE, "count": int(count)} if worker == sub_master_name(role_of(worker)):
+                return self._add(worker, incarnation, events.ScaleRequested, role=role_of(worker), count=count)
             case {"kind": protocol.STOP_JOB, "reason": str(reason), "code": int(code)}:
                 fields = {"reason": cut(reason), "code": code if 0 <= code <= LARGEST_CODE else 1, "by": worker}
                 return self._add(worker, incarnation, events.StopRequested, **fields)

@@ -104,9 +104,9 @@ class Caller:
                 self._waker.post(self._follow_members)
 
     def members(self, role: str) -> Sequence[Member]:
-        """Returns the workers of a role as last known, by rank; its SubMaster is not among them."""
+        """Returns the workers of a role as last known, by rank; a role's SubMaster has its own name as its role."""
         found = [member for member in self._members.values() if _role(member) == role]
-        return sorted(found, key=lambda member: int(member.worker.rpartition("-")[2]))
+        return sorted(found, key=_rank)
 
     def wait_until_callable(self, role: str, timeout: float) -> None:
         """See `RoleGroup`."""
@@ -392,6 +392,12 @@ class Caller:
 
 
 def _role(member: Member) -> str:
-    """Returns the role of a worker; nothing for a SubMaster."""
+    """Returns the role of a worker; its own name for a SubMaster."""
     role, _, rank = member.worker.rpartition("-")
-    return role if rank.isdecimal() else ""
+    return role if rank.isdecimal() else member.worker
+
+
+def _rank(member: Member) -> int:
+    """Returns the rank of a worker; -1 for a SubMaster."""
+    rank = member.worker.rpartition("-")[2]
+    return int(rank) if rank.isdecimal() else -1

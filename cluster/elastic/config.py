@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from cluster.elastic.events import Rules
 from cluster.elastic.ranks import LOOPBACK, python_command
+from cluster.elastic.scaling import ScalingConfig
 from transport.config import Config
 from transport.configuration.explain import validate
 
@@ -46,6 +47,8 @@ class ElasticConfig(Config):
     """The address on its node at which a worker's stores listen; `{node}` stands for the node's name, `{address}` for the address
     at which the worker takes calls (loopback where these come from this machine only). torch's stores and gloo ask for no key:
     beyond loopback, the network must be trusted."""
+    scaling: ScalingConfig | None = None
+    """Adds and removes workers by the training's progress. Unset: only `scale` does."""
     ready_seconds: float = Field(default=600.0, gt=0)
     """Of ranks that are a service (`service.py`): how long rank 0 may take to be ready; then all are killed."""
     drain_seconds: float = Field(default=100.0, gt=0)

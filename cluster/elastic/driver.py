@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from cluster.elastic.events import (
@@ -29,6 +30,7 @@ from cluster.elastic.events import (
     Replace,
     Report,
     Reported,
+    RoundsStage,
     StartRound,
     StopRound,
     Tell,
@@ -38,7 +40,9 @@ from cluster.elastic.events import (
     WorkerId,
     WorkerUp,
 )
+from cluster.elastic.progress import Totals
 from cluster.elastic.rounds import Rounds
+from cluster.elastic.scaling import Scaler
 from cluster.errors import CallError
 from cluster.worker import Context, Stage
 
@@ -50,6 +54,9 @@ LOOK_SECONDS = 0.1
 REPORT_SECONDS = 5.0
 """How long a worker may hold back an unchanged report."""
 
+REPORTS_IN_A_WINDOW = 20
+"""How often a worker reports in each window in which the progress is measured, at least."""
+
 CALL_SECONDS = 15.0
 """Deadline of a call that takes no time by itself."""
 
@@ -60,13 +67,37 @@ REPEAT_SECONDS = 5.0
 """A request to replace a worker is repeated until it is gone."""
 
 
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """The rendezvous of a round; without members while none runs, or after a change of SubMasters in its middle."""
+
+    round: int
+    members: tuple[str, ...] = ()
+    """By rank."""
+    host: str = ""
+    port: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns it as values that calls take."""
+        return {"round": self.round, "members": list(self.members), "host": self.host, "port": self.port}
+
+
 class Driver:
     """Runs one `Rounds` on the workers of `context.role`."""
 
-    def __init__(self, rounds: Rounds, context: Context, check_seconds: float) -> None:
+    def __init__(self, rounds: Rounds, context: Context, check_seconds: float, scaler: Scaler | None = None) -> None:
+        """With a `scaler` the role gets more workers or fewer, by the progress of the rounds."""
         self.rounds = rounds
+        self._scaler = scaler
+        self._report_seconds = REPORT_SECONDS
+        if scaler is not None:  # so often that what is known of a window is of nearly all of it
+            self._report_seconds = min(REPORT_SECONDS, scaler.window_seconds / REPORTS_IN_A_WINDOW)
+        self._progress: dict[WorkerId, tuple[int, float, Totals]] = {}
+        """What each worker said last of its ranks' progress: of which round, and when."""
         self._context = context
         self._check_seconds = check_seconds
+        self._meeting = Meeting(0)
+        """Where the ranks of the last round met."""
         self._began = False
         self._alive: dict[str, WorkerId] = {}
         self._expected = -1
@@ -89,6 +120,8 @@ class Driver:
             self._begin(self._carry_out(instruction))
         self._begin(self._follow_members())
         self._begin(self._repeat_replacing())
+        if self._scaler is not None:
+            self._begin(self._scale(self._scaler))
         try:
             while not done():
                 await self._handle_next()
@@ -127,13 +160,20 @@ class Driver:
     def _post(self, event: Event) -> None:
         self._events.put_nowait(event)
 
+    @property
+    def meeting(self) -> Meeting:
+        """Where the ranks of the round that runs meet."""
+        rounds = self.rounds
+        runs = rounds.stage in (RoundsStage.RENDEZVOUS, RoundsStage.TRAINING) and self._meeting.round == rounds.round
+        return self._meeting if runs else Meeting(rounds.round)
+
     # --- the workers ---
 
     def living(self) -> dict[str, WorkerId]:
         """Returns the workers that take calls, by name."""
         return {
             member.worker: WorkerId(member.worker, member.incarnation)
-            for member in self._context.members(self._context.role)
+            for member in self._context.get_nodes_by_role(self._context.role)
             if member.stage in (Stage.READY, Stage.RUNNING) and member.address
         }
 
@@ -141,7 +181,7 @@ class Driver:
         """Passes on who came and went; the first time, asks everyone what they do, since a round may be under way."""
         while True:
             now, living = time.monotonic(), self.living()
-            members = self._context.members(self._context.role)
+            members = self._context.get_nodes_by_role(self._context.role)
             expected = sum(member.stage not in (Stage.FINISH, Stage.FAILED) for member in members)
             if expected != self._expected:
                 self._expected = expected
@@ -182,7 +222,7 @@ class Driver:
         known, heard = -1, time.monotonic()
         while True:
             try:
-                version, report = await self._report(worker, known, REPORT_SECONDS)
+                version, report = await self._report(worker, known, self._report_seconds)
             except CallError as error:
                 if time.monotonic() - heard > UNRESPONSIVE_SECONDS:
                     self._post(Unresponsive(worker, f"it does not report: {error}", time.monotonic()))
@@ -198,7 +238,34 @@ class Driver:
         said = await self._call(worker, "report", known, seconds, seconds=seconds + CALL_SECONDS)
         members = tuple(WorkerId(name, incarnation) for name, incarnation in said["members"])
         report = Report(Activity(said["activity"]), int(said["round"]), members, str(said["reason"]))
+        totals = Totals(float(said["done"]), float(said["idle_seconds"]), int(said["ranks"]))
+        self._progress[worker] = (report.round, time.monotonic(), totals)
         return int(said["version"]), report
+
+    def _totals(self) -> tuple[float, Totals] | None:
+        """Returns the progress of the round that trains, and when it was so far.
+
+        None while no round trains, or a worker of the role takes no part in it.
+        """
+        rounds = self.rounds
+        if rounds.stage is not RoundsStage.TRAINING or len(rounds.members) != self._expected:
+            return None
+        said = [self._progress[worker] for worker in rounds.members if worker in self._progress]
+        if [number for number, _, _ in said] != [rounds.round] * len(rounds.members):
+            return None
+        return sum(at for _, at, _ in said) / len(said), sum((totals for *_, totals in said), Totals())
+
+    async def _scale(self, scaler: Scaler) -> None:
+        """Shows the scaler the progress, and asks for what it decides."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            found = self._totals()
+            at, totals = found if found is not None else (time.monotonic(), None)
+            decision = scaler.observe(at, self.rounds.round, len(self.rounds.members), totals)
+            if decision is not None:
+                logger.info("%s: %s", self._context.role, decision)
+                if decision.is_change:
+                    self._context.scale(decision.wanted)
 
     async def _call(self, worker: WorkerId, method: str, *arguments: Any, seconds: float = CALL_SECONDS) -> Any:
         rank = int(worker.name.rpartition("-")[2])
@@ -212,7 +279,7 @@ class Driver:
             case MeasureNode(attempt, worker):
                 measured, reason = None, ""
                 try:
-                    rates = await self._call(worker, "measure", seconds=self._check_seconds + CALL_SECONDS)
+                    rates = await self._call(worker, "do_node_check", seconds=self._check_seconds + CALL_SECONDS)
                     measured = Measured(tuple(sorted(rates.items())))
                 except CallError as error:
                     reason = str(error)
@@ -266,8 +333,9 @@ class Driver:
 
         await self._or_unresponsive(members[0], open_round())
         if address:
+            self._meeting = Meeting(number, tuple(member.name for member in members), str(address[0]), int(address[1]))
             ids = [[*member] for member in members]
-            calls = [self._call(worker, "start_round", number, ids, *address) for worker in members]
+            calls = [self._call(worker, "start_elastic_job", number, ids, *address) for worker in members]
             await asyncio.gather(*(self._or_unresponsive(w, call) for w, call in zip(members, calls, strict=True)))
 
     async def _or_unresponsive(self, worker: WorkerId, call: Awaitable[Any]) -> None:

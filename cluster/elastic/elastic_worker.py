@@ -17,12 +17,14 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from cluster.calls.remote import remote
 from cluster.elastic.config import elastic_config
 from cluster.elastic.events import HAS_RANKS, Activity, Report, WorkerId
 from cluster.elastic.node_check import CheckProcess
+from cluster.elastic.progress import VARIABLE, Totals, read_totals
 from cluster.elastic.ranks import LOOPBACK, RanksOrder, RanksProcess, interfaces, listen
 from cluster.worker import Context, Worker
 
@@ -62,12 +64,14 @@ class ElasticWorker(Worker):
         self.config = elastic_config(context.config)
         self.me = WorkerId(context.worker, context.incarnation)
         self._lock = threading.Lock()
-        """Guards the report, its version and the listener."""
+        """Guards the report, its version, the listener and the directory of progress."""
         self._report = Report(Activity.IDLE)
         self._version = 0
         self._round = 0
         """The highest round that this worker was told of."""
         self._listener: socket.socket | None = None
+        self._progress_directory: str | None = None
+        """Where the ranks of the last round say what they have done."""
         self._commands: queue.SimpleQueue[StartOrder | _Stop] = queue.SimpleQueue()
         self._finished = threading.Event()
         self._check_thread = ThreadPoolExecutor(1, thread_name_prefix="node-check")
@@ -85,7 +89,7 @@ class ElasticWorker(Worker):
         host = self.config.host.replace("{node}", self.context.node)
         if "{address}" not in host:
             return host
-        calls = {member.worker: member.address for member in self.context.members(self.context.role)}
+        calls = {member.worker: member.address for member in self.context.get_nodes_by_role(self.context.role)}
         scheme, _, place = calls.get(self.context.worker, "").partition("://")
         return host.replace("{address}", place.rpartition(":")[0].strip("[]") if scheme == "tcp" else LOOPBACK)
 
@@ -100,7 +104,10 @@ class ElasticWorker(Worker):
 
     @remote(idempotent=True)
     async def report(self, incarnation: int, known: int, seconds: float) -> dict[str, Any]:
-        """Returns what this worker does, and the version of that, once it differs from the known one or the time is over."""
+        """Returns what this worker does, and the version of that, once it differs from the known one or the time is over.
+
+        With it comes what its ranks have done in the round (`cluster/elastic/progress.py`).
+        """
         self._require(incarnation)
         for _ in range(int(seconds / POLL_SECONDS)):
             if self._version != known:
@@ -108,16 +115,21 @@ class ElasticWorker(Worker):
             await asyncio.sleep(POLL_SECONDS)
         with self._lock:
             report, version = self._report, self._version
+            directory = self._progress_directory
+        totals = Totals() if directory is None else read_totals(Path(directory))
         return {
             "version": version,
             "activity": report.activity.value,
             "round": report.round,
             "members": [[*member] for member in report.members],
             "reason": report.reason,
+            "done": totals.done,
+            "idle_seconds": totals.idle_seconds,
+            "ranks": totals.ranks,
         }
 
     @remote
-    async def measure(self, incarnation: int) -> dict[str, float]:
+    async def do_node_check(self, incarnation: int) -> dict[str, float]:
         """Returns the rates of this node alone. Raises `CheckError`."""
         self._require(incarnation)
         answer = await self._in_check_thread(lambda: self._check.ask({"measure": {}}, self.config.check_seconds))
@@ -157,7 +169,7 @@ class ElasticWorker(Worker):
             return [*self._listener.getsockname()[:2]]
 
     @remote
-    def start_round(self, incarnation: int, number: int, members: list[Any], host: str, port: int) -> None:
+    def start_elastic_job(self, incarnation: int, number: int, members: list[Any], host: str, port: int) -> None:
         """Starts this node's ranks. `members`: name and incarnation of every worker of the round."""
         self._require(incarnation)
         ids = tuple(WorkerId(name, its) for name, its in members)
@@ -166,6 +178,7 @@ class ElasticWorker(Worker):
                 f"{self.me} in round {self._round} was told to start round {number} of {', '.join(map(str, ids))}"
             )
         self._round = number
+        directory = tempfile.mkdtemp(prefix="cluster-ranks-")
         order = RanksOrder(
             run_id=f"{self.context.job}-{self.context.role}-{number}",
             host=host,
@@ -173,13 +186,14 @@ class ElasticWorker(Worker):
             nodes=len(ids),
             local_ranks=self.config.local_ranks,
             command=self.config.command(again=number > 1 or any(member.incarnation > 1 for member in ids)),
-            directory=tempfile.mkdtemp(prefix="cluster-ranks-"),
-            environment=interfaces(host),
+            directory=directory,
+            environment=interfaces(host) | {VARIABLE: directory},
             join_seconds=self.config.join_seconds,
             stop_seconds=self.config.stop_seconds,
         )
         with self._lock:
             listener, self._listener = self._listener, None
+            self._progress_directory = directory
             self._set(Report(Activity.JOINING, number, ids))
         if listener is not None and listener.getsockname()[1] != port:
             listener.close()

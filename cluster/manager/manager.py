@@ -29,6 +29,7 @@ from cluster.manager.events import (
     Outcome,
     ReplaceRequested,
     ScaleRequested,
+    Start,
     StopRequested,
     Tick,
     WorkerExited,
@@ -66,7 +67,7 @@ from cluster.manager.starting import (
     started,
 )
 from cluster.manager.state import BundleRecord, JobState, Phase, Place, RoleRecord, WorkerRecord, first_state
-from cluster.manager.stopping import stop, stop_requested, stop_when_idle
+from cluster.manager.stopping import STOPPED_EARLY, stop, stop_requested, stop_when_idle
 from cluster.spec import JobSpec, RoleSpec
 from cluster.worker import Member
 
@@ -132,6 +133,39 @@ class PrimeManager:
         worker, incarnation = getattr(event, "worker", None), getattr(event, "incarnation", None)
         return worker is not None and incarnation is not None and self._ledger.current(worker, incarnation) is None
 
+    # --- the stages of a job by name; each decides what `handle` decides for an event, which a journal keeps ---
+
+    def prepare(self, at: float) -> list[Instruction]:
+        """Asks for every bundle's place; creation, and READY, follow from the answers. Once: a repetition returns nothing."""
+        return [] if self.state.begun else begin(self._ledger)
+
+    def start(self) -> list[Instruction]:
+        """Returns each `Start` that is not answered; they are made by the event with which the job became READY.
+
+        Raises `ValueError` before that, with the roles that are not ready.
+        """
+        if self.stage is ManagerStage.INIT:
+            raise ValueError(
+                f"the job is not READY: {', '.join(sorted(self._ledger.not_passed))} not ready and checked"
+            )
+        return [each for each in self.outstanding() if isinstance(each, Start)]
+
+    def monitor(self, at: float) -> list[Instruction]:
+        """Decides what is due: who is late, and what is tried again."""
+        instructions: list[Instruction] = []
+        while (record := self._ledger.take_due(at)) is not None:
+            if isinstance(record, BundleRecord):
+                instructions += allocate(self._ledger, record)
+            elif isinstance(record, RoleRecord):
+                instructions += self._check_overdue(record, at)
+            else:
+                instructions += overdue(self._ledger, record, at)
+        return instructions
+
+    def stop(self, at: float, reason: str = "stopped", code: int = STOPPED_EARLY) -> list[Instruction]:
+        """Stops the workers in order; a second time, more than a second later, kills them."""
+        return stop_requested(self._ledger, StopRequested(reason, code, "", at))
+
     def handle(self, event: Event) -> list[Instruction]:
         """Returns the instructions for one event, in order."""
         ledger = self._ledger
@@ -141,7 +175,7 @@ class PrimeManager:
             return self._late(event)
         match event:
             case Begin():
-                return [] if self.state.begun else begin(ledger)
+                return self.prepare(event.at)
             case Allocated():
                 return allocated(ledger, event)
             case AllocationFailed():
@@ -182,7 +216,7 @@ class PrimeManager:
                 self.state.guests = list(event.guests)
                 return stop_when_idle(ledger, event.at)
             case Tick():
-                return self._tick(event.at)
+                return self.monitor(event.at)
 
     def _late(self, event: Event) -> list[Instruction]:
         """After the end, only a place that was found too late is given back."""
@@ -210,17 +244,6 @@ class PrimeManager:
             return stop(self._ledger, no_place(bundle, event.reason), event.at) if smaller is None else smaller
         retry_later(self._ledger, bundle, event.at)
         return []
-
-    def _tick(self, at: float) -> list[Instruction]:
-        instructions: list[Instruction] = []
-        while (record := self._ledger.take_due(at)) is not None:
-            if isinstance(record, BundleRecord):
-                instructions += allocate(self._ledger, record)
-            elif isinstance(record, RoleRecord):
-                instructions += self._check_overdue(record, at)
-            else:
-                instructions += overdue(self._ledger, record, at)
-        return instructions
 
     def _check_overdue(self, role: RoleRecord, at: float) -> list[Instruction]:
         sub_master = self._ledger.sub_master(role.name)

@@ -45,7 +45,7 @@ from cluster.master.faults import Faults
 from cluster.master.mastership import Identity, MasterHeld, Mastership, acquire, terms_of
 from cluster.master.observer import Observer
 from cluster.master.orders import Orders
-from cluster.master.prime_master import PrimeMaster
+from cluster.master.prime_master import MasterTerm
 from cluster.master.standby import Standby
 from sweep.open_store import open_proven
 from sweep.store import Store, StoreError
@@ -102,7 +102,7 @@ class MasterProcess:
         self._standby = standby
         self._give_up = threading.Event()
         self._faults = Faults()
-        self._master: PrimeMaster | None = None
+        self._master: MasterTerm | None = None
         self._control: ControlServer | None = None
         self._stop_first = stop_first
         self._observer = observer
@@ -204,7 +204,7 @@ class MasterProcess:
         """Whether the job is to be stopped although the storage fails."""
         return self._alone and self.signalled is not None
 
-    def _lose_if_stuck(self, master: PrimeMaster) -> None:
+    def _lose_if_stuck(self, master: MasterTerm) -> None:
         """Ends a term that waits for its journal although it was asked to end."""
         if master.durable.trouble:
             master.lose(master.durable.trouble)
@@ -224,7 +224,7 @@ class MasterProcess:
             file = MasterFile(epoch=epoch, machine=me.machine, pid=me.pid, started=me.started)
             write_privately(self._directory / MASTER_FILE, file)
         backend = open_backend(self._job.backend, self._job.spec, self._directory, epoch, self._job.options)
-        master = PrimeMaster(
+        master = MasterTerm(
             Orders(self._job.spec, self._directory, self._job.path),
             self._store,
             backend,
@@ -275,7 +275,7 @@ class MasterProcess:
         backend = open_backend(self._job.backend, self._job.spec, self._directory, epoch, self._job.options)
         orders = Orders(self._job.spec, self._directory, self._job.path)
         own = epoch + 1  # in this process's memory alone: what it decides follows what it decided as the last master
-        master = PrimeMaster(
+        master = MasterTerm(
             orders, self._store, backend, own, faults=self._faults, observer=self._observer, writes=False
         )
         self._master = master
@@ -299,7 +299,7 @@ class MasterProcess:
         assert self._master is not None
         return await queries.answer(self._master, self._directory, request)
 
-    async def _end(self, backend: Backend, master: PrimeMaster, outcome: Outcome) -> OutcomeFile:
+    async def _end(self, backend: Backend, master: MasterTerm, outcome: Outcome) -> OutcomeFile:
         """Ends what is left of the job, and writes how it ended: whoever is not alone needs to know."""
         await _closed(backend, end=True)
         if self._standby is not None:

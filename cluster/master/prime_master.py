@@ -1,7 +1,7 @@
 """The PrimeMaster's loop: events in, journal, instructions out. Everything that happens to the job arrives in one place.
 
-One pass takes what has arrived, lets the pure manager decide, makes the events durable, and only then has the executor carry
-the instructions out. The parts have files of their own: `journal`, `mastership`, `executor`, `adoption`, `queries`;
+One pass takes what has arrived, lets the pure manager decide, makes the events durable, and only then has the scheduler carry
+the instructions out. The parts have files of their own: `journal`, `mastership`, `scheduler`, `adoption`, `queries`;
 `cluster/master/main.py` is the process around it.
 """
 
@@ -20,12 +20,12 @@ from cluster.manager.tally import Tally
 from cluster.master.adoption import REPORT_SECONDS, compare
 from cluster.master.durable import Durable, MastershipLost
 from cluster.master.event_codec import fitting
-from cluster.master.executor import Executor
 from cluster.master.faults import Faults
 from cluster.master.fold import fold, last_time, opening_events, state_of
 from cluster.master.job_clock import JobClock
 from cluster.master.observer import Observer
 from cluster.master.orders import Orders
+from cluster.master.scheduler import Scheduler
 from sweep.store import Store
 
 logger = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class Arrival:
     """Whether the backend is to be told that it is durable."""
 
 
-class PrimeMaster:
+class MasterTerm:
     """One term of a master: from its opening of the journal to the job's end, or until it loses the mastership."""
 
     def __init__(
@@ -111,12 +111,12 @@ class PrimeMaster:
             try:
                 if stop_first is not None:
                     self.emit(stop_first)
-                self._executor.submit(instructions)
+                self._scheduler.submit(instructions)
                 return await self._main_loop()
             finally:
                 reader.cancel()
                 await asyncio.gather(reader, return_exceptions=True)
-                await self._executor.close()
+                await self._scheduler.cleanup()
         except StaleMasterError as error:
             raise MastershipLost(str(error)) from error
         finally:
@@ -130,7 +130,7 @@ class PrimeMaster:
         self.manager, instructions = fold(self.spec, history)
         self.tally = Tally(self.manager)
         self.clock = JobClock(last_time(history))
-        self._executor = Executor(self._orders, self.backend, self.manager, self.emit, self.fail, self.faults)
+        self._scheduler = Scheduler(self._orders, self.backend, self.manager, self.emit, self.fail, self.faults)
         self._check_lost()
         if history.last == 1:
             bundles = [self._orders.bundle(record) for record in self.manager.state.bundles.values()]
@@ -224,8 +224,8 @@ class PrimeMaster:
             if arrival.done is not None and not arrival.done.done():
                 arrival.done.set_result(None)
         self._show()
-        self._executor.publish(changes)
-        self._executor.submit(instructions)
+        self._scheduler.publish(changes)
+        self._scheduler.submit(instructions)
         self.durable.consider_snapshot(lambda: state_of(self.manager, now))
 
     def _fitting(self, arrival: Arrival, now: float) -> Event | None:

@@ -12,10 +12,10 @@ from cluster.manager.restarts import words_of
 from cluster.manager.state import WorkerRecord
 from cluster.master.control import ControlError
 from cluster.master.orders import log_file
-from cluster.master.prime_master import PrimeMaster
+from cluster.master.prime_master import MasterTerm
 
 
-async def answer(master: PrimeMaster, directory: Path, request: dict[str, Any]) -> dict[str, Any]:
+async def answer(master: MasterTerm, directory: Path, request: dict[str, Any]) -> dict[str, Any]:
     """Answers one request. Raises `ControlError` for one that makes no sense."""
     if any(isinstance(value, bool) for value in request.values()):
         raise ControlError(f"{str(request)[:200]} has a truth value where none belongs")
@@ -39,7 +39,7 @@ async def answer(master: PrimeMaster, directory: Path, request: dict[str, Any]) 
     raise ControlError(f"{str(request)[:200]} is no request; expected `ask` to be status, nodes, stop or scale")
 
 
-def status(master: PrimeMaster, directory: Path) -> dict[str, Any]:
+def status(master: MasterTerm, directory: Path) -> dict[str, Any]:
     """Returns the state of the job."""
     if not master.is_ready:
         return {
@@ -59,7 +59,7 @@ def status(master: PrimeMaster, directory: Path) -> dict[str, Any]:
     }
 
 
-def view(master: PrimeMaster, directory: Path, record: WorkerRecord) -> dict[str, Any]:
+def view(master: MasterTerm, directory: Path, record: WorkerRecord) -> dict[str, Any]:
     """Returns a worker as people see it."""
     beat = master.beats.get(record.name)
     if beat is not None and beat.incarnation != record.incarnation:
@@ -82,18 +82,18 @@ def view(master: PrimeMaster, directory: Path, record: WorkerRecord) -> dict[str
     }
 
 
-def _workers(master: PrimeMaster) -> list[WorkerRecord]:
+def _workers(master: MasterTerm) -> list[WorkerRecord]:
     return list(master.manager.state.workers.values()) if master.is_ready else []
 
 
-def _checked_role(master: PrimeMaster, role: str) -> str:
+def _checked_role(master: MasterTerm, role: str) -> str:
     names = [one.name for one in master.spec.roles]
     if role not in names:
         raise ControlError(f"the job has no role {role!r}; its roles are {', '.join(names)}")
     return role
 
 
-def _trouble(master: PrimeMaster, record: WorkerRecord, beat: Heartbeat | None) -> str:
+def _trouble(master: MasterTerm, record: WorkerRecord, beat: Heartbeat | None) -> str:
     ended = master.exits.get(record.name)
     if ended is not None and ended.incarnation == record.incarnation:
         return f"{words_of(ended)}; what follows is decided once the journal can be written"

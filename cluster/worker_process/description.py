@@ -25,6 +25,9 @@ class Description(Config):
     """-1 for a SubMaster."""
     count: int
     """Workers of its role."""
+    fewest: int = 1
+    most: int = sys.maxsize
+    """How many these may be."""
     worker: str
     incarnation: int
     import_path: ImportPath
@@ -62,6 +65,8 @@ def description_of(
         role=role.name,
         rank=-1 if rank == MASTER else int(rank),
         count=count,
+        fewest=role.fewest,
+        most=role.most,
         worker=worker,
         incarnation=incarnation,
         import_path=import_path,

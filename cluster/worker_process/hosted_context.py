@@ -37,6 +37,8 @@ class HostedContext(Context):
             config=description.config,
             directory=description.directory,
             node=description.node,
+            fewest=description.fewest,
+            most=description.most,
         )
         self._link = link
         self._calls = calls
@@ -47,8 +49,8 @@ class HostedContext(Context):
         self._members = self._members | {member.worker: member for member in members}
         self._calls.update(self._members.values())
 
-    def members(self, role: str) -> Sequence[Member]:
-        """As `Context.members`."""
+    def get_nodes_by_role(self, role: str) -> Sequence[Member]:
+        """As `Context.get_nodes_by_role`."""
         own = [
             member
             for member in self._members.values()
@@ -67,6 +69,16 @@ class HostedContext(Context):
                 f"{self.worker} may not have {worker} replaced: only {self.role}-{MASTER} may, a worker of its role"
             )
         self._link.send(protocol.REPLACE, worker=worker, incarnation=incarnation, reason=reason)
+
+    def scale(self, count: int) -> None:
+        """As `Context.scale`."""
+        if self.rank != -1:
+            raise PermissionError(
+                f"{self.worker} may not change how many workers its role has: only {self.role}-{MASTER} may"
+            )
+        if not self.fewest <= count <= self.most:
+            raise ValueError(f"role {self.role!r} may have {self.fewest} to {self.most} workers, not {count}")
+        self._link.send(protocol.SCALE, count=count)
 
     def stop_job(self, reason: str, code: int = 0) -> None:
         """As `Context.stop_job`."""

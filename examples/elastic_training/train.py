@@ -1,6 +1,7 @@
 """Data-parallel training of a small model on any number of ranks, from its own checkpoint: the script of this example.
 
-It is an ordinary torchrun script and knows nothing of the controller. Step `n` draws its global batch from a generator seeded
+It is an ordinary torchrun script. Of the controller it knows one thing: each rank counts its samples, and the seconds in which it
+waited, by which the role may be scaled (`scaling` in its `config`). Step `n` draws its global batch from a generator seeded
 with `n`, and the ranks share its samples. Each computes the gradients of its samples one by one, in float64; added up in the
 order of the samples, they do not depend on who computed which. So the run ends with the same bits whatever ranks it had, and
 however often it was started again.
@@ -19,6 +20,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+
+from cluster.elastic.progress import ProgressFile
 
 GLOBAL_BATCH = 12
 LEARNING_RATE = 0.05
@@ -96,7 +99,7 @@ def main() -> None:
     model = make_model()
     flat = nn.utils.parameters_to_vector(model.parameters()).detach()
     step, flat, momentum = load(options.directory, flat)
-    loss = float("nan")
+    loss, progress = float("nan"), ProgressFile()
     while step < options.steps:
         nn.utils.vector_to_parameters(flat, model.parameters())
         gradient, loss = gradient_and_loss(model, step)
@@ -107,8 +110,9 @@ def main() -> None:
             save(options.directory, step, flat, momentum)
             with open(options.directory / "progress.jsonl", "a", encoding="utf-8") as file:
                 file.write(json.dumps({"step": step, "loss": loss, "ranks": dist.get_world_size()}) + "\n")
-        if not (options.directory / "hurry").exists():
-            time.sleep(options.step_seconds)
+        paused = 0.0 if (options.directory / "hurry").exists() else options.step_seconds
+        time.sleep(paused)
+        progress.add(len(range(dist.get_rank(), GLOBAL_BATCH, dist.get_world_size())), idle_seconds=paused)
     if dist.get_rank() == 0:
         result = {"step": step, "parameters": hashlib.sha256(flat.numpy().tobytes()).hexdigest()}
         (options.directory / "result.json").write_text(json.dumps(result))

@@ -28,6 +28,12 @@ def test_an_order_that_cannot_be_is_refused(names: tuple[str, ...], message: str
         JobSpec(name="job", roles=roles)
 
 
+def test_a_role_has_not_the_name_of_a_sub_master() -> None:
+    managed = RoleSpec(name="a", worker="w:W", sub_master="w:M")
+    with pytest.raises(ValidationError, match="'a-master' has the name of another role's SubMaster"):
+        JobSpec(name="job", roles=(managed, RoleSpec(name="a-master", command=("x",))))
+
+
 def test_only_a_service_can_be_left_out() -> None:
     with pytest.raises(ValidationError, match="only a service without a SubMaster"):
         RoleSpec(name="a", command=("x",), task=True, essential=False)

@@ -298,3 +298,17 @@ def test_members_reach_workers_that_are_created_later() -> None:
     command(table, protocol.PUBLISH, members=[{"worker": "role-1", "incarnation": 1}])
     sent = [getattr(one, "message", {}).get("kind") for one in created(table, description={"any": 1})]
     assert sent.index(protocol.DESCRIPTION) < sent.index(protocol.MEMBERS)
+
+
+def test_only_a_sub_master_scales_and_only_its_own_role() -> None:
+    table = fresh()
+    hello(table)
+    for worker in ("role-master", "role-0"):
+        created(table, worker)
+    assert told(table.hear("role-master", 1, {"kind": protocol.SCALE, "count": 3})) == [
+        ("ScaleRequested", {"role": "role", "count": 3})
+    ]
+    assert table.hear("role-0", 1, {"kind": protocol.SCALE, "count": 3}) == []
+    assert table.hear("role-master", 1, {"kind": protocol.SCALE, "count": "3"}) == []
+    (later,) = told(table.hear("role-master", 1, {"kind": protocol.SCALE, "count": 2}))
+    assert later[1]["count"] == 2

@@ -14,6 +14,7 @@ from cluster.elastic.events import RoundsStage
 from cluster.worker import Stage
 from tests.cluster.elastic.troupe import FakeRanks, Life, Troupe, mastered, troupe
 from tests.support.polling import wait_until
+from transport.files.atomic import write_atomically
 
 pytestmark = pytest.mark.slow
 
@@ -123,6 +124,38 @@ import json, os, sys
 name = os.path.join(sys.argv[1], "rank" + os.environ["RANK"])
 open(name, "w").write(json.dumps([os.environ["TORCHELASTIC_RUN_ID"], os.environ["WORLD_SIZE"]]))
 """
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_progress_scales_the_role_and_a_dry_run_only_says_so(
+    ranks: list[FakeRanks], tmp_path: Path, dry_run: bool
+) -> None:
+    scaling = {"policy": "throughput", "target": 1e9, "window_seconds": 0.5, "dry_run": dry_run}
+    with (
+        troupe(tmp_path, 2, check=False, min_workers=2, max_workers=4, scaling=scaling) as job,
+        mastered(job) as master,
+    ):
+        until_training(master, 1)
+        meeting = master_of(master).rendezvous()
+        assert (meeting["round"], meeting["members"]) == (1, ["trainer-0", "trainer-1"])
+        assert (meeting["host"], meeting["port"]) == (ranks[0].order.host, ranks[0].order.port)
+        done = 0.0
+
+        def work() -> bool:
+            nonlocal done
+            done += 1.0
+            for each in ranks:
+                written = json.dumps({"done": done, "idle_seconds": 0.0}).encode()
+                write_atomically(Path(each.order.directory) / "progress-0.json", written, durable=False)
+            return "2 -> 4 workers" in master.worker.status()
+
+        wait_until(work, "a decision", details=master.worker.status)
+        assert ("(dry run)" in master.worker.status()) is dry_run
+        assert set(job.scaled) == (set() if dry_run else {4})
+        for each in ranks:
+            each.succeed()
+        until_over(master, job)
+        assert master_of(master).rendezvous()["members"] == []
 
 
 def test_real_ranks_of_two_workers_meet_and_succeed(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ class Service:
         self.thread = threading.Thread(target=self._run, name="start")
         self.thread.start()
         address = self.worker.open_round(1, 1)
-        self.worker.start_round(1, 1, [["trainer-0", 1]], *address)
+        self.worker.start_elastic_job(1, 1, [["trainer-0", 1]], *address)
         wait_until(lambda: bool(FakeRanks.started), "the ranks")
 
     def _run(self) -> None:
@@ -174,6 +174,6 @@ def test_ranks_that_were_asked_by_the_master_end_idle(service: Any) -> None:
     job.worker.stop_round(1, 1)
     wait_until(lambda: job.activity == "IDLE", "the end of the ranks")
     address = job.worker.open_round(1, 2)
-    job.worker.start_round(1, 2, [["trainer-0", 1]], *address)
+    job.worker.start_elastic_job(1, 2, [["trainer-0", 1]], *address)
     wait_until(lambda: len(FakeRanks.started) == 2, "the next round")
     assert job.activity == "JOINING", "what rank 0 said in the round before does not count"

@@ -96,12 +96,15 @@ class TroupeContext(Context):
         group: RoleGroup = self.caller.group(role)
         return group
 
-    def members(self, role: str) -> Sequence[Member]:
+    def get_nodes_by_role(self, role: str) -> Sequence[Member]:
         members: Sequence[Member] = self.troupe.members()
         return members
 
     def replace(self, worker: str, incarnation: int, reason: str) -> None:
         self.troupe.replace(worker, incarnation, reason)
+
+    def scale(self, count: int) -> None:
+        self.troupe.scaled.append(count)
 
     def stop_job(self, reason: str, code: int = 0) -> None:
         self.troupe.stopped_for = reason
@@ -128,6 +131,7 @@ class Troupe:
     lives: dict[str, Life] = field(default_factory=dict)
     replaced: list[tuple[str, int, str]] = field(default_factory=list)
     stopped_for: str = ""
+    scaled: list[int] = field(default_factory=list)
     on_replace: Callable[[], object] = lambda: None
     caller: Caller = field(default_factory=lambda: Caller(heartbeat_seconds=30.0))
     _lock: threading.RLock = field(default_factory=threading.RLock)

@@ -22,7 +22,7 @@ from cluster.master import main as main_module
 from cluster.master.control import ControlError, ask
 from cluster.master.main import LOST, MasterProcess
 from cluster.master.mastership import TARGET
-from cluster.master.prime_master import PrimeMaster
+from cluster.master.prime_master import MasterTerm
 from cluster.spec import JobSpec, RoleSpec
 from sweep.record import Record
 from sweep.store import Conflict
@@ -239,14 +239,14 @@ async def test_a_master_that_fails_after_another_has_taken_over_says_nothing_of_
     run = asyncio.create_task(master.run())
     await until(lambda: "start task-0 1" in world.commands)
     assert await asyncio.to_thread(replaced, LocalStore(tmp_path / "journal"))
-    lost = PrimeMaster.lose
+    lost = MasterTerm.lose
 
-    def fail(self: PrimeMaster, reason: str) -> None:
+    def fail(self: MasterTerm, reason: str) -> None:
         self.fail(ClusterError("what follows from it"))
         lost(self, "")
 
-    monkeypatch.setattr(PrimeMaster, "lose", fail)
-    monkeypatch.setattr(PrimeMaster, "_check_lost", lambda self: None)
+    monkeypatch.setattr(MasterTerm, "lose", fail)
+    monkeypatch.setattr(MasterTerm, "_check_lost", lambda self: None)
     async with asyncio.timeout(DEADLINE):
         assert await run == LOST
     assert read_outcome(tmp_path) is None

@@ -11,11 +11,11 @@ import pytest
 from cluster.backends.base import Backend
 from cluster.manager.events import ManagerStage, Outcome, ScaleRequested, StopRequested
 from cluster.manager.starting import CREATIONS_AT_ONCE
-from cluster.master import executor
+from cluster.master import scheduler
 from cluster.master.durable import MastershipLost
 from cluster.master.faults import POINTS, Faults
 from cluster.master.orders import Orders
-from cluster.master.prime_master import PrimeMaster
+from cluster.master.prime_master import MasterTerm
 from cluster.spec import JobSpec, RoleSpec
 from sweep.stores.local import LocalStore
 from tests.cluster.master.fake_backend import FakeBackend, World
@@ -62,10 +62,10 @@ class Job:
         self.world = World()
         self.epoch = 0
 
-    def master(self, faults: Faults | None = None) -> PrimeMaster:
+    def master(self, faults: Faults | None = None) -> MasterTerm:
         self.epoch += 1
         backend: Backend = FakeBackend(self.world, self.epoch)
-        return PrimeMaster(Orders(self.spec, self.directory), self.store, backend, self.epoch, faults=faults)
+        return MasterTerm(Orders(self.spec, self.directory), self.store, backend, self.epoch, faults=faults)
 
     async def run(self, faults: Faults | None = None) -> Outcome:
         async with asyncio.timeout(DEADLINE):
@@ -103,8 +103,8 @@ async def test_a_job_runs_to_its_end(tmp_path: Path) -> None:
 async def test_many_workers_are_created_few_at_a_time_each_with_the_whole_deadline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(executor, "CREATE_SECONDS", 1.0)  # all one after the other take longer
-    monkeypatch.setattr(executor, "CREATIONS_AT_ONCE", 4)
+    monkeypatch.setattr(scheduler, "CREATE_SECONDS", 1.0)  # all one after the other take longer
+    monkeypatch.setattr(scheduler, "CREATIONS_AT_ONCE", 4)
     create, waiting = FakeBackend.create, [0, 0]
     one_at_a_time = asyncio.Lock()
 
@@ -128,7 +128,7 @@ async def test_many_workers_are_created_few_at_a_time_each_with_the_whole_deadli
 async def test_a_stop_does_not_wait_for_creations_that_have_not_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(executor, "CREATE_SECONDS", 1.0)
+    monkeypatch.setattr(scheduler, "CREATE_SECONDS", 1.0)
     begun: list[str] = []
 
     async def hang(backend: FakeBackend, order: Any) -> None:
@@ -295,7 +295,7 @@ async def test_a_full_disk_stops_the_master_from_acting_and_costs_nothing(
 
 
 async def test_orders_that_fail_are_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cluster.master.executor.PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr("cluster.master.scheduler.PAUSE_SECONDS", 0.01)
     job = Job(tmp_path)
     job.world.fails = {"create": 1, "start": 2, "publish": 1}
     assert (await job.run()).code == 0

@@ -53,7 +53,7 @@ class Leader(SubMaster):
     """Says what it knows of its children, and asks for the end of the job."""
 
     def check_child(self, children: Sequence[Member]) -> None:
-        known = self.context.members(self.context.role)
+        known = self.context.get_nodes_by_role(self.context.role)
         say(f"check_child {_names(children)}; known {_names(known)}")
         self.context.stop_job("checked")
 

@@ -33,7 +33,7 @@ from cluster.manager.events import (
 )
 from cluster.manager.manager import PrimeManager, member
 from cluster.manager.starting import CREATIONS_AT_ONCE
-from cluster.manager.state import Phase, WorkerRecord
+from cluster.manager.state import Phase, Place, WorkerRecord
 from cluster.master.faults import Faults
 from cluster.master.orders import Orders
 from cluster.member import Member
@@ -51,12 +51,18 @@ TRIES = 4
 PAUSE_SECONDS = 1.0
 """Between two tries."""
 
+HELD = (Place.ALLOCATING, Place.ALLOCATED)
+"""A place that the backend has reserved, or may have."""
+
 NEWS_SECONDS = 5.0
 """Longest wait of a `start` for the news of members to arrive everywhere. A worker can be told late, but not never."""
 
 
-class Executor:
-    """The instructions under way. Made by the loop, which passes on the events that `emit` is called with."""
+class Scheduler:
+    """Allocates places, creates workers, and passes orders on to them: the instructions under way.
+
+    Made by the loop, which passes on the events that `emit` is called with.
+    """
 
     def __init__(
         self,
@@ -133,12 +139,24 @@ class Executor:
         """The names of the workers and bundles with instructions under way, for a person."""
         return sorted(self._lanes)
 
-    async def close(self) -> None:
-        """Gives up what is under way."""
+    async def cleanup(self) -> None:
+        """Gives up what is under way. If the job has ended, also gives back places that are still held, with what is in them.
+
+        Workers were stopped before, in order, by the manager's instructions.
+        """
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        if self._manager.outcome is None:
+            return  # another master goes on with the job
+        held = [name for name, each in self._manager.state.bundles.items() if each.place in HELD]
+        for bundle in held:
+            try:
+                async with asyncio.timeout(ORDER_SECONDS):
+                    await self._backend.release(bundle)
+            except Exception as error:  # noqa: BLE001 - as above; the backend's own end follows
+                logger.warning("the place of %s was not given back: %s", bundle, _in_words(error))
 
     async def _run(self, name: str) -> None:
         lane = self._lanes[name]
@@ -153,9 +171,9 @@ class Executor:
     async def _execute(self, instruction: Instruction, lane: deque[Instruction]) -> None:
         match instruction:
             case Allocate():
-                await self._allocate(instruction)
+                await self.allocate_placement_group(instruction)
             case Create():
-                await self._create(instruction, lane)
+                await self.create_actors([instruction])
             case Start():  # after the news of its peers, or its first calls would find them unready
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(NEWS_SECONDS):
@@ -164,7 +182,8 @@ class Executor:
             case _:
                 await self._order(instruction, lane)
 
-    async def _allocate(self, instruction: Allocate) -> None:
+    async def allocate_placement_group(self, instruction: Allocate) -> None:
+        """Finds a place for one bundle, all or none; `Allocated` or `AllocationFailed` is emitted."""
         bundle, attempt = instruction.bundle, instruction.attempt
         record = self._manager.state.bundles[bundle]
         try:
@@ -182,8 +201,16 @@ class Executor:
         else:
             self._emit(Allocated(bundle, attempt, "", 0.0))
 
-    async def _create(self, instruction: Create, lane: deque[Instruction]) -> None:
+    async def create_actors(self, instructions: Sequence[Create]) -> None:
+        """Has the workers' processes started, in their bundles' places; `Created` or `CreateFailed` follows for each."""
+        await asyncio.gather(*(self._create(each) for each in instructions))
+
+    create_nodes = create_actors
+    """The same by the other name of document 003."""
+
+    async def _create(self, instruction: Create) -> None:
         worker, incarnation = instruction.worker, instruction.incarnation
+        lane = self._lanes.get(worker, ())
         record = self._manager.state.workers[worker]
         try:
             order = self._orders.order(record, incarnation, instruction.again, self._count(record))
