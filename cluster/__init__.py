@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         CommitFile,
         CommittedPositions,
     )
+    from cluster.channel.self_loop import DataChannel, SelfLoopWorker
     from cluster.errors import (
         ActorBusy,
         ActorDied,
@@ -52,6 +53,7 @@ _HOMES = {
         "CommitFile",
         "CommittedPositions",
     ),
+    "cluster.channel.self_loop": ("DataChannel", "SelfLoopWorker"),
     "cluster.errors": (
         "ActorBusy",
         "ActorDied",
@@ -94,6 +96,7 @@ __all__ = [
     "CommittedPositions",
     "Context",
     "ControlError",
+    "DataChannel",
     "JobBuilder",
     "JobFailed",
     "JobHandle",
@@ -109,6 +112,7 @@ __all__ = [
     "RestartScope",
     "RoleGroup",
     "RoleSpec",
+    "SelfLoopWorker",
     "Stage",
     "SubMaster",
     "WorkLoad",

@@ -1,7 +1,8 @@
-"""DataChannel: a named, bounded queue between the roles of a job, with leases, redelivery and an end of stream.
+"""Channels: named, bounded queues between the roles of a job, with leases, redelivery and an end of stream.
 
-`lending.py` decides, `host.py` executes and `journal.py` stores; `producer.py` and `consumer.py` are the two ends that a worker
-uses. `docs/channel.md` says what is promised, and why a record is committed exactly once.
+`self_loop.py` has `DataChannel` and the worker that runs its own loop between two of them. `lending.py` decides, `host.py`
+executes and `journal.py` stores; `producer.py` and `consumer.py` are the two ends that a worker uses. `docs/channel.md` says what
+is promised, and why a record is committed exactly once.
 """
 
 from cluster.channel.config import ChannelConfig

@@ -1,0 +1,256 @@
+"""Document 003, unified training: its names, its lifecycle, and its driving patterns as jobs whose workers are killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+
+from cluster import JobBuilder, JobFailed, JobSpec, PrimeMaster, Stage, Worker, WorkLoad
+from cluster.elastic.elastic_master import ElasticMaster
+from cluster.elastic.elastic_worker import ElasticWorker
+from cluster.manager.events import (
+    Allocate,
+    Allocated,
+    Create,
+    Created,
+    ManagerStage,
+    Start,
+    Stop,
+    WorkerReady,
+    WorkerStarted,
+)
+from cluster.manager.manager import PrimeManager
+from cluster.master.scheduler import Scheduler
+from tests.conformance import work_loads
+from tests.support.job_workers import running, send
+from tests.support.polling import wait_until
+
+HERE = "tests.conformance.work_loads"
+
+
+def spec(**roles: dict[str, Any]) -> JobSpec:
+    """A job of these roles, whose workers are classes of `work_loads`."""
+    builder = JobBuilder("unified")
+    for name, given in roles.items():
+        values = {"silence_timeout_seconds": 60.0} | given
+        builder = builder.role(name, worker=f"{HERE}:{values.pop('worker')}", **values)
+    return builder.build()
+
+
+# --- the PrimeManager and the Scheduler ---
+
+
+def test_the_manager_prepares_starts_monitors_and_stops() -> None:
+    manager = PrimeManager(spec(trainer={"worker": "Counted", "task": True, "count": 2}))
+    stages = [manager.stage]
+    allocate = manager.prepare(0.0)
+    assert [type(each) for each in allocate] == [Allocate, Allocate]
+    assert manager.prepare(0.1) == []
+    with pytest.raises(ValueError, match="trainer not ready"):
+        manager.start()
+    created = [
+        instruction for each in allocate if isinstance(each, Allocate)
+        for instruction in manager.handle(Allocated(each.bundle, each.attempt, "node", 1.0))
+    ]  # fmt: skip
+    assert [(type(each), each.worker) for each in created if isinstance(each, Create)] == [
+        (Create, "trainer-0"), (Create, "trainer-1"),
+    ]  # fmt: skip
+    for rank in (0, 1):
+        manager.handle(Created(f"trainer-{rank}", 1, "node", 7 + rank, 2.0))
+        manager.handle(WorkerReady(f"trainer-{rank}", 1, "", "", 3.0))
+    stages.append(manager.stage)
+    assert manager.start() == [Start("trainer-0", 1), Start("trainer-1", 1)]
+    for rank in (0, 1):
+        manager.handle(WorkerStarted(f"trainer-{rank}", 1, 4.0))
+    stages.append(manager.stage)
+    assert manager.start() == []
+    assert manager.monitor(5.0) == []
+    assert {(type(each), getattr(each, "worker", "")) for each in manager.stop(6.0)} == {
+        (Stop, "trainer-0"), (Stop, "trainer-1"),
+    }  # fmt: skip
+    stages.append(manager.stage)
+    assert stages == [ManagerStage.INIT, ManagerStage.READY, ManagerStage.RUNNING, ManagerStage.STOPPING]
+    assert manager.monitor(1000.0) != [], "who does not stop in time is killed"
+
+
+def test_the_scheduler_has_the_documents_names() -> None:
+    """What they do is shown by every job of this file: nothing else places workers or creates them."""
+    for name in ("allocate_placement_group", "create_actors", "create_nodes", "cleanup"):
+        assert callable(getattr(Scheduler, name))
+
+
+# --- the lifecycle of a job and its workers ---
+
+
+def lines_of(directory: Path, name: str) -> list[str]:
+    """What the workers of `work_loads` noted."""
+    file = directory / name
+    return file.read_text().splitlines() if file.exists() else []
+
+
+@pytest.mark.slow
+def test_a_job_is_created_started_watched_and_stopped(tmp_path: Path) -> None:
+    master = PrimeMaster.create(
+        spec(
+            helper={"worker": "Counted", "count": 2, "sub_master": f"{HERE}:Watcher"},
+            trainer={"worker": "Asker", "task": True, "after": ("helper",)},
+        ),
+        tmp_path / "job",
+        standby=False,
+    )
+    assert not (tmp_path / "job" / "logs").exists(), "nothing runs before it is started"
+    try:
+        assert master.start(120).stage == ManagerStage.RUNNING
+        nodes = master.get_nodes_by_role("helper")
+        assert [(node.worker, node.stage) for node in nodes] == [
+            ("helper-master", "RUNNING"), ("helper-0", "RUNNING"), ("helper-1", "RUNNING"),
+        ]  # fmt: skip
+        wait_until(lambda: lines_of(tmp_path / "job", "trainer-0") != [], "the trainer's question")
+    finally:
+        master.stop()
+    with pytest.raises(JobFailed) as ended:
+        master.wait(120)
+    assert ended.value.code != 0
+    assert master.status().stage == ManagerStage.STOPPED
+    assert lines_of(tmp_path / "job", "helper-0") == ["__init__", "setup", "self_check", "start", "stop"]
+    assert lines_of(tmp_path / "job", "helper-master")[:2] == ["check_child helper-0 helper-1", "start"]
+    assert lines_of(tmp_path / "job", "trainer-0")[:1] == ["helper-0 READY, helper-1 READY"]
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_not_fit_fails_before_it_is_ready(tmp_path: Path) -> None:
+    master = PrimeMaster.create(
+        spec(trainer={"worker": "Unfit", "task": True, "max_restarts": 0}), tmp_path / "job", standby=False
+    )
+    with pytest.raises(JobFailed, match="this node is too slow"):
+        master.start(120)
+    (trainer,) = master.get_nodes_by_role("trainer")
+    assert trainer.stage == Stage.FAILED
+
+
+def test_a_work_load_is_a_worker_with_every_hook() -> None:
+    assert WorkLoad is Worker
+    for hook in ("setup", "self_check", "status", "start", "stop"):
+        assert callable(getattr(WorkLoad, hook))
+    assert callable(work_loads.Watcher.check_child)
+
+
+# --- driving pattern: workers run their own loops ---
+
+
+def committed(directory: Path) -> list[str]:
+    """What the sink has committed."""
+    file = directory / "trainer-0.commit"
+    return [] if not file.exists() else (msgpack.unpackb(file.read_bytes())["state"] or [])
+
+
+@pytest.mark.slow
+def test_workers_run_their_own_loops_between_channels_and_each_record_counts_once(tmp_path: Path) -> None:
+    """Source -> Tokenizer -> DataChannel -> Sampler -> DataChannel -> Trainer; a worker of each role is killed."""
+    lines, tokens, samples = (
+        {"name": name, "producers": [f"{producer}-0"], "capacity": 32}
+        for name, producer in (("lines", "source"), ("tokens", "tokenizer"), ("samples", "sampler"))
+    )
+    channels = [{**each, "directory": f"journal/{each['name']}"} for each in (lines, tokens, samples)]
+    task: dict[str, Any] = {"task": True, "max_restarts": 20}
+    builder = JobBuilder("loops").role(
+        "host", worker="cluster.channel.role:HostWorker", config={"channels": channels}, silence_timeout_seconds=60.0
+    )
+    for name, worker, config in (
+        ("trainer", "Gather", {"input": samples}),
+        ("sampler", "Double", {"input": tokens, "output": samples}),
+        ("tokenizer", "Upper", {"input": lines, "output": tokens}),
+        ("source", "Count", {"output": lines, "records": 400}),
+    ):
+        builder = builder.role(name, worker=f"{HERE}:{worker}", config=config, silence_timeout_seconds=60.0, **task)
+    master = PrimeMaster.create(builder.build(), tmp_path / "job", standby=False)
+    try:
+        master.start(240)
+        for victim in ("tokenizer-0", "sampler-0", "trainer-0", "host-0"):
+            before = len(committed(tmp_path / "job"))
+            (tmp_path / "job" / "allowed").write_text(str(before + 40))
+            wait_until(lambda before=before: len(committed(tmp_path / "job")) > before, f"a commit before {victim}")  # type: ignore[misc]
+            found = running(master, victim)
+            os.kill(found.pid, signal.SIGKILL)
+            running(master, victim, after=found.incarnation)
+        (tmp_path / "job" / "allowed").write_text("400")
+        assert master.wait(240).code == 0
+    finally:
+        master.stop()
+    expected = [f"LINE {number}" * 2 for number in range(400) if number % 7]
+    assert sorted(committed(tmp_path / "job")) == sorted(expected)
+
+
+# --- driving pattern: a SubMaster drives its workers ---
+
+
+def test_the_elastic_backend_has_the_documents_names() -> None:
+    for name in ("check_workers", "do_node_check", "start_elastic_job", "rendezvous", "check_child", "status", "start"):
+        assert callable(getattr(ElasticMaster, name))
+    for name in ("do_node_check", "start_elastic_job"):
+        assert callable(getattr(ElasticWorker, name))
+
+
+SCRIPT = Path(__file__).parents[2] / "examples" / "elastic_training" / "train.py"
+
+
+def elastic(training: Path, scaling: dict[str, Any]) -> JobSpec:
+    """The example of elastic training on one or two workers, and a role that asks where the ranks meet."""
+    config = {
+        "script": str(SCRIPT), "arguments": [str(training), "--steps", "300", "--step-seconds", "0.5"], "check": False,
+        "min_workers": 1, "max_workers": 2, "settle_seconds": 0.5, "scaling": scaling, "join_seconds": 120,
+    }  # fmt: skip
+    return (
+        JobBuilder("elastic")
+        .role(
+            "trainer", worker="cluster.elastic.elastic_worker:ElasticWorker", task=True, count=1, max_count=2,
+            sub_master="cluster.elastic.elastic_master:ElasticMaster", config=config, max_restarts=20,
+            silence_timeout_seconds=60.0,
+        )
+        .role("guest", worker=f"{HERE}:Visitor", silence_timeout_seconds=60.0)
+        .build()
+    )  # fmt: skip
+
+
+def status_of(master: PrimeMaster, worker: str) -> str:
+    """The line that a worker says of itself."""
+    return next((each.status for each in master.status().workers if each.worker == worker), "")
+
+
+@pytest.mark.slow
+def test_the_progress_of_the_training_scales_it_and_a_killed_worker_costs_nothing(tmp_path: Path) -> None:
+    training = tmp_path / "training"
+    scaling = {"policy": "throughput", "target": 1000.0, "window_seconds": 2.0}
+    master = PrimeMaster.create(elastic(training, scaling), tmp_path / "job", standby=False)
+
+    def ranks() -> list[int]:
+        return [json.loads(line)["ranks"] for line in lines_of(training, "progress.jsonl")]
+
+    try:
+        master.start(240)
+        wait_until(lambda: 2 in ranks(), "a step of two workers", seconds=240)
+        assert ranks()[0] == 1
+        assert "scaling: 1 -> 2 workers" in master.logs("trainer-master", 1000)
+        wait_until(
+            lambda: "scaling: 2 -> 2 workers" in status_of(master, "trainer-master"), "the next decision", seconds=120
+        )
+        wait_until(
+            lambda: any(len(json.loads(line)["members"]) == 2 for line in lines_of(tmp_path / "job", "guest-0")),
+            "the rendezvous of two workers",
+            seconds=120,
+        )
+        before = len(ranks())
+        send(master, "trainer-0", signal.SIGKILL)
+        wait_until(lambda: 2 in ranks()[before + 2 :], "a step of two workers after a death", seconds=240)
+        (training / "hurry").touch()
+        assert master.wait(240).code == 0
+    finally:
+        master.stop()
+    steps = [json.loads(line)["step"] for line in lines_of(training, "progress.jsonl")]
+    assert steps == list(range(1, 301))

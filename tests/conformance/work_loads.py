@@ -1,0 +1,130 @@
+"""The workers of the jobs in `test_003_unified_training.py`, as a reader of document 003 writes them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from cluster import CallError, Context, DataChannel, Member, SelfLoopWorker, SubMaster, WorkLoad
+from cluster.channel.self_loop import repeat
+
+WAIT_SECONDS = 0.05
+
+
+def note(context: Context, line: str) -> None:
+    """Adds a line to the worker's file in the job's directory."""
+    with (Path(context.directory) / context.worker).open("a") as file:
+        file.write(f"{line}\n")
+
+
+class Counted(WorkLoad):
+    """Notes its hooks."""
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        note(context, "__init__")
+
+    def setup(self) -> None:
+        note(self.context, "setup")
+
+    def self_check(self) -> None:
+        note(self.context, "self_check")
+
+    def start(self) -> None:
+        note(self.context, "start")
+        self.context.stop.wait()
+
+    def stop(self) -> None:
+        note(self.context, "stop")
+
+
+class Watcher(SubMaster):
+    """Notes whom it checks."""
+
+    def check_child(self, children: Sequence[Member]) -> None:
+        note(self.context, f"check_child {' '.join(child.worker for child in children)}")
+
+    def start(self) -> None:
+        note(self.context, "start")
+        self.context.stop.wait()
+
+
+class Asker(WorkLoad):
+    """Notes the nodes of another role as it is created."""
+
+    def setup(self) -> None:
+        nodes = self.context.get_nodes_by_role("helper")
+        note(self.context, ", ".join(f"{node.worker} {node.stage}" for node in nodes))
+
+    def start(self) -> None:
+        self.context.stop.wait()
+
+
+class Unfit(WorkLoad):
+    """Is not fit."""
+
+    def self_check(self) -> None:
+        raise RuntimeError("this node is too slow")
+
+
+class Count(WorkLoad):
+    """Puts so many lines as it is allowed, by a file of the job's directory."""
+
+    def start(self) -> None:
+        allowed = Path(self.context.directory) / "allowed"
+        with DataChannel(self.context.config["output"], self.context).producer().blocking as producer:
+            number = producer.next_position
+            while number < self.context.config["records"] and not self.context.stop.is_set():
+                if allowed.exists() and number < int(allowed.read_text() or "0"):
+                    repeat(partial(producer.send, f"line {number}", timeout=WAIT_SECONDS), self.context.stop)
+                    number += 1
+                else:
+                    self.context.stop.wait(WAIT_SECONDS)
+            if not self.context.stop.is_set():
+                producer.flush(60.0)
+                producer.end(60.0)
+
+
+class Upper(SelfLoopWorker):
+    """Makes capitals."""
+
+    def process(self, record: str) -> str:
+        return record.upper()
+
+
+class Double(SelfLoopWorker):
+    """Doubles records, and leaves out every seventh."""
+
+    def process(self, record: str) -> str | None:
+        return None if int(record.split()[1]) % 7 == 0 else record * 2
+
+
+class Gather(SelfLoopWorker):
+    """Keeps all records."""
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self.kept: list[str] = []
+
+    def process(self, record: str) -> None:
+        self.kept.append(record)
+
+    def state(self) -> list[str]:
+        return self.kept
+
+    def restore(self, state: list[str]) -> None:
+        self.kept = state
+
+
+class Visitor(WorkLoad):
+    """Notes where the ranks of the trainer meet."""
+
+    def start(self) -> None:
+        while not self.context.stop.wait(0.5):
+            try:
+                meeting = self.context.group("trainer-master").call("rendezvous", timeout=10.0).result()
+            except CallError:
+                continue
+            note(self.context, json.dumps(meeting))
