@@ -22,6 +22,7 @@ from run.config import RunConfig, default_buffer
 from transport.config import Config, Identifier
 from transport.configuration.schema import ITEM, is_known, keys_of, nearest
 from transport.files.atomic import write_atomically
+from transport.files.format_number import OtherFormatError, check_format
 from transport.files.untrusted import UntrustedFileError, read_json
 
 JOURNAL = "changes.json"
@@ -174,15 +175,13 @@ def read_journal(run_dir: Path) -> list[Change]:
     path = run_dir / "control" / JOURNAL
     try:
         content = read_json(path, MAX_BYTES)
-        if content.get("format") != FORMAT:
-            raise ValueError(f"format {content.get('format')!r}; this version reads {FORMAT}")
+        check_format(content.get("format"), FORMAT)
         return [Change.model_validate(entry) for entry in content["changes"]]
     except FileNotFoundError:
         return []
     except (OSError, UntrustedFileError, ValidationError, KeyError, TypeError, ValueError) as error:
-        raise JournalError(
-            f"{path} cannot be used: {error}. Remove it to go on with the configuration as given"
-        ) from error
+        advice = "" if isinstance(error, OtherFormatError) else ". Remove it to go on with the configuration as given"
+        raise JournalError(f"{path} cannot be used: {error}{advice}") from error
 
 
 def write_journal(run_dir: Path, changes: Sequence[Change]) -> None:

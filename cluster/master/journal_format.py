@@ -15,6 +15,7 @@ import orjson
 
 from cluster.errors import ClusterError
 from sweep.store import LARGEST_OBJECT_BYTES
+from transport.files.format_number import OtherFormatError, check_format
 
 FORMAT = 1
 
@@ -131,8 +132,9 @@ def _checked_body(data: bytes, key: str, place: str) -> dict[str, Any]:
     body = rest.removesuffix(b"\n")
     try:
         header = orjson.loads(header_line)
-        if not isinstance(header, dict) or header.get("format") != FORMAT:
-            raise _damaged(key, place, f"its first line does not say format {FORMAT}")
+        if not isinstance(header, dict):
+            raise _damaged(key, place, f"its first line is no JSON object with format {FORMAT}")
+        check_format(header.get("format"), FORMAT)
         if header.get("bytes") != len(body):
             raise _damaged(key, place, f"it is torn: it has {len(body)} bytes of {header.get('bytes')}")
         if header.get("crc32") != zlib.crc32(body):
@@ -140,6 +142,10 @@ def _checked_body(data: bytes, key: str, place: str) -> dict[str, Any]:
         found = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise _damaged(key, place, f"it is no JSON: {error}") from None
+    except OtherFormatError as error:
+        raise JournalError(f"{place}: {key} of the journal cannot be read: {error}") from None
+    except ValueError as error:
+        raise _damaged(key, place, str(error)) from None
     if not isinstance(found, dict):
         raise _damaged(key, place, "it is no JSON object")
     return found

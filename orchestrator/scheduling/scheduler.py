@@ -75,6 +75,7 @@ from orchestrator.scheduling.group_table import GroupTable
 from orchestrator.scheduling.outcomes import DropReason, RolloutOutcome
 from orchestrator.step.phases import Awaited
 from run.config import ScheduleConfig
+from transport.files.format_number import check_format
 
 STATE_FORMAT = 1
 
@@ -473,8 +474,7 @@ class Scheduler:
 
         Raises `ValueError`, changing nothing, for a state of another format or one that is damaged.
         """
-        if state.get("format") != STATE_FORMAT:
-            raise ValueError(f"scheduler state has format {state.get('format')!r}; this version reads {STATE_FORMAT}")
+        check_format(state.get("format"), STATE_FORMAT)
         try:
             groups = GroupTable(self._schedule, [restored(entry) for entry in state["groups"]])
             next_step, next_group_id = int(state["next_step"]), int(state["next_group_id"])

@@ -24,11 +24,13 @@ from orchestrator.run_directory import ConfigurationError
 from run.config import LoraConfig, RunConfig
 from transport.configuration.toml_file import without_places
 from transport.files.atomic import flush, publish_directory, published_steps, remove_directory, write_atomically
+from transport.files.format_number import OtherFormatError, check_format
 from transport.records import Rollout
 
 logger = logging.getLogger(__name__)
 
 FORMAT = 1
+"""Of a checkpoint and of all else in the run's directory that a resume reads, such as `batch.bin`."""
 
 _STATE = "orchestrator.msgpack"
 _WEIGHTS = "training.lora"
@@ -123,12 +125,15 @@ def _read_state(directory: Path) -> dict[str, Any]:
     path = directory / _STATE
     try:
         state: dict[str, Any] = msgpack.unpackb(path.read_bytes(), strict_map_key=False)
-        if state["format"] != FORMAT:
-            raise ValueError(f"format {state['format']!r}; this version reads {FORMAT}")
+        check_format(state["format"], FORMAT)
         state["identity"].items()
     except (OSError, KeyError, TypeError, AttributeError, ValueError, msgpack.UnpackException) as error:
-        raise CheckpointError(f"the checkpoint {path} cannot be read: {error!r}") from error
+        raise CheckpointError(f"the checkpoint {path} cannot be read: {_in_words(error)}") from error
     return state
+
+
+def _in_words(error: Exception) -> str:
+    return str(error) if isinstance(error, OtherFormatError) else repr(error)
 
 
 def committed_lines(run_dir: Path) -> list[MetricsLine]:

@@ -29,6 +29,7 @@ from trainer.runs.run import Run
 from trainer.runs.slices import OtherSlices
 from transport.config import IDENTIFIER_PATTERN
 from transport.files.atomic import flush_directory, publish_directory, published_steps, remove_directory
+from transport.files.format_number import OtherFormatError, check_format
 
 logger = logging.getLogger(__name__)
 
@@ -211,10 +212,9 @@ def _read_progress(output_dir: Path, run_id: str, step: int) -> tuple[Progress, 
     directory = checkpoints_directory(output_dir, run_id) / f"step_{step}"
     try:
         description = json.loads((directory / "state.json").read_text())
-        if description["format"] != FORMAT or description["run_id"] != run_id:
-            raise ValueError(
-                f"format {description['format']} of run {description['run_id']!r}; expected format {FORMAT} of {run_id!r}"
-            )
+        check_format(description["format"], FORMAT)
+        if description["run_id"] != run_id:
+            raise ValueError(f"it is of run {description['run_id']!r}; expected {run_id!r}")
         progress = Progress(**description["progress"])
         if progress.step != step:
             raise ValueError(f"its progress is of step {progress.step}; expected {step}")
@@ -224,9 +224,9 @@ def _read_progress(output_dir: Path, run_id: str, step: int) -> tuple[Progress, 
 
 
 def _unusable(directory: Path, error: Exception) -> CheckpointError:
+    advice = ". If it is damaged, remove that directory to continue from the checkpoint before"
     return CheckpointError(
-        f"the checkpoint {directory} cannot be used: {error}. If it is damaged, remove that directory to continue "
-        "from the checkpoint before"
+        f"the checkpoint {directory} cannot be used: {error}{'' if isinstance(error, OtherFormatError) else advice}"
     )
 
 

@@ -36,6 +36,7 @@ from trainer.optimizer import STATE_KEYS
 from trainer.runs import checkpoint
 from trainer.runs.run import Run
 from transport.files.atomic import STABLE, publish_directory, published_steps, remove_directory, write_atomically
+from transport.files.format_number import check_format
 from transport.files.untrusted import open_regular, read_json
 
 logger = logging.getLogger(__name__)
@@ -124,8 +125,7 @@ def accepted(output_dir: Path, run_id: str, step: int) -> Copy | None:
         return None
     try:
         description = read_json(directory / _COPY, _MAX_BYTES)
-        if description.pop("format") != FORMAT:
-            raise ValueError(f"another format than {FORMAT}")
+        check_format(description.pop("format"), FORMAT)
         copy = Copy(**description)
         if copy.step != step:
             raise ValueError(f"it is of step {copy.step}")

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from transport.files.format_number import check_format
 from tune.errors import TuneError
 from tune.runner import codec
 from tune.runner.events import Event, Instruction
@@ -48,10 +49,10 @@ class DurableExperiment:
         snapshot, records = self._journal.read()
         if snapshot is not None:
             state = codec.unpack(snapshot)
-            if state.get("format") != FORMAT:
-                raise TuneError(
-                    f"{self._journal.directory}: the snapshot has format {state.get('format')}, expected {FORMAT}"
-                )
+            try:
+                check_format(state.get("format"), FORMAT)
+            except ValueError as error:
+                raise TuneError(f"{self._journal.directory}: the snapshot cannot be used: {error}") from error
             self._check_scheduler(state["scheduler"])
             restore(self.machine, state["machine"])
             others(state["others"])

@@ -297,7 +297,8 @@ def test_a_drain_starts_and_ships_nothing_and_keeps_interrupted_groups_for_later
 @pytest.mark.parametrize(
     ("state", "message"),
     [
-        ({}, "format None; this version reads 1"),
+        ({}, "its format is None; expected the number 1"),
+        ({"format": 2}, "a newer version of Counterpoint wrote it: it has format 2, and this version reads 1"),
         ({"format": 1, "groups": [{}], "next_step": 1, "next_group_id": 0, "mix": {}}, "damaged: KeyError: 'group_id'"),
         ({"format": 1, "groups": [], "next_step": None, "next_group_id": 0, "mix": {}}, "damaged: TypeError"),
     ],

@@ -56,6 +56,16 @@ def test_the_newest_is_found_and_old_ones_go(tmp_path: Path) -> None:
     assert committed_lines(config.run_dir) == [{"step": step, "reward/mean": 0.5} for step in (2, 3)]
 
 
+def test_a_checkpoint_of_another_version_is_called_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = make_config(tmp_path)
+    with monkeypatch.context() as newer:
+        newer.setattr("orchestrator.step.checkpoint.FORMAT", 2)
+        write_checkpoint(config.run_dir, make_checkpoint(config, 1), keep=2)
+    for read in (load_newest, check_resumable):
+        with pytest.raises(CheckpointError, match="cannot be read: a newer version of Counterpoint wrote it"):
+            read(config)
+
+
 def test_no_checkpoint(tmp_path: Path) -> None:
     assert load_newest(make_config(tmp_path)) is None
 

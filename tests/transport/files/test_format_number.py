@@ -1,0 +1,49 @@
+"""Files of other versions are told from damaged ones, and no message advises to remove them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import cluster.master.journal_format as journal
+import run.changes
+from cluster.master.journal_format import Entry, Snapshot
+from transport.files.format_number import OtherFormatError, check_format
+
+
+def test_its_own_number_is_read_and_another_one_says_which_version_wrote_it() -> None:
+    check_format(3, 3)
+    with pytest.raises(OtherFormatError, match=r"^a newer version .* format 4, and this version reads 3"):
+        check_format(4, 3)
+    with pytest.raises(OtherFormatError, match=r"^an older version .* format 2, and this version reads 3"):
+        check_format(2, 3)
+
+
+@pytest.mark.parametrize("found", [None, "3", 3.0, True, [3], {}])
+def test_what_is_no_number_is_damage(found: object) -> None:
+    with pytest.raises(ValueError, match="expected the number 3") as raised:
+        check_format(found, 3)
+    assert not isinstance(raised.value, OtherFormatError)
+
+
+@pytest.mark.parametrize("kind", ["changes", "entry", "snapshot"])
+def test_a_journal_of_a_newer_version_is_not_called_damaged(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as newer:
+        newer.setattr(run.changes, "FORMAT", 2)
+        newer.setattr(journal, "FORMAT", 2)
+        (tmp_path / "control").mkdir()
+        run.changes.write_journal(tmp_path, [])
+        entry, snapshot = journal.to_bytes(Entry(1, 1, opening=True)), journal.to_bytes(Snapshot(1, 1, {}, {}, [1]))
+    read: dict[str, Callable[[], object]] = {
+        "changes": lambda: run.changes.read_journal(tmp_path),
+        "entry": lambda: journal.entry_of_bytes(entry, 1, "there"),
+        "snapshot": lambda: journal.snapshot_of_bytes(snapshot, 1, "there"),
+    }
+    with pytest.raises((run.changes.JournalError, journal.JournalError), match="a newer version") as raised:
+        read[kind]()
+    assert "damaged" not in str(raised.value)
+    assert "emove" not in str(raised.value)
