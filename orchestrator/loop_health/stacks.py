@@ -102,7 +102,12 @@ def source_of(stack: Stack) -> str:
     """Returns the text of the line that `place_of` names; empty without source. May read the file."""
     place = place_of(stack)
     code = next((code for code, _ in stack if code.co_qualname == place.function), None)
-    return linecache.getline(code.co_filename, place.line).strip() if code is not None else ""
+    if code is None:
+        return ""
+    try:
+        return linecache.getline(code.co_filename, place.line).strip()
+    finally:
+        linecache.cache.pop(code.co_filename, None)  # it would keep the whole file's lines, for good
 
 
 def _line(code: CodeType, offset: int) -> int:
