@@ -109,7 +109,7 @@ class SupervisedJob:
         """Runs and files that were warned about."""
         self._trouble = ""
         """Why the job's journal cannot be written; empty while it can."""
-        self._began = time.time()
+        self._began, self._began_monotonic = time.time(), time.monotonic()
         self._trained = TrainedLines(config.output_dir)
         self.histories = {
             run.run_id: History.of(config.output_dir, run.run_id, run.steps, self._began, self._trained)
@@ -186,7 +186,7 @@ class SupervisedJob:
     def summary(self, outcome: Outcome) -> Summary:
         """Computes the job's summary, that of its run if it has only one."""
         directory, histories = self._config.output_dir, list(self.histories.values())
-        elapsed = time.time() - self._began
+        elapsed = time.monotonic() - self._began_monotonic
         if len(histories) == 1:
             return summarize(histories[0], directory, elapsed, outcome.reason)
         return summarize_runs(histories, self._outcomes(), directory, elapsed, outcome.reason)

@@ -52,7 +52,7 @@ def _remarks(status: JobStatus, run_id: str, examples: FailureExamples) -> list[
         remarks.append(_text(f"run {run_id} cannot be read: {history.unreadable}", "red"))
     if phases := phases_in_words(sum_phases([history.last_shipped])):
         remarks.append(_text(f"run {run_id} step {history.step}: {phases}", "dim"))
-    if failures := sum_failures([*history.shipped.values(), history.discarded]):
+    if failures := sum_failures(history.counted):
         example = examples.example(history, failures)
         such_as = f"; such as: {example}" if example else ""
         remarks.append(_text(f"run {run_id} failed rollouts: {failures_in_words(failures)}{such_as}", "yellow"))

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 
-from job.inspection.metrics_lines import Follower, Line, read_discarded, step_of
+from job.inspection.metrics_lines import Follower, Line, is_number, read_discarded, step_of
 from job.inspection.no_difference import read_notice
 from job.inspection.trained_lines import TrainedLines
 from orchestrator.step.differences import Notice, show_command
@@ -20,8 +20,44 @@ from transport.files.untrusted import UntrustedFileError
 READING_SECONDS = 60.0
 """Longest time for which one `refresh` reads the trainer's file: enough for some 30 GB."""
 
-MAX_STEPS = 200_000
-"""Most steps of a run that are kept. An orchestrator of ours writes fewer."""
+KEPT_STEPS = 1_000
+"""The newest steps whose lines are all kept, and how many of the older ones are kept besides, evenly spread."""
+
+NEWEST_TRAINED = 20_000
+"""The newest lines of the trainer that are read of a file met anew."""
+
+NEWEST_BYTES = 2**25
+"""Of an orchestrator's file met anew only so much of its end is read: some 20,000 steps."""
+
+
+@dataclass(slots=True)
+class LeftOut:
+    """What is known of steps whose lines are not kept."""
+
+    sums: Line = field(default_factory=dict)
+    """Of each metric, over these steps."""
+    maxima: Line = field(default_factory=dict)
+    """Of each metric."""
+    first: int = 0
+    """The first of them."""
+    began: float = math.inf
+    """The earliest time, in Unix seconds."""
+    tokens: float = 0
+    """Of completions, in the steps of this invocation whose duration is known."""
+    seconds: float = 0
+    """The durations of these."""
+
+    def add(self, line: Line, took: float | None, since: float) -> None:
+        """Adds a step that took so many seconds. `since`: when this invocation began."""
+        for name, value in line.items():
+            if is_number(value):
+                self.sums[name] = self.sums.get(name, 0) + value
+                self.maxima[name] = max(self.maxima.get(name, value), value)
+        self.first = min(self.first or line["step"], line["step"])
+        self.began = min(self.began, line["time"])
+        if took is not None and line["time"] - took >= since:
+            self.tokens += line.get("tokens/completion", 0)
+            self.seconds += took
 
 
 @dataclass(slots=True)
@@ -32,9 +68,11 @@ class History:
     steps: int | None = None
     """The configured number of steps; None if unknown."""
     shipped: dict[int, Line] = field(default_factory=dict)
-    """The orchestrator's line of each step."""
+    """The orchestrator's line of each step that is kept."""
     trained: dict[int, Line] = field(default_factory=dict)
-    """The trainer's line of each step."""
+    """The trainer's line of each step that is kept."""
+    left_out: LeftOut = field(default_factory=LeftOut)
+    """Of the lines that are not kept any more."""
     since: float = 0.0
     """When this invocation of the job began, in Unix seconds. Rates leave out earlier steps and the pause before it."""
     discarded: Line = field(default_factory=dict)
@@ -47,8 +85,10 @@ class History:
     _run_dir: Path = Path()
     _follower: Follower = field(default_factory=lambda: Follower(Path()))
     _trained_lines: TrainedLines = field(default_factory=lambda: TrainedLines(Path()))
-    _known: set[int] = field(default_factory=set)
-    """The shipped steps when the orchestrator's file was last read to its end: a replaced file has them again."""
+    _known: int = 0
+    """The newest shipped step when the orchestrator's file was last read to its end: a replaced file has the others again."""
+    _seconds: dict[int, float] = field(default_factory=dict)
+    """How long those shipped steps took that are kept and whose step before is not."""
     _generation: int = 0
     """Of the trainer's lines that were read, and how many those are."""
     _trained_count: int = 0
@@ -72,7 +112,7 @@ class History:
             steps,
             since=since,
             _run_dir=run_dir,
-            _follower=Follower(run_dir / "metrics.jsonl"),
+            _follower=Follower(run_dir / "metrics.jsonl", NEWEST_BYTES),
             _trained_lines=trained or TrainedLines(output_dir),
         )
 
@@ -104,12 +144,30 @@ class History:
     def _read_shipped(self, deadline: float) -> list[Line]:
         """Reads the lines that the orchestrator appended; returns the newly shipped steps."""
         if not self.is_behind:
-            self._known = set(self.shipped)
+            self._known = self.step
         fresh: dict[int, Line] = {}
-        for line in self._follower.new_lines(self.shipped.clear, deadline):
-            if self._add(line, self.shipped) and line["step"] not in self._known:
-                fresh[line["step"]] = line
+        for line in self._follower.new_lines(self._forget_shipped, deadline):
+            if line.get("run_id", self.run_id) != self.run_id:
+                continue
+            step = line["step"]
+            self.shipped[step] = line
+            self._thin_shipped()
+            if step > self._known:
+                fresh[step] = line
         return list(fresh.values())
+
+    def _forget_shipped(self) -> None:
+        self.shipped.clear()
+        self._seconds.clear()
+        self.left_out = LeftOut()
+
+    def _thin_shipped(self) -> None:
+        for step in _surplus(self.shipped):
+            if (next_took := self.seconds_of(step + 1)) is not None:
+                self._seconds[step + 1] = next_took  # which cannot be computed without this line
+            took = self.seconds_of(step)
+            self._seconds.pop(step, None)
+            self.left_out.add(self.shipped.pop(step), took, self.since)
 
     def _read_trained(self) -> None:
         lines = self._trained_lines
@@ -117,17 +175,13 @@ class History:
         if lines.generation != self._generation:
             self.trained.clear()
             self._generation, self._trained_count = lines.generation, 0
+        self._trained_count = max(self._trained_count, lines.count_of(self.run_id) - NEWEST_TRAINED)
         for _, raw in lines.lines_of(self.run_id, self._trained_count):
             self._trained_count += 1
-            if line := step_of(raw):
-                self._add(line, self.trained)
-
-    def _add(self, line: Line, steps: dict[int, Line]) -> bool:
-        """Adds the line of a step, unless it is another run's or there are too many; returns whether it did."""
-        if line.get("run_id", self.run_id) != self.run_id or (len(steps) >= MAX_STEPS and line["step"] not in steps):
-            return False
-        steps[line["step"]] = line
-        return True
+            if (line := step_of(raw)) and line.get("run_id", self.run_id) == self.run_id:
+                self.trained[line["step"]] = line
+                for step in _surplus(self.trained):
+                    del self.trained[step]
 
     @property
     def advice_without_difference(self) -> str:
@@ -171,24 +225,40 @@ class History:
         return [(step, float(lines[step][name])) for step in sorted(lines) if lines[step].get(name) is not None]
 
     def seconds_of(self, step: int) -> float | None:
-        """Returns the seconds that a shipped step took; None if unknown."""
-        line = self.shipped.get(step)
-        return None if line is None else _seconds(line, self.shipped.get(step - 1, {}))
+        """Returns the seconds that a shipped step took; None if unknown, or not kept."""
+        if (line := self.shipped.get(step)) is None:
+            return None
+        return self._seconds.get(step, _seconds(line, self.shipped.get(step - 1, {})))
+
+    @property
+    def counted_from(self) -> int:
+        """Returns the first step that is counted; above 1 if the file was too long to be read from its beginning."""
+        return 1 if not self._follower.left_out else self.left_out.first or min(self.shipped, default=1)
+
+    @property
+    def counted(self) -> list[Line]:
+        """Returns lines whose values sum up to those of all steps, and of the rollouts discarded since the last one."""
+        return [self.left_out.sums, *self.shipped.values(), self.discarded]
 
     def tokens_per_second(self, steps: int | None = None) -> float | None:
         """Computes completion tokens per second over the last `steps` steps, or all steps, of this invocation.
 
         Pauses between two starts of the orchestrator are left out. None if no step's duration is known.
         """
-        newest = sorted(self.shipped)[-steps - 1 if steps else None :]
-        lines: list[Line] = [{}, *(self.shipped[step] for step in newest)]
-        tokens, seconds = 0, 0.0
-        for before, line in list(pairwise(lines))[-steps if steps else None :]:
-            took = _seconds(line, before)
+        tokens, seconds = (0.0, 0.0) if steps else (self.left_out.tokens, self.left_out.seconds)
+        for step in sorted(self.shipped)[-steps if steps else None :]:
+            line, took = self.shipped[step], self.seconds_of(step)
             if took is not None and line["time"] - took >= self.since:
                 tokens += line.get("tokens/completion", 0)
                 seconds += took
         return tokens / seconds if seconds > 0 else None
+
+
+def _surplus(steps: Mapping[int, Line]) -> list[int]:
+    """Returns the steps that are to be dropped: once there are too many, every second of the older ones."""
+    if len(steps) <= 3 * KEPT_STEPS:
+        return []
+    return sorted(steps)[1:-KEPT_STEPS:2]
 
 
 def _seconds(line: Line, before: Line) -> float | None:
@@ -196,7 +266,11 @@ def _seconds(line: Line, before: Line) -> float | None:
 
     It counts from the step before, or from when the orchestrator began to generate if that is later.
     """
-    known = [line["uptime_seconds"]] if "uptime_seconds" in line else []
-    if before:
-        known.append(line["time"] - before["time"])
-    return min(known, default=None)
+    uptime: float | None = line.get("uptime_seconds")
+    if not before:
+        return uptime
+    took: float = line["time"] - before["time"]
+    if took < 0 and uptime is not None:  # the machine's clock was set back
+        earlier = before.get("uptime_seconds", 0.0)
+        return uptime - earlier if earlier < uptime else uptime
+    return took if uptime is None else min(uptime, took)

@@ -33,9 +33,15 @@ LARGEST = 1e18
 class Follower:
     """Reads the lines of steps appended to a metrics file since the last call."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, newest_bytes: int | None = None) -> None:
+        """Of a file met anew, reads no more than `newest_bytes` of its end."""
         self.path = path
-        self._lines = AppendedLines(path)
+        self._lines = AppendedLines(path, newest_bytes)
+
+    @property
+    def left_out(self) -> int:
+        """Returns how many bytes at the beginning of the file are not read."""
+        return self._lines.left_out
 
     @property
     def unread(self) -> str:

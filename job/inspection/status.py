@@ -71,9 +71,7 @@ class JobStatus:
 
     def inference_failed(self, run_id: str) -> int:
         """Returns how many of the run's rollouts got no answer from inference."""
-        history = self.histories[run_id]
-        lines = [*history.shipped.values(), history.discarded]
-        return int(sum(line.get("rollouts/inference_failed", 0) for line in lines))
+        return int(sum(line.get("rollouts/inference_failed", 0) for line in self.histories[run_id].counted))
 
     def last_errors(self) -> dict[str, str]:
         """Returns the newest error line by the name of the worker or of the guest's run."""
@@ -119,7 +117,7 @@ class JobStatus:
             "trained": trained.get("step", 0),
             "tokens_per_second": history.tokens_per_second(steps=RATE_STEPS),
             "discarded": history.discarded or None,
-            "failures": sum_failures([*history.shipped.values(), history.discarded]),
+            "failures": sum_failures(history.counted),
             "inference_failed": self.inference_failed(run_id),
             "phase_seconds": sum_phases([shipped]),
             "metrics": {name: shipped[name] for name in SHIPPED_METRICS if name in shipped}

@@ -44,11 +44,16 @@ def summarize(
     edge = max(1, min(EDGE_STEPS, len(rewards) // 2))
     mismatch = [value for _, value in history.series("mismatch_kl")]
     staleness = [value for _, value in history.series("staleness/max")]
-    counted = [*history.shipped.values(), history.discarded]
+    counted, left_out = history.counted, history.left_out
     failures = sum_failures(counted)
     return {
         "outcome": outcome,
-        "steps": {"shipped": history.step, "trained": max(history.trained, default=0), "wanted": history.steps},
+        "steps": {
+            "shipped": history.step,
+            "trained": max(history.trained, default=0),
+            "wanted": history.steps,
+            "counted_from": history.counted_from,
+        },
         "reward": {
             "first": _mean(rewards[:edge]),
             "last": _mean(rewards[-edge:]),
@@ -61,11 +66,13 @@ def summarize(
         "tokens": _totals(counted, "tokens", ("prompt", "completion")),
         "tokens_per_second": history.tokens_per_second(),
         "event_loop_lag_seconds": lag_quantiles(history),
-        "phase_seconds": sum_phases(history.shipped.values()),
-        "staleness_max": max(staleness, default=None),
+        "phase_seconds": sum_phases(counted),
+        "staleness_max": max([*staleness, *_known(left_out.maxima, "staleness/max")], default=None),
         "mismatch_kl": {"max": max(mismatch, default=None), "mean": _mean(mismatch)},
         "elapsed_seconds": elapsed,
-        "resumed": any(line["time"] < history.since for line in history.shipped.values()),
+        "resumed": any(
+            began < history.since for began in (left_out.began, *(line["time"] for line in history.shipped.values()))
+        ),
         "output_dir": str(output_dir),
     }
 
@@ -100,7 +107,7 @@ def lag_quantiles(history: History) -> dict[str, float | None]:
         return {"p50": None, "p99": None, "max": None}
     edges = np.sort(np.array(steps, dtype=float))
     weights = np.outer(np.array(counts, dtype=float), np.diff(LAG_QUANTILES))
-    maximum = max(values[-1] for values in steps)
+    maximum = max([values[-1] for values in steps] + _known(history.left_out.maxima, LAG_NAMES[-1]))
     return {"p50": _quantile(edges, weights, 0.5), "p99": _quantile(edges, weights, 0.99), "max": float(maximum)}
 
 
@@ -124,6 +131,10 @@ def to_json(summary: Summary) -> bytes:
 def _totals(lines: Sequence[Line], prefix: str, names: Iterable[str]) -> dict[str, int]:
     """The sums of the metrics `prefix/name` over all lines, by name."""
     return {name: int(sum(line.get(f"{prefix}/{name}", 0) for line in lines)) for name in names}
+
+
+def _known(line: Line, name: str) -> list[float]:
+    return [line[name]] if name in line else []
 
 
 def _mean(values: list[float]) -> float | None:

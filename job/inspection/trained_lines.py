@@ -57,6 +57,10 @@ class TrainedLines:
             if not self._lines.more:
                 return
 
+    def count_of(self, run_id: str) -> int:
+        """Returns how many lines of a run are known."""
+        return len(self._offsets.get(run_id.encode(), ()))
+
     def lines_of(self, run_id: str, since: int) -> Iterator[tuple[int, bytes]]:
         """Yields the lines of a run after the first `since`, each with its offset. Raises `OSError`, `UntrustedFileError`."""
         offsets = self._offsets.get(run_id.encode())

@@ -23,6 +23,9 @@ from serve.readers.step_table import Integers, StepTable
 from transport.files.appended_lines import LONGEST_LINE, AppendedLines
 from transport.files.untrusted import UntrustedFileError, open_regular
 
+NEWEST_BYTES, NEWEST_TRAINED = 2**26, 50_000
+"""Of an orchestrator's file met anew, the bytes at its end that are read, some 50,000 steps; of the trainer's, the lines."""
+
 KEPT_BYTES = 2**25
 """Bytes of columns that are kept of one job's runs, besides those of the runs that are asked for."""
 
@@ -64,7 +67,7 @@ class RunSeries:
         self.shipped = StepTable(run_id, needed)
         self.trained = StepTable(run_id, needed)
         self._path = directory / f"run_{run_id}" / "metrics.jsonl"
-        self._lines = AppendedLines(self._path)
+        self._lines = AppendedLines(self._path, NEWEST_BYTES)
         self._generation = -1
         self._seen = 0
 
@@ -75,8 +78,11 @@ class RunSeries:
 
     @property
     def unread(self) -> str:
-        """Says that the last `refresh` did not come to the end of the run's own file, and how far it came; empty if it did."""
-        return self._lines.how_far if self._lines.more else ""
+        """Says which part of the run's own file the last `refresh` did not read; empty if it read everything."""
+        if self._lines.more:
+            return self._lines.how_far
+        newest = NEWEST_BYTES // 2**20
+        return f"{self._path} is long: the steps in its newest {newest} MiB are shown" if self._lines.left_out else ""
 
     def covers(self, names: Iterable[str]) -> bool:
         """Whether it has the columns for these metrics."""
@@ -91,6 +97,7 @@ class RunSeries:
         if trained.generation != self._generation:
             self.trained.clear()
             self._generation, self._seen = trained.generation, 0
+        self._seen = max(self._seen, trained.count_of(self.trained.run_id) - NEWEST_TRAINED)
         for offset, raw in trained.lines_of(self.trained.run_id, self._seen):
             self.trained.add(raw, offset)
             self._seen += 1

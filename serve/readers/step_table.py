@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from job.inspection.history import MAX_STEPS
 from job.inspection.metrics_lines import LARGEST, SHORTEST_BYTES, is_number
 from transport.files.untrusted import UntrustedFileError, parse_json
 
@@ -23,6 +22,9 @@ Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 
 MISSING = float("nan")
+
+MAX_STEPS = 200_000
+"""Steps that are kept. Once there are so many, the older half is dropped."""
 
 MOST_SEEN = 2_000
 """Names of metrics that are noted."""
@@ -64,11 +66,15 @@ class StepTable:
         except UntrustedFileError:
             return
         step, time = values.get("step"), values.get("time")
-        if type(step) is not int or not 0 <= step < LARGEST or not is_number(time) or len(self) >= MAX_STEPS:
+        if type(step) is not int or not 0 <= step < LARGEST or not is_number(time):
             return
         run_id = values.get("run_id", self.run_id)
         if run_id != self.run_id and (isinstance(run_id, str) or is_number(run_id)):
             return
+        if len(self) >= MAX_STEPS:
+            columns: list[array[Any]] = [self._steps, self._times, self._offsets, *self._columns.values()]
+            for column in columns:
+                del column[: MAX_STEPS // 2]
         self._steps.append(step)
         self._times.append(time)  # type: ignore[arg-type]
         self._offsets.append(offset)

@@ -53,6 +53,8 @@ class AppendedLines:
         self._place = place if place is not None and place.offset else None
         """Where the next look begins; None before the first."""
         self._skips = False
+        self.left_out = 0
+        """Bytes at the beginning of the file that are not read, since it was longer than `newest_bytes`."""
 
     @property
     def place(self) -> Place:
@@ -102,6 +104,7 @@ class AppendedLines:
             self._place = Place.at(
                 descriptor, max(0, size - self._newest_bytes) if self._newest_bytes is not None else 0
             )
+            self.left_out = self._place.offset
             self._skips = self._place.offset > 0  # it is within a line
         yield from self._blocks(descriptor, self._place)
 

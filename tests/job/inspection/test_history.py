@@ -124,6 +124,17 @@ def test_a_resumed_jobs_rate_leaves_out_the_pause(tmp_path: Path) -> None:
     assert history.tokens_per_second() == pytest.approx(1000)
 
 
+def test_a_clock_that_is_set_back_makes_no_duration_negative(tmp_path: Path) -> None:
+    times = {1: (1000.0, 5.0), 2: (1010.0, 15.0), 3: (900.0, 25.0), 4: (910.0, 35.0), 5: (20.0, 3.0)}
+    lines = [shipped_line(step, at) | {"uptime_seconds": uptime} for step, (at, uptime) in times.items()]
+    write_lines(tmp_path / "run_test" / "metrics.jsonl", lines)
+    history = history_of(tmp_path)
+    assert [history.seconds_of(step) for step in range(1, 6)] == [5.0, 10.0, 10.0, 10.0, 3.0]
+    rate = history.tokens_per_second()
+    assert rate is not None
+    assert rate > 0
+
+
 def test_pauses_between_sessions_are_left_out_and_a_sessions_first_step_counts(tmp_path: Path) -> None:
     """Each of these steps took 2 s, the first of a session too, which knows since when it has been generating."""
     times = [(100.0, 2.0), (102.0, 4.0), (9000.0, 2.0), (9002.0, 4.0)]
@@ -169,6 +180,59 @@ def test_a_run_whose_own_file_is_longer_than_one_look_says_how_far_it_was_read(
     while history.unreadable:
         history.refresh()
     assert history.step == 30
+
+
+def test_a_long_run_is_kept_in_bounded_memory_and_its_sums_are_those_of_all_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history_module, "KEPT_STEPS", 10)
+    path = tmp_path / "run_test" / "metrics.jsonl"
+    whole = [shipped_line(step, 2.0 * step) | {"staleness/max": 90 if step == 3 else 1} for step in range(1, 301)]
+    write_lines(path, whole)
+    write_lines(tmp_path / "trainer" / "metrics.jsonl", [trained_line(step) for step in range(1, 301)])
+    history = history_of(tmp_path)
+    for kept in (history.shipped, history.trained):
+        assert len(kept) <= 30
+        assert (min(kept), max(kept)) == (1, 300)
+        assert set(range(291, 301)) <= kept.keys(), "the newest are all there"
+    summed = sum(line.get("tokens/completion", 0) for line in history.counted)
+    assert summed == sum(line["tokens/completion"] for line in whole)
+    assert history.left_out.maxima["staleness/max"] == 90
+    assert history.tokens_per_second() == pytest.approx(_rate(whole))
+    assert history.counted_from == 1
+    append = [shipped_line(301, 602.0)]
+    with path.open("a") as file:
+        file.writelines(json.dumps(line) + "\n" for line in append)
+    assert [line["step"] for line in history.refresh()] == [301], "no step is told twice"
+
+
+def _rate(lines: list[dict[str, Any]]) -> float:
+    history = History("test", shipped={line["step"]: line for line in lines})
+    rate = history.tokens_per_second()
+    assert rate is not None
+    return rate
+
+
+def test_of_a_very_long_file_the_newest_steps_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A million lines do not hold up `status`, and the step is the newest one, not that at which a limit was met."""
+    monkeypatch.setattr(history_module, "NEWEST_BYTES", 20_000)
+    monkeypatch.setattr(history_module, "NEWEST_TRAINED", 40)
+    path = tmp_path / "run_test" / "metrics.jsonl"
+    write_lines(path, [shipped_line(step, float(step)) for step in range(1, 1001)])
+    write_lines(tmp_path / "trainer" / "metrics.jsonl", [trained_line(step) for step in range(1, 1001)])
+    history = history_of(tmp_path)
+    assert (history.step, history.last_trained["step"], history.unreadable) == (1000, 1000, "")
+    assert 1 < history.counted_from == min(history.shipped) < 1000
+    assert sorted(history.trained) == list(range(961, 1001))
+
+
+def test_the_page_shows_the_newest_of_too_many_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_table, "MAX_STEPS", 10)
+    table = StepTable("test", ["reward/mean"])
+    for step in range(1, 34):
+        table.add(json.dumps(shipped_line(step, float(step))).encode(), step)
+    assert table.steps().tolist() == list(range(26, 34))
+    assert len(table.values("reward/mean")) == len(table.times()) == len(table.offsets()) == 8
 
 
 def test_a_look_keeps_of_many_lines_only_the_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

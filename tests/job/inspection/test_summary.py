@@ -36,7 +36,7 @@ def test_the_first_and_the_last_steps_of_a_short_run_do_not_overlap(tmp_path: Pa
 
 def test_the_summary_adds_up(past: Path) -> None:
     summary = summarize(history_of(past), past, elapsed=61.0, outcome="done")
-    assert summary["steps"] == {"shipped": 20, "trained": 19, "wanted": 20}
+    assert summary["steps"] == {"shipped": 20, "trained": 19, "wanted": 20, "counted_from": 1}
     assert summary["reward"] == {"first": pytest.approx(0.15), "last": pytest.approx(0.9), "edge_steps": 5}
     assert summary["rollouts"] == {
         "completed": 1280,
