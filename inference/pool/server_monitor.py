@@ -31,6 +31,9 @@ from transport.outages import Kind, Outages
 
 logger = logging.getLogger(__name__)
 
+KEPT_LOADS = 512
+"""The newest loads of a server whose answers are accepted; of up to twice as many it keeps the numbers."""
+
 HEALTH_DEADLINE_SECONDS = 10.0
 """Deadline of one health check. Long, since a server may wait for CPU time on a busy machine."""
 
@@ -353,6 +356,8 @@ class ServerMonitor:
             self._unproven = (wanted.adapter, held.load)
             self._loads.add(self._unproven)
             self._has_loaded = True
+            if len(self._loads) > 2 * KEPT_LOADS:  # no request lasts that long
+                self._loads = {each for each in self._loads if (each[1] or 0) > held.load - KEPT_LOADS}
         if held is not None and (others := wanted.probe.mismatched_layers(held)) is not None:
             raise ProbeFailed(
                 f"{self.server.url} accepted version {wanted.version} but computes with other weights: {others}"

@@ -102,6 +102,11 @@ class Delivery:
         assert step == self._offered == self.newest_step + 1
         self.newest_step = step
 
+    def forget_up_to(self, step: int) -> None:
+        """Forgets the sizes of batches that are never sent again, since a checkpoint of the trainer covers them."""
+        for old in [each for each in self.sizes if each <= step]:
+            del self.sizes[old]
+
     def _begin_session(self, ready: Ready) -> None:
         if ready.next_step > self.newest_step + 1:
             raise MissingBatchError(

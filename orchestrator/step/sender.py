@@ -212,6 +212,7 @@ class Sender:
             self._link.durable_up_to(durable)
             await in_thread(self._prune, self.durable_step + 1, durable)
             self.durable_step = durable
+            self._delivery.forget_up_to(durable)
 
     def _prune(self, first: int, last: int) -> None:
         for step in range(first, last + 1):

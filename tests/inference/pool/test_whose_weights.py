@@ -18,6 +18,7 @@ from inference.clients.client import Identity
 from inference.clients.openai_client import OpenAIClient
 from inference.config import PoolConfig
 from inference.loads import Claim, Loads
+from inference.pool import server_monitor
 from inference.pool.pool import STOCK_SERVERS_PROVE_NOTHING, InferencePool
 from tests.support.fake_inference import FakeServer, probe_answer, weight_update
 from tests.support.polling import until
@@ -48,6 +49,17 @@ async def started(pool: InferencePool) -> AsyncIterator[InferencePool]:
 
 async def generate(pool: InferencePool) -> Turn:
     return await pool.generate(PROMPT, SAMPLING, affinity="a")
+
+
+async def test_of_the_loads_of_a_long_run_the_newest_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_monitor, "KEPT_LOADS", 3)
+    async with FakeServer() as server, started(pool_at(server)) as pool:
+        (monitor,) = pool._monitors.values()
+        for version in range(1, 21):
+            await pool.update_weights(weight_update(version))
+            assert (await generate(pool)).policy_version == version
+            assert len(monitor._loads) <= 6
+        assert {(None, number) for number in (18, 19, 20)} <= monitor._loads
 
 
 async def test_a_second_run_at_one_server_is_refused_with_the_first_ones_name() -> None:

@@ -179,6 +179,19 @@ async def test_a_hello_says_up_to_where_nothing_can_be_sent_again(
         assert link.hello == Hello("one", durable)
 
 
+async def test_a_size_is_forgotten_once_its_step_is_durable(tmp_path: Path) -> None:
+    """A run of months has millions of steps."""
+    async with running(tmp_path) as (sender, link):
+        await link.say(Ready(1, credit=4, session=1))
+        for step in (1, 2, 3):
+            await submit(sender, make_batch(step))
+        await until_sent(link, [1, 2, 3])
+        assert sender._delivery.sizes.keys() == {1, 2, 3}
+        await link.say(Acknowledged(3, durable=2))
+        await asyncio.wait_for(sender.wait_durable(2), 60)
+        assert sender._delivery.sizes.keys() == {3}
+
+
 @pytest.mark.parametrize(
     ("message", "error", "said"),
     [
