@@ -56,7 +56,7 @@ class Answers:
     def __init__(self, layers: int, top_k: int) -> None:
         self._layers, self._top_k = layers, top_k
         status = {"instance": INSTANCE, "draining": False, "weights": {"load": 0}, "adapters": {}}
-        self._status = _response(orjson.dumps(status))
+        self._status = response(orjson.dumps(status))
         self._raw = b""
 
     def to(self, path: str, body: bytes) -> Sequence[bytes]:
@@ -77,7 +77,7 @@ class Answers:
             length = int(path.removeprefix(RAW_PATH + "/"))
             self._raw = self._raw if len(self._raw) == length else bytes(length)
             return self._raw
-        return _response(b"", "404 Not Found")
+        return response(b"", "404 Not Found")
 
     @cache  # noqa: B019 - one instance, which lives as long as the process
     def _generated(self, routed_of_prompt: int, tokens: int) -> tuple[bytes, bytes]:
@@ -92,7 +92,7 @@ class Answers:
             origin=Origin(INSTANCE, None, 0, 0, "those of the benchmark"),
             echo=PLACE_OF_ECHO,
         )
-        before, _, after = _response(wire.encode_completion(completion)).partition(PLACE_OF_ECHO)
+        before, _, after = response(wire.encode_completion(completion)).partition(PLACE_OF_ECHO)
         return before, after
 
     @cache  # noqa: B019 - as above
@@ -111,10 +111,11 @@ class Answers:
         content = {
             "id": "cmpl-0", "object": "text_completion", "created": 0, "model": "model", "choices": [choice], "usage": usage,
         }  # fmt: skip
-        return _response(orjson.dumps(content))
+        return response(orjson.dumps(content))
 
 
-def _response(body: bytes, status: str = "200 OK") -> bytes:
+def response(body: bytes, status: str = "200 OK") -> bytes:
+    """Returns a whole HTTP response."""
     head = f"HTTP/1.1 {status}\r\nContent-Type: application/octet-stream\r\nContent-Length: {len(body)}\r\n\r\n"
     return head.encode() + body
 
@@ -153,7 +154,8 @@ def _content_length(head: bytes | bytearray) -> int:
     return int(after.partition(b"\r\n")[0]) if found else 0
 
 
-async def _serve(connection: Callable[[], Connection]) -> None:
+async def serve(connection: Callable[[], Connection]) -> None:
+    """Serves on a free port, which is printed, until the standard input ends."""
     loop = asyncio.get_running_loop()
     server = await loop.create_server(connection, "127.0.0.1", 0, backlog=8192)
     print(server.sockets[0].getsockname()[1], flush=True)
@@ -163,4 +165,4 @@ async def _serve(connection: Callable[[], Connection]) -> None:
 
 if __name__ == "__main__":
     delay, routed_layers, routed_top_k = float(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-    uvloop.run(_serve(partial(Connection, Answers(routed_layers, routed_top_k), delay)))
+    uvloop.run(serve(partial(Connection, Answers(routed_layers, routed_top_k), delay)))
