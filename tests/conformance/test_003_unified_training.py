@@ -12,6 +12,7 @@ import msgpack
 import pytest
 
 from cluster import JobBuilder, JobFailed, JobSpec, PrimeMaster, Stage, Worker, WorkLoad
+from cluster.backends.base import Backend
 from cluster.elastic.elastic_master import ElasticMaster
 from cluster.elastic.elastic_worker import ElasticWorker
 from cluster.manager.events import (
@@ -19,6 +20,7 @@ from cluster.manager.events import (
     Allocated,
     Create,
     Created,
+    Event,
     ManagerStage,
     Start,
     Stop,
@@ -26,7 +28,11 @@ from cluster.manager.events import (
     WorkerStarted,
 )
 from cluster.manager.manager import PrimeManager
+from cluster.manager.state import Place
+from cluster.master.faults import Faults
+from cluster.master.orders import Orders
 from cluster.master.scheduler import Scheduler
+from tests.cluster.master.fake_backend import FakeBackend, World
 from tests.conformance import work_loads
 from tests.support.job_workers import running, send
 from tests.support.polling import wait_until
@@ -79,10 +85,34 @@ def test_the_manager_prepares_starts_monitors_and_stops() -> None:
     assert manager.monitor(1000.0) != [], "who does not stop in time is killed"
 
 
-def test_the_scheduler_has_the_documents_names() -> None:
-    """What they do is shown by every job of this file: nothing else places workers or creates them."""
-    for name in ("allocate_placement_group", "create_actors", "create_nodes", "cleanup"):
-        assert callable(getattr(Scheduler, name))
+async def test_the_scheduler_allocates_creates_and_cleans_up(tmp_path: Path) -> None:
+    """Over a backend in memory, whose worlds are those of `tests/cluster/master`."""
+    job, world, emitted = spec(trainer={"worker": "Counted", "task": True, "count": 3}), World(), list[Event]()
+    manager = PrimeManager(job)
+    backend: Backend = FakeBackend(world, 1)
+
+    def report(error: Exception) -> None:
+        raise error
+
+    scheduler = Scheduler(Orders(job, tmp_path), backend, manager, emitted.append, report, Faults(""))
+    for each in manager.prepare(0.0):
+        assert isinstance(each, Allocate)
+        await scheduler.allocate_placement_group(each)
+    assert world.bundles == {"trainer-0", "trainer-1", "trainer-2"}
+    creations = [each for event in emitted for each in manager.handle(event) if isinstance(each, Create)]
+    await scheduler.create_actors(creations[:2])
+    await scheduler.create_nodes(creations[2:])
+    assert world.created == [("trainer-0", 1), ("trainer-1", 1), ("trainer-2", 1)]
+    await scheduler.cleanup()
+    assert world.bundles != set(), "the job has not ended: another master goes on with it"
+    manager.stop(1.0)
+    for worker in [*world.workers]:
+        world.end(worker, 0)
+        manager.handle(world.reports[-1])
+    assert manager.stage is ManagerStage.STOPPED
+    manager.state.bundles["trainer-1"].place = Place.ALLOCATED  # as where its worker could not be killed
+    await scheduler.cleanup()
+    assert "release trainer-1" in world.commands
 
 
 # --- the lifecycle of a job and its workers ---
