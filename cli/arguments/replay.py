@@ -31,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="import and call the advantage function that the dump names, if it is not built in",
     )
+    parser.add_argument("--dump", dest="named", action="store_true", help="may stand before DUMP")
     parser.add_argument("dump", type=Path, metavar="DUMP", help="a dump's directory, such as raw_rollouts/step_7")
 
 

@@ -9,13 +9,24 @@ import sys
 import threading
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from cluster.client import ResourceConfig
 from examples.sweep.train_tiny_sweep import targets as grid
 from job.sweep.training import extras_for_resources, resolve_training_env, run_training_on_worker
-from sweep import STATUS_FAILED, STATUS_SUCCESS, StepAlreadyDone, SweepTarget, claim_and_run, step_lock, sweep_status
+from sweep import (
+    STATUS_FAILED,
+    STATUS_SUCCESS,
+    StepAlreadyDone,
+    SweepTarget,
+    UnsafeStoreError,
+    claim_and_run,
+    step_lock,
+    sweep_status,
+)
+from sweep.open_store import open_store
 from tests.support.job_processes import kill_processes_of
 from transport.errors import UserError
 
@@ -63,6 +74,19 @@ def test_a_failed_target_is_retried_by_a_later_peer(tmp_path: Path) -> None:
     assert states(tmp_path) == {"a": STATUS_FAILED}
     claim_and_run(str(tmp_path), targets("a", "b"), lambda target: None, heartbeat=0.05, lease=30)
     assert states(tmp_path) == {"a": STATUS_SUCCESS, "b": STATUS_SUCCESS}
+
+
+@pytest.mark.parametrize("scheme", ["az", "abfs", "hdfs", "http"])
+def test_a_store_without_a_conditional_write_here_is_refused_by_name(scheme: str) -> None:
+    with pytest.raises(UnsafeStoreError, match=f"none is known for {scheme}://"):
+        claim_and_run(f"{scheme}://bucket/sweeps", targets("a"), lambda target: None)
+
+
+def test_other_names_of_known_stores_open_them(tmp_path: Path) -> None:
+    assert open_store(f"local://{tmp_path}").root == str(tmp_path)
+    assert open_store("s3a://bucket/a").root == open_store("s3://bucket/a").root
+    with patch("sweep.stores.gs.GoogleStore", lambda bucket, prefix: (bucket, prefix)):
+        assert open_store("gcs://bucket/a") == ("bucket", "a")  # type: ignore[comparison-overlap]
 
 
 @pytest.mark.slow

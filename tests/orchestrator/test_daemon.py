@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,9 @@ def test_an_environment_is_sampled_as_it_says(make_config: Callable[..., RunConf
     asked = {chat.decode(each.prompt_ids.tolist()).rpartition("\n")[2]: each.sampling for each in inference.asked}
     run_wide = SamplingParameters(1.0, 8, chat.stop_token_ids, ("!", "?"), 0.9, 7, 0.1)
     assert asked == {"": run_wide, "Hm": replace(run_wide, temperature=0.5, stop=(".",))}
+    for record in records_of(config):
+        sampled = run_wide if record["environment"] == "plain" else asked["Hm"]
+        assert record["sampling_args"] == json.loads(json.dumps(asdict(sampled)))
     (batch,) = trainer.trained
     assert {(info.environment, info.temperature) for info in batch.samples} == {("plain", 1.0), ("own", 0.5)}
 
