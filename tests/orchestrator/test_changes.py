@@ -160,7 +160,7 @@ def test_the_journal_gives_each_step_its_values(tmp_path: Path) -> None:
     assert read_journal(tmp_path) == changes
     assert [rates.at(step) for step in (2, 3, 4, 5, 9)] == [None, 1e-3, 1e-3, 2e-3, 2e-3]
     assert in_force(changes, 5) == {"training.learning_rate": 2e-3, "sampling.top_k": 6}
-    for bad in (b"{", b'{"format": 2, "changes": []}', b'{"format": 1, "changes": [{"step": 1}]}'):
+    for bad in (b"{", b'{"format": "2", "changes": []}', b'{"format": 1, "changes": [{"step": 1}]}'):
         (tmp_path / "control" / JOURNAL).write_bytes(bad)
         with pytest.raises(JournalError, match="Remove it"):
             rates.at(3)
