@@ -8,6 +8,7 @@
 #   make demo-math    arithmetic with a calculator: a tiny model learns to call a tool (ARGS=--fresh or --resume to run it again)
 #   make test         every test, in four processes, on two quiet cores in 20 minutes
 #   make test-fast    the tests that take less than a quarter of a second each and start no vLLM, in a minute
+#   make image-test   build the orchestrator's image and play a run with it, as root with podman (docs/operations.md)
 #   make lint         style and types
 #   make wheel-test   build the wheel, install it into an empty environment, and run it from there
 #   make lock         resolve requirements/cpu.lock anew
@@ -28,7 +29,7 @@ FIND_LINKS = $(shell links="$${PIP_FIND_LINKS:-$$($(PIP_LINKS))}"; echo $$links 
 UV = $(if $(FIND_LINKS),UV_FIND_LINKS="$(FIND_LINKS)") VIRTUAL_ENV=.venv $(BIN)/uv pip
 TORCH = $(if $(FIND_LINKS),,--torch-backend cpu)
 
-.PHONY: setup demo demo-multi demo-sweep demo-cluster demo-tune demo-math test test-fast wheel-test lint format lock
+.PHONY: setup demo demo-multi demo-sweep demo-cluster demo-tune demo-math test test-fast wheel-test image-test lint format lock
 .DELETE_ON_ERROR:
 
 setup: $(INSTALLED)
@@ -86,6 +87,9 @@ wheel-test: $(INSTALLED)
 	cd $(WHEEL_TEST) && venv/bin/counterpoint synthesize --rollouts 8 --turns 2 --tokens 64 dump
 	cd $(WHEEL_TEST) && venv/bin/counterpoint replay dump
 	rm -rf $(WHEEL_TEST)
+
+image-test: $(INSTALLED)
+	.ci/image-test
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check

@@ -1,0 +1,1 @@
+"""The image, played for real: `make image-test` (`.ci/image-test`)."""
