@@ -131,6 +131,23 @@ def test_what_a_users_executor_raises_is_a_failure_that_is_retried_from_its_chec
     assert "a node is gone" in Path(trial.logdir, "error.txt").read_text()
 
 
+def test_a_users_executor_may_keep_states_as_objects(tmp_path: Path) -> None:
+    class AsObjects(ThreadExecutor):
+        def save(self, trial: Trial, storage: str = "persistent", result: Any = None) -> Any:
+            return {"steps": self.steps[trial.trial_id]}
+
+        def restore(self, trial: Trial, checkpoint: Any = None, block: bool = False) -> bool:
+            self._called("restore", trial)
+            self.steps[trial.trial_id] = checkpoint["steps"]
+            return True
+
+    executor = AsObjects(counted, places=1)
+    trials = [Trial("mine", {}, name, str(tmp_path)) for name in ("a", "b")]
+    runner = run(executor, tmp_path, trials, scheduler=PausesOnce())
+    assert [(trial.status, trial.num_results) for trial in runner.get_trials()] == [(Trial.TERMINATED, 3)] * 2
+    assert executor.calls.count("restore a") == 1
+
+
 def test_fail_fast_raise_raises_what_fetch_result_raised(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError, match="at 2"):
         run(ThreadExecutor(counted), tmp_path, [Trial("mine", {"raises": 2}, "t", str(tmp_path))], fail_fast="raise")

@@ -27,6 +27,7 @@ _WAITS = (
     ("threading.py", "_wait_for_tstate_lock"),
     ("queue.py", "get"),
     ("selectors.py", "select"),
+    ("thread.py", "_worker"),
 )
 """Where a thread is that only waits, by file and function: it holds no lock that a fork would miss."""
 

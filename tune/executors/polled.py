@@ -28,6 +28,7 @@ from tune.checkpoint import PERSISTENT, Checkpoint
 from tune.errors import TuneError
 from tune.executors.executor import Event, EventExecutor, Failed, Reported, Saved, SaveFailed, Started, Stopped
 from tune.executors.trial_executor import TrialExecutor, as_checkpoint
+from tune.experiment import check_json
 from tune.resources import Resources
 from tune.trial import Trial
 
@@ -128,7 +129,7 @@ class PolledExecutor(EventExecutor):
         self._of(trial, go_on)
 
     def save_to(self, trial: Trial, checkpoint: Checkpoint) -> None:
-        """`save`; at the path that is given it is noted where the executor has put it."""
+        """`save`; at the path that is given it is noted where the executor has put it, or what it has returned."""
 
         def save(own: Trial) -> None:
             who = trial.trial_id, self._attempts[trial.trial_id]
@@ -136,9 +137,9 @@ class PolledExecutor(EventExecutor):
                 saved = self.called.save(own, storage=PERSISTENT, result=checkpoint.result)
                 if saved is None:
                     raise TuneError("save returned None")
-                path = as_checkpoint(saved, own).path
+                note = json.dumps(_note_of(saved, own))
                 Path(checkpoint.path).mkdir(parents=True)
-                write_atomically(Path(checkpoint.path) / NOTE, json.dumps({"path": path}).encode())
+                write_atomically(Path(checkpoint.path) / NOTE, note.encode())
             except Exception:  # noqa: BLE001 - the trial goes on without this checkpoint
                 self._due.append(SaveFailed(*who, traceback.format_exc()))
             else:
@@ -182,7 +183,8 @@ class PolledExecutor(EventExecutor):
 
     def delete_checkpoint(self, checkpoint: Checkpoint) -> None:
         """As the base; also what the executor has put into the trial's directory. What it has put elsewhere is its own."""
-        found, directory = Path(_located(checkpoint).path), Path(checkpoint.path)
+        located, directory = _located(checkpoint), Path(checkpoint.path)
+        found = Path(located.path) if isinstance(located, Checkpoint) else directory
         if directory.parent in found.absolute().parents and found != directory:
             remove_directory(found) if found.is_dir() else found.unlink(missing_ok=True)
         remove_directory(directory)
@@ -308,9 +310,17 @@ def for_runner(executor: TrialExecutor) -> EventExecutor:
     return executor if isinstance(executor, EventExecutor) else PolledExecutor(executor)
 
 
-def _located(checkpoint: Checkpoint) -> Checkpoint:
-    """The checkpoint where the executor has put it."""
+def _note_of(saved: Any, trial: Trial) -> dict[str, Any]:
+    """What is noted of what an executor's `save` returned: a path, or an object, which must be JSON to outlive this process."""
+    if isinstance(saved, dict | list):
+        check_json(saved, f"what save returned for {trial}")
+        return {"object": saved}
+    return {"path": as_checkpoint(saved, trial).path}
+
+
+def _located(checkpoint: Checkpoint) -> Any:
+    """The checkpoint where the executor has put it, or the object that it has returned."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         noted = json.loads((Path(checkpoint.path) / NOTE).read_bytes())
-        return replace(checkpoint, path=str(noted["path"]))
+        return noted["object"] if "object" in noted else replace(checkpoint, path=str(noted["path"]))
     return checkpoint
