@@ -135,7 +135,7 @@ class PrimeManager:
 
     # --- the stages of a job by name; each decides what `handle` decides for an event, which a journal keeps ---
 
-    def prepare(self, at: float) -> list[Instruction]:
+    def prepare(self) -> list[Instruction]:
         """Asks for every bundle's place; creation, and READY, follow from the answers. Once: a repetition returns nothing."""
         return [] if self.state.begun else begin(self._ledger)
 
@@ -175,7 +175,7 @@ class PrimeManager:
             return self._late(event)
         match event:
             case Begin():
-                return self.prepare(event.at)
+                return self.prepare()
             case Allocated():
                 return allocated(ledger, event)
             case AllocationFailed():

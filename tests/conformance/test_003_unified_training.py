@@ -55,9 +55,9 @@ def spec(**roles: dict[str, Any]) -> JobSpec:
 def test_the_manager_prepares_starts_monitors_and_stops() -> None:
     manager = PrimeManager(spec(trainer={"worker": "Counted", "task": True, "count": 2}))
     stages = [manager.stage]
-    allocate = manager.prepare(0.0)
+    allocate = manager.prepare()
     assert [type(each) for each in allocate] == [Allocate, Allocate]
-    assert manager.prepare(0.1) == []
+    assert manager.prepare() == []
     with pytest.raises(ValueError, match="trainer not ready"):
         manager.start()
     created = [
@@ -95,7 +95,7 @@ async def test_the_scheduler_allocates_creates_and_cleans_up(tmp_path: Path) -> 
         raise error
 
     scheduler = Scheduler(Orders(job, tmp_path), backend, manager, emitted.append, report, Faults(""))
-    for each in manager.prepare(0.0):
+    for each in manager.prepare():
         assert isinstance(each, Allocate)
         await scheduler.allocate_placement_group(each)
     assert world.bundles == {"trainer-0", "trainer-1", "trainer-2"}
