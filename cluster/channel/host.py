@@ -28,7 +28,7 @@ from cluster.channel.sockets import RouterSocket
 from transport.arrays import CodecError
 from transport.files.atomic import Buffer, as_bytes_view
 from transport.rate_limited_log import RateLimitedLog
-from transport.wires.endpoint import load_authorized_keys
+from transport.wires.listener_keys import listener_keys
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class ChannelHost:
         `JournalError` for a damaged journal.
         """
         self.config = config
-        self.address, keys = config.endpoint(job_directory)
+        self.address, _ = config.endpoint(job_directory)
         self.garbage = 0
         """Messages that were dropped because they were not of the protocol."""
         self.failure: BaseException | None = None
@@ -62,8 +62,7 @@ class ChannelHost:
         self.set_aside: dict[int, Record] = {}
         """The records that were set aside since their consumers died, by sequence number."""
         self._over = threading.Event()
-        authorized = load_authorized_keys(config.transport(), keys) if keys is not None else frozenset()
-        self._socket = RouterSocket(self.address, keys, authorized, config.max_record_bytes)
+        self._socket = RouterSocket(self.address, listener_keys(config.transport()), config.max_record_bytes)
         try:
             self._journal = (
                 Journal(job_directory / config.directory, config.sync) if config.directory is not None else None

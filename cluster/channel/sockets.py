@@ -18,6 +18,7 @@ from zmq.utils.monitor import recv_monitor_message
 from transport.files.atomic import Buffer, as_bytes_view
 from transport.files.lock import take_lock
 from transport.wires.endpoint import IPC, CurveKeys
+from transport.wires.listener_keys import WatchedListenerKeys
 from transport.wires.reconnecting import find_peer_soon
 
 HEARTBEAT_SECONDS = 2.0
@@ -38,9 +39,7 @@ _local_lock = threading.Lock()
 class RouterSocket:
     """The host's end. Raises `OSError` when the address is taken or cannot be listened on."""
 
-    def __init__(
-        self, address: str, keys: CurveKeys | None, authorized: frozenset[bytes], max_frame_bytes: int
-    ) -> None:
+    def __init__(self, address: str, keys: WatchedListenerKeys | None, max_frame_bytes: int) -> None:
         self.address = address
         self._lock = -1
         if address.startswith(IPC):  # ZMQ replaces a socket file that is there, be it stale or not
@@ -60,9 +59,9 @@ class RouterSocket:
         if keys is not None:
             self._authenticator = ThreadAuthenticator(self._context)
             self._authenticator.start()
-            self._authenticator.certs["*"] = dict.fromkeys(authorized, True)
+            self._authenticator.configure_curve_callback("*", keys)
             self.socket.curve_server = True
-            self.socket.curve_publickey, self.socket.curve_secretkey = keys.public, keys.secret
+            self.socket.curve_publickey, self.socket.curve_secretkey = keys.value.own.public, keys.value.own.secret
         self.monitor = self.socket.get_monitor_socket(zmq.Event.DISCONNECTED)
         try:
             self.socket.bind(address)

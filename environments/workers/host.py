@@ -31,7 +31,7 @@ from environments.workers.proxy import WorkerEnvironment
 from environments.workers.wire import BatchingWire
 from environments.workers.worker import BEAT_SECONDS
 from transport.config import Config
-from transport.wires.endpoint import CurveKeys, load_keys
+from transport.wires.endpoint import CurveKeys, watched_keys
 from transport.wires.reconnecting import find_peer_soon
 
 logger = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ async def serve(config: HostConfig) -> None:
 
     Raises `ValueError` for an environment that does not load or start, and `RefusedError` when the two ends differ.
     """
-    keys = load_keys(config, "host")
+    keys = watched_keys(config, "host")
     assert keys is not None, "the files are required"
     loaded = await asyncio.to_thread(load_environment, config.environment)
     assert isinstance(loaded, WorkerEnvironment)
@@ -103,7 +103,8 @@ async def serve(config: HostConfig) -> None:
     last = ""
     async with started(loaded, context):
         while True:
-            ended = await Connection(config, keys, loaded).run()
+            await asyncio.to_thread(keys.refresh, now=True)
+            ended = await Connection(config, keys.value, loaded).run()
             if ended != last:
                 logger.warning("environment %r: %s: %s; the host tries again", name, config.address, ended)
             last = ended

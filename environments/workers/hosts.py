@@ -25,7 +25,7 @@ from environments.workers.supply import SOON_SECONDS, Worker
 from environments.workers.wire import BatchingWire
 from transport.configuration.toml_file import without_places
 from transport.printable import printable
-from transport.wires.endpoint import load_authorized_keys, load_keys
+from transport.wires.listener_keys import WatchedListenerKeys
 
 logger = logging.getLogger(__name__)
 
@@ -158,16 +158,14 @@ class Hosts:
         where = f"{self._where}: hosts"
         if _ADDRESS.fullmatch(hosts.address) is None:
             raise ValueError(f"{where}.address: {hosts.address!r} is not tcp://HOST:PORT")
-        keys = load_keys(hosts, where)
-        assert keys is not None, "the files are required"
-        authorized = load_authorized_keys(hosts, keys, where)
+        keys = WatchedListenerKeys(hosts, where)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._authenticator = ThreadAuthenticator(self._context)
         self._authenticator.start()
-        self._authenticator.certs["*"] = dict.fromkeys(authorized, True)
+        self._authenticator.configure_curve_callback("*", keys)
         socket = self._context.socket(zmq.ROUTER)
         socket.curve_server = True
-        socket.curve_publickey, socket.curve_secretkey = keys.public, keys.secret
+        socket.curve_publickey, socket.curve_secretkey = keys.value.own.public, keys.value.own.secret
         socket.router_mandatory = True
         socket.rcvhwm, socket.sndhwm = UNREAD_FRAMES, 0
         bound_and_beating(socket, hosts.address)

@@ -151,7 +151,7 @@ async def test_a_table_is_its_users_alone(short: Path) -> None:
 
 def test_others_cannot_connect_to_the_wire(short: Path) -> None:
     path = short / "wire.sock"
-    listener = ZmqListener(f"ipc://{path}", None, frozenset(), 5.0, 2**20, 1)
+    listener = ZmqListener(f"ipc://{path}", None, 5.0, 2**20, 1)
     try:
         assert not mode(path) & 0o022, "to connect to a UNIX socket one must be able to write to it"
     finally:

@@ -19,6 +19,7 @@ import zmq
 import zmq.auth
 
 from transport.config import TransportConfig
+from transport.files.watched import Watched
 from transport.loopback import is_loopback
 from transport.process.launch import SHARED_TMPDIR
 
@@ -105,10 +106,27 @@ def load_keys(config: CurveFiles, where: str = "transport") -> CurveKeys | None:
     return CurveKeys(server_public, public, secret)
 
 
-def load_authorized_keys(config: AuthorizingFiles, keys: CurveKeys, where: str = "transport") -> frozenset[bytes]:
+def watched_keys(config: CurveFiles, where: str = "transport") -> Watched[CurveKeys] | None:
+    """Returns an end's keys, to be read again once they change, or None without any. Raises as `load_keys`."""
+    if config.server_public_key_file is None and config.secret_key_file is None:
+        return None
+
+    def read() -> CurveKeys:
+        keys = load_keys(config, where)
+        assert keys is not None, "the files are set"
+        return keys
+
+    files = (config.server_public_key_file, config.secret_key_file)
+    return Watched([path for path in files if path is not None], read)
+
+
+def load_authorized_keys(
+    config: AuthorizingFiles, keys: CurveKeys, where: str = "transport", *, may_be_empty: bool = False
+) -> frozenset[bytes]:
     """Returns the public keys that may connect to the end that listens, whose own are `keys`.
 
-    Raises `ValueError` when there are none, or when this end's public key is not the one that its peers expect.
+    Raises `ValueError` when there are none and `may_be_empty` is not set, or when this end's public key is not the one that its
+    peers expect.
     """
     if keys.public != keys.server_public:
         raise ValueError(
@@ -121,7 +139,7 @@ def load_authorized_keys(config: AuthorizingFiles, keys: CurveKeys, where: str =
         )
     directory = config.authorized_keys_directory
     keys_by_name: dict[bytes, bool] = _load(f"{where}.authorized_keys_directory", zmq.auth.load_certificates, directory)
-    if not keys_by_name:
+    if not keys_by_name and not may_be_empty:
         raise ValueError(f"{where}.authorized_keys_directory: {directory.absolute()} holds no public key (*.key)")
     return frozenset(keys_by_name)
 

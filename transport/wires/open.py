@@ -8,9 +8,10 @@ from transport.config import TransportConfig
 from transport.outages import Outages
 from transport.validation import MAX_ARRAY_BYTES
 from transport.wires.base import BatchReceiver, TrainerLink
-from transport.wires.endpoint import load_authorized_keys, load_keys, resolve_address
+from transport.wires.endpoint import resolve_address, watched_keys
 from transport.wires.filesystem import DirectoryConnection, DirectoryListener
 from transport.wires.link import Connection, ThreadedLink
+from transport.wires.listener_keys import listener_keys
 from transport.wires.receiver import Listener, Receiver
 from transport.wires.zmq_wire import ZmqConnection, ZmqListener
 
@@ -27,7 +28,7 @@ def open_link(config: TransportConfig, output_dir: Path, run_id: str, outages: O
     if config.kind == "filesystem":
         connection = DirectoryConnection(output_dir / EXCHANGE, run_id, config.heartbeat_seconds)
     else:
-        connection = ZmqConnection(resolve_address(config, output_dir), load_keys(config), config.heartbeat_seconds)
+        connection = ZmqConnection(resolve_address(config, output_dir), watched_keys(config), config.heartbeat_seconds)
     return ThreadedLink(connection, outages)
 
 
@@ -41,12 +42,9 @@ def open_receiver(config: TransportConfig, output_dir: Path) -> BatchReceiver:
     if config.kind == "filesystem":
         listener = DirectoryListener(output_dir / EXCHANGE, config.heartbeat_seconds, config.largest_batch)
     else:
-        address, keys = resolve_address(config, output_dir), load_keys(config)
-        authorized = load_authorized_keys(config, keys) if keys is not None else frozenset()
         listener = ZmqListener(
-            address,
-            keys,
-            authorized,
+            resolve_address(config, output_dir),
+            listener_keys(config),
             config.heartbeat_seconds,
             min(config.largest_batch, MAX_ARRAY_BYTES),
             config.credit,

@@ -8,8 +8,10 @@ killed or stopped is noticed. Large frames are passed by reference; small ones a
 from __future__ import annotations
 
 import errno
+import logging
 import math
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,13 +23,20 @@ from zmq.utils.monitor import recv_monitor_message
 from transport.codec import MAX_MESSAGE_BYTES, CodecError
 from transport.files.atomic import Buffer, as_bytes_view
 from transport.files.lock import take_listener_lock
+from transport.files.watched import Watched
 from transport.process.yield_gil import yielding_gil
 from transport.wires.endpoint import IPC, CurveKeys
 from transport.wires.link import Arrived, Connected, Lost
+from transport.wires.listener_keys import WatchedListenerKeys
 from transport.wires.receiver import Arrival
 from transport.wires.reconnecting import find_peer_soon
 
+logger = logging.getLogger(__name__)
+
 _COPY_BELOW_BYTES = 2**16
+
+_REBIND_SECONDS = 5.0
+"""How long the address may take to be free again."""
 
 _FRAMES_AT_ONCE = 64
 """Frames passed to ZMQ between two rests, so that a message of thousands does not keep the GIL from the event loop."""
@@ -40,7 +49,7 @@ _FAILED_HANDSHAKES = (
 class ZmqConnection:
     """`link.Connection` by a DEALER."""
 
-    def __init__(self, address: str, keys: CurveKeys | None, heartbeat_seconds: float) -> None:
+    def __init__(self, address: str, keys: Watched[CurveKeys] | None, heartbeat_seconds: float) -> None:
         self.peer = f"the trainer at {address}"
         self._address = address
         self._keys = keys
@@ -59,8 +68,13 @@ class ZmqConnection:
         socket.maxmsgsize = MAX_MESSAGE_BYTES
         find_peer_soon(socket)
         if self._keys is not None:
-            socket.curve_serverkey = self._keys.server_public
-            socket.curve_publickey, socket.curve_secretkey = self._keys.public, self._keys.secret
+            self._keys.refresh(now=True)
+            keys = self._keys.value
+            socket.curve_serverkey, socket.curve_publickey, socket.curve_secretkey = (
+                keys.server_public,
+                keys.public,
+                keys.secret,
+            )
         events = zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED | _FAILED_HANDSHAKES
         self._monitor = socket.get_monitor_socket(events)
         self._socket = socket
@@ -123,7 +137,7 @@ class ZmqConnection:
 
 
 class ZmqListener:
-    """`receiver.Listener` by a ROUTER. `authorized` are the client keys that may connect, given with `keys`.
+    """`receiver.Listener` by a ROUTER. `keys` are read again once they change; who may not connect any longer is cut off.
 
     Raises `OSError` when the address is in use or cannot be listened on.
     """
@@ -131,13 +145,13 @@ class ZmqListener:
     def __init__(
         self,
         address: str,
-        keys: CurveKeys | None,
-        authorized: frozenset[bytes],
+        keys: WatchedListenerKeys | None,
         heartbeat_seconds: float,
         max_frame_bytes: int,
         credit: int,
     ) -> None:
         self._address = address
+        self._keys = keys
         self._lock: int | None = None
         if address.startswith(IPC):  # ZMQ replaces a socket file that is there, be it stale or not
             self._lock = take_listener_lock(Path(f"{address.removeprefix(IPC)}.lock"), address)
@@ -150,9 +164,10 @@ class ZmqListener:
         if keys is not None:
             self._authenticator = ThreadAuthenticator(self._context)
             self._authenticator.start()
-            self._authenticator.certs["*"] = dict.fromkeys(authorized, True)
+            self._authenticator.configure_curve_callback("*", keys)
             socket.curve_server = True
-            socket.curve_publickey, socket.curve_secretkey = keys.public, keys.secret
+            self._listens_with = keys.value
+            socket.curve_publickey, socket.curve_secretkey = keys.value.own.public, keys.value.own.secret
         self._monitor = socket.get_monitor_socket(_FAILED_HANDSHAKES)
         self._socket: zmq.Socket[bytes] | None = socket
         try:
@@ -165,6 +180,7 @@ class ZmqListener:
                 else ""
             )
             raise OSError(error.errno, f"cannot listen on {address}: {hint or error.strerror}") from error
+        self._bound = str(socket.getsockopt_string(zmq.LAST_ENDPOINT))
         self._poller = zmq.Poller()
         self._poller.register(socket, zmq.POLLIN)
         self._poller.register(self._monitor, zmq.POLLIN)
@@ -172,6 +188,8 @@ class ZmqListener:
     def poll(self, timeout: float) -> Arrival | None:
         """See `Listener`."""
         assert self._socket is not None, "the receiver is closed"
+        if self._keys is not None:
+            self._follow(self._keys, self._socket)
         ready = dict(self._poller.poll(_milliseconds(timeout)))
         if self._monitor in ready and self._socket not in ready:  # messages come before failed handshakes
             event = recv_monitor_message(self._monitor)
@@ -182,6 +200,28 @@ class ZmqListener:
             return None
         sender, *frames = self._socket.recv_multipart(copy=False)
         return Arrival(sender.bytes, _origin(frames), [frame.buffer for frame in frames])
+
+    def _follow(self, keys: WatchedListenerKeys, socket: zmq.Socket[bytes]) -> None:
+        """Listens anew, which ends every connection, if not all who are connected may be."""
+        keys.refresh()
+        former, current = self._listens_with, keys.value
+        self._listens_with = current
+        if current is former or current.admits_all_of(former):
+            return
+        logger.warning(
+            "the keys at %s have changed: every connection ends, and whoever may connect comes back", self._address
+        )
+        socket.unbind(self._bound)
+        socket.curve_publickey, socket.curve_secretkey = current.own.public, current.own.secret
+        deadline = time.monotonic() + _REBIND_SECONDS
+        while True:  # ZMQ gives the address up in a thread of its own
+            try:
+                socket.bind(self._address)
+                return
+            except zmq.ZMQError as error:
+                if error.errno != errno.EADDRINUSE or time.monotonic() > deadline:
+                    raise OSError(error.errno, f"cannot listen on {self._address} again: {error.strerror}") from error
+                time.sleep(0.01)
 
     def write(self, sender: bytes, frames: Sequence[Buffer]) -> bool:
         """See `Listener`."""
