@@ -7,6 +7,7 @@ from cluster.notify import Heartbeat, StatusLine, notify_ready
 from inference.config import InferenceConfig
 from job.resolve_model import resolve_model
 from transport.process.extras import SERVING, require
+from transport.process.hangup import ReloadOnHangup, note_hangup
 
 
 def main(arguments: list[str]) -> int:
@@ -35,4 +36,5 @@ def main(arguments: list[str]) -> int:
         if not trouble:  # without heartbeats, the supervisor restarts the server
             heartbeat.beat()
 
-    return serve(config, on_ready, beat)
+    with ReloadOnHangup(note_hangup):
+        return serve(config, on_ready, beat)

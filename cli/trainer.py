@@ -8,6 +8,7 @@ from job.resolve_model import resolve_model
 from trainer.config import TrainerConfig
 from trainer.launch import run
 from transport.process.extras import TRAINING, require
+from transport.process.hangup import ReloadOnHangup, note_hangup
 
 
 def main(arguments: list[str]) -> int:
@@ -18,4 +19,5 @@ def main(arguments: list[str]) -> int:
     require("the trainer", *TRAINING)
     log_to_stderr()
     config = command.config.model_copy(update={"model": str(resolve_model(command.config.model))})
-    return run(config, notify_ready)
+    with ReloadOnHangup(note_hangup):
+        return run(config, notify_ready)

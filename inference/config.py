@@ -57,7 +57,7 @@ class InferenceConfig(Config):
     """TCP port. Refused before anything is started when it is taken."""
 
     api_key_file: Path | None = None
-    """A file holding the bearer token that requests must carry."""
+    """A file holding the bearer token that requests must carry; with several lines, any of them. Read again when it changes."""
 
     identity_file: Path | None = None
     """A file holding the secret by which the server proves whose it is. A job makes one and sets this."""
@@ -149,7 +149,7 @@ class PoolConfig(Config):
     only as LoRA adapters, through `/v1/load_lora_adapter`."""
 
     api_key_file: Path | None = None
-    """A file holding the bearer token to send."""
+    """A file holding the bearer token to send; of several lines, the first. Read again when it changes."""
 
     identity_file: Path | None = None
     """A file holding the secret that the servers must have (their own `identity_file`): others are not used, whatever listens at

@@ -32,7 +32,7 @@ from inference.config import InferenceConfig
 from inference.context import attention_heads, longest_context
 from inference.delta import is_delta
 from inference.port_claim import claimed
-from inference.token import read_token
+from inference.token import API_KEY_FILE_VARIABLE, read_tokens
 from inference.wire import INSTANCE_VARIABLE, STATUS_PATH
 from transport.files.own_directory import remove_left
 from transport.process.cores import own_cores
@@ -282,7 +282,10 @@ def server_environment(config: InferenceConfig) -> dict[str, str]:
     if config.lora is not None:
         environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
     if config.api_key_file is not None:
-        environment["VLLM_API_KEY"] = read_token(config.api_key_file)
+        # The plugin checks it on every route, and reads it again when it changes. vLLM's own check would keep the first one.
+        read_tokens(config.api_key_file)
+        environment.pop("VLLM_API_KEY", None)
+        environment[API_KEY_FILE_VARIABLE] = str(config.api_key_file.absolute())
     return environment
 
 
@@ -417,14 +420,19 @@ def _answers(config: InferenceConfig, environment: Mapping[str, str]) -> bool:
     else:
         connection = http.client.HTTPConnection(host, config.port, timeout=5)
     try:
-        token = environment.get("VLLM_API_KEY")
-        connection.request("GET", STATUS_PATH, headers={} if token is None else {"Authorization": f"Bearer {token}"})
+        file = config.api_key_file
+        headers = {} if file is None else {"Authorization": f"Bearer {read_tokens(file)[0]}"}
+        connection.request("GET", STATUS_PATH, headers=headers)
         response = connection.getresponse()
         if response.status != http.HTTPStatus.OK:
             return False
         status = orjson.loads(response.read(MAX_STATUS_BYTES))
         return isinstance(status, dict) and status.get("instance") == environment[INSTANCE_VARIABLE]
-    except (OSError, http.client.HTTPException, orjson.JSONDecodeError):
+    except (
+        OSError,
+        http.client.HTTPException,
+        ValueError,
+    ):  # also of what is no JSON, and of a token that is replaced now
         return False
     finally:
         connection.close()

@@ -78,21 +78,24 @@ class BinaryHttpClient:
     def __init__(
         self,
         url: str,
-        headers: Mapping[str, str],
+        headers: Callable[[], Mapping[str, str]],
         connect_timeout_seconds: float,
         limits: TickLimits,
         threads: Executor,
         tls: Callable[[], ssl.SSLContext],
     ) -> None:
-        """`tls` is called for an `https` URL: to read the system's certificates takes some 10 ms."""
+        """`headers` are those of each request, when it is made.
+
+        `tls` is called for an `https` URL: to read the system's certificates takes some 10 ms.
+        """
         parts = urlsplit(url)
         self.url = url
         self._host = parts.hostname or ""
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
         self._ssl = tls() if parts.scheme == "https" else None
         self._path = parts.path
-        lines = {"Host": parts.netloc.rpartition("@")[2], **headers}
-        self._head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+        self._host_line = f"Host: {parts.netloc.rpartition('@')[2]}\r\n"
+        self._headers = headers
         self._connect_timeout_seconds = connect_timeout_seconds
         self._limits = limits
         self._threads = threads
@@ -108,8 +111,9 @@ class BinaryHttpClient:
         Raises `ServerUnreachable`, `RequestRefused` or `ServerFailure`, and `InferenceError` if this machine has no descriptor
         for a connection or no memory for the body. Cancelling closes the connection, which ends the request at the server.
         """
+        lines = "".join(f"{name}: {value}\r\n" for name, value in self._headers().items())
         head = (
-            f"POST {self._path}{path} HTTP/1.1\r\n{self._head}"
+            f"POST {self._path}{path} HTTP/1.1\r\n{self._host_line}{lines}"
             f"{_trace_line()}Content-Type: {content_type}\r\nContent-Length: {len(body)}\r\n\r\n"
         )
         try:

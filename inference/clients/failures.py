@@ -16,6 +16,7 @@ ERROR_BYTES = 16 * ERROR_CHARACTERS
 
 RETRYABLE = frozenset(
     {
+        HTTPStatus.UNAUTHORIZED,
         HTTPStatus.NOT_FOUND,
         HTTPStatus.REQUEST_TIMEOUT,
         HTTPStatus.CONFLICT,
@@ -23,7 +24,8 @@ RETRYABLE = frozenset(
         HTTPStatus.TOO_MANY_REQUESTS,
     }
 )
-"""Client errors that may not come again later, or from another server: a server without the adapter answers 404."""
+"""Client errors that may not come again later, or from another server: a server without the adapter answers 404,
+and 401 while its token is replaced."""
 
 
 def failure_of(url: str, status: int, body: bytes) -> RequestRefused | ServerFailure:

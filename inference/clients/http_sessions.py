@@ -29,8 +29,9 @@ from inference.clients.lost_peers import notice_loss
 from inference.clients.weight_sender import WeightSender
 from inference.config import PoolConfig
 from inference.remote_memory.agent import has_rdma, require_nixl
-from inference.token import read_token
+from inference.token import watched_tokens
 from inference.wire import MAX_RESPONSE_BYTES
+from transport.files.watched import LOOK_SECONDS, Watched
 from transport.telemetry.trace_context import is_header, traceparent
 
 logger = logging.getLogger(__name__)
@@ -55,10 +56,7 @@ class HttpSessions:
                     "and over TCP NIXL is slower than send_weights = true"
                 )
         self._config = config
-        # So that Content-Length is the length of the body as read; log-probabilities and routed experts hardly compress anyway.
-        self._headers = {"Accept-Encoding": "identity"}
-        if config.api_key_file is not None:
-            self._headers["Authorization"] = f"Bearer {read_token(config.api_key_file)}"
+        self._tokens = None if config.api_key_file is None else watched_tokens(config.api_key_file)
         self.identity_file = config.identity_file
         self.secret = identity.read(config.identity_file)
         """By which the servers prove that they are the job's; None for servers that belong to none."""
@@ -69,6 +67,20 @@ class HttpSessions:
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="inference memory")
         self._senders = ThreadPoolExecutor(max_workers=MAX_SENDERS, thread_name_prefix="sending weights")
         self._binary_clients: list[BinaryHttpClient] = []
+        self._token_task: asyncio.Task[None] | None = None
+
+    def _headers(self) -> dict[str, str]:
+        """Returns what every request has, with the newest token."""
+        # So that Content-Length is the length of the body as read; log-probabilities and routed experts hardly compress anyway.
+        headers = {"Accept-Encoding": "identity"}
+        if self._tokens is not None:
+            headers["Authorization"] = f"Bearer {self._tokens.value[0]}"
+        return headers
+
+    async def _follow_tokens(self, tokens: Watched[tuple[str, ...]]) -> None:
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.get_running_loop().run_in_executor(self._threads, tokens.refresh)
 
     def binary_client(self, url: str) -> BinaryHttpClient:
         """Returns a binary client of the server at `url`, which is closed with these sessions."""
@@ -96,6 +108,10 @@ class HttpSessions:
 
     async def __aenter__(self) -> HttpSessions:
         self.data, self.admin = self._open(), self._open()
+        if self._tokens is not None:
+            self._token_task = asyncio.create_task(
+                self._follow_tokens(self._tokens), name="follower of the servers' token"
+            )
         return self
 
     async def __aexit__(
@@ -103,9 +119,18 @@ class HttpSessions:
     ) -> None:
         for client in self._binary_clients:
             client.close()
+        if self._token_task is not None:
+            self._token_task.cancel()
+            await asyncio.wait([self._token_task])
         self._threads.shutdown(wait=False, cancel_futures=True)  # A mapping may take most of a second.
         self._senders.shutdown(wait=False, cancel_futures=True)  # Those under way were cancelled, and end soon.
         await asyncio.gather(self.data.close(), self.admin.close())
+
+    async def _with_headers(
+        self, request: aiohttp.ClientRequest, handle: aiohttp.ClientHandlerType
+    ) -> aiohttp.ClientResponse:
+        request.headers.update(self._headers())
+        return await handle(request)
 
     def _open(self) -> aiohttp.ClientSession:
         return aiohttp.ClientSession(
@@ -118,7 +143,7 @@ class HttpSessions:
             # The pool sets the deadline of a whole request; only the connect has one here.
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._config.connect_timeout_seconds),
             read_bufsize=READ_BUFFER_BYTES,
-            headers=self._headers,
+            middlewares=(self._with_headers,),
             cookie_jar=aiohttp.DummyCookieJar(),
         )
 

@@ -53,7 +53,7 @@ class WeightSender:
     def __init__(
         self,
         url: str,
-        headers: Mapping[str, str],
+        headers: Callable[[], Mapping[str, str]],
         connect_timeout_seconds: float,
         threads: Executor,
         tls: Callable[[], ssl.SSLContext],
@@ -81,7 +81,7 @@ class WeightSender:
         """
         again = self._sent == update.version
         lends = self._lends and not again and time.monotonic() >= self._lend_from
-        transfer = _Transfer(self._url, self._connect(), self._headers, update, claim, whole=again, lends=lends)
+        transfer = _Transfer(self._url, self._connect(), self._headers(), update, claim, whole=again, lends=lends)
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, transfer.run)
         except asyncio.CancelledError:

@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from inference.remote_memory.agent import require_nixl
-from inference.token import read_token
+from inference.token import read_tokens
 from job.config import JobConfig
 from run.config import RunConfig, TrainingConfig
 from trainer.lora.adapter_description import check_description
@@ -24,7 +24,7 @@ FILE_FLAGS = ("--chat-template", "--ssl-certfile", "--ssl-keyfile", "--ssl-ca-ce
 def check_job_files(config: JobConfig) -> None:
     """Raises `UserError` for a file that is named by the keys which all runs share, and cannot be read."""
     if config.inference.replicas:
-        _check("inference.", config.inference.api_key_file, read_token)
+        _check("inference.", config.inference.api_key_file, read_tokens)
         for flag, value in _files_of_vllm(config.inference.extra_args):
             if not Path(value).is_file():
                 raise UserError(f"inference.extra_args: {flag} = {value!r}: there is no such file")
@@ -40,7 +40,7 @@ def check_job_files(config: JobConfig) -> None:
 
 def check_run_files(config: RunConfig) -> None:
     """Raises `UserError` for a file that a run names, and that its orchestrator cannot read, or a library that is missing."""
-    _check("inference.", config.inference.api_key_file, read_token)
+    _check("inference.", config.inference.api_key_file, read_tokens)
     if config.inference.ca_file is not None:
         from inference.clients.http_sessions import tls_of
 
@@ -51,9 +51,9 @@ def check_run_files(config: RunConfig) -> None:
         except ValueError as error:
             raise UserError(f"inference.{error}") from None
     if config.teacher is not None:
-        _check("teacher.", config.teacher.api_key_file, read_token)
+        _check("teacher.", config.teacher.api_key_file, read_tokens)
     for name, opponent in config.opponents.items():
-        _check(f"opponents.{name}.", opponent.api_key_file, read_token)
+        _check(f"opponents.{name}.", opponent.api_key_file, read_tokens)
 
 
 def check_beginning(training: TrainingConfig) -> None:

@@ -370,15 +370,16 @@ def test_the_token_is_in_no_command_line_and_in_no_log(tmp_path: Path, caplog: p
     token = tmp_path / "token"
     token.write_text("open sesame\n")
     config = config_of(tmp_path, {}, api_key_file=token)
-    assert server.server_environment(config)["VLLM_API_KEY"] == "open sesame"
-    assert "sesame" not in " ".join(server.server_command(config)) + caplog.text
+    environment = server.server_environment(config)
+    assert environment["COUNTERPOINT_API_KEY_FILE"] == str(token)
+    assert "sesame" not in " ".join([*server.server_command(config), *environment.values()]) + caplog.text
 
 
-@pytest.mark.parametrize("content", ["", "\n", "two\nlines\n", "x" * 5000])
+@pytest.mark.parametrize("content", ["", "\n", "two\n\nlines\n", "x" * 5000, "many\n" * 9])
 def test_a_file_that_holds_no_token_is_refused(tmp_path: Path, content: str) -> None:
     token = tmp_path / "token"
     token.write_text(content)
-    with pytest.raises(ValueError, match="one line of 1 to 4096 ASCII characters"):
+    with pytest.raises(ValueError, match="one token a line is expected, 1 to 8 of them, each of 1 to 4096 ASCII"):
         server.server_environment(config_of(tmp_path, {}, api_key_file=token))
 
 

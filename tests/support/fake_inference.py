@@ -83,6 +83,10 @@ class FakeServer:
         """Of the job that it belongs to."""
         self.loads = Loads("first")
         """What was loaded under each name, and whose it is."""
+        self.tokens: tuple[str, ...] = ()
+        """Those that it takes; none: it asks for no token."""
+        self.given: set[str | None] = set()
+        """The `Authorization` of all requests."""
         self.healthy = True
         self.answers: Counter[str] = Counter()
         """The number of requests, by path."""
@@ -176,6 +180,9 @@ class FakeServer:
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         self.answers[request.path] += 1
+        self.given.add(given := request.headers.get("Authorization"))
+        if self.tokens and given not in [f"Bearer {each}" for each in self.tokens]:
+            return web.json_response({"error": "a valid bearer token is required"}, status=401)
         if request.path == wire.STATUS_PATH:
             adapters = {name: self.described(name) for name in self.adapters}
             status = {"instance": self.loads.instance, "draining": self.draining}

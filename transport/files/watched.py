@@ -1,17 +1,15 @@
-"""What is read of files that an operator may change while a process runs, such as keys and tokens: read again once they change.
+"""What is read of files that an operator may change while a process runs, such as keys and tokens: read again and again.
 
-Nothing is watched by itself: an owner calls `refresh` where it may block, which looks at most once a second. SIGHUP has the next
-look read in any case (`read_all_again`), also where a file system does not tell that a file has changed.
+Nothing happens by itself: an owner calls `refresh` where it may block. The files are small, so they are read at each look: no
+file system has to tell that they have changed.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 Read = TypeVar("Read")
@@ -21,42 +19,34 @@ logger = logging.getLogger(__name__)
 LOOK_SECONDS = 1.0
 """Shortest time between two looks."""
 
-_requests = 0
-"""How often everything was to be read again."""
-
-
-def read_all_again() -> None:
-    """Has every `Watched` of this process read its files at its next look. May be called in any thread."""
-    global _requests
-    _requests += 1
-
 
 class Watched(Generic[Read]):
-    """What `read` returned last of `paths`, which are files and directories of files. For any thread."""
+    """What `read` returned last of `what`, a name for people. For any thread."""
 
-    def __init__(self, paths: Sequence[Path], read: Callable[[], Read]) -> None:
+    def __init__(self, what: str, read: Callable[[], Read]) -> None:
         """Raises what `read` raises."""
-        self._paths = paths
+        self._what = what
         self._read = read
         self._lock = threading.Lock()
-        self._requests = _requests
-        self._state = _state_of(paths)
         self._looked = time.monotonic()
         self._complaint = ""
         self.value = read()
 
-    def refresh(self, *, now: bool = False) -> bool:
-        """Reads again what has changed; returns whether `value` is another. Blocks on the disk; `now`: looks in any case.
+    @property
+    def due(self) -> bool:
+        """Whether `refresh` would look at the files now."""
+        return time.monotonic() - self._looked >= LOOK_SECONDS
 
-        What cannot be read, as while an operator replaces one file after the other, leaves `value` as it is, and is logged once.
+    def refresh(self, *, now: bool = False) -> bool:
+        """Reads the files, at most once in `LOOK_SECONDS` unless `now` is set; returns whether `value` is another one.
+
+        Blocks on the disk. What cannot be read, as while an operator replaces one file after the other, leaves `value` as it
+        is, and is logged once.
         """
         with self._lock:
-            if not now and time.monotonic() - self._looked < LOOK_SECONDS:
+            if not (now or self.due):
                 return False
             self._looked = time.monotonic()
-            requests, state = _requests, _state_of(self._paths)
-            if requests == self._requests and state == self._state and not self._complaint:
-                return False
             try:
                 value = self._read()
             except (OSError, ValueError) as error:
@@ -64,27 +54,9 @@ class Watched(Generic[Read]):
                     logger.error("%s; what was read before stays in use", error)
                 self._complaint = str(error)
                 return False
-            self._requests, self._state, self._complaint = requests, state, ""
+            self._complaint = ""
             if value == self.value:
                 return False
             self.value = value
-            logger.info("read again, since it has changed: %s", ", ".join(map(str, self._paths)))
+            logger.info("%s: read again, and in use", self._what)
             return True
-
-
-def _state_of(paths: Sequence[Path]) -> tuple[object, ...]:
-    """Returns what differs once any of the files, or of those in the directories, has changed."""
-    state: list[object] = []
-    for path in paths:
-        state.append(_stamp(path))
-        if path.is_dir():
-            state += [(each.name, _stamp(Path(each.path))) for each in sorted(os.scandir(path), key=lambda it: it.name)]
-    return tuple(state)
-
-
-def _stamp(path: Path) -> tuple[int, int, int] | None:
-    try:
-        about = path.stat()
-    except OSError:
-        return None
-    return about.st_mtime_ns, about.st_size, about.st_ino

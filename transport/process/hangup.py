@@ -7,6 +7,7 @@ In every other case, and always for a process that never had a terminal, as belo
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 import signal
@@ -14,6 +15,8 @@ import threading
 import time
 from collections.abc import Callable
 from types import FrameType
+
+logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
 """For so long a terminal may go after the signal."""
@@ -133,6 +136,13 @@ class ReloadOnHangup:
         else:
             signal.signal(signal.SIGHUP, signal.SIG_DFL)
             signal.raise_signal(signal.SIGHUP)
+
+
+def note_hangup() -> None:
+    """For `ReloadOnHangup`, of a role whose file is read at its start alone."""
+    logger.warning(
+        "SIGHUP: keys and tokens are read again in any case; this role's file is read when it is started again"
+    )
 
 
 def _is_terminal(number: int) -> bool:

@@ -116,8 +116,7 @@ def watched_keys(config: CurveFiles, where: str = "transport") -> Watched[CurveK
         assert keys is not None, "the files are set"
         return keys
 
-    files = (config.server_public_key_file, config.secret_key_file)
-    return Watched([path for path in files if path is not None], read)
+    return Watched(f"the keys of {where}", read)
 
 
 def load_authorized_keys(

@@ -41,8 +41,7 @@ class WatchedListenerKeys(Watched[ListenerKeys]):
             self._has_read = True
             return ListenerKeys(own, authorized)
 
-        files = (config.server_public_key_file, config.secret_key_file, config.authorized_keys_directory)
-        super().__init__([path for path in files if path is not None], read)
+        super().__init__(f"the keys of {where}", read)
 
     def callback(self, domain: str, key: bytes) -> bool:
         """Returns whether the public key `key`, in Z85, may connect now. The name is pyzmq's."""

@@ -92,7 +92,9 @@ async def test_no_more_than_the_limit_is_read(handler: Handler, monkeypatch: pyt
         await fetch(handler)
 
 
-@pytest.mark.parametrize(("status", "kind"), [(400, RequestRefused), (404, ServerFailure), (503, ServerFailure)])
+@pytest.mark.parametrize(
+    ("status", "kind"), [(400, RequestRefused), (401, ServerFailure), (404, ServerFailure), (503, ServerFailure)]
+)
 async def test_an_error_is_told_in_the_servers_words_and_not_all_of_them(
     status: int, kind: type[ServerFailure] | type[RequestRefused]
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -82,8 +83,9 @@ def call(app: FastAPI, body: bytes, path: str = PATH, method: str = "POST", toke
 
 
 @pytest.fixture
-def _token(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VLLM_API_KEY", "right")
+def _token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("right\n")
+    monkeypatch.setenv("COUNTERPOINT_API_KEY_FILE", str(tmp_path / "token"))
 
 
 @pytest.mark.usefixtures("_token")
@@ -100,6 +102,23 @@ def test_a_call_is_answered_without_the_layers_in_between() -> None:
 @pytest.mark.usefixtures("_token")
 def test_a_call_needs_the_token() -> None:
     assert call(make_app([]), b"abc", token="wrong")[0] == 401
+
+
+@pytest.mark.usefixtures("_token")
+def test_tokens_are_those_that_the_file_has_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transport.files.watched.LOOK_SECONDS", 0.0)
+    app, file = make_app([]), tmp_path / "token"
+
+    def taken() -> list[str]:
+        return [token for token in ("right", "new") if call(app, b"abc", token=token)[0] == 200]
+
+    assert taken() == ["right"]
+    file.write_text("new\nright\n")
+    assert taken() == ["right", "new"]
+    file.write_text("new\n")
+    assert taken() == ["new"]
+    file.write_text("")
+    assert taken() == ["new"], "what is no token replaces none"
 
 
 @pytest.mark.usefixtures("_token")

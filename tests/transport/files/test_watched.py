@@ -1,14 +1,13 @@
-"""Files that are read again once they have changed."""
+"""Files that are read again and again, since an operator may change them."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
 from transport.files import watched
-from transport.files.watched import Watched, read_all_again
+from transport.files.watched import Watched
 
 
 @pytest.fixture
@@ -18,31 +17,26 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_file_is_read_again_when_it_has_changed_and_not_otherwise(path: Path) -> None:
-    reads: list[str] = []
-
-    def read() -> str:
-        reads.append(path.read_text())
-        return reads[-1]
-
-    file = Watched([path], read)
+def test_what_has_changed_is_in_use(path: Path) -> None:
+    file = Watched("a file", path.read_text)
     assert not file.refresh(now=True)
     path.write_text("two")
     assert file.refresh(now=True)
     assert not file.refresh(now=True)
-    assert (file.value, reads) == ("two", ["one", "two"])
+    assert file.value == "two"
 
 
 def test_looks_have_a_pause(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watched, "LOOK_SECONDS", 3600.0)
-    file = Watched([path], path.read_text)
+    file = Watched("a file", path.read_text)
     path.write_text("two")
+    assert not file.due
     assert not file.refresh()
     assert file.refresh(now=True)
 
 
 def test_what_cannot_be_read_stays_as_it_was_and_is_logged_once(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    file = Watched([path], path.read_text)
+    file = Watched("a file", path.read_text)
     path.unlink()
     for _ in range(3):
         assert not file.refresh(now=True)
@@ -52,21 +46,3 @@ def test_what_cannot_be_read_stays_as_it_was_and_is_logged_once(path: Path, capl
     assert not file.refresh(now=True)
     path.write_text("two")
     assert file.refresh(now=True)
-
-
-def test_a_request_reads_what_looks_the_same(path: Path) -> None:
-    file = Watched([path], path.read_text)
-    about = path.stat()
-    path.write_text("two")
-    os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))
-    assert not file.refresh(now=True)
-    read_all_again()
-    assert file.refresh(now=True)
-    assert file.value == "two"
-
-
-def test_files_of_a_directory_count(tmp_path: Path) -> None:
-    directory = Watched([tmp_path], lambda: sorted(each.name for each in tmp_path.iterdir()))
-    (tmp_path / "new").touch()
-    assert directory.refresh(now=True)
-    assert directory.value == ["new"]

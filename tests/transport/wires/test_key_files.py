@@ -37,7 +37,7 @@ def test_both_ends_take_the_keys_that_are_made(tmp_path: Path) -> None:
     assert ends[1] is not None
     assert load_authorized_keys(trainer, ends[0]) == {ends[1].public}
     assert ends[1].server_public == ends[0].public
-    assert len(read_token(directory / "token")) >= 40
+    assert len(read_token(directory / "token", "api_key_file")) >= 40
     for name in SECRETS:
         assert stat.S_IMODE((directory / name).stat().st_mode) == 0o600
 

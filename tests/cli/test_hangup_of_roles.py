@@ -1,0 +1,43 @@
+"""SIGHUP to a lone server or trainer, as `systemctl reload` sends it, ends neither."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import cli.inference
+import cli.trainer
+from tests.support.polling import wait_until
+
+
+@pytest.mark.parametrize(
+    ("command", "role", "text"),
+    [
+        (cli.inference, "inference.server.serve", 'model = "MODEL"\n'),
+        (cli.trainer, "cli.trainer.run", 'model = "MODEL"\noutput_dir = "MODEL"\n'),
+    ],
+)
+def test_a_role_goes_on(
+    command: object,
+    role: str,
+    text: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def serve(*arguments: object) -> int:
+        signal.raise_signal(signal.SIGHUP)
+        wait_until(lambda: "SIGHUP: keys and tokens are read again" in caplog.text, "what the signal means")
+        return 7
+
+    file = tmp_path / "role.toml"
+    file.write_text(text.replace("MODEL", str(tmp_path)))
+    monkeypatch.setattr(role, serve)
+    for each in ("require", "log_to_stderr"):
+        monkeypatch.setattr(command, each, lambda *arguments: None)
+    monkeypatch.setattr(command, "resolve_model", lambda model: model)
+    main: Callable[[list[str]], int] = command.main  # type: ignore[attr-defined]
+    assert main([str(file)]) == 7
