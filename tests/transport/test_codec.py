@@ -18,7 +18,7 @@ from transport import codec
 from transport.arrays import CodecError
 from transport.config import TransportConfig, machine_memory
 from transport.files.atomic import as_bytes_view
-from transport.messages import Acknowledged, Bye, Commit, Evicted, Hello, Ready, Rejected
+from transport.messages import PROTOCOL_VERSION, Acknowledged, Bye, Commit, Evicted, Hello, Ready, Rejected
 from transport.records import Batch
 
 LIMIT = 2**30
@@ -130,7 +130,9 @@ def test_a_sample_without_a_temperature_is_refused() -> None:
     frames = raw(make_batch(lengths=(2,), dtype=None))
     specifications = b"".join(map(msgpack.packb, list(msgpack.Unpacker(io.BytesIO(frames[1])))[2:]))
     frames[1] = header_of(["r", 1, 1, 5, False], ["0-0", "toy", 0, 1.0, 0]) + specifications
-    with pytest.raises(CodecError, match=r"sample 0 of 1 is .* protocol 2 has rollout id, .* temperature"):
+    with pytest.raises(
+        CodecError, match=rf"sample 0 of 1 is .* protocol {PROTOCOL_VERSION} has rollout id, .* temperature"
+    ):
         codec.decode(frames, LIMIT)
 
 
