@@ -324,6 +324,7 @@ def test_a_failed_trial_is_found_and_its_own_error_raised(executor: LocalTrialEx
     with pytest.raises(KeyError, match="no such thing"):
         executor.fetch_result(raises)
     assert (raises.status, executor.get_next_failed_trial()) == (Trial.ERROR, None)
+    assert "no such thing" in Path(str(raises.error_file)).read_text()
     executor.start_trial(killed)
     pid = result_of(executor, killed)["pid"]
     os.kill(pid, 9)
@@ -331,6 +332,23 @@ def test_a_failed_trial_is_found_and_its_own_error_raised(executor: LocalTrialEx
         pass
     assert (found, killed.status) == (killed, Trial.ERROR)
     assert "SIGKILL" in str(killed.error_msg)
+
+
+@pytest.mark.slow
+def test_a_stop_that_fails_raises_nothing_and_leaves_an_error(
+    executor: LocalTrialExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial = trial_of(tmp_path)
+    executor.start_trial(trial)
+
+    def cannot(*_: Any) -> None:
+        raise OSError("stuck")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(executor, "end", cannot)
+        executor.stop_trial(trial)
+    assert trial.status == Trial.ERROR
+    assert "could not be stopped in order: stuck" in Path(str(trial.error_file)).read_text()
 
 
 def fails(config: dict[str, Any]) -> None:

@@ -31,6 +31,7 @@ from tune.executors.executor import (
 )
 from tune.executors.trial_executor import Source, as_checkpoint
 from tune.result import DONE, Result
+from tune.runner.trial_files import write_error
 from tune.trial import Trial
 
 logger = logging.getLogger(__name__)
@@ -123,8 +124,8 @@ class CalledExecutor(EventExecutor):
         except Exception as problem:
             logger.exception("%s could not be stopped in order", trial)
             error, error_msg = True, error_msg or f"it could not be stopped in order: {problem}"
-        if error_msg:
-            trial.error_msg = error_msg
+        if error:
+            self._note_error(trial, error_msg or trial.error_msg or "it was stopped with an error")
         if stop_logger:
             self._loggers.close(trial)
         self.set_status(trial, Trial.ERROR if error else Trial.TERMINATED)
@@ -349,10 +350,18 @@ class CalledExecutor(EventExecutor):
 
     def _fail(self, called: _Called, message: str) -> None:
         called.runs = called.works = False
-        called.trial.error_msg = message
-        called.trial.num_failures += 1
+        self._note_error(called.trial, message)
         self._loggers.close(called.trial)
         self.set_status(called.trial, Trial.ERROR)
+
+    @staticmethod
+    def _note_error(trial: Trial, message: str) -> None:
+        trial.error_msg = message
+        trial.num_failures += 1
+        try:
+            write_error(trial, trial.num_failures, message)
+        except OSError as error:
+            logger.warning("%s: its error file cannot be written: %s", trial, error)
 
     def _forget_ready(self, called: _Called) -> None:
         self._ready = deque(each for each in self._ready if each != called.trial.trial_id)

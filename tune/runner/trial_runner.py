@@ -99,6 +99,9 @@ class TrialRunner(Acting):
         """
         if fail_fast not in (True, False, "raise"):
             raise TuneError(f"fail_fast = {fail_fast!r}: expected True, False or 'raise'")
+        for each in callbacks or ():
+            if not isinstance(each, Callback):
+                raise TuneError(f"callbacks has {each!r}: expected instances of tune.Callback")
         self.search_alg = search_alg or NoSearch()
         self.scheduler = scheduler or TrialScheduler()
         self.stopper = stopper or Stopper()

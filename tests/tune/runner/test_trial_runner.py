@@ -283,6 +283,7 @@ def test_a_search_algorithm_that_fails_ends_the_experiment(tmp_path: Path) -> No
         ({"fail_fast": "sometimes"}, "fail_fast = 'sometimes'"),
         ({"server_port": 70000}, "server_port = 70000"),
         ({"resume": "MAYBE"}, "resume = 'MAYBE'"),
+        ({"callbacks": [print]}, "expected instances of tune.Callback"),
         ({"resume": True}, "there is no experiment in"),
         ({"resume": "REMOTE"}, "no remote_checkpoint_dir"),
         ({"remote_checkpoint_dir": "s3://bucket/name"}, "sync_to_cloud"),
