@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -100,6 +101,9 @@ def _settings(output_dir: Path, steps: int, url: str) -> dict[str, Any]:
     if not url:
         demo = tomllib.loads(DEMO.read_text())
         demo["output_dir"], demo["orchestrator"]["steps"] = str(output_dir), steps
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            demo["inference"]["port"] = free.getsockname()[1]
         return demo
     return {
         "output_dir": str(output_dir),
