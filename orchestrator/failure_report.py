@@ -18,14 +18,14 @@ from orchestrator.run_directory import (
     is_deleted,
 )
 from orchestrator.step.checkpoint import CheckpointError
-from orchestrator.step.delivery import EvictedError, MissingBatchError, RejectedError
+from orchestrator.step.delivery import ConflictError, EvictedError, MissingBatchError, RejectedError
 from transport.process.permanent_errors import DISK_FULL, is_disk_full
 
 logger = logging.getLogger(__name__)
 
 _EXPECTED = (
-    CheckpointError, EvictedError, RunEvictedError, RejectedError, MissingBatchError, ForeignBroadcastError, StallError,
-    InferenceError, ConfigurationError, StartError, OSError,
+    CheckpointError, ConflictError, EvictedError, RunEvictedError, RejectedError, MissingBatchError, ForeignBroadcastError,
+    StallError, InferenceError, ConfigurationError, StartError, OSError,
 )  # fmt: skip
 """Failures whose message is complete. Any other is a defect and is logged with its traceback."""
 
@@ -50,6 +50,8 @@ def report_failure(error: Exception, run_dir: Path) -> int:
     if any(isinstance(leaf, EvictedError | RunEvictedError) for leaf in expected):
         # A trainer that refuses a configuration also evicts the run; either may be noticed first.
         return 2 if config_is_refused(run_dir) else 3
+    if any(isinstance(leaf, ConflictError) for leaf in expected):
+        return 3  # a restart would change nothing
     return DISK_FULL if any(map(is_disk_full, expected)) else 1
 
 

@@ -118,7 +118,8 @@ class PolicyWatcher:
         if version > self._newest_step():
             raise ForeignBroadcastError(
                 f"{directory} holds weights after step {version}, but this run has sent batches up to step "
-                f"{self._newest_step()} only: another process or another run wrote it. Remove it and resume"
+                f"{self._newest_step()} only: another process or another run wrote it. If another orchestrator continues this "
+                "run, leave it to that one; else remove the directory and resume"
             )
         try:
             probe = await in_thread(Probe.read, directory / "probe.json")

@@ -35,6 +35,7 @@ from trainer.probe import BrokenWeights, ask, check_base
 from trainer.runs import behind, checkpoint, control_files
 from trainer.runs.checkpoints import Checkpoints
 from trainer.runs.copies import CopyRefused
+from trainer.runs.epochs import Epochs
 from trainer.runs.manager import get_multi_run_manager, setup_multi_run_manager
 from trainer.runs.record import Occupancy, Progress, Stage
 from trainer.runs.requested import DISK_FAULTS, Requests
@@ -96,8 +97,10 @@ def train(
             learner = Learner(config, group, get_multi_run_manager())
             if group.index > 0:
                 return _follow(learner)
-            opened = open_batches() if open_batches is not None else open_receiver(config.transport, config.output_dir)
-            receiver = stack.enter_context(closing(opened))
+            refusal = Epochs(config.output_dir, get_multi_run_manager()).refusal
+            receiver = stack.enter_context(
+                closing(open_batches() if open_batches else open_receiver(config.transport, config.output_dir, refusal))
+            )
             endpoint = stack.enter_context(TrainerEndpoint(config))
         except (ValueError, OSError) as error:
             logger.error("%s", error)
@@ -394,6 +397,7 @@ class Trainer:
         started = time.monotonic()
         metrics["phase/wait"] = run.waited
         self._registry.close_step(run.slot, started)
+        run.progress.batch = run.batch
         if not self._publish(run):
             return
         published = time.monotonic()

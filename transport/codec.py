@@ -9,6 +9,7 @@ the receiver allocate. `docs/transport.md` has the tables.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import os
 import struct
 from collections.abc import Iterator, Sequence
@@ -45,6 +46,7 @@ __all__ = [
     "Message",
     "decode",
     "decode_message",
+    "digest_of",
     "encode",
     "encode_message",
     "encode_offer",
@@ -127,6 +129,17 @@ def _preamble(batch: Batch) -> bytes:
         named = [sample.rollout_id, sample.environment, sample.policy_version, sample.reward, sample.temperature]
         values.append([*named, chunks])
     return b"".join(map(msgpack.packb, values))
+
+
+def digest_of(batch: Batch) -> str:
+    """Returns 32 hexadecimal digits that name the content of a batch, by which two of one step are told apart.
+
+    Of its rollouts, tokens, log-probabilities and advantages, about 1 GB a second. Blocks: not for the event loop.
+    """
+    found = hashlib.blake2b(_preamble(batch), digest_size=16)
+    for column in (batch.token_ids_T, batch.log_probabilities_T, batch.advantages_T):
+        found.update(as_bytes_view(np.ascontiguousarray(column)))
+    return found.hexdigest()
 
 
 def decode(frames: Sequence[Buffer], max_batch_bytes: int) -> Batch:

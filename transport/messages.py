@@ -8,7 +8,7 @@ from transport.records import Batch
 
 PROTOCOL_VERSION = 3
 """2: a sample's row of a batch's header has its temperature, a READY opens a session, and a COMMIT lets a batch be trained.
-3: a HELLO says what cannot be sent again."""
+3: a HELLO says what cannot be sent again, and which process of the run it is; a READY names the newest batch."""
 
 NO_LIMIT = 2**62
 
@@ -20,6 +20,10 @@ class Hello:
     run_id: str
     durable: int
     """The last step whose batch this orchestrator cannot send again, since a trainer has reported it durable; 0 for none."""
+    epoch: int = 0
+    """A number that grows each time a process takes the run over; 0: none of them does."""
+    holder: str = ""
+    """The process that proposes the epoch: no two are alike."""
     protocol: int = PROTOCOL_VERSION
 
 
@@ -40,6 +44,8 @@ class Ready:
     """How many bytes the arrays of those batches may take together. One alone may take more."""
     max_batch_bytes: int = NO_LIMIT
     """The trainer's own limit for one batch."""
+    batch: str = ""
+    """The digest (`transport/codec.py`:`digest_of`) of the batch of step `next_step - 1`; empty if it is not known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,10 @@ class SendCommit:
 Due = SendBatch | SendCommit
 
 
+class ConflictError(RuntimeError):
+    """The trainer has another history of the run than this process, which no retry mends."""
+
+
 class Delivery:
     """The state of delivery. `newest_step` is the last committed step, 0 for none."""
 
@@ -63,8 +67,11 @@ class Delivery:
         """The last step that was sent in this session, or that the trainer had at its beginning."""
         self.acknowledged = 0
         """The last step that the trainer has, by its newest message; it has earlier ones, too. 0 until its first READY."""
-        self._announced = 0
-        """The last step whose commit was announced in this session."""
+        self._ever_sent = newest_step
+        """The last step that this process has sent; those of before, another may have sent."""
+        self._announced: int | None = None
+        """The last step whose commit was announced in this session; None before the first announcement, which is always sent:
+        from it on the trainer hears no older process of this run."""
 
     @property
     def gone(self) -> int:
@@ -74,7 +81,7 @@ class Delivery:
     # --- events ---
 
     def receive(self, message: ToOrchestrator) -> None:
-        """Handles a message of the trainer. Raises `EvictedError`, `RejectedError`, `MissingBatchError`."""
+        """Handles a message of the trainer. Raises `EvictedError`, `RejectedError`, `ConflictError`."""
         match message:
             case Ready():
                 self._begin_session(message)
@@ -107,14 +114,25 @@ class Delivery:
         for old in [each for each in self.sizes if each <= step]:
             del self.sizes[old]
 
-    def _begin_session(self, ready: Ready) -> None:
+    def check_history(self, ready: Ready) -> None:
+        """Raises `ConflictError` if the trainer has more steps than this process has committed and sent."""
         if ready.next_step > self.newest_step + 1:
-            raise MissingBatchError(
+            raise ConflictError(
                 f"the trainer has trained up to step {ready.next_step - 1}, but this run's newest committed step is "
-                f"{self.newest_step}: its checkpoints are newer than this run's; resume both from the same output directory"
+                f"{self.newest_step}: its checkpoints are newer than this run's, or another orchestrator has continued the run. "
+                "Resume it from the newest of its directories"
             )
+        if ready.next_step > self._ever_sent + 1:
+            raise ConflictError(
+                f"the trainer has trained up to step {ready.next_step - 1}, but this process has sent batches up to step "
+                f"{self._ever_sent} only: another orchestrator has continued the run, and this directory is not the newest of it"
+            )
+
+    def _begin_session(self, ready: Ready) -> None:
+        self.check_history(ready)
         self.session = ready
-        self._sent = self.acknowledged = self._announced = ready.next_step - 1
+        self._sent = self.acknowledged = ready.next_step - 1
+        self._announced = None
 
     # --- what is due ---
 
@@ -122,11 +140,12 @@ class Delivery:
         """Returns what to send now, and counts it as sent; None when nothing is due."""
         if self.session is None:
             return None
-        if self._announced < self.newest_step:
+        if self._announced is None or self._announced < self.newest_step:
             self._announced = self.newest_step
             return SendCommit(self.newest_step, self.session.session)
         if self._sent < self._offered and self._has_credit(self.session):
             self._sent += 1
+            self._ever_sent = max(self._ever_sent, self._sent)
             return SendBatch(self._sent, self.session.session)
         return None
 

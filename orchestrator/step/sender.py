@@ -14,10 +14,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from orchestrator import take_over
 from orchestrator.loop_health.threads import in_thread
 from orchestrator.loop_health.watchdog import awaiting
 from orchestrator.run_directory import ConfigurationError
-from orchestrator.step.delivery import Delivery, Due, MissingBatchError, SendBatch, SendCommit
+from orchestrator.step.delivery import ConflictError, Delivery, Due, MissingBatchError, SendBatch, SendCommit
 from transport import codec
 from transport.files.atomic import published_steps
 from transport.messages import NO_LIMIT, Acknowledged, Commit, Hello, Offer, Ready, Waiting
@@ -58,6 +59,8 @@ class Sender:
         spans: SpanLog | None = None,
     ) -> None:
         self._link = link
+        self._run_dir = run_dir
+        self._epoch_is_kept = False
         self._rollouts_dir = run_dir / "rollouts"
         self._run_id = run_id
         self._largest_batch = largest_batch
@@ -67,6 +70,8 @@ class Sender:
         self._delivery = Delivery(run_id, newest_step)
         self._in_memory: dict[int, Batch] = {}
         """The batches that the trainer does not have."""
+        self._digests: dict[int, str] = {}
+        """Of the batches that the trainer has, from the newest durable one on."""
         self._offered: dict[int, tuple[float, int]] = {}
         """When each of these was offered, in unix seconds, and its bytes."""
         self._spans = spans
@@ -94,10 +99,12 @@ class Sender:
     async def run(self) -> None:
         """Connects and serves the link until cancelled.
 
-        Raises, in a group, `EvictedError`, `RejectedError`, `MissingBatchError`.
+        Raises, in a group, `EvictedError`, `RejectedError`, `ConflictError`, `MissingBatchError`. Raises `ConfigurationError`
+        for a damaged file of the epoch.
         """
         self._delivery.sizes |= await in_thread(_record_sizes, self._rollouts_dir)
-        await self._link.start(Hello(self._run_id, self._delivery.gone))
+        self._epoch = epoch = await in_thread(take_over.propose, self._run_dir)
+        await self._link.start(Hello(self._run_id, self._delivery.gone, epoch.epoch, epoch.holder))
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._listen())
             tasks.create_task(self._send_as_due())
@@ -173,6 +180,11 @@ class Sender:
         while True:
             message = await self._link.receive()
             self.last_message_at = time.monotonic()
+            if isinstance(message, Ready):
+                await self._check_history(message)
+                if not self._epoch_is_kept:  # before anything is sent in it
+                    await in_thread(take_over.keep, self._run_dir, self._epoch)
+                    self._epoch_is_kept = True
             self._delivery.receive(message)
             match message:
                 case Ready():
@@ -181,10 +193,35 @@ class Sender:
                     self._on_waiting_message(reason)
                 case Acknowledged(durable=durable):
                     await self._settle(durable)
-            self._forget_delivered()
             self._due.set()
             async with self._changed:
                 self._changed.notify_all()
+            await self._forget_delivered()
+
+    async def _check_history(self, ready: Ready) -> None:
+        """Raises `ConflictError` if the trainer has another history: more steps, or another batch of the newest one."""
+        self._delivery.check_history(ready)
+        step = ready.next_step - 1
+        if ready.batch and step not in self._digests:
+            await self._note_digest(step)
+        if ready.batch and self._digests.get(step, ready.batch) != ready.batch:
+            raise ConflictError(
+                f"the trainer has trained another batch of step {step} than that of {self._batch_file(step).parent}: another "
+                "orchestrator has continued the run, and this directory is not the newest of it"
+            )
+
+    async def _note_digest(self, step: int) -> None:
+        """Notes the digest of a batch that is in memory or on the disk; of one that was durable there is none."""
+        try:
+            batch = self._in_memory.get(step)
+            if batch is None:
+                batch = await in_thread(codec.read_file, self._batch_file(step), self._largest_batch)
+        except FileNotFoundError:
+            return
+        except codec.CodecError as error:
+            logger.warning("the trainer's batch of step %d cannot be compared: %s", step, error)
+            return
+        self._digests[step] = await in_thread(codec.digest_of, batch)
 
     def _on_ready(self, ready: Ready) -> None:
         again = self.newest_step - ready.next_step + 1
@@ -200,9 +237,9 @@ class Sender:
             logger.info("the trainer makes run %s wait: %s", self._run_id, reason)
         self._on_waiting(reason)
 
-    def _forget_delivered(self) -> None:
+    async def _forget_delivered(self) -> None:
         for step in [step for step in self._in_memory if step <= self._delivery.acknowledged]:
-            del self._in_memory[step]
+            self._digests[step] = await in_thread(codec.digest_of, self._in_memory.pop(step))
             began, nbytes = self._offered.pop(step)
             if self._spans is not None:
                 self._spans.record("deliver", began, now(), step=step, bytes=nbytes)
@@ -211,6 +248,7 @@ class Sender:
         if durable > self.durable_step:
             self._link.durable_up_to(durable)
             await in_thread(self._prune, self.durable_step + 1, durable)
+            self._digests = {step: digest for step, digest in self._digests.items() if step >= durable}
             self.durable_step = durable
             self._delivery.forget_up_to(durable)
 

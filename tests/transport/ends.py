@@ -143,7 +143,7 @@ def serve_forever(config: TransportConfig, output_dir: Path, next_step: int) -> 
 
 def hello_frames(run_id: str = "default", protocol: int = PROTOCOL_VERSION) -> list[Buffer]:
     """A Hello as frames."""
-    return encode_message(Hello(run_id, 0, protocol))
+    return encode_message(Hello(run_id, 0, protocol=protocol))
 
 
 if __name__ == "__main__":

@@ -131,7 +131,7 @@ class MultiRunManager:
         self._require_rank_zero("discover_runs")
         new = self._admission.scan()
         for run_id, inode in self.registry.missing:
-            if self._is_gone(run_id, inode):
+            if self.is_gone(run_id, inode):
                 self.registry.directory_deleted(run_id)
                 self._call("directory deleted", run_id, run_id)
         gone, before = self.registry.gone, self.registry.queue
@@ -166,9 +166,10 @@ class MultiRunManager:
     def is_deleted(self, slot: int) -> bool:
         """Returns whether the directory from which the run was admitted is gone, or replaced by another; on rank 0."""
         occupancy = self.registry.in_slot(slot)
-        return self._is_gone(occupancy.run_id, occupancy.directory)
+        return self.is_gone(occupancy.run_id, occupancy.directory)
 
-    def _is_gone(self, run_id: str, inode: int) -> bool:
+    def is_gone(self, run_id: str, inode: int) -> bool:
+        """Returns whether a run's directory is gone, or is not the one of that inode any more; on rank 0."""
         try:
             found = control_files.run_directory(self._output_dir, run_id).lstat()  # a link is not a run
         except FileNotFoundError:

@@ -13,6 +13,7 @@ from typing import Literal
 
 from run.config import RunConfig
 from trainer.runs.control_files import Sighting
+from transport.messages import Hello
 from transport.records import Batch
 
 
@@ -63,6 +64,8 @@ class Progress:
     total_samples: int = 0
     schedule_offset: int = 0
     """Added to a step's number for its position in the learning-rate schedule; not 0 after a copy that took that over."""
+    batch: str = ""
+    """The digest of the batch of `step`; empty where it is not known."""
 
 
 @dataclass(slots=True)
@@ -98,10 +101,14 @@ class Occupancy:
     """The last step that the orchestrator has reported as committed."""
     refusals: int = 0
     """Batches rejected because they were beyond the run's credit."""
+    holder: str = ""
+    """The process of the orchestrator of which `waiting` and `committed` are."""
     waiting: dict[int, Batch] = field(default_factory=dict)
     """Batches received and not yet trained, by step."""
     open_step: int | None = None
     """The step in progress: its batch is no longer in `waiting`, and not yet trained."""
+    batch: str = ""
+    """The digest of the batch of the open step, or of the one opened last."""
     waited: float = 0.0
     """Seconds for which the batch of the open step was awaited."""
     idle_since: float = 0.0
@@ -119,8 +126,10 @@ class Presence:
 
     connected: bool = False
     """From `HELLO` to `BYE`."""
-    durable: int = 0
-    """The last step whose batch the orchestrator cannot send again, by its `HELLO`."""
+    hello: Hello | None = None
+    """The last one."""
+    confirmed: bool = False
+    """Whether a message of a session has come since then."""
     unreachable_since: float = math.inf
     patience: float = math.inf
     """Seconds for which an orchestrator that cannot be reached still counts as present."""

@@ -16,6 +16,7 @@ from run.config import RunConfig
 from trainer.runs.control_files import Sighting
 from trainer.runs.record import TAKES_BATCHES, TRANSITIONS, Occupancy, Progress, RunRecord, Stage
 from trainer.runs.slot_plan import Changes, plan
+from transport.messages import Hello
 
 
 class RunRegistry:
@@ -247,15 +248,16 @@ class RunRegistry:
 
     # --- the orchestrators ---
 
-    def connected(self, run_id: str, durable: int = 0) -> None:
-        """Notes a `HELLO`, and the step up to which its orchestrator can send no batch again."""
-        presence = self._record(run_id).presence
+    def connected(self, hello: Hello) -> None:
+        """Notes a `HELLO`."""
+        presence = self._record(hello.run_id).presence
         presence.connected, presence.unreachable_since, presence.last_answer = True, math.inf, None
-        presence.durable = durable
+        presence.hello, presence.confirmed = hello, False
 
     def durable(self, run_id: str) -> int:
         """Returns the last step whose batch the run's orchestrator cannot send again, as its last `HELLO` said."""
-        return self._record(run_id).presence.durable
+        hello = self._record(run_id).presence.hello
+        return hello.durable if hello is not None else 0
 
     def disconnected(self, run_id: str, now: float) -> None:
         """Notes a `BYE`. Batches that are not committed are dropped, since they may never be."""
@@ -309,8 +311,14 @@ class RunRegistry:
         record.had_slot, record.ended, record.presence.bye_deadline = True, None, bye_deadline
 
     def drop_uncommitted(self, run_id: str) -> None:
-        """Drops the waiting batches that are not committed; those of the next session replace them."""
+        """Drops the waiting batches that are not committed; those of the next session replace them.
+
+        All are dropped, also commits, where another process has taken the run over: it sends those of its own history.
+        """
         if (occupancy := self.taking(run_id)) is not None:
+            hello = self._records[run_id].presence.hello
+            if hello is not None and hello.holder != occupancy.holder:
+                occupancy.holder, occupancy.committed = hello.holder, 0
             occupancy.waiting = {
                 step: batch for step, batch in occupancy.waiting.items() if step <= occupancy.committed
             }

@@ -15,8 +15,10 @@ from collections.abc import Iterator
 
 from trainer.config import TrainerConfig
 from trainer.runs.control_files import run_directory
+from trainer.runs.epochs import Epochs
 from trainer.runs.manager import MultiRunManager
 from trainer.runs.record import TAKES_BATCHES, Occupancy, Stage
+from transport.codec import digest_of
 from transport.messages import Acknowledged, Bye, Commit, Evicted, Hello, Ready, Rejected, Waiting
 from transport.rate_limited_log import RateLimitedLog
 from transport.records import Batch
@@ -49,6 +51,7 @@ class Sessions:
         self._receiver = receiver
         self._manager = manager
         self._registry = manager.registry
+        self._epochs = Epochs(config.output_dir, manager)
         self._reached_out = 0.0
         self._peer_log = RateLimitedLog(logger)
         self.has_news = False
@@ -67,10 +70,13 @@ class Sessions:
                     if (run := self._registry.taking(run_id)) is None:
                         line = f"a batch of step {message.step} of run {run_id} came before its READY; dropped"
                         self._peer_log.note(logging.WARNING, line)
-                    elif (reason := self._on_batch(run, message)) is not None:
-                        yield run, reason
+                    else:
+                        self._confirm(run_id)
+                        if (reason := self._on_batch(run, message)) is not None:
+                            yield run, reason
                 case Commit(step):
                     if (run := self._registry.taking(run_id)) is not None:
+                        self._confirm(run_id)
                         run.committed = max(step, run.committed)
                 case Bye():
                     self._peer_log.note(logging.INFO, f"the orchestrator of run {run_id} left")
@@ -105,6 +111,7 @@ class Sessions:
             return None
         step = run.progress.step + 1
         batch = run.waiting.pop(step)
+        run.batch = digest_of(batch)
         self._registry.open_step(run.slot, step, time.monotonic())
         self._receiver.send(run.run_id, Acknowledged(step, run.durable_step))
         return batch
@@ -116,21 +123,21 @@ class Sessions:
     def _on_hello(self, hello: Hello) -> None:
         registry, run_id = self._registry, hello.run_id
         if (run := registry.taking(run_id)) is not None and not self._manager.is_deleted(run.slot):
-            registry.connected(run_id, hello.durable)
+            registry.connected(hello)
             self._welcome(run)
         elif registry.unanswered >= MAX_CALLERS and not run_directory(self._config.output_dir, run_id).is_dir():
             self.send_away(run_id, f"{registry.unanswered} runs wait already, and it has no directory; try again later")
         else:  # where the run in the slot was deleted since the last discovery, this may be another with the same id
-            registry.connected(run_id, hello.durable)
+            registry.connected(hello)
             registry.await_answer(run_id, time.monotonic())
             self.has_news = True
 
     def _welcome(self, run: Occupancy) -> None:
         self._registry.drop_uncommitted(run.run_id)
         run.session = session = secrets.randbits(62)
-        config = self._config
+        config, (taken, batch) = self._config, _newest_batch(run)
         limits = (config.waiting_share, config.transport.largest_batch)
-        self._receiver.send(run.run_id, Ready(run.progress.step + 1, config.transport.credit, session, *limits))
+        self._receiver.send(run.run_id, Ready(taken + 1, config.transport.credit, session, *limits, batch))
         if run.durable_step:
             self._receiver.send(run.run_id, Acknowledged(run.durable_step, run.durable_step))
         self._registry.advance(run.slot, time.monotonic())
@@ -138,8 +145,14 @@ class Sessions:
     def _on_batch(self, run: Occupancy, batch: Batch) -> str | None:
         """Keeps the batch, or drops it and sends why. Returns a reason to evict the run, if there is one."""
         credit = self._config.transport.credit
-        taken = run.progress.step if run.open_step is None else run.open_step
-        if batch.step <= taken:
+        taken, digest = _newest_batch(run)
+        if self._conflicts(run, batch, taken, digest):
+            self.send_away(
+                run.run_id,
+                f"step {batch.step} of run {run.run_id} has another batch here: another orchestrator has sent it, and its "
+                "history is what is trained",
+            )
+        elif batch.step <= taken:
             self._peer_log.note(logging.INFO, f"step {batch.step} of run {run.run_id} is here already; dropped")
             self._receiver.send(run.run_id, Acknowledged(batch.step, run.durable_step))
         elif batch.step > taken + credit:  # a batch in training was acknowledged, which made room for another
@@ -153,6 +166,21 @@ class Sessions:
             run.waiting[batch.step] = batch
             return self._too_much(run)
         return None
+
+    def _conflicts(self, run: Occupancy, batch: Batch, taken: int, digest: str) -> bool:
+        """Returns whether another batch is known of the step, and no repetition: trained, or committed by this process."""
+        if batch.step == taken and digest:
+            return digest_of(batch) != digest
+        known = run.waiting.get(batch.step) if batch.step <= run.committed else None
+        return known is not None and digest_of(known) != digest_of(batch)
+
+    def _confirm(self, run_id: str) -> None:
+        """Notes, once a `HELLO`, that its process has sent something in its session."""
+        record = self._registry.find(run_id)
+        if record is not None and record.presence.hello is not None and not record.presence.confirmed:
+            if record.presence.hello.epoch:
+                self._epochs.confirm(record.presence.hello)
+            record.presence.confirmed = True
 
     def _too_much(self, run: Occupancy) -> str | None:
         share = self._config.waiting_share
@@ -220,3 +248,8 @@ class Sessions:
             return
         if not self._receiver.send(run_id, Waiting(reason)):
             self._registry.sent_away(run_id)
+
+
+def _newest_batch(run: Occupancy) -> tuple[int, str]:
+    """Returns the last step whose batch was taken to be trained, and its digest; the weights may be of the step before."""
+    return (run.progress.step, run.progress.batch) if run.open_step is None else (run.open_step, run.batch)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from transport.config import TransportConfig
+from transport.messages import Hello
 from transport.outages import Outages
 from transport.validation import MAX_ARRAY_BYTES
 from transport.wires.base import BatchReceiver, TrainerLink
@@ -32,8 +34,12 @@ def open_link(config: TransportConfig, output_dir: Path, run_id: str, outages: O
     return ThreadedLink(connection, outages)
 
 
-def open_receiver(config: TransportConfig, output_dir: Path) -> BatchReceiver:
+def open_receiver(
+    config: TransportConfig, output_dir: Path, refusal: Callable[[Hello], str | None] = lambda hello: None
+) -> BatchReceiver:
     """Returns the trainer's end for the job in `output_dir`, listening.
+
+    `refusal` returns why a `Hello` must not take the place of its run's connection, None if it may.
 
     Raises `ValueError` for a bad configuration, `OSError` when another trainer listens already or the address cannot be
     used.
@@ -49,4 +55,4 @@ def open_receiver(config: TransportConfig, output_dir: Path) -> BatchReceiver:
             min(config.largest_batch, MAX_ARRAY_BYTES),
             config.credit,
         )
-    return Receiver(listener, config.largest_batch)
+    return Receiver(listener, config.largest_batch, refusal)

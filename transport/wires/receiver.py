@@ -2,7 +2,8 @@
 
 It keeps which sender is which run and the session of each run, and returns only complete and valid messages of known
 senders. A message of an earlier session is dropped; any other is counted, logged with its sender, answered with `Rejected`,
-and dropped. No message of a peer affects another peer.
+and dropped. A `Hello` that may not take the place of its run's connection is answered with `Evicted`. No message of a peer
+affects another peer.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -57,9 +58,16 @@ class Listener(Protocol):
 class Receiver:
     """`BatchReceiver` (see `transport.wires.base`) over a listener. For one thread."""
 
-    def __init__(self, listener: Listener, max_batch_bytes: int) -> None:
+    def __init__(
+        self,
+        listener: Listener,
+        max_batch_bytes: int,
+        refusal: Callable[[Hello], str | None] = lambda hello: None,
+    ) -> None:
+        """`refusal` returns why a `Hello` must not take the place of its run's connection, None if it may."""
         self._listener = listener
         self._max_batch_bytes = max_batch_bytes
+        self._refusal = refusal
         self._runs: dict[bytes, str] = {}
         self._senders: dict[str, bytes] = {}
         self._sessions: dict[str, int] = {}
@@ -129,7 +137,7 @@ class Receiver:
             return (run_id, self._decode(run_id, frames)) if self._is_present(run_id, session) else None
         match codec.decode_message(arrival.frames):
             case Hello() as hello:
-                return self._greet(arrival, hello), hello
+                return (hello.run_id, hello) if self._greet(arrival, hello) else None
             case Commit() as commit if run_id is not None:
                 return (run_id, commit) if self._is_present(run_id, commit.session) else None
             case Bye() as bye if run_id is not None:
@@ -157,20 +165,26 @@ class Receiver:
         self._peer_log.note(logging.INFO, f"dropped a message of an earlier session of run {run_id}")
         return False
 
-    def _greet(self, arrival: Arrival, hello: Hello) -> str:
+    def _greet(self, arrival: Arrival, hello: Hello) -> bool:
+        """Makes the sender that of its run; returns False if it is sent away, and nothing changes."""
         if hello.protocol != PROTOCOL_VERSION:
             raise CodecError(
                 f"protocol {hello.protocol}; this trainer has {PROTOCOL_VERSION}; install one version at both ends"
             )
         if not re.fullmatch(IDENTIFIER_PATTERN, hello.run_id):
             raise CodecError(f"run id {hello.run_id[:80]!r} does not match {IDENTIFIER_PATTERN}")
+        if (reason := self._refusal(hello)) is not None:
+            self._rejected += 1
+            self._peer_log.note(logging.WARNING, f"sent away an orchestrator of run {hello.run_id}: {reason}")
+            self._listener.write(arrival.sender, codec.encode_message(Evicted(reason)))
+            return False
         self._forget(hello.run_id)
         if (other := self._runs.get(arrival.sender)) is not None:
             self._forget(other)
         self._runs[arrival.sender] = hello.run_id
         self._senders[hello.run_id] = arrival.sender
         self._peer_log.note(logging.INFO, f"run {hello.run_id} connected from {arrival.origin}")
-        return hello.run_id
+        return True
 
     def _forget(self, run_id: str) -> None:
         self._sessions.pop(run_id, None)

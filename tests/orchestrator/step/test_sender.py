@@ -14,7 +14,7 @@ import pytest
 
 from orchestrator.rollouts.trajectories import assemble_batch, merge_rollout
 from orchestrator.run_directory import ConfigurationError
-from orchestrator.step.delivery import EvictedError, MissingBatchError, RejectedError
+from orchestrator.step.delivery import ConflictError, EvictedError, MissingBatchError, RejectedError
 from orchestrator.step.sender import NoTrainerError, Sender
 from tests.support.polling import until
 from tests.support.rollouts import make_rollout
@@ -48,7 +48,9 @@ class PlayedLink:
         self.hello: Hello | None = None
         self.durable = 0
         self.outage: Outage | None = None
-        self._incoming: asyncio.Queue[ToOrchestrator] = asyncio.Queue()
+        self.incoming: asyncio.Queue[ToOrchestrator] = asyncio.Queue()
+        self._taken = False
+        """Whether a message was received, and the sender has not asked for the next one."""
 
     async def start(self, hello: Hello) -> None:
         self.hello = hello
@@ -65,8 +67,10 @@ class PlayedLink:
             self.commits.append(message.step)
 
     async def receive(self) -> ToOrchestrator:
-        message = await self._incoming.get()
-        self._incoming.task_done()
+        if self._taken:
+            self.incoming.task_done()
+        message = await self.incoming.get()
+        self._taken = True
         return message
 
     async def close(self) -> None:
@@ -74,8 +78,8 @@ class PlayedLink:
 
     async def say(self, message: ToOrchestrator) -> None:
         """Until the sender has taken it in and done what follows."""
-        self._incoming.put_nowait(message)
-        await self._incoming.join()
+        self.incoming.put_nowait(message)
+        await self.incoming.join()
         for _ in range(20):
             await asyncio.sleep(0)
 
@@ -176,7 +180,8 @@ async def test_a_hello_says_up_to_where_nothing_can_be_sent_again(
         record(tmp_path, step)
     async with running(tmp_path, newest_step=3) as (_, link):
         await until(lambda: link.hello is not None, "the HELLO")
-        assert link.hello == Hello("one", durable)
+        assert link.hello is not None
+        assert link.hello.durable == durable
 
 
 async def test_a_size_is_forgotten_once_its_step_is_durable(tmp_path: Path) -> None:
@@ -197,14 +202,14 @@ async def test_a_size_is_forgotten_once_its_step_is_durable(tmp_path: Path) -> N
     [
         (Rejected(2, "NaN in sample 3"), RejectedError, "step 2: NaN in sample 3"),
         (Evicted("over budget"), EvictedError, "over budget"),
-        (Ready(5, credit=1, session=1), MissingBatchError, "trained up to step 4"),
+        (Ready(5, credit=1, session=1), ConflictError, "trained up to step 4"),
         (Ready(1, credit=1, session=1), MissingBatchError, "batch.bin is gone"),
     ],
 )
 async def test_what_ends_the_run(tmp_path: Path, message: ToOrchestrator, error: type[Exception], said: str) -> None:
     link = PlayedLink()
     task = asyncio.create_task(Sender(link, tmp_path, "one", 2, LIMIT).run())
-    await link.say(message)
+    link.incoming.put_nowait(message)
     with pytest.raises(ExceptionGroup) as raised:
         await asyncio.wait_for(task, 60)
     (found,) = raised.value.exceptions
@@ -247,14 +252,14 @@ async def test_a_batch_travels_before_its_step_is_committed(tmp_path: Path) -> N
         await link.say(Ready(1, credit=4, session=5))
         sender.offer(make_batch(1), 100)
         await until_sent(link, [1])
-        assert (link.commits, sender.newest_step) == ([], 0)
+        assert (link.commits, sender.newest_step) == ([0], 0)
         sender.commit(1)
-        await until(lambda: link.commits == [1], "the commit of step 1")
+        await until(lambda: link.commits == [0, 1], "the commit of step 1")
         await link.say(Ready(1, credit=4, session=6))
         sender.offer(make_batch(2), 100)
         await until_sent(link, [1, 1, 2])
-        assert link.commits == [1, 1]
-        assert link.sessions == [5, 5, 6, 6, 6]
+        assert link.commits == [0, 1, 1]
+        assert link.sessions == [5, 5, 5, 6, 6, 6]
 
 
 async def test_a_batch_that_either_end_refuses_is_not_taken(tmp_path: Path) -> None:
@@ -300,7 +305,7 @@ async def test_what_is_committed_is_said_before_the_farewell(tmp_path: Path) -> 
         await until_sent(link, [1])
     sender.commit(1)
     await sender.close()
-    assert link.commits == [1]
+    assert link.commits == [0, 1]
 
 
 async def test_a_batch_is_forgotten_once_the_trainer_has_it_whatever_words_were_lost(tmp_path: Path) -> None:
@@ -334,7 +339,7 @@ async def test_a_record_that_is_not_wanted_any_more_may_be_gone(tmp_path: Path) 
     """The trainer was at the very step when it said READY, and has finished it before the record was read."""
     async with running(tmp_path, newest_step=1) as (sender, link):
         for message in (Ready(1, credit=1, session=1), Acknowledged(1, durable=1)):
-            link._incoming.put_nowait(message)
+            link.incoming.put_nowait(message)
         await asyncio.wait_for(sender.wait_durable(1), 60)
         await submit(sender, make_batch(2))
         assert link.steps == [2]
@@ -345,3 +350,53 @@ async def test_a_silent_trainer_is_not_waited_for_beyond_the_patience(tmp_path: 
         link.outage = Outage(Kind.TRAINER, "the trainer at x", "is not connected", 0.0, "its key is unknown")
         with pytest.raises(NoTrainerError, match=r"trainer_timeout_seconds = 0\.05: .* its key is unknown"):
             await asyncio.wait_for(sender.wait_ready(0.05), 60)
+
+
+async def test_a_trainer_with_another_batch_of_a_known_step_ends_the_process(tmp_path: Path) -> None:
+    """Of one in memory, then sent and forgotten, and of one that an earlier process has recorded."""
+    record(tmp_path, 1)
+    async with running(tmp_path, newest_step=1) as (sender, link):
+        await link.say(Ready(2, credit=4, session=1, batch=codec.digest_of(make_batch(1))))
+        await submit(sender, make_batch(2))
+        await link.say(Acknowledged(2, durable=0))
+        await link.say(Ready(3, credit=4, session=2, batch=codec.digest_of(make_batch(2))))
+        assert sender.unacknowledged == 0
+    link = PlayedLink()
+    task = asyncio.create_task(Sender(link, tmp_path, "one", 1, LIMIT).run())
+    link.incoming.put_nowait(Ready(2, credit=4, session=1, batch=codec.digest_of(make_batch(2))))
+    with pytest.raises(ExceptionGroup) as raised:
+        await asyncio.wait_for(task, 60)
+    (found,) = raised.value.exceptions
+    assert isinstance(found, ConflictError)
+    assert "step_1" in str(found)
+    assert link.commits == [], "nothing is sent in this session"
+
+
+async def test_a_trainer_beyond_what_was_ever_sent_ends_the_process(tmp_path: Path) -> None:
+    """What was committed while the trainer was away is not there because it has a step of that number."""
+    link = PlayedLink()
+    sender = Sender(link, tmp_path, "one", 0, LIMIT)
+    task = asyncio.create_task(sender.run())
+    await link.say(Ready(1, credit=4, session=1))
+    await submit(sender, make_batch(1))
+    await link.say(Bye())
+    await submit(sender, make_batch(2))
+    link.incoming.put_nowait(Ready(3, credit=4, session=2))
+    with pytest.raises(ExceptionGroup) as raised:
+        await asyncio.wait_for(task, 60)
+    (found,) = raised.value.exceptions
+    assert isinstance(found, ConflictError)
+    assert "up to step 1 only" in str(found)
+
+
+async def test_the_epoch_grows_with_each_process_that_a_trainer_has_accepted(tmp_path: Path) -> None:
+    proposed: list[tuple[int, str]] = []
+    for accepted in (True, False, True, True):
+        async with running(tmp_path) as (_, link):
+            await until(lambda link=link: link.hello is not None, "the HELLO")  # type: ignore[misc]
+            assert link.hello is not None
+            proposed.append((link.hello.epoch, link.hello.holder))
+            if accepted:
+                await link.say(Ready(1, credit=4, session=1))
+    assert [epoch for epoch, _ in proposed] == [1, 2, 2, 3]
+    assert len({holder for _, holder in proposed}) == 4

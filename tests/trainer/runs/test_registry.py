@@ -15,6 +15,7 @@ from tests.trainer.conftest import make_batch, make_run_config
 from trainer.runs.control_files import Sighting
 from trainer.runs.record import TAKES_BATCHES, TRANSITIONS, WITHOUT_SLOT, Progress, RunRecord, Stage
 from trainer.runs.registry import RunRegistry
+from transport.messages import Hello
 
 NOWHERE = Path("/nonexistent")
 
@@ -48,22 +49,22 @@ def finish(registry: RunRegistry, run_id: str, now: float) -> None:
 
 def test_an_orchestrator_is_present_from_hello_to_bye_and_for_a_while_when_it_cannot_be_reached() -> None:
     registry = RunRegistry(1)
-    registry.connected("a")
-    registry.connected("b")
+    registry.connected(Hello("a", 0))
+    registry.connected(Hello("b", 0))
     assert registry.present(0.0) == {"a", "b"}
     registry.disconnected("b", 1.0)
     registry.unreachable("a", 10.0, patience=5.0)
     registry.unreachable("a", 14.0, patience=5.0)
     assert registry.present(15.0) == {"a"}
     assert registry.present(15.1) == set()
-    registry.connected("a")
+    registry.connected(Hello("a", 0))
     assert registry.present(99.0) == {"a"}
 
 
 def test_it_is_over_once_every_run_that_had_a_slot_has_ended() -> None:
     assert not RunRegistry(1).over(0.0)
     registry = make_registry("a", "b", "c")
-    registry.connected("waits for a slot")
+    registry.connected(Hello("waits for a slot", 0))
     assert not registry.over(0.0)
     finish(registry, "a", now=50.0)
     registry.end("b", Stage.EVICTED)
@@ -81,7 +82,7 @@ def test_it_is_over_once_every_run_that_had_a_slot_has_ended() -> None:
 
 def test_a_run_that_pauses_is_waited_for() -> None:
     registry = make_registry("a")
-    registry.connected("a")
+    registry.connected(Hello("a", 0))
     registry.disconnected("a", 1.0)
     assert not registry.over(1e9)
 
@@ -100,7 +101,7 @@ def test_a_finished_run_that_is_sent_away_is_waited_for() -> None:
     """Its checkpoint was damaged, say: it is not done."""
     registry = RunRegistry(1)
     registry.finished_before("a", bye_deadline=100.0)
-    registry.connected("a")
+    registry.connected(Hello("a", 0))
     registry.sent_away("a")
     assert registry.present(0.0) == set()
     assert not registry.over(1e9)
@@ -113,7 +114,7 @@ def test_a_run_is_deleted_until_there_is_a_directory_of_its_name_again() -> None
     registry.end("a", Stage.DELETED)
     registry.vacate(0)
     assert [(record.run_id, record.stage) for record in registry] == [("a", Stage.DELETED)]
-    registry.connected("a")
+    registry.connected(Hello("a", 0))
     registry.sight({"a": Sighting("a", 2, (0, 0, 0), evicted=False)}, {})
     assert [(record.run_id, record.stage) for record in registry] == [("a", Stage.SEEN)]
 
@@ -157,7 +158,7 @@ def test_another_rank_has_the_runs_in_slots_and_no_others() -> None:
 def test_of_a_name_that_connects_once_nothing_is_kept() -> None:
     registry = RunRegistry(1)
     for leave in (registry.sent_away, lambda name: registry.disconnected(name, 1.0)):
-        registry.connected("stranger")
+        registry.connected(Hello("stranger", 0))
         registry.await_answer("stranger", 0.0)
         assert registry.unanswered == 1
         leave("stranger")
@@ -269,7 +270,7 @@ class RegistryMachine(RuleBasedStateMachine):
 
     @rule(run_id=names)
     def hello(self, run_id: str) -> None:
-        self.registry.connected(run_id)
+        self.registry.connected(Hello(run_id, 0))
         if self.registry.taking(run_id) is None:
             assert self.registry.await_answer(run_id, self.now) <= self.now
 
