@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import mmap
 from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path
 
 from transport.files.atomic import write_atomically
@@ -13,6 +14,9 @@ from transport.files.json_lines import append_line, lines_from_end, object_in
 logger = logging.getLogger(__name__)
 
 MetricValue = float | int | str
+
+_LINES_READ = 1000
+"""Lines from the end in which `MetricsFile.newest` looks."""
 
 
 class MetricsFile:
@@ -25,6 +29,15 @@ class MetricsFile:
     def append(self, line: dict[str, MetricValue]) -> None:
         """Adds one line. Raises `OSError`."""
         append_line(self.path, line)
+
+    def newest(self, run_id: str, name: str, count: int) -> list[float]:
+        """Returns the last values of a metric of `run_id`, the last one last: at most `count`, of the last lines of the file.
+
+        Raises `OSError`.
+        """
+        lines = (line for _, _, line in islice(lines_from_end(self.path), _LINES_READ) if line is not None)
+        own = (line[name] for line in lines if line.get("run_id") == run_id and name in line)
+        return [float(value) for value in islice(own, count)][::-1]
 
     def truncate(self, run_id: str, step: int) -> None:
         """Removes the lines of `run_id` after `step`, whose training will be repeated.

@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from heapq import nlargest
 from pathlib import Path
 
 import torch
@@ -33,6 +34,10 @@ WITH_AGGREGATE = ("entropy", "mismatch_kl")
 """Metrics whose value for the whole step has a name beside those of environments, too."""
 
 
+LARGEST = 5
+"""Samples that `OpenStep.largest_mismatches` returns at most."""
+
+
 def optional_means(config: TrainingConfig) -> tuple[str, ...]:
     """Returns the names of further means, of a run with a reference or a value head."""
     names = ("reference_kl",) if config.reference is not None else ()
@@ -45,6 +50,7 @@ class Ended:
 
     sums_EM: Tensor
     highest_E: Tensor
+    mismatch_S: Tensor
     norms: list[float] = field(default_factory=list)
     """Of the gradient, one an update."""
     learning_rate: float = 0.0
@@ -77,7 +83,9 @@ class OpenStep:
         self.means = (*MEANS, *optional_means(config), *(f"custom_loss/{name}" for name in run.loss.metrics))
         self.sums_EM = torch.zeros(len(self.environments), len(self.means) + 2, dtype=torch.float64, device=device)
         self.highest_E = torch.zeros(len(self.environments), dtype=torch.float64, device=device)
-        self.ended = Ended(self.sums_EM.clone(), self.highest_E.clone())
+        self.mismatch_S = torch.zeros(len(batch.samples), dtype=torch.float64, device=device)
+        """The sums of the mismatch over the trained tokens of each sample."""
+        self.ended = Ended(self.sums_EM.clone(), self.highest_E.clone(), self.mismatch_S.clone())
         self.export_directory = export_directory
         self.export = TokenExport() if export_directory is not None else None
         self.started = time.perf_counter()
@@ -125,10 +133,18 @@ class OpenStep:
         own = [sum(each) / divisor(config, each) for each in counts.values()]
         return self.trained_tokens / self.divisor, torch.tensor(own, dtype=torch.float64, device=self.sums_EM.device)
 
+    def largest_mismatches(self) -> list[tuple[str, float]]:
+        """Returns the rollouts of the samples with the largest mismatch KL, over all passes that have ended, largest first."""
+        sums, epochs = self.ended.mismatch_S.tolist(), self.run.config.training.epochs
+        means = {sample: sums[sample] / (tokens * epochs) for sample, tokens in self._trained.items()}
+        found = nlargest(LARGEST, means, key=means.__getitem__)
+        return [(self.batch.samples[sample].rollout_id, means[sample]) for sample in found]
+
     def begin_next_pass(self) -> None:
         """Adds what the current pass has summed to the step's, and begins the next one."""
         self.ended.sums_EM += self.sums_EM
         torch.maximum(self.ended.highest_E, self.highest_E, out=self.ended.highest_E)
+        self.ended.mismatch_S += self.mismatch_S
         if self.export is not None and self.current.first_epoch:
             self.ended.export.extend(self.export)
         self._passes.popleft()
@@ -145,6 +161,7 @@ class OpenStep:
             self.columns.clear()
         self.sums_EM.zero_()
         self.highest_E.zero_()
+        self.mismatch_S.zero_()
         self.export = TokenExport() if self.export is not None else None
         rows, self.trained_rows = self.trained_rows, []
         return rows

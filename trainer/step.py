@@ -81,9 +81,9 @@ def train_row(
             weighted_P = columns["loss"] if weights_P is None else columns["loss"] * weights_P
             predicting_P = micro.predicting_P[own]
             own_metrics = [*optional, *(outputs.metrics_P[name].detach() for name in step.run.loss.metrics)]
-            _accumulate(
-                step, columns, weighted_P, own_metrics, micro.environments_P[own], micro.has_record_T[predicting_P]
-            )
+            samples_P = torch.tensor(part.samples, device=step.sums_EM.device)[micro.sample_P[own]]
+            replayed_P = micro.has_record_T[predicting_P]
+            _accumulate(step, columns, weighted_P, own_metrics, micro.environments_P[own], samples_P, replayed_P)
             if step.export is not None:
                 exported = columns | {"token_id": micro.targets_P[own]}
                 step.export.add(part, micro.sample_P[own], micro.position_ids_T[predicting_P] + 1, exported)
@@ -119,6 +119,7 @@ def finish(step: OpenStep, ranks: Ranks) -> dict[str, MetricValue]:
     if step.export is not None and step.export_directory is not None and ranks.is_first_of_row:
         ended.export.write(step.export_directory, batch.step, ranks.index)
     run.held = None
+    run.mismatches = step.largest_mismatches()
     run.progress.step = batch.step
     run.progress.total_tokens += len(batch.token_ids_T)
     run.progress.total_samples += len(batch.samples)
@@ -280,9 +281,10 @@ def _accumulate(
     weighted_P: Tensor,
     own_metrics: Sequence[Tensor],
     environments_P: Tensor,
+    samples_P: Tensor,
     replayed_P: Tensor,
 ) -> None:
-    """Adds the tokens of a row to the sums of their environments.
+    """Adds the tokens of a row to the sums of their environments, and their mismatch to those of their samples.
 
     `weighted_P` is the loss of each token at its weight in the step; `OpenStep.loss_scales` makes it that in a mean over tokens.
     The mismatch is the estimator k3 of KL(inference || trainer) from samples of inference: exp(d) - 1 - d with
@@ -306,6 +308,7 @@ def _accumulate(
         dim=1,
     )
     step.sums_EM.index_add_(0, environments_P, rows_PM)
+    step.mismatch_S.index_add_(0, samples_P, ratio_P - 1 - difference_P)
     step.highest_E.scatter_reduce_(0, environments_P, ratio_P, "amax")
 
 
@@ -326,7 +329,7 @@ def _update(step: OpenStep, ranks: Ranks) -> None:
         step.fault = step.fault or described(error, f"the gradients of step {number}")
     refuse_if_any(ranks, step.fault)
     norm = _add_gradients(run, gradients, ranks, own_norm)
-    ranks.add_rows([step.sums_EM])
+    ranks.add_rows([step.sums_EM, step.mismatch_S])
     ranks.maximum(step.highest_E)
     fault, updated = None, False
     try:

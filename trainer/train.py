@@ -43,6 +43,7 @@ from trainer.runs.run import Run
 from trainer.runs.sessions import Sessions
 from trainer.shared_memory import SharedMemory, remove_left_weights
 from trainer.telemetry.endpoint import TrainerEndpoint
+from trainer.telemetry.mismatch import COMPARED_STEPS, MismatchWatch
 from trainer.telemetry.published import TrainerTelemetry
 from trainer.telemetry.step_times import StepTimes
 from transport.process.permanent_errors import DISK_FULL, exit_code_of, is_disk_full
@@ -154,6 +155,7 @@ class Trainer:
         self._sessions = Sessions(config, receiver, self._manager)
         self._shares = FairShare(config.row_tokens, learner.ranks.count // config.context_parallel)
         self._metrics = MetricsFile(config.output_dir / "trainer" / "metrics.jsonl")
+        self._mismatches = MismatchWatch(config.output_dir)
         self._telemetry = TrainerTelemetry(config.output_dir, config.max_runs, self._registry)
         remove_left_weights()
         self._memory = SharedMemory() if config.broadcast == "memory" else None
@@ -293,6 +295,7 @@ class Trainer:
             self._config.whole_broadcast_every, self._memory, self._config.server_dtypes,
         )  # fmt: skip
         self._metrics.truncate(run.run_id, step)
+        self._mismatches.begin(run.run_id, step, self._metrics.newest(run.run_id, "mismatch_kl", COMPARED_STEPS))
         if not self._has_own_base(run):
             return
         self._keep_start(run)  # first: once version 0 is there, batches are generated that must be trained from it
@@ -462,6 +465,8 @@ class Trainer:
             run.run_id, run.progress.step, metrics["loss"], metrics["mismatch_kl"], metrics["grad_norm"],
             metrics["tokens_per_second"],
         )  # fmt: skip
+        mismatches = self._learner.runs[run.slot].mismatches
+        self._mismatches.take(run.run_id, run.progress.step, float(metrics["mismatch_kl"]), mismatches)
 
     def _write(self, line: dict[str, MetricValue]) -> None:
         self._metrics.append(line)

@@ -19,6 +19,7 @@ from orchestrator.loop_health.slow_spots import slow_spots_of
 from orchestrator.rollouts.failures import failures_in_words, sum_failures
 from orchestrator.step.discarded import in_words
 from orchestrator.step.phases import phases_in_words, sum_phases
+from trainer.telemetry import mismatch
 from transport.printable import printable
 
 TEXT_COLUMNS = ("run", "state")
@@ -58,6 +59,8 @@ def _remarks(status: JobStatus, run_id: str, examples: FailureExamples) -> list[
         remarks.append(_text(f"run {run_id} failed rollouts: {failures_in_words(failures)}{such_as}", "yellow"))
     if unanswered := status.inference_failed(run_id):
         remarks.append(_text(f"run {run_id} rollouts without an answer from inference: {unanswered}", "yellow"))
+    if (jump := history.shown_jump) is not None:
+        remarks.append(_text(f"run {run_id}: {jump}. {mismatch.ADVICE}", "yellow"))
     if advice := history.advice_without_difference:
         remarks.append(_text(f"run {run_id}: {advice}", "yellow"))
     elif history.discarded.get("notable"):

@@ -15,6 +15,7 @@ from job.inspection.metrics_lines import Follower, Line, is_number, read_discard
 from job.inspection.no_difference import read_notice
 from job.inspection.trained_lines import TrainedLines
 from orchestrator.step.differences import Notice, show_command
+from trainer.telemetry.mismatch import SHOWN_STEPS, Jump, read_jump
 from transport.files.untrusted import UntrustedFileError
 
 READING_SECONDS = 60.0
@@ -80,6 +81,8 @@ class History:
     one."""
     no_difference: Notice | None = None
     """That its newest groups show no difference to learn from, if so."""
+    mismatch_jump: Jump | None = None
+    """The newest step whose mismatch KL was far beyond that of the steps before, if there is a notice."""
     unreadable: str = ""
     """Why the last refresh could not read a part of the run, or how far it came; empty if it read everything."""
     _run_dir: Path = Path()
@@ -129,6 +132,7 @@ class History:
             self.unreadable = self._follower.unread or self._trained_lines.unread
             report = read_discarded(self._run_dir)
             self.no_difference = read_notice(self._run_dir)
+            self.mismatch_jump = read_jump(self._run_dir.parent, self.run_id)
         except (OSError, UntrustedFileError) as error:
             self.unreadable = str(error)
             return fresh
@@ -190,6 +194,12 @@ class History:
             return ""
         shown = show_command(self._run_dir.parent, self.run_id)
         return f"{notice}. What to do: {notice.advice}. Three of the worst: {shown}"
+
+    @property
+    def shown_jump(self) -> Jump | None:
+        """The notice of a jump of the mismatch KL, unless many steps have been trained since."""
+        jump = self.mismatch_jump
+        return jump if jump is not None and max(self.trained, default=0) < jump.step + SHOWN_STEPS else None
 
     @property
     def step(self) -> int:

@@ -30,6 +30,7 @@ from job.run_state import current_state, exclusion_of, is_to_start
 from serve.readers.newest_steps import NewestSteps, nulls_of
 from serve.readers.run_file import RunFile, RunFiles
 from serve.readers.trained_end import NewestTrained, TrainedEnd
+from trainer.telemetry.mismatch import read_jump
 from transport.config import IDENTIFIER_PATTERN
 from transport.files.atomic import published_steps
 from transport.files.untrusted import UntrustedFileError, read_json
@@ -238,6 +239,7 @@ class JobReader:
         try:
             steps.refresh()
             report, history.no_difference = read_discarded(run_dir), read_notice(run_dir)
+            history.mismatch_jump = read_jump(self._directory, run_id)
         except (OSError, UntrustedFileError) as error:
             history.unreadable, report = str(error), {}
         history.shipped = steps.lines

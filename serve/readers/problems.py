@@ -23,6 +23,7 @@ from orchestrator.step.differences import show_command
 from orchestrator.step.discarded import in_words
 from orchestrator.step.shares import REMEDY, shortfalls
 from serve.readers.job_facts import JobFacts, RunFacts
+from trainer.telemetry import mismatch
 from transport.outages import Kind as OutageKind
 
 GIB = 2**30
@@ -263,7 +264,9 @@ def _is_restarts(name: str) -> bool:
 
 
 def _mismatch(run: RunFacts, now: float) -> Iterator[Problem]:
-    """Inference and trainer disagree more and more, or altogether."""
+    """Inference and trainer disagree more and more, or altogether, or in one step all at once."""
+    if (jump := run.history.shown_jump) is not None:
+        yield Problem(Kind.MISMATCH, "warning", str(jump), mismatch.ADVICE, jump.time, run.run_id)
     if len(run.mismatch) < RISING_STEPS:
         return
     newest = statistics.median(value for _, value in run.mismatch[-RISING_STEPS:])

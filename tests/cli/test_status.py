@@ -18,6 +18,7 @@ from job.directory import JOB_LOCK
 from orchestrator.loop_health.slow_spots import METRIC
 from tests.support.jobs import shipped_line, write_lines
 from tests.support.past_jobs import make_job, write_discarded
+from trainer.telemetry.mismatch import MismatchWatch
 from transport.errors import UserError
 from transport.files.lock import take_lock
 
@@ -35,6 +36,16 @@ def test_status_shows_the_run_its_processes_and_the_last_error(past: Path, capsy
     for part in ("20/20", "1.000", "was ready", "no", "last error of trainer: 12:00 ERROR   out of memory"):
         assert part in shown
     assert "run test: 512 rollouts discarded since step 20 (500 failed, 12 filtered): no rollout of 4 survived" in shown
+
+
+def test_status_shows_a_jump_of_the_mismatch(past: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_job(past)
+    watch = MismatchWatch(past)
+    watch.begin("test", 19, [3e-6] * 4)
+    watch.take("test", 20, 0.14, [("7-1[/red]", 2.0)])
+    shown = " ".join(shown_by_status(past, capsys).split())
+    assert "mismatch KL of step 20 is 0.14, after 3e-06 in the steps before" in shown
+    assert "7-1[/red] (2)" in shown
 
 
 def test_status_shows_brackets_as_they_are(past: Path, capsys: pytest.CaptureFixture[str]) -> None:

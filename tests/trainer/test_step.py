@@ -14,7 +14,7 @@ import torch
 from tests.trainer.conftest import make_batch
 from tests.trainer.lone_run import make_lone_run
 from trainer.losses.contract import Loss, LossInputs, LossOutputs
-from trainer.open_step import OpenStep
+from trainer.open_step import LARGEST, OpenStep
 from trainer.packer import InvalidBatch
 from trainer.updates.columns import Columns
 from transport.records import Batch
@@ -24,7 +24,7 @@ def test_metrics_are_those_of_a_plain_computation(dense_directory: Path, tmp_pat
     lone = make_lone_run(tmp_path, dense_directory)
     batch = make_batch()
     trained = batch.loss_mask_T == 1
-    rows = []
+    rows, mismatches = [], []
     for index, info in enumerate(batch.samples):
         span = slice(*batch.sample_offsets[index : index + 2])
         tokens = torch.from_numpy(batch.token_ids_T[span]).long()
@@ -43,7 +43,13 @@ def test_metrics_are_those_of_a_plain_computation(dense_directory: Path, tmp_pat
             (info.environment, *values)
             for values in zip(loss, entropy, np.exp(difference) - 1 - difference, ratio, masked, strict=True)
         ]
+        if len(difference):
+            mismatches.append((float(np.mean(np.exp(difference) - 1 - difference)), info.rollout_id))
     metrics = lone.train(batch)
+    largest = sorted(mismatches, reverse=True)[:LARGEST]
+    found = lone.learner.runs[0].mismatches
+    assert [rollout for rollout, _ in found] == [rollout for _, rollout in largest]
+    assert [value for _, value in found] == pytest.approx([value for value, _ in largest], rel=1e-4)
     for suffix, chosen in [("", rows)] + [
         (f"/{name}", [r for r in rows if r[0] == name]) for name in ("guess", "reverse")
     ]:

@@ -69,6 +69,8 @@ class Run:
     """The model of its reference policy; None without a reference, or where that is the base under the adapter."""
     reference_slot: int | None = None
     """Where its layers have the adapter of its reference policy; None if that has none."""
+    mismatches: list[tuple[str, float]] = field(default_factory=list)
+    """Of the last step: rollouts with the largest mismatch KL over the trained tokens of a sample, the largest first."""
     held: dict[str, Tensor] | None = None
     """Between the first and the last update of a step: the state of before the step, in host memory."""
 

@@ -19,6 +19,7 @@ from serve.readers.newest_steps import KEPT_STEPS
 from serve.readers.problems import Kind, Problem, problems_of
 from serve.readers.run_file import RunFile
 from serve.readers.trained_end import KEPT_STEPS as KEPT_TRAINED
+from trainer.telemetry.mismatch import SHOWN_STEPS, Jump
 from transport import outages
 from transport.outages import Outage
 
@@ -110,9 +111,23 @@ RUNS: dict[str, tuple[Any, Kind, str]] = {
     ),
     "lag": (lambda: changed(healthy_run(), {"event_loop_lag/p99": 6.0}, newest=2), Kind.LAG, "warning"),
     "mismatch rises": (lambda: mismatched(*[0.001] * 8, 0.01, 0.03, 0.05, 0.06), Kind.MISMATCH, "warning"),
+    "mismatch jumps": (lambda: jumped(0), Kind.MISMATCH, "warning"),
     "mismatch is high": (lambda: mismatched(*[0.5] * 4), Kind.MISMATCH, "error"),
     "not a number": (lambda: replace(healthy_run(), empty=("grad_norm",)), Kind.NOT_FINITE, "error"),
 }  # fmt: skip
+
+
+def jumped(steps: int) -> RunFacts:
+    """A run in which one step's mismatch was far beyond the others, so many steps ago."""
+    run = healthy_run()
+    run.history.mismatch_jump = Jump(max(run.history.trained) - steps, 0.14, 3e-6, (("7-1", 2.0), ("7-0", 0.5)), NOW)
+    return run
+
+
+def test_a_jump_of_the_mismatch_names_its_rollouts_and_is_over_after_many_steps() -> None:
+    problem = only(healthy_job(jumped(SHOWN_STEPS - 1)))
+    assert "7-1 (2), 7-0 (0.5)" in problem.reason
+    assert problems_of(healthy_job(jumped(SHOWN_STEPS))) == []
 
 
 @pytest.mark.parametrize("name", RUNS)
