@@ -140,6 +140,14 @@ def _is_no_aggregate(name: str) -> str:
     return name
 
 
+ALWAYS_SAVED = frozenset({"trajectory", "sampling_args"})
+"""Names that elsewhere are columns, and that every record has: as its `turns`, and as its `sampling_args`."""
+
+
+def _columns(names: list[str]) -> list[str]:
+    return [name for name in dict.fromkeys(names) if name not in ALWAYS_SAVED]
+
+
 class EnvironmentConfig(Config):
     """One environment of the mix."""
 
@@ -159,7 +167,7 @@ class EnvironmentConfig(Config):
     rollout_timeout_seconds: float = Field(default=300.0, gt=0)
     """Deadline of one rollout, scoring included. One that misses it fails; the rest go on."""
 
-    state_columns: list[str] = []
+    state_columns: Annotated[list[str], AfterValidator(_columns)] = []
     """Keys of a rollout's `state` to add to its saved record. Unknown ones are refused where the environment says its keys
     (`state_keys`)."""
 

@@ -92,7 +92,7 @@ def submit_or_find(spec: JobSpec, directory: Path, backend: str) -> tuple[JobHan
         return submit(spec, directory / str(number + 1), backend), True
     if earlier.spec != spec:
         raise UserError(
-            f"job {spec.name} runs already, as another than is given now: wait for it with `counterpoint wait {latest}`, or "
+            f"job {spec.name} runs already, with another configuration: wait for it with `counterpoint wait {latest}`, or "
             f"stop it with `counterpoint stop {latest}`"
         )
     return earlier, False

@@ -94,9 +94,15 @@ def test_an_advantage_function_gets_one_group_of_any_size_and_returns_a_list() -
 
 
 def test_an_unknown_state_column_is_an_error_at_the_start() -> None:
-    config = EnvironmentConfig(name="words", kind="reverse-text", state_columns=["answer", "trajectory"])
-    with pytest.raises(ValueError, match="its state has no 'trajectory'"):
+    config = EnvironmentConfig(name="words", kind="reverse-text", state_columns=["answer", "anwser"])
+    with pytest.raises(ValueError, match="its state has no 'anwser'; did you mean 'answer'"):
         load_environment(config)
+
+
+def test_columns_that_are_always_saved_may_be_named_and_none_is_saved_twice() -> None:
+    columns = ["trajectory", "answer", "sampling_args", "answer"]
+    config = EnvironmentConfig(name="words", kind="reverse-text", state_columns=columns)
+    assert config.state_columns == ["answer"]
 
 
 def test_an_answer_without_token_ids_is_refused_before_anything_could_need_them() -> None:
