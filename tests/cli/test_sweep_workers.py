@@ -73,7 +73,7 @@ def test_a_signal_has_the_workers_give_back_what_they_hold_and_a_new_job_goes_on
     fleet.wait_for_step_3("seed-2")
     monkeypatch.chdir(fleet.file.parent)
     assert main(["sweep", str(fleet.file), "--workers", "3"]) == 2
-    assert f"with another configuration: wait for them with `counterpoint wait {job}`" in capsys.readouterr().err
+    assert f"with another configuration: wait for it with `counterpoint wait {job}`" in capsys.readouterr().err
     command.send_signal(signal.SIGINT)
     code, output = fleet.finish(command)
     assert code == 130, output
