@@ -314,7 +314,10 @@ class ServerMonitor:
             self._silent = True
             because = "".join(lost) or f"it was not done within update_timeout_seconds = {limit:g}"
             since = time.time() - liveness.SILENT_SECONDS if lost else None
-            self.take_out(f"version {self._wanted_version} was to be loaded and proven, and {because}", since=since)
+            self.take_out(
+                f"version {None if wanted is None else wanted.version} was to be loaded and proven, and {because}",
+                since=since,
+            )
         except InferenceError as error:
             self._loads.discard(self._unproven)
             self.take_out(str(error), refusal=error if isinstance(error, RequestRefused) else None)
@@ -484,7 +487,3 @@ class ServerMonitor:
         requests, self.requests = self.requests, set()
         for request in requests:
             request.reschedule(0.0)
-
-    @property
-    def _wanted_version(self) -> int | None:
-        return None if self.wanted is None else self.wanted.version
