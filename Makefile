@@ -11,6 +11,7 @@
 #   make image-test   build the orchestrator's image and play a run with it, as root with podman (docs/operations.md)
 #   make lint         style and types
 #   make wheel-test   build the wheel, install it into an empty environment, and run it from there
+#   make systemd-test  play a job's unit under a systemd in a container (root, podman, debootstrap; a quarter of an hour)
 #   make lock         resolve requirements/cpu.lock anew
 #
 # PYTHON names the interpreter that .venv is made with. For GPUs see docs/gpu.md.
@@ -29,7 +30,7 @@ FIND_LINKS = $(shell links="$${PIP_FIND_LINKS:-$$($(PIP_LINKS))}"; echo $$links 
 UV = $(if $(FIND_LINKS),UV_FIND_LINKS="$(FIND_LINKS)") VIRTUAL_ENV=.venv $(BIN)/uv pip
 TORCH = $(if $(FIND_LINKS),,--torch-backend cpu)
 
-.PHONY: setup demo demo-multi demo-sweep demo-cluster demo-tune demo-math test test-fast wheel-test image-test lint format lock
+.PHONY: setup demo demo-multi demo-sweep demo-cluster demo-tune demo-math test test-fast wheel-test image-test systemd-test lint format lock
 .DELETE_ON_ERROR:
 
 setup: $(INSTALLED)
@@ -90,6 +91,10 @@ wheel-test: $(INSTALLED)
 
 image-test: $(INSTALLED)
 	.ci/image-test
+
+# A job's unit under a systemd of its own, in a container. It needs root, podman and debootstrap, and says so where they are missing.
+systemd-test: $(INSTALLED)
+	$(BIN)/python -m tests.deploy.play_units
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check

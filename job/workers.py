@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -87,12 +88,17 @@ def is_done(config: JobConfig) -> bool:
     return not needs_servers(config) and all(map(is_finished, config.every_run))
 
 
+SERVICE_LEASE_SECONDS = 30.0
+"""How long the roles of a job go on without a command below a service manager, which starts another: a busy machine is slow."""
+
+
 def specification(config: JobConfig, files: dict[str, Path]) -> JobSpec:
     """Returns the job's roles in their order of starting. They stop in reverse order, so that the orchestrators can drain.
 
     A resume leaves out finished runs, and the servers if no rollouts are needed. `files` has each role's file by its name.
     """
-    return JobSpec(name="job", roles=tuple(_roles(config, files)), stay=config.stay)
+    service = {"lease_seconds": SERVICE_LEASE_SECONDS} if "NOTIFY_SOCKET" in os.environ else {}
+    return JobSpec(name="job", roles=tuple(_roles(config, files)), stay=config.stay, **service)
 
 
 def _roles(config: JobConfig, files: dict[str, Path]) -> list[RoleSpec]:

@@ -21,7 +21,7 @@ from job.configuration.load import load
 from job.inspection.history import History
 from job.inspection.metrics_lines import Line
 from job.supervision import MOST_SHOWN, Show, SupervisedJob
-from job.workers import sections_of, specification
+from job.workers import SERVICE_LEASE_SECONDS, sections_of, specification
 from tests.support.jobs import shipped_line, write_lines
 from transport.files import appended_lines
 from transport.files.atomic import publish_directory
@@ -61,6 +61,17 @@ def test_what_fails_after_the_job_has_ended_costs_neither_its_outcome_nor_its_su
     assert (outcome.code, outcome.reason) == (3, "a worker failed")
     assert job.summary(outcome)["outcome"] == "a worker failed"
     assert ("Input/output error" in caplog.text) == (fault != "directory")
+
+
+def test_roles_below_a_service_manager_wait_longer_for_the_next_command(
+    job_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = load(JobConfig, job_file, [])
+    files = dict.fromkeys(sections_of(config), job_file)
+    monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
+    by_hand = specification(config, files).lease_seconds
+    monkeypatch.setenv("NOTIFY_SOCKET", "/run/systemd/notify")
+    assert specification(config, files).lease_seconds == SERVICE_LEASE_SECONDS > by_hand
 
 
 def test_heartbeats_do_not_wait_for_a_look_at_the_runs(job_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -142,6 +142,9 @@ async def test_only_authorized_keys_connect(keyring: Keyring, tmp_path: Path, ca
         assert f"of unknown address; it connected to this end, tcp://127.0.0.1:{keyring.port}" in caplog.text
         with caplog.at_level(logging.WARNING):
             await asyncio.to_thread(wait_until, lambda: "key is not among the trainer's" in caplog.text, "the reason")
+        # What whoever gives up on the trainer says.
+        told = "key is not among the trainer's"
+        await asyncio.to_thread(wait_until, lambda: told in str(unknown.outage), "the reason of the outage")
         for link in (unknown, wrong_server):
             await link.close()
         plain.close()
