@@ -115,6 +115,13 @@ def raises(config: dict[str, Any]) -> None:
     raise OwnError("too warm", 40)
 
 
+@pytest.fixture(autouse=True)
+def _own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test registers is not left to others: with a closure, each runner forks."""
+    for names in ("_closures", "_trainables", "_environments"):
+        monkeypatch.setattr(f"tune.registry.{names}", {})
+
+
 @contextmanager
 def stepped(**arguments: Any) -> Iterator[TrialRunner]:
     """A runner that is closed at the end."""

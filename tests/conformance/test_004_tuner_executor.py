@@ -175,6 +175,7 @@ class OutOfTurns(tune.Stopper):
         return False
 
 
+@pytest.mark.slow
 def test_what_never_fits_a_users_executor_is_an_error_unless_trials_are_queued(tmp_path: Path) -> None:
     large = Trial("mine", {}, "large", str(tmp_path), resources=Resources(cpu=3))
     small = Trial("mine", {}, "small", str(tmp_path))
