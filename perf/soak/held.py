@@ -40,7 +40,7 @@ _NAMES = (
     ("cli.main inference", "inference"),
     ("cli.main serve", "serve"),
     ("perf.soak.answering", "answering server"),
-    ("plugin/program.py", "vLLM API server"),
+    ("inference.plugin.program", "vLLM API server"),
     ("EngineCore", "vLLM engine"),
 )
 """What a command line has, and the name of such a process."""
