@@ -283,7 +283,8 @@ def _trained(
     found = value_head.parameters() if value_head is not None else {}
     if lora is None:
         return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad} | found
-    for name, layer in apply_lora_to_model(model, 2 * len(runs), lora).items():
+    highest = max(run.lora.rank for run in runs if run.lora is not None)
+    for name, layer in apply_lora_to_model(model, 2 * len(runs), lora, highest).items():
         if is_target(name, lora):
             layer.admit(slot, lora.rank, lora.alpha, torch.Generator())
             if runs[slot].reference_is_start:

@@ -30,6 +30,7 @@ CPU = torch.device("cpu")
 ALONE = Ranks(0, 1, CPU, None)
 STEPS = 20
 
+MAX_RANK = 16
 SLOTS = 6
 
 
@@ -60,7 +61,7 @@ class Bench:
             warmup_steps=2,
         )
         generator = torch.Generator().manual_seed(slot)
-        self.layers = apply_lora_to_model(self.model, SLOTS, adapter)
+        self.layers = apply_lora_to_model(self.model, SLOTS, adapter, MAX_RANK)
         for name, layer in self.layers.items():
             if is_target(name, adapter):
                 layer.admit(slot, adapter.rank, adapter.alpha, generator)

@@ -262,6 +262,16 @@ def test_a_first_adapter_that_is_the_reference_is_held_twice(directories: dict[s
 
 
 @pytest.mark.slow
+def test_runs_have_adapters_of_different_ranks(directories: dict[str, Path], tmp_path: Path) -> None:
+    model = directories["dense"]
+    trainer = TrainerConfig(output_dir=tmp_path, model=str(model), max_runs=2)
+    low, high = TrainingConfig(lora=LoraConfig(rank=4)), TrainingConfig(lora=LoraConfig(rank=16))
+    both, other = (rank_parts(model, trainer, runs, 256)["adapters"] for runs in ([low, high], [high, low]))
+    assert both == other > 0
+
+
+
+@pytest.mark.slow
 def test_moments_are_those_of_each_runs_optimizer(directories: dict[str, Path], tmp_path: Path) -> None:
     model = directories["dense"]
     trainer = TrainerConfig(output_dir=tmp_path, model=str(model), max_runs=2)
