@@ -270,7 +270,6 @@ def test_runs_have_adapters_of_different_ranks(directories: dict[str, Path], tmp
     assert both == other > 0
 
 
-
 @pytest.mark.slow
 def test_moments_are_those_of_each_runs_optimizer(directories: dict[str, Path], tmp_path: Path) -> None:
     model = directories["dense"]
