@@ -148,6 +148,7 @@ async def rig(
     """
     header, transport = recording.header, TransportConfig()
     run_dir = output_dir / f"run_{header.run_id}"
+    run_dir.mkdir(parents=True, exist_ok=True)
     async with AsyncExitStack() as resources:
         resources.enter_context(consumer(transport, output_dir, header.step))
         merge_chunk = await resources.enter_async_context(MergeProcess()) if process_pool else None
