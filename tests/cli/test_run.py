@@ -109,7 +109,7 @@ def test_a_job_runs_and_sums_up(job: FakeJob, job_file: Path) -> None:
         assert part in output
     summary = json.loads((job.output / "summary.json").read_text())
     assert summary["outcome"] == "done"
-    assert summary["steps"] == {"shipped": 20, "trained": 20, "wanted": 20}
+    assert summary["steps"] == {"shipped": 20, "trained": 20, "wanted": 20, "counted_from": 1}
     assert summary["reward"]["first"] == pytest.approx(0.15)
     assert summary["reward"]["last"] == pytest.approx(0.9)
     assert summary["rollouts"]["completed"] == 20 * 64
@@ -444,7 +444,12 @@ def test_the_summary_tells_how_many_steps_there_were_to_be(job: FakeJob) -> None
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=DEADLINE_SECONDS)
     assert "3 trained, 3 shipped, of 14" in output
-    assert json.loads((job.output / "summary.json").read_text())["steps"] == {"shipped": 3, "trained": 3, "wanted": 14}
+    assert json.loads((job.output / "summary.json").read_text())["steps"] == {
+        "shipped": 3,
+        "trained": 3,
+        "wanted": 14,
+        "counted_from": 1,
+    }
 
 
 def test_systemd_is_told_that_a_job_lives_is_ready_and_how_far_it_is(

@@ -104,9 +104,9 @@ def test_runs_end_each_in_its_own_way_and_the_summary_says_which(sweep: Sweep) -
     assert "| the disk is full" in errors
     summary = json.loads((sweep.output / "summary.json").read_text())
     assert {name: run["steps"] for name, run in summary["runs"].items()} == {
-        "a": {"shipped": 20, "trained": 20, "wanted": 20},
-        "b": {"shipped": 3, "trained": 3, "wanted": 20},
-        "c": {"shipped": 20, "trained": 20, "wanted": 20},
+        "a": {"shipped": 20, "trained": 20, "wanted": 20, "counted_from": 1},
+        "b": {"shipped": 3, "trained": 3, "wanted": 20, "counted_from": 1},
+        "c": {"shipped": 20, "trained": 20, "wanted": 20, "counted_from": 1},
     }
     assert summary["runs"]["b"]["outcome"] == "failed: ended with exit code 3"
     assert "It goes on with: counterpoint run" in output
