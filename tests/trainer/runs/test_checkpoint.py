@@ -186,3 +186,10 @@ def test_checkpoints_of_runs_that_were_deleted_meanwhile_are_set_aside(tmp_path:
     found = checkpoint.were_set_aside(tmp_path, "deleted")
     assert [path.name for aside in found for path in aside.glob("checkpoints/*ce")] == ["once", "twice"]
     assert checkpoint.were_set_aside(tmp_path, "delete") == []
+
+
+def test_the_epoch_of_a_run_that_was_deleted_before_its_first_checkpoint_is_set_aside(tmp_path: Path) -> None:
+    (tmp_path / "trainer" / "deleted").mkdir(parents=True)
+    (tmp_path / "trainer" / "deleted" / "epoch.json").touch()
+    checkpoint.set_aside_deleted(tmp_path)
+    assert [path.name for path in (tmp_path / "trainer").iterdir()] == [".deleted-deleted"]
