@@ -305,3 +305,18 @@ def test_another_run_of_the_name_of_a_deleted_one_is_no_older_process(world: Wor
     new = world.host("new")
     world.say(new, new.hello())
     assert world.trainer.answers == [], "it waits until the deletion is discovered"
+
+
+def test_a_record_that_cannot_be_read_or_written_again_refuses_its_run_alone(world: World) -> None:
+    trained_to(world, 1)
+    manager = MultiRunManager(world.trainer.directory, 1)
+    epochs = Epochs(world.trainer.directory, manager)
+    record = world.trainer.directory / "trainer" / "default" / "epoch.json"
+    refused = epochs.refusal(Hello("default", 0, 9, "x" * 20_000))
+    assert refused is not None
+    assert "a holder of 20000 characters" in refused
+    record.unlink()
+    record.mkdir()
+    refused = epochs.refusal(Hello("default", 0, 9, "next"))
+    assert refused is not None
+    assert str(record) in refused

@@ -21,6 +21,9 @@ FORMAT = 1
 
 _MAX_BYTES = 2**14
 
+_MAX_HOLDER = 1000
+"""Characters. A longer one, written, could not be read again."""
+
 
 class Epochs:
     """The newest epochs of the runs of a job; all that is kept is on the disk."""
@@ -44,8 +47,10 @@ class Epochs:
             )
         try:
             found = self._read(hello.run_id)
-        except ValueError as error:
+        except (ValueError, OSError) as error:
             return f"{self._path(hello.run_id)} cannot be read: {error}. Restore it, or remove it if one orchestrator is left"
+        if len(hello.holder) > _MAX_HOLDER:
+            return f"its HELLO names a holder of {len(hello.holder)} characters; expected at most {_MAX_HOLDER}"
         if found is None or hello.epoch > found[0] or (hello.epoch, hello.holder) == found:
             return None
         return (
