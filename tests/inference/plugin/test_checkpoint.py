@@ -54,6 +54,12 @@ def test_links_that_lead_nowhere_are_refused_with_the_reason(tmp_path: Path) -> 
                 read(directory)
 
 
+def test_a_link_that_leads_nowhere_is_not_called_unreadable(tmp_path: Path) -> None:
+    (tmp_path / "STABLE").touch()
+    (tmp_path / "model.safetensors").symlink_to("/dev/shm/counterpoint-weights-gone/model.safetensors")
+    require_published(tmp_path)
+
+
 def test_a_directory_that_is_not_there_is_told_apart_from_one_that_is_not_published(tmp_path: Path) -> None:
     directory = tmp_path / "run_a" / "broadcast" / "step_3"
     with pytest.raises(NotSeen, match=rf"does not see {directory}: it has no {tmp_path}/run_a; .*send_weights"):
