@@ -20,6 +20,8 @@ from tune import Callback, ExportFormat, Resources, Trial, TrialRunner, TuneErro
 from tune.executors.local import LocalTrialExecutor
 from tune.registry import env_creator
 from tune.runner.experiment_server import TOKENS
+from tune.runner.search_thread import SearchThread
+from tune.search.basic_variant import BasicVariantGenerator
 
 HERE = "tests.conformance.test_004_tuner"
 
@@ -360,6 +362,7 @@ def test_formats_are_exported_and_unknown_ones_and_functions_refused(tmp_path: P
 @pytest.mark.slow
 def test_lambdas_and_closures_run_in_forked_processes(tmp_path: Path) -> None:
     offset, here = 5, os.getpid()
+    SearchThread(BasicVariantGenerator(), 0, lambda: None)  # idle, as of an experiment that nobody closed
 
     def closes_over(config: dict[str, Any]) -> None:
         tune.report(value=config["x"] + offset, same_process=os.getpid() == here)

@@ -28,6 +28,7 @@ _WAITS = (
     ("queue.py", "get"),
     ("selectors.py", "select"),
     ("thread.py", "_worker"),
+    ("search_thread.py", "_serve"),
 )
 """Where a thread is that only waits, by file and function: it holds no lock that a fork would miss."""
 
