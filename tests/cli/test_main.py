@@ -148,6 +148,7 @@ def test_an_import_that_fails_for_want_of_an_extra_names_it(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)
+    monkeypatch.setitem(sys.modules, "vllm.sampling_params", None)
 
     def fail(name: str) -> None:
         importlib.import_module("vllm.sampling_params")
