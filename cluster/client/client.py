@@ -31,7 +31,7 @@ class JobRequest:
     """A job to submit."""
 
     name: str
-    """Of letters, digits, `_`, `.` and `-`. One job of a name runs at a time."""
+    """It has letters, digits, `_`, `.` and `-`. One job of a name runs at a time."""
     entrypoint: Entrypoint
     resources: Resources = field(default_factory=Resources)
     environment: ProcessEnvironment = field(default_factory=ProcessEnvironment)

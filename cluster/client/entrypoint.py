@@ -34,7 +34,7 @@ class Entrypoint:
     path: Sequence[str] = ()
     """Where modules are looked for first."""
     directory: str = ""
-    """In which it is called."""
+    """The directory in which it is called."""
 
     @classmethod
     def from_callable(

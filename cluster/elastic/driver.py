@@ -73,7 +73,7 @@ class Meeting:
 
     round: int
     members: tuple[str, ...] = ()
-    """By rank."""
+    """The workers, by rank."""
     host: str = ""
     port: int = 0
 
@@ -86,7 +86,7 @@ class Driver:
     """Runs one `Rounds` on the workers of `context.role`."""
 
     def __init__(self, rounds: Rounds, context: Context, check_seconds: float, scaler: Scaler | None = None) -> None:
-        """With a `scaler` the role gets more workers or fewer, by the progress of the rounds."""
+        """A `scaler` gives the role more workers or fewer, by the progress of the rounds."""
         self.rounds = rounds
         self._scaler = scaler
         self._report_seconds = REPORT_SECONDS

@@ -74,7 +74,7 @@ class ElasticMaster(SubMaster):
         return f"{rounds.stage.value}, round {rounds.round}, {len(rounds.members)} workers{scaling}{aside}{slow}"
 
     def check_child(self, children: Sequence[Member]) -> None:
-        """As `check_workers`."""
+        """Does what `check_workers` does."""
         self.check_workers(children)
 
     def check_workers(self, children: Sequence[Member]) -> None:

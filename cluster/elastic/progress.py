@@ -23,7 +23,7 @@ VARIABLE = "CLUSTER_PROGRESS"
 """The environment variable that names the directory of a round's files on this node."""
 
 MAX_BYTES = 4096
-"""Of one rank's file."""
+"""The longest file of one rank."""
 
 MOST_RANKS = 1024
 """On one node; further files are not read."""
