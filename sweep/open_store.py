@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 from pathlib import Path
 from urllib.parse import unquote
 
 from sweep.proof import prove
 from sweep.store import Store, UnsafeStoreError
+
+_ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+:)/(.*)", re.DOTALL)
 
 SCHEMES = "a local path, file://, memory://, s3:// and gs://"
 
@@ -26,6 +29,11 @@ def open_store(root: str | os.PathLike[str]) -> Store:
 def _open(root: str, process: int) -> Store:
     scheme, separator, rest = root.partition("://")
     if not separator:
+        if (slashed := _ONE_SLASH.match(root)) is not None:
+            raise ValueError(
+                f"{root!r} is a URL that has lost a slash, as in a pathlib.Path: give the text {slashed[1]}//{slashed[2]}; "
+                f"a directory of that name is ./{root}"
+            )
         return _local(root)
     place, slash, path = rest.partition("/")  # no more: a "#" or "?" is part of a name like any other character
     match scheme:

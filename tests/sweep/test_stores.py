@@ -244,6 +244,8 @@ def test_a_bucket_that_does_not_exist_is_an_error_and_not_an_empty_sweep(s3_buck
         ("file://host/x", ValueError, "write file:///absolute/path"),
         ("s3://", ValueError, "s3://bucket/prefix"),
         ("gs:///x", ValueError, "gs://bucket/prefix"),
+        ("gs:/bucket/x", ValueError, "gs://bucket/x"),
+        (str(Path("s3://bucket/x")), ValueError, "s3://bucket/x"),
     ],
 )
 def test_a_root_that_is_none_is_refused_with_a_reason(root: str, error: type[Exception], message: str) -> None:
