@@ -88,8 +88,15 @@ def hook_name(hook: Callable[..., object]) -> str:
 
 
 def _validate(hook: ConfigValidationHook, config: RunConfig) -> tuple[bool, str]:
-    """Calls a hook; one that raises refuses the configuration."""
+    """Calls a hook; one that raises, or does not answer as it should, refuses the configuration."""
+    name = f"the config validation hook {hook_name(hook)}"
     try:
-        return hook(config)
+        answer: object = hook(config)
     except Exception as error:  # noqa: BLE001 - any error concerns this run alone
-        return False, f"the config validation hook {hook_name(hook)} failed: {error!r}"
+        return False, f"{name} failed: {error!r}"
+    match answer:
+        case (bool(ok), message) if ok or message:
+            return ok, str(message)
+        case (False, _):
+            return False, f"{name} refused it and gave no reason"
+    return False, f"{name} returned {answer!r}; expected (is_valid, error_message)"

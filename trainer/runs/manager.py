@@ -335,14 +335,16 @@ _manager: MultiRunManager | None = None
 
 
 def setup_multi_run_manager(output_dir: Path, max_runs: int, seed: int = 0) -> MultiRunManager:
-    """Makes this process's manager.
+    """Makes this process's manager, and the job's directory if there is none yet.
 
     Raises:
+        OSError: the directory cannot be made.
         RuntimeError: the process has one.
     """
     global _manager
     if _manager is not None:
         raise RuntimeError("this process has its multi-run manager; get_multi_run_manager() returns it")
+    output_dir.mkdir(parents=True, exist_ok=True)
     _manager = MultiRunManager(output_dir, max_runs, seed)
     return _manager
 

@@ -56,6 +56,8 @@ class RunRegistry:
 
     def in_slot(self, slot: int) -> Occupancy:
         """Returns what a slot holds. Raises `KeyError` if it is free."""
+        if slot not in self._slots:
+            raise KeyError(f"slot {slot} is free; in use are {sorted(self._slots)} of {self.max_runs} slots from 0 on")
         occupancy = self._slots[slot].occupancy
         assert occupancy is not None
         return occupancy

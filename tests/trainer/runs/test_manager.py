@@ -198,6 +198,33 @@ def test_a_validation_hook_that_raises_is_named_and_costs_its_run_alone(tmp_path
     assert "divides failed: ZeroDivisionError" in manager.registry.refused["bad"]
 
 
+@pytest.mark.parametrize("answer", [None, False, (False, ""), (False, None), ("yes", "no", "maybe")])
+def test_a_validation_hook_that_gives_no_reason_is_named_and_costs_its_run_alone(tmp_path: Path, answer: Any) -> None:
+    def speechless(config: RunConfig) -> Any:
+        return answer if config.run_id == "bad" else (True, "")
+
+    manager = MultiRunManager(tmp_path, 2)
+    manager.register_config_validation_hook(speechless)
+    write(tmp_path, "bad")
+    write(tmp_path, "good")
+    manager.discover_runs()
+    assert manager.registry.run_ids == {0: "good"}
+    assert "speechless" in manager.registry.refused["bad"]
+
+
+def test_a_free_slot_is_named_where_a_run_is_wanted(tmp_path: Path) -> None:
+    manager = MultiRunManager(tmp_path, 2)
+    for slot in (1, 5, -1):
+        with pytest.raises(KeyError, match=f"slot {slot}"):
+            manager.evict_run(idx=slot, reason="none")
+
+
+def test_a_job_without_a_directory_has_no_runs_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manager_module, "_manager", None)
+    manager = setup_multi_run_manager(output_dir=tmp_path / "outputs" / "my-experiment", max_runs=1)
+    assert manager.discover_runs() is False
+
+
 @pytest.mark.parametrize("kind", ["discovered", "forgotten", "creation", "deletion"])
 def test_a_hook_that_raises_is_named(tmp_path: Path, kind: str) -> None:
     def unlucky(*arguments: object) -> None:
