@@ -5,6 +5,7 @@ Nothing is pickled: the other process imports what defines the function (`cluste
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -46,8 +47,11 @@ class Entrypoint:
         """
         given = dict(kwargs or {})
         try:
+            json.dumps(
+                [list(args), given], allow_nan=False
+            )  # refuses what orjson would change, such as infinity or a date
             orjson.dumps([list(args), given])
-        except TypeError as error:
+        except (TypeError, ValueError) as error:
             raise UserError(f"the arguments of {function!r} are not JSON: {error}") from None
         source, name = _source_of(function)
         return cls(source, name, list(args), given, search_path(), os.getcwd())

@@ -104,7 +104,7 @@ def _by_function(progress: Progress, function: Callable[[Progress], object], nam
     """Asks a user's function; what it raises, or returns instead of a number, changes nothing, and is said."""
     try:
         wanted = function(progress)
-        if not isinstance(wanted, int):
+        if not isinstance(wanted, int) or isinstance(wanted, bool):
             raise TypeError(f"it returned {wanted!r}; expected a number of workers")
     except Exception as error:  # noqa: BLE001 - the user's function may raise anything; the training goes on
         return progress.workers, f"{name} failed: {type(error).__name__}: {error}"

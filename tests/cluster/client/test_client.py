@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from datetime import date
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,9 @@ def nested() -> Any:
         (nested(), [], "define it with `def` at the top"),
         (partial(leave, "x"), [], "is a partial"),
         (leave, [object()], "are not JSON"),
+        (leave, [{"rate": [float("inf")]}], "are not JSON: Out of range"),
+        (leave, [date(2026, 1, 1)], "are not JSON: .* date "),
+        (leave, [JobRequest("a", Entrypoint("m", "f"))], "are not JSON: .* JobRequest "),
     ],
 )
 def test_what_another_process_cannot_call_is_refused(given: Any, arguments: list[Any], message: str) -> None:

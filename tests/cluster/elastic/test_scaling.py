@@ -104,6 +104,11 @@ def decided(config: ScalingConfig, totals: tuple[Totals, Totals], workers: int =
     return decision
 
 
+def agree(progress: Progress) -> bool:
+    """Says whether, and not how many."""
+    return True
+
+
 def test_each_decision_has_a_line_and_a_dry_run_is_no_change() -> None:
     totals = Totals(5.0, 1.0, 2), Totals(25.0, 5.0, 2)
     for dry_run in (False, True):
@@ -118,7 +123,8 @@ def test_each_decision_has_a_line_and_a_dry_run_is_no_change() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "wanted", "said"), [("halve", 2, "halve"), ("fail", 4, "no idea"), ("say", 4, "'two'")]
+    ("name", "wanted", "said"),
+    [("halve", 2, "halve"), ("fail", 4, "no idea"), ("say", 4, "'two'"), ("agree", 4, "True")],
 )
 def test_a_users_function_decides_and_its_failure_changes_nothing(name: str, wanted: int, said: str) -> None:
     decision = decided(ScalingConfig(policy=f"{__name__}:{name}"), (Totals(0, 0, 4), Totals(9, 0, 4)), workers=4)
