@@ -163,6 +163,15 @@ def test_a_trial_that_its_executor_calls_lost_has_failed(tmp_path: Path) -> None
     assert "get_next_failed_trial" in str(trial.error_msg)
 
 
+def test_what_does_not_run_and_is_called_lost_keeps_nobody_waiting(tmp_path: Path) -> None:
+    class Insists(ThreadExecutor):
+        def get_next_failed_trial(self) -> Trial | None:
+            return Trial("mine", {}, "of another experiment", str(tmp_path))
+
+    [trial] = run(Insists(counted), tmp_path, [Trial("mine", {}, "t", str(tmp_path))]).get_trials()
+    assert trial.status == Trial.TERMINATED
+
+
 class OutOfTurns(tune.Stopper):
     """Raises after some steps."""
 
@@ -333,6 +342,30 @@ def test_a_failed_trial_is_found_and_its_own_error_raised(executor: LocalTrialEx
         pass
     assert (found, killed.status) == (killed, Trial.ERROR)
     assert "SIGKILL" in str(killed.error_msg)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("again", [False, True])
+def test_results_of_what_has_failed_are_no_longer_available(
+    executor: LocalTrialExecutor, tmp_path: Path, again: bool
+) -> None:
+    trial = trial_of(tmp_path)
+    executor.start_trial(trial)
+    while not executor._ready:  # its result is known, and not fetched
+        executor.get_next_failed_trial()
+    os.kill(trial_pid(executor, trial), 9)
+    while executor._driven[trial.trial_id].failed is None:
+        executor.get_next_failed_trial()
+    if again:
+        executor.start_trial(trial, train=False)
+    else:
+        executor.cleanup(trial)
+    assert executor.get_next_available_trial() is None
+
+
+def trial_pid(executor: LocalTrialExecutor, trial: Trial) -> int:
+    """The process of a trial, by the result that it has reported."""
+    return int(executor._driven[trial.trial_id].results[0]["pid"])
 
 
 @pytest.mark.slow

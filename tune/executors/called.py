@@ -83,6 +83,7 @@ class CalledExecutor(EventExecutor):
             raise TuneError(f"{trial} runs already; stop or pause it first")
         if trial.status != Trial.PAUSED:
             called.results.clear()
+            self._forget_ready(called)
         source = trial.checkpoint or trial.restore_path if checkpoint is None else checkpoint
         begin_from = None if source is None else as_checkpoint(source, trial)
         called.trial, called.attempt, called.failed = trial, called.attempt + 1, None
@@ -277,6 +278,8 @@ class CalledExecutor(EventExecutor):
                 self._driven[trial.trial_id] = called
                 self.stop_trial(trial)
                 del self._driven[trial.trial_id]
+            if called is not None:
+                self._forget_ready(called)
             return
         if self._private is None:
             self._private = asyncio.Runner()

@@ -282,7 +282,7 @@ class PolledExecutor(EventExecutor):
     def _wait_for_one(self) -> None:
         """Waits for one result or failure."""
         lost = self.called.get_next_failed_trial()
-        if lost is not None:
+        if lost is not None and lost.trial_id in self._attempts:
             self._fail(lost.trial_id, lost.error_msg or f"{lost} was lost: get_next_failed_trial returned it")
             return
         found = self.called.get_next_available_trial()
@@ -292,6 +292,7 @@ class PolledExecutor(EventExecutor):
         attempt = self._attempts.get(found.trial_id)
         if attempt is None:
             logger.warning("get_next_available_trial returned %s, which does not run; it is passed over", found)
+            time.sleep(IDLE_SECONDS)
             return
         self._at_work.discard(found.trial_id)
         try:
