@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zmq
 
 import tune
 from tests.support.polling import wait_until
@@ -359,13 +360,26 @@ def test_formats_are_exported_and_unknown_ones_and_functions_refused(tmp_path: P
 # --- the registry ---
 
 
+def _sent_without_a_copy() -> int:
+    """How many bytes came out of a pair of sockets that a mebibyte was put into, once pyzmq has let go of it."""
+    with zmq.Context() as context, context.socket(zmq.PAIR) as ours, context.socket(zmq.PAIR) as theirs:
+        address = f"inproc://{os.getpid()}"
+        ours.bind(address)
+        theirs.connect(address)
+        sent = ours.send(bytes(1 << 20), copy=False, track=True)
+        received = len(theirs.recv())
+        sent.wait(60)
+        return received
+
+
 @pytest.mark.slow
 def test_lambdas_and_closures_run_in_forked_processes(tmp_path: Path) -> None:
     offset, here = 5, os.getpid()
     SearchThread(BasicVariantGenerator(), 0, lambda: None)  # idle, as of an experiment that nobody closed
+    assert _sent_without_a_copy() == 1 << 20  # by which pyzmq has a thread from now on
 
     def closes_over(config: dict[str, Any]) -> None:
-        tune.report(value=config["x"] + offset, same_process=os.getpid() == here)
+        tune.report(value=config["x"] + offset, same_process=os.getpid() == here, sent=_sent_without_a_copy())
 
     found = tune.run(
         closes_over, config={"x": tune.grid_search([1, 2])}, local_dir=str(tmp_path), name="a", verbose=0
@@ -374,6 +388,7 @@ def test_lambdas_and_closures_run_in_forked_processes(tmp_path: Path) -> None:
         (6, False),
         (7, False),
     ]
+    assert [trial.last_result["sent"] for trial in found] == [1 << 20, 1 << 20]
     tune.register_trainable("by-lambda", lambda config, reporter: reporter(value=offset * 2), warn=False)
     tune.register_env("room", lambda config: {"size": config["size"] + offset})
 

@@ -29,6 +29,7 @@ _WAITS = (
     ("selectors.py", "select"),
     ("thread.py", "_worker"),
     ("search_thread.py", "_serve"),
+    ("garbage.py", "run"),  # pyzmq's, in each process that has sent without a copy; a fork makes one of its own
 )
 """Where a thread is that only waits, by file and function: it holds no lock that a fork would miss."""
 
