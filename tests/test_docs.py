@@ -17,7 +17,9 @@ PAGES = sorted(
     [
         *REPOSITORY.glob("docs/*.md"),
         REPOSITORY / "README.md",
+        REPOSITORY / "CHANGELOG.md",
         REPOSITORY / "CONTRIBUTING.md",
+        REPOSITORY / "SECURITY.md",
         REPOSITORY / "perf/README.md",
     ]
 )
