@@ -16,7 +16,6 @@ COPY inference inference
 COPY job job
 COPY models models
 COPY orchestrator orchestrator
-COPY perf perf
 COPY run run
 COPY serve serve
 COPY sweep sweep

@@ -11,8 +11,9 @@
 #   make image-test   build the orchestrator's image and play a run with it, as root with podman (docs/operations.md)
 #   make lint         style and types
 #   make wheel-test   build the wheel, install it into an empty environment, and run it from there
-#   make systemd-test  play a job's unit under a systemd in a container (root, podman, debootstrap; a quarter of an hour)
+#   make systemd-test play a job's unit under a systemd in a container (root, podman, debootstrap; a quarter of an hour)
 #   make lock         resolve requirements/cpu.lock anew
+#   make help         show these lines
 #
 # PYTHON names the interpreter that .venv is made with. For GPUs see docs/gpu.md.
 
@@ -30,10 +31,13 @@ FIND_LINKS = $(shell links="$${PIP_FIND_LINKS:-$$($(PIP_LINKS))}"; echo $$links 
 UV = $(if $(FIND_LINKS),UV_FIND_LINKS="$(FIND_LINKS)") VIRTUAL_ENV=.venv $(BIN)/uv pip
 TORCH = $(if $(FIND_LINKS),,--torch-backend cpu)
 
-.PHONY: setup demo demo-multi demo-sweep demo-cluster demo-tune demo-math test test-fast wheel-test image-test systemd-test lint format lock
+.PHONY: setup demo demo-multi demo-sweep demo-cluster demo-tune demo-math test test-fast wheel-test image-test systemd-test lint format lock help
 .DELETE_ON_ERROR:
 
 setup: $(INSTALLED)
+
+help:
+	@sed -n 's/^#  \( make \)/\1/p' $(firstword $(MAKEFILE_LIST))
 
 $(BIN)/uv:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, and $(PYTHON) is " + sys.version.split()[0] + "; name another with PYTHON=")'
@@ -85,6 +89,7 @@ wheel-test: $(INSTALLED)
 	$(if $(FIND_LINKS),UV_FIND_LINKS="$(FIND_LINKS)") VIRTUAL_ENV=$(WHEEL_TEST)/venv $(BIN)/uv pip install --quiet $(TORCH) --constraint $(LOCK) $(WHEEL_TEST)/*.whl
 	cd $(WHEEL_TEST) && venv/bin/counterpoint --help
 	cd $(WHEEL_TEST) && venv/bin/python -c 'import importlib, cli.main; [importlib.import_module(row[0]) for row in cli.main.COMMANDS.values()]'
+	cd $(WHEEL_TEST) && venv/bin/counterpoint bench; test $$? = 2
 	cd $(WHEEL_TEST) && venv/bin/counterpoint synthesize --rollouts 8 --turns 2 --tokens 64 dump
 	cd $(WHEEL_TEST) && venv/bin/counterpoint replay dump
 	rm -rf $(WHEEL_TEST)

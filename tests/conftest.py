@@ -16,6 +16,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
+import perf  # noqa: F401  (the processes that tests start find it, too)
 from inference.config import LoraServingConfig
 from tests.support.jobs import JOB, shipped_line, trained_line, write_lines
 from tests.support.tiny_model import make_model, write_probe

@@ -14,7 +14,7 @@ import pytest
 
 REPOSITORY = Path(__file__).parents[1]
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
-NOT_SHIPPED = {"tests", "examples"}
+NOT_SHIPPED = {"tests", "examples", "perf"}
 
 PACKAGES = {path.parent.name for path in REPOSITORY.glob("*/__init__.py")} - NOT_SHIPPED
 BY_WHEEL = set(PROJECT["tool"]["setuptools"]["packages"]["find"]["include"])

@@ -115,3 +115,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _listed(cases: Mapping[str, str]) -> str:
     return "\n".join(f"  {name:<17} {summary}" for name, summary in cases.items())
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -30,8 +30,8 @@ from perf.bench.command import Size, show
 from perf.bench.dispatching import NoTokenizer, run_to_the_end
 from perf.bench.schedule import COMPLETION_TOKENS, DELAY_SECONDS
 from perf.bench.servers import load_server
-from perf.bench.short_turns import ShortTurns
 from perf.figures import Case, Figure
+from perf.short_turns import ShortTurns
 from run.config import RunConfig, ScheduleConfig
 from run.evaluations import EvaluationConfig
 
@@ -72,7 +72,7 @@ def _rollouts_per_step(in_flight: int) -> int:
 
 async def _seconds(url: str, in_flight: int, steps: int, *, evaluated: bool) -> float:
     """Returns how long the steps of a run take."""
-    environment = EnvironmentConfig(name="short", kind="perf.bench.short_turns:ShortTurns")
+    environment = EnvironmentConfig(name="short", kind="perf.short_turns:ShortTurns")
     with tempfile.TemporaryDirectory() as directory:
         config = RunConfig(
             run_id="bench",

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
-from cli import bench
+from cli import bench as command
+from perf.bench import __main__ as bench
 from perf.bench.cases import CASES, GROUPS, CaseFailed, module_of, named_cases
 from perf.bench.command import Size
 from perf.figures import Case, Figure
@@ -160,3 +162,11 @@ def test_every_case_has_a_module_and_no_group_has_the_name_of_a_case() -> None:
     assert not set(GROUPS) & set(CASES)
     for name in CASES:
         assert find_spec(module_of(name)) is not None, name
+
+
+def test_without_a_checkout_the_command_says_where_the_benchmarks_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cli.bench.CHECKOUT", tmp_path)
+    with pytest.raises(UserError, match="a checkout of the repository"):
+        command.main([])
