@@ -24,7 +24,7 @@ MASTER_LOG = "master.log"
 JOURNAL = "journal"
 
 MAX_BYTES = 64 * 2**20
-"""Of any of these files."""
+"""The size of any of these files."""
 
 Content = TypeVar("Content", bound=Config)
 
@@ -50,7 +50,7 @@ class MasterFile(Config):
     """The process that is the master, as it says."""
 
     epoch: int
-    """Of its mastership."""
+    """The epoch of its mastership."""
     machine: str
     """Which boot of which machine."""
     pid: int

@@ -56,7 +56,7 @@ GRACE_SECONDS = 2.0
 """How long a job may be without a master, so that its standby takes over, before `wait` starts one."""
 
 MAX_LOG_BYTES = 4 * 2**20
-"""Of a log's end, which is all that is read of it."""
+"""What is read of a log: its end."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ class WorkerView:
     since: float
     """When it entered that state, `time.time()`."""
     pid: int | None
-    """Of the command itself; None before it is known and after its end."""
+    """The command's own process id; None before it is known and after its end."""
     status: str
     """The last `STATUS=` it sent."""
     log_from: int | None = None

@@ -25,7 +25,7 @@ _ONE = 255
 """A rate of 1 as it is kept."""
 _MOST_GROUPS = 255
 _ROUNDING = 1e-9
-"""Of a reward that is a sum, as of a rubric: 0.6 + 0.3 + 0.1 is less than 1."""
+"""The rounding of a reward that is a sum, as a rubric's is: 0.6 + 0.3 + 0.1 is less than 1."""
 
 
 class Curriculum:

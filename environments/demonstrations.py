@@ -22,7 +22,7 @@ class Demonstration:
 
     token_ids: list[int] = field(default_factory=list)
     trained: list[bool] = field(default_factory=list)
-    """Of each token: whether it is trained."""
+    """Whether each token is trained."""
 
     def add(self, token_ids: Sequence[int], trained: int) -> None:
         """Appends tokens of which the first `trained` are trained."""

@@ -12,10 +12,10 @@ import numpy as np
 from transport.config import IDENTIFIER_PATTERN
 
 MOST_PLAYERS = 64
-"""Of one rollout. Their names are in every record of it."""
+"""The players of one rollout. Their names are in every record of it."""
 
 Rewards = tuple[float, dict[str, float]]
-"""Of the rollout, and of each player where players have rewards of their own."""
+"""The reward of the rollout, and of each player where players have rewards of their own."""
 
 
 def as_rewards(value: object) -> Rewards:

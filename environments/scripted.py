@@ -21,7 +21,7 @@ from environments.tools.hermes import parse_hermes
 from transport.records import Rollout, Turn
 
 LOG_PROBABILITY = -0.5
-"""Of every token."""
+"""The log-probability of every token."""
 
 
 class ScriptedModel(OnePolicy):

@@ -303,7 +303,7 @@ class Probe:
     version: int
     token_ids: list[int]
     log_probabilities: list[float]
-    """Of each token after the first, given those before it, at temperature 1."""
+    """The log-probability of each token after the first, given those before it, at temperature 1."""
     previous: list[float] | None = None
     """The previous version's log-probabilities, if the trainer has them and computes precisely enough to tell the two apart."""
     digests: dict[str, dict[str, str]] = field(default_factory=dict)

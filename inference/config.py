@@ -109,7 +109,7 @@ class InferenceConfig(Config):
 
     @property
     def scheme(self) -> str:
-        """Of its URL: `https` where `extra_args` give vLLM a certificate."""
+        """The scheme of its URL: `https` where `extra_args` give vLLM a certificate."""
         return "https" if self.sets("--ssl-certfile") else "http"
 
     @property

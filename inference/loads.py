@@ -73,7 +73,7 @@ class Origin:
     instance: str
     """The process: a random id that no other process has."""
     name: str | None
-    """Of the adapter; None for the full weights."""
+    """The adapter's name; None for the full weights."""
     first: int
     """The number of the load with which the request began."""
     last: int

@@ -35,7 +35,7 @@ SEND_PATH = "/counterpoint/v1/send"
 READ_PATH = "/counterpoint/v1/read"
 
 LENGTH_BYTES = 4
-"""Of the number before the JSON."""
+"""The size of the number before the JSON."""
 
 MAX_IDENTITY = 128
 """Characters of a file's identity."""
@@ -62,7 +62,7 @@ class Offer:
     files: dict[str, int]
     """Bytes of each file, by its path in the published directory."""
     identities: dict[str, str] = field(default_factory=dict)
-    """Of the files of a delta's base: what tells each from all others of its name, so that it comes once for several versions."""
+    """What tells each file of a delta's base from all others of its name, so that it comes once for several versions."""
     left_out: frozenset[str] = frozenset()
     """Files of the base that do not come, because the server holds them."""
 
@@ -73,7 +73,7 @@ class Offer:
 
     @property
     def nbytes(self) -> int:
-        """Of all files that come."""
+        """The size of all files that come."""
         return sum(self.coming.values())
 
     def encode(self) -> bytes:
@@ -136,7 +136,7 @@ class Readable:
     agent: bytes
     """Metadata of the NIXL agent that has registered them."""
     addresses: dict[str, int]
-    """Of the first byte of each file that comes, by its path in the published directory."""
+    """The address of each file's first byte, by the file's path in the published directory. Only files that come are in it."""
 
     def encode(self) -> bytes:
         """Returns it as JSON."""

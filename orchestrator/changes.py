@@ -34,7 +34,7 @@ from run.requests import Answer, ChangeRequest, write_answer
 logger = logging.getLogger(__name__)
 
 LONGEST_VALUE_BYTES = 1000
-"""Of a value, as JSON, in a metrics line; of a longer one it has the size."""
+"""The longest value, as JSON, in a metrics line. A longer one is replaced by its size."""
 
 MOST_ENTRIES, KEPT_ENTRIES = 256, 16
 """When the journal has so many entries, those that are durable are joined, but for the newest."""

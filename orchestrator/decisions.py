@@ -21,7 +21,7 @@ DECISIONS_FILE = "decisions.jsonl"
 """In the run's directory. When it is full it becomes `decisions.jsonl.1`, in place of the former one."""
 
 MAX_BYTES = 8 * 2**20
-"""Of a file: more than 50,000 lines."""
+"""The size of a file: more than 50,000 lines."""
 
 MAX_PENDING = 20_000
 """Decisions held in memory; of more, the oldest are dropped."""
@@ -41,15 +41,15 @@ class Decision(StrEnum):
     SHIPPED = "shipped"
     """With the `step` whose batch it is in."""
     DRAINED = "drained"
-    """Of the run, at `step`: groups that were in flight start again when it is resumed."""
+    """The run was drained at `step`: groups that were in flight start again when it is resumed."""
     CHANGED = "changed"
-    """Of the run: keys of its configuration have new values from `step` on (`control/changes.json`)."""
+    """Keys of the run's configuration have new values from `step` on (`control/changes.json`)."""
     PAUSED = "paused"
-    """Of the run, after `step`: no group starts until it goes on."""
+    """The run was paused after `step`: no group starts until it goes on."""
     CONTINUED = "continued"
-    """Of the run, after `step`: its pause is over."""
+    """The run goes on after `step`: its pause is over."""
     RESUMED = "resumed"
-    """Of the run, from its checkpoint of `step`. After a kill, what was decided since that checkpoint is undone."""
+    """The run was resumed from its checkpoint of `step`. After a kill, what was decided since that checkpoint is undone."""
 
 
 class DecisionLog:

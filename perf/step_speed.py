@@ -94,7 +94,7 @@ class Measured:
     peak: int
     """Bytes of the GPU beyond what lives between two steps; 0 on a CPU."""
     losses: Sequence[float]
-    """Of all steps."""
+    """The losses of all steps."""
 
 
 Train = Callable[[Batch], float]

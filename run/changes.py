@@ -30,7 +30,7 @@ JOURNAL = "changes.json"
 FORMAT = 1
 
 MAX_BYTES = 2**20
-"""Of the journal."""
+"""The size of the journal."""
 
 LEARNING_RATE = "training.learning_rate"
 """The one key that the trainer applies."""
@@ -58,7 +58,7 @@ class Change(Config):
     """New values of some keys, from one step on."""
 
     request_id: Identifier
-    """Of the request."""
+    """The id of the request."""
     step: int = Field(ge=1)
     """The first step with the new values."""
     changes: dict[str, Any]

@@ -98,9 +98,9 @@ class AdvantageConfig(Config):
     """How advantages are computed from rewards, of a group or of a step."""
 
     kind: str = "group_mean"
-    """Of the group: `group_mean`, `standardised`, `leave_one_out`. Of the whole step: `batch_standardised`,
-    `group_mean_batch_scaled`. Or an import path `module:function` taking `AdvantageInputs`, called in the environments' threads,
-    for several groups at once. Unset: that of the loss (docs/algorithms.md)."""
+    """How advantages are computed. Within a group: `group_mean`, `standardised`, `leave_one_out`. Over the whole step:
+    `batch_standardised`, `group_mean_batch_scaled`. Or an import path `module:function` taking `AdvantageInputs`, called in the
+    environments' threads, for several groups at once. Unset: the loss's own (docs/algorithms.md)."""
 
     overlong: OverlongConfig | None = None
     """Penalise overlong completions. Unset: only with `training.loss.kind = "dapo"`."""
@@ -420,7 +420,7 @@ class RunConfig(Config):
     """Share of the rollouts that get a trace (docs/tracing.md): their turns, their environment's time and their scoring."""
 
     log_format: Literal["text", "json"] = "text"
-    """Of `orchestrator.log`."""
+    """The format of `orchestrator.log`."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """The least level of the records that are logged."""

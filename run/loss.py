@@ -148,7 +148,7 @@ class LossConfig(Config):
     """Weight of the entropy of each trained token's distribution; above zero for more exploration."""
 
     reward_coefficient: float | None = Field(default=None, ge=0)
-    """Of `distillation`: weight of the task's advantage beside what the teacher says of a token."""
+    """For `distillation`: the weight of the task's advantage beside what the teacher says of a token."""
 
     args: dict[str, Any] = {}
     """Further keyword arguments for a custom loss."""

@@ -24,10 +24,10 @@ class OpponentConfig(Config):
     """The name of the model in requests to a URL. Unset: as the run's base model."""
 
     protocol: Literal["binary", "openai"] = "openai"
-    """Of a URL: `openai` for a stock vLLM, `binary` for `counterpoint inference`."""
+    """What a URL speaks: `openai` for a stock vLLM, `binary` for `counterpoint inference`."""
 
     api_key_file: Path | None = None
-    """Of a URL: a file holding the bearer token to send."""
+    """A file holding the bearer token to send to a URL."""
 
     max_concurrent_requests: int = Field(default=64, ge=1)
     """Most requests of this run to it at once, at each server. Servers that the run itself uses have these on top of its own."""

@@ -24,7 +24,7 @@ from transport.files.untrusted import UntrustedFileError, read_json
 from transport.printable import printable
 
 MAX_BYTES = 2**16
-"""Of a request or an answer."""
+"""The size of a request or an answer."""
 
 MAX_WAITING = 64
 """Requests of one run that are looked at in one pass."""
@@ -126,16 +126,16 @@ class Answer(Config):
     outcome: Literal["done", "refused"]
     """`refused`: nothing has changed, and `reason` says why."""
     step: int | None = None
-    """Of `save`: the durable step. Of `copy`: the receiver's step that the copy took the place of. Of `change`: the first step
-    with the new values. Of `dump`: the step that was dumped. Of the others: the newest committed step."""
+    """For `save`: the durable step. For `copy`: the receiver's step that the copy took the place of. For `change`: the first
+    step with the new values. For `dump`: the step that was dumped. For the others: the newest committed step."""
     source_step: int | None = None
-    """Of `copy`: the source's step that was copied."""
+    """For `copy`: the source's step that was copied."""
     reason: str = ""
     """Why the request was refused."""
     kind: str = ""
     """The request's. Empty in an answer of an earlier version, and for a damaged request."""
     digest: str = ""
-    """Of what was asked. Empty where `kind` is, and of a copy."""
+    """The digest of what was asked. Empty where `kind` is, and for a copy."""
 
 
 class DamagedRequest(ValueError):

@@ -24,10 +24,10 @@ class TeacherConfig(Config):
     """Servers of its own. Empty: the run's own servers."""
 
     protocol: Literal["binary", "openai"] = "openai"
-    """Of `urls`: `openai` for a stock vLLM, `binary` for `counterpoint inference`."""
+    """What `urls` speak: `openai` for a stock vLLM, `binary` for `counterpoint inference`."""
 
     api_key_file: Path | None = None
-    """Of `urls`: a file holding the bearer token to send."""
+    """A file holding the bearer token to send to `urls`."""
 
     max_concurrent_requests: int = Field(default=32, ge=1)
     """Most requests of this run to it at once, at each server. One asks for all tokens of a branch of a rollout."""

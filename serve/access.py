@@ -22,7 +22,7 @@ from transport.files.untrusted import UntrustedFileError, open_regular
 Access = Literal["read", "change"]
 
 MAX_TOKEN_BYTES = 4096
-"""Of a token's file."""
+"""The size of a token's file."""
 
 _TOKEN = re.compile(rb"[A-Za-z0-9._~+/=-]{20,512}")
 """RFC 6750, of a length that cannot be guessed."""

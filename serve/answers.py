@@ -38,10 +38,10 @@ MOST_WAITING = 64
 
 MOST_ANSWERS = 512
 MOST_BYTES = 64 * 2**20
-"""Of the answers that are kept."""
+"""The size of all answers that are kept."""
 
 MOST_BYTES_EACH = 16 * 2**20
-"""Of one answer."""
+"""The size of one answer."""
 
 COMPRESSED_FROM = 1024
 """Bytes."""

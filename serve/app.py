@@ -95,10 +95,10 @@ HEADERS = {
     "X-Frame-Options": "DENY",
     "Server": "counterpoint",
 }
-"""Of every answer. Nothing is allowed to foreign pages, and the page may load nothing from elsewhere."""
+"""The headers of every answer. Nothing is allowed to foreign pages, and the page may load nothing from elsewhere."""
 
 WRONG_TOKENS_PER_MINUTE = 30.0
-"""Of one client. A right token passes all the same: it may come from behind the same proxy."""
+"""The wrong tokens of one client. A right token passes all the same: it may come from behind the same proxy."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

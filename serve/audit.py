@@ -44,7 +44,7 @@ class Caller:
     """Who asks."""
 
     address: str
-    """Of the network; behind a proxy it is the proxy's."""
+    """The network address; behind a proxy it is the proxy's."""
 
 
 class AuditLog:

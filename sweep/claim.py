@@ -54,7 +54,7 @@ class SweepTarget(Generic[C]):
 
     @property
     def digest(self) -> str | None:
-        """Of the identity; None if that is no JSON, so that it cannot be compared."""
+        """Returns the digest of the identity; None if that is no JSON, so that it cannot be compared."""
         try:
             text = json.dumps(
                 self.config if self.identity is None else self.identity, sort_keys=True, default=_fields_of
@@ -179,7 +179,7 @@ class _Worker(Generic[C]):
         self._keep_going = keep_going
         self._observer = Observer(terms, REAL_CLOCKS, self._store.root)
         self._errors: dict[str, Exception] = {}
-        """Of our own attempts, by target."""
+        """The errors of our own attempts, by target."""
         self._waiting_for: dict[str, str] = {}
         self._logged_at = monotonic()
         self._unreachable_since: float | None = None

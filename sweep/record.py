@@ -69,7 +69,7 @@ class Record:
     heartbeat_at: float
     finished_at: float | None = None
     error: str | None = None
-    """Of the last attempt that did not succeed, also while the next one runs."""
+    """The error of the last attempt that did not succeed, also while the next one runs."""
     traceback: str | None = None
     config: str | None = None
     """A digest of the target's configuration; None where it has none that is JSON."""

@@ -29,7 +29,7 @@ class TargetStatus:
     token: int | None = None
     """The fencing token of the claim: how many there were."""
     attempts: int = 0
-    """Of these, without those given back."""
+    """How many attempts these had, without those given back."""
     started_at: float | None = None
     """Seconds since the epoch by the owner's clock, like the next two."""
     heartbeat_at: float | None = None
@@ -38,7 +38,7 @@ class TargetStatus:
     """Seconds from the claim to its end, or to the last heartbeat while it runs."""
     lease_seconds: float | None = None
     error: str | None = None
-    """Of the last attempt that did not succeed."""
+    """The error of the last attempt that did not succeed."""
     traceback: str | None = None
 
 

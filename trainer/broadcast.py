@@ -56,7 +56,7 @@ class Assembled:
     weights: dict[str, Tensor]
     """On the CPU, by name; empty on all ranks but the first, and where only an adapter is published."""
     digests: dict[str, Digest]
-    """Of the weights, by the precision of a server; empty where only an adapter is published."""
+    """The weights' digests, by the precision of a server; empty where only an adapter is published."""
     answers: Answers
 
 

@@ -99,7 +99,7 @@ class TrainerConfig(Config):
     """Weight broadcasts kept of each run."""
 
     whole_broadcast_every: int = Field(default=1, ge=1)
-    """Of so many versions of full weights, one is published whole, the others as what changed since. 1: all whole."""
+    """One of so many versions of full weights is published whole, the others as what changed since. 1: all whole."""
 
     server_dtypes: list[Literal["float32", "bfloat16", "float16"]] = Field(
         default=["float32", "bfloat16", "float16"], min_length=1

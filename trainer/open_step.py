@@ -52,7 +52,7 @@ class Ended:
     highest_E: Tensor
     mismatch_S: Tensor
     norms: list[float] = field(default_factory=list)
-    """Of the gradient, one an update."""
+    """The norms of the gradient, one an update."""
     learning_rate: float = 0.0
     export: TokenExport = field(default_factory=TokenExport)
 
@@ -113,7 +113,7 @@ class OpenStep:
 
     @property
     def trained_tokens(self) -> int:
-        """Of the current pass, on all ranks."""
+        """The trained tokens of the current pass, on all ranks."""
         return self.current.trained_tokens
 
     @property

@@ -32,9 +32,9 @@ class ModelLimits:
 
     vocabulary: int
     max_tokens: int
-    """Of one sample, which is never split."""
+    """The tokens of one sample, which is never split."""
     layers: int
-    """Of a routing record; 0 when routing is not replayed."""
+    """The layers of a routing record; 0 when routing is not replayed."""
     experts: int
     top_k: int
     shares_prompts: bool = False
@@ -69,9 +69,9 @@ class MicroBatch:
     parts: list[Part]
     """In the order of the row. The trained tokens `P` are in the order of the samples."""
     sample_lengths: list[int]
-    """Of whole samples, also where they share a prompt."""
+    """The lengths of whole samples, also where they share a prompt."""
     families: Families | None
-    """Of all parts, where samples share prompts."""
+    """The families of all parts, where samples share prompts."""
     token_ids_T: Tensor
     position_ids_T: Tensor
     predicting_P: Tensor

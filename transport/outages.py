@@ -74,7 +74,7 @@ class Outages:
         """By `who`, the reasons that the log has, without their numbers."""
         self._levels: dict[str, int] = {}
         self._interval, self._due = 0.0, float("inf")
-        """Of the next reminder, on the monotonic clock."""
+        """The time between two reminders, and when the next one is due, on the monotonic clock."""
 
     def begin(
         self, kind: Kind, who: str, what: str, reason: str, *, since: float | None = None, level: int | None = None

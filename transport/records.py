@@ -153,7 +153,7 @@ class Rollout:
     player_rewards: dict[str, float] = field(default_factory=dict)
     """The reward of each player, where the environment gave one to each; `reward` is then their mean."""
     player_advantages: dict[str, float] = field(default_factory=dict)
-    """Of the players in `player_rewards` that have turns."""
+    """The advantages of the players in `player_rewards` that have turns."""
     opponent_turns: list[OpponentTurn] = field(default_factory=list)
     """Calls of other policies, in order of time."""
     filtered_by: str | None = None
@@ -186,12 +186,12 @@ class Sample:
     """The oldest of its turns."""
     reward: float
     temperature: float
-    """Of all its turns: turns of different temperatures are never merged."""
+    """The temperature of all its turns: turns of different temperatures are never merged."""
     token_ids_T: Int32Array
     loss_mask_T: UInt8Array
     """1 where the token was written by the model and trains."""
     log_probabilities_T: Float32Array
-    """Of the inference engine; 0 where the mask is 0."""
+    """The inference engine's log-probabilities; 0 where the mask is 0."""
     advantages_T: Float32Array
     routed_experts: tuple[RoutingArray, ...] = ()
     """Chunks whose rows add up to T - 1 (the last token has no routing), or empty."""

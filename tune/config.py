@@ -36,7 +36,7 @@ class SearchConfig(Config):
     """How often each proposal of Optuna is tried; it learns the mean."""
 
     seed: int | None = None
-    """Of everything that the search draws. Unset: the experiment's."""
+    """The seed of everything that the search draws. Unset: the experiment's."""
 
     @model_validator(mode="after")
     def _only_optuna_repeats(self) -> SearchConfig:
@@ -64,7 +64,7 @@ class AshaConfig(Config):
     grace_period: float = Field(default=1, gt=0)
     """No trial stops before."""
     reduction_factor: float = Field(default=4, gt=1)
-    """Of so many trials at a milestone, one goes on."""
+    """One of so many trials at a milestone goes on."""
     brackets: int = Field(default=1, ge=1)
     """Successive halvings with different grace periods."""
 
@@ -79,7 +79,7 @@ class HyperBandConfig(Config):
     max_t: int = Field(default=81, ge=1)
     """A trial stops at this time."""
     reduction_factor: float = Field(default=3, gt=1)
-    """Of so many trials of a bracket, one goes on."""
+    """One of so many trials of a bracket goes on."""
     stop_last_trials: bool = True
     """Whether the last trials stop at `max_t`."""
 
@@ -201,7 +201,7 @@ class TuneConfig(Config):
     """How often the space is sampled; times the size of its grids, that is the number of trials."""
 
     seed: int = 0
-    """Of everything that search and scheduler draw."""
+    """The seed of everything that search and scheduler draw."""
 
     search: SearchConfig = SearchConfig()
     """Which configurations are tried."""

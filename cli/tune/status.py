@@ -135,7 +135,7 @@ class Shown:
 
 
 def _shown(directory: Path) -> Shown:
-    """Of `counterpoint tune`, its file says it; of `tune.run`, its state."""
+    """What is shown of an experiment: its file says it for `counterpoint tune`, its state for `tune.run`."""
     if (directory / FILE).exists():
         config = load(TuneConfig, directory / FILE, [])
         return Shown(config.name, config.metric, config.mode)

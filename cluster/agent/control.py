@@ -19,7 +19,7 @@ MOST_UNREAD = 4 * MAX_MESSAGE
 CHUNK = 64 * 1024
 
 LEFT_CHUNKS = 64
-"""Of what an ended process may have left unread; more than a socket's buffer holds."""
+"""Chunks that an ended process may have left unread; they are more than a socket's buffer holds."""
 
 
 class ControlSocket:

@@ -34,7 +34,7 @@ LONGEST_ADDRESS = 1000
 """Characters of the address, and of the key, with which a worker takes calls."""
 
 LARGEST_CODE = 255
-"""Of an exit code: of a larger one only the last byte would be seen, which may be 0."""
+"""The largest exit code. Only the last byte of a larger one would be seen, which may be 0."""
 
 NO_PROCESS = 128 + 9
 """Exit code of a worker whose process is not known, or no more."""

@@ -174,7 +174,7 @@ class Views:
 
 
 def _state(manager: PrimeManager, record: WorkerRecord) -> State:
-    """Of a role that does not wait for the job, a worker is ready once its SubMaster has passed it at work."""
+    """A worker's state: where the job does not wait for the role, it is ready once its SubMaster has passed it at work."""
     role, state = manager.role_of(record), STATES[record.phase]
     if state is not State.READY or record.rank < 0 or role.sub_master is None or role.start is not StartGate.WORKER:
         return state

@@ -81,7 +81,7 @@ class Heartbeat:
     status: str = ""
     trouble: str = ""
     pid: int = 0
-    """Of the command itself; 0 if not known yet."""
+    """The command's own process id; 0 if it is not known yet."""
     alive: bool = True
     """False: only news of it, and no sign of life."""
 

@@ -46,7 +46,7 @@ class Item:
     """The record. Arrays are views of what was received, and cannot be written to."""
     _consumer: ChannelConsumer = field(repr=False)
     generation: str = field(repr=False)
-    """Of the channel: another one gives the same numbers to other records."""
+    """The channel's generation: another one gives the same numbers to other records."""
 
     def acknowledge(self) -> None:
         """Tells the host that the record is done with; from any thread. Call it after the record's effect is stored."""

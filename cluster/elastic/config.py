@@ -50,11 +50,11 @@ class ElasticConfig(Config):
     scaling: ScalingConfig | None = None
     """Adds and removes workers by the training's progress. Unset: only `scale` does."""
     ready_seconds: float = Field(default=600.0, gt=0)
-    """Of ranks that are a service (`service.py`): how long rank 0 may take to be ready; then all are killed."""
+    """How long rank 0 of a service (`service.py`) may take to be ready; then all its ranks are killed."""
     drain_seconds: float = Field(default=100.0, gt=0)
-    """Of ranks that are a service: how long rank 0 may take to end them in order; then they are ended as between rounds."""
+    """How long rank 0 of a service may take to end its ranks in order; then they are ended as between rounds."""
     silence_seconds: float | None = Field(default=None, gt=0)
-    """Of ranks that are a service: longest time without a heartbeat of rank 0; then all are killed. Unset: none is expected."""
+    """The longest time without a heartbeat of a service's rank 0; then all its ranks are killed. Unset: none is expected."""
     version: str = ""
     """Tells this role from one whose files are the same, but not their content. Not used here."""
 

@@ -35,7 +35,7 @@ class PairCheck:
         self.bad: set[str] = set()
         """Nodes that failed together with a good one."""
         self.seconds: dict[str, float] = {}
-        """Of each good node, the duration of its fastest pair."""
+        """The duration of each good node's fastest pair."""
 
     @property
     def suspects(self) -> set[str]:

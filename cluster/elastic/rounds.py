@@ -55,13 +55,13 @@ class Rounds:
         self.stage = RoundsStage.GATHERING
         self.round = 0
         self.members: tuple[WorkerId, ...] = ()
-        """Of the current or last round, by rank."""
+        """The members of the current or last round, by rank."""
         self.activities: dict[WorkerId, Activity] = {}
         """What each member last said."""
         self.set_aside: dict[str, str] = {}
         """Workers whose nodes failed the check too often, with the last reason."""
         self.stragglers: list[str] = []
-        """Of the last check, a line each."""
+        """The stragglers of the last check, a line each."""
         self.ending: Ending | None = None
         """Decided, perhaps before all ranks have ended."""
         self.deadline: float | None = None

@@ -45,10 +45,10 @@ class ScalingConfig(Config):
     """`throughput`: as few workers as reach `target`. `idle_share`: one fewer above `high`, one more below `low`. Or the import
     path `package.module:function` of a function from `cluster.elastic.scaling.Progress` to a number of workers."""
     target: float = Field(default=0.0, ge=0)
-    """Of `throughput`: units of work a second, of all workers together."""
+    """`throughput` aims at this: units of work a second, of all workers together."""
     low: float = Field(default=0.1, ge=0, le=1)
     high: float = Field(default=0.5, ge=0, le=1)
-    """Of `idle_share`: shares of the ranks' time."""
+    """The bounds of `idle_share`, as shares of the ranks' time."""
     window_seconds: float = Field(default=60.0, gt=0)
     """How long a round is measured before each decision. After a change it begins anew."""
     dry_run: bool = False

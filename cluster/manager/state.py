@@ -134,7 +134,7 @@ class RoleRecord:
     checked: bool = False
     """Whether the workers of the role as they are now have passed."""
     deadline: float | None = None
-    """Of the check."""
+    """When the check has to be over."""
     not_before: float = 0.0
     """When those that are recycled may be created again."""
     changed: list[str] = field(default_factory=list)

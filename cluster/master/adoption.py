@@ -17,7 +17,8 @@ KILLED = 137
 """The exit code of a process whose end nobody saw: as if killed."""
 
 GONE = "it had ended, and its agent with it, when a master looked again"
-"""Of a worker that neither lives nor has its end reported: an agent that lives would have kept the report."""
+"""Why a worker is counted as ended that neither lives nor has its end reported: an agent that lives would have kept the
+report."""
 
 REPORT_SECONDS = 0.5
 """How long the report of an end may take to arrive, before a worker that no agent has counts as dead without one."""

@@ -28,7 +28,7 @@ TRY_SECONDS = 1.0
 """How long one append is tried before the status says so; it is then tried again."""
 
 ENTRY_BYTES = MAX_ENTRY_BYTES - 2048
-"""Of the events or handles of one entry; more are spread over several."""
+"""The events or handles of one entry; more are spread over several entries."""
 
 T = TypeVar("T")
 

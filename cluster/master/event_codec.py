@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 KINDS: dict[str, type] = {kind.__name__: kind for kind in typing.get_args(Event)}
 
 MAX_EVENT_BYTES = 64 * 2**10
-"""Of one event as JSON."""
+"""The size of one event as JSON."""
 
 CUT = " ... (cut)"
 

@@ -20,10 +20,10 @@ from transport.files.format_number import OtherFormatError, check_format
 FORMAT = 1
 
 MAX_ENTRY_BYTES = 256 * 2**10
-"""Of one entry's second line."""
+"""The size of an entry's second line."""
 
 MAX_SNAPSHOT_BYTES = LARGEST_OBJECT_BYTES - 1024
-"""Of a snapshot's."""
+"""The size of a snapshot's second line."""
 
 ENTRY, SNAPSHOT = "entry-", "snapshot-"
 
@@ -45,7 +45,7 @@ class Entry:
     number: int
     """1 for the first, and one more for each that follows."""
     epoch: int
-    """Of the master that appended it."""
+    """The epoch of the master that appended it."""
     opening: bool
     """Whether it is the first of its master. These are never discarded: they keep earlier masters out."""
     events: Sequence[Mapping[str, Any]] = ()
@@ -59,9 +59,9 @@ class Snapshot:
     """The fold of every entry up to one."""
 
     number: int
-    """Of the last entry that is in it."""
+    """The number of the last entry that is in it."""
     epoch: int
-    """Of that entry."""
+    """The epoch of that entry."""
     state: Mapping[str, Any]
     """The manager's own."""
     handles: Mapping[str, Any]

@@ -43,7 +43,7 @@ class Arrival:
 
     event: Event
     done: asyncio.Future[None] | None = None
-    """Of the client that asked for it: resolved once the event is durable."""
+    """What the client that asked for it waits for: it is resolved once the event is durable."""
     from_backend: bool = False
     """Whether the backend is to be told that it is durable."""
 

@@ -18,9 +18,9 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 KEPT_BYTES = 16 * 1024
-"""Of each output: its end."""
+"""What is kept of each output: its end."""
 MOST_OUTPUT_BYTES = 16 * 2**20
-"""Of each output. An agent that writes more is killed."""
+"""The size of each output. An agent that writes more is killed."""
 _CLOSE_SECONDS = 5.0
 """Longest wait for the rest of the output, and for the end, of a killed process."""
 

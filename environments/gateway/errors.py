@@ -16,7 +16,7 @@ class Refused(Exception):
         self.parameter = parameter
         """The field at fault."""
         self.status = status
-        """Of HTTP."""
+        """The status of HTTP."""
         self.code = code
         """A word for programs."""
 

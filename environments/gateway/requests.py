@@ -70,7 +70,7 @@ class Asked:
     """What chat and completions requests have in common."""
 
     overrides: SamplingOverrides
-    """Of the environment's sampling parameters."""
+    """What replaces the environment's sampling parameters."""
     stop: tuple[str, ...]
     """The agent's own stop strings, which are cut from its answer."""
     choices: int

@@ -33,7 +33,7 @@ class Limits:
     """What one rollout may ask for."""
 
     body_bytes: int = 4 * 2**20
-    """Of one request."""
+    """The size of one request."""
     requests_at_once: int = 64
     turns: int = 4096
     """In all."""
@@ -51,7 +51,7 @@ class Session:
         self.turns: list[Turn] = []
         """Those that were answered, in order."""
         self.last_reply: Reply | None = None
-        """Of the newest turn."""
+        """The reply of the newest turn."""
         self.errors: deque[str] = deque(maxlen=_KEPT_ERRORS)
         """Why the newest refused or failed requests had no answer."""
         self.has_ended = False

@@ -41,7 +41,7 @@ class _Seat:
         self.gone = ""
         """Why it will not answer any more."""
         self.answer: asyncio.Future[str | None] | None = None
-        """Of the question that it was asked last, until it is answered; None once it is gone."""
+        """The answer to the question that it was asked last, until it is answered; None once the player is gone."""
 
 
 class Episode:

@@ -26,7 +26,7 @@ from environments.base import Unavailable
 PROTOCOL = 1
 
 MAX_MESSAGE_BYTES = 4 << 20
-"""Of one message: a million tokens of text."""
+"""The size of one message: a million tokens of text."""
 
 CLOSE_SECONDS = 5.0
 

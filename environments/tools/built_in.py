@@ -13,7 +13,7 @@ from environments.tools.sandbox.python_sandbox import Sandbox, SandboxUnavailabl
 
 MAX_EXPRESSION = 500
 MAX_DIGITS = 1000
-"""Of a whole number, in a result or on the way to it."""
+"""The digits of a whole number, in a result or on the way to it."""
 
 _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,

@@ -22,10 +22,10 @@ MAX_CALLS = 64
 
 MAX_ARGUMENT_CHARACTERS = 1 << 20
 MAX_DEPTH = 32
-"""Of nested values and schemas."""
+"""The depth of nested values and schemas."""
 
 MAX_CHECKS = 100_000
-"""Of a value by a schema: one that refers to itself several times would take years."""
+"""Checks of a value by a schema: a schema that refers to itself several times would take years."""
 
 
 @dataclass(slots=True)

@@ -35,7 +35,7 @@ MAX_PAGES = 64
 MAX_SCHEMA_CHARACTERS = 1 << 16
 MAX_DESCRIPTION_CHARACTERS = 4096
 MAX_RESULT_CHARACTERS = 1 << 20
-"""Of one result. What the model is told of it is bounded by the rollout's limits."""
+"""The length of one result. The rollout's limits bound what the model is told of it."""
 
 MAX_TOKEN_BYTES = 4096
 

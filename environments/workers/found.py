@@ -21,9 +21,9 @@ class Found:
     examples: int
     group_scoring: bool
     fingerprint: str | None = None
-    """Of its data, if it has one (`environments.mix.mix_of`)."""
+    """The fingerprint of its data, if it has one (`environments.mix.mix_of`)."""
     weights: list[float] | None = None
-    """Of its examples, likewise."""
+    """The weights of its examples, if it has them."""
 
 
 def check_in_process(config: EnvironmentConfig) -> Found:

@@ -30,18 +30,18 @@ from transport.wires.listener_keys import WatchedListenerKeys
 logger = logging.getLogger(__name__)
 
 VERSION = 1
-"""Of the messages: both ends need the same."""
+"""The version of the messages: both ends need the same."""
 TICK_SECONDS = 0.25
 ALIVE_TICKS = 4
 """A host is sent a sign of life so often; that it cannot be sent shows a broken connection."""
 LOST_SECONDS = 20.0
 """A host, or an orchestrator, that is silent for so long is lost."""
 HEARTBEAT_SECONDS = 3.0
-"""Of ZMQ, which notices within three of these that a machine is gone."""
+"""ZMQ's interval; it notices within three of these that a machine is gone."""
 MOST_WORKERS = 1024
-"""Of one host."""
+"""The workers of one host."""
 UNREAD_FRAMES = 256
-"""Of one host."""
+"""The frames of one host that wait to be read."""
 _ADDRESS = re.compile(r"tcp://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+|\*):\d{1,5}")
 
 

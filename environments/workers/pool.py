@@ -33,9 +33,9 @@ KILL_SECONDS = 15.0
 JOIN_SECONDS = 60.0
 """How long the start waits for a host where there is no worker here."""
 MOST_MESSAGES = 4_000
-"""Of one worker between two looks at it, calls of the model left out."""
+"""The messages of one worker between two looks at it, calls of the model left out."""
 UNREAD_FRAMES = 64
-"""Of one worker."""
+"""The frames of one worker that wait to be read."""
 
 
 class WorkerPool:

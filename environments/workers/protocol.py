@@ -46,7 +46,7 @@ MAX_BATCH_BYTES = 2**20
 MAX_BATCH = 64
 """Messages in one frame."""
 MAX_STATE_BYTES = 4 * 2**20
-"""Of a rollout's state or metrics as JSON."""
+"""The size of a rollout's state or metrics as JSON."""
 MAX_CALLS = 1024
 """Model calls of one rollout at the same time."""
 MAX_ERROR = 2000

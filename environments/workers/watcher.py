@@ -30,7 +30,7 @@ STACK_TICKS = 20
 """How long a worker may take to write its stacks, which needs a moment of the CPU."""
 START_SECONDS = 240.0
 SOFT_SHARE = 0.75
-"""Of the memory limit: a worker above it gets no further session, and is started anew when its last one ends."""
+"""A share of the memory limit: a worker above it gets no further session, and is started anew when its last one ends."""
 
 
 class Watcher:

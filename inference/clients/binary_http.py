@@ -63,7 +63,7 @@ class TickLimits:
     def __init__(self) -> None:
         self.heads = PerTickLimiter(HEADS_PER_TICK)
         self.extensions = PerTickLimiter(EXTENSIONS_PER_TICK)
-        """Of the memory for large bodies."""
+        """Limits how often memory for large bodies is extended."""
         self.reads = PerTickLimiter(READS_PER_TICK)
         """Further reads of bodies that do not come with their head."""
         self.answers = PerTickLimiter(ANSWERS_PER_TICK)

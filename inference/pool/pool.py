@@ -109,7 +109,7 @@ class InferencePool:
         self._connections = HttpSessions(config)
         self._monitors: dict[Server, ServerMonitor] = {}
         self._tasks: dict[Server, asyncio.Task[None]] = {}
-        """Of the monitors."""
+        """The monitors' tasks."""
         self._sources_task: asyncio.Task[None] | None = None
         self._opened = False
         self._wanted: WeightUpdate | None = None

@@ -109,5 +109,5 @@ class MappedFile:
         access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
         self._mapping = mmap.mmap(descriptor, nbytes, prot=access)
         self.address = int(np.frombuffer(self._mapping, dtype=np.uint8).ctypes.data)
-        """Of its first byte, in this process."""
+        """The address of its first byte, in this process."""
         agent.register_memory([(self.address, nbytes, 0, "")], MEMORY)

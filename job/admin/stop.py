@@ -22,7 +22,7 @@ class Ended:
     run_id: str
     evicted: bool
     pid: int | None
-    """Of its orchestrator; None if it did not run."""
+    """The process id of its orchestrator; None if it did not run."""
     has_ended: bool
     """Whether the orchestrator has ended within the time that was waited."""
     seconds: float

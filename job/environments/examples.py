@@ -13,7 +13,8 @@ READ_SECONDS = 20.0
 """Examples are read for so long; the others are left to training, where a bad one fails its own rollouts."""
 
 MOST = 20_000
-"""Of more examples the first half of this number are read, and as many that are spread evenly over the others."""
+"""The most examples that are read. Of more, the first half of this number are read, and as many that are spread evenly over the
+others."""
 
 
 def fault_of_examples(environment: Environment, seconds: float = READ_SECONDS) -> str | None:

@@ -23,7 +23,7 @@ BLOCKED_SECONDS = 0.25
 """Code that holds the event loop for this long stalls every rollout of the run."""
 
 GROWTH_BYTES = 64 * 1024
-"""Of memory for each rollout, after the first round. Less is noise."""
+"""Growth of memory for each rollout after the first round. Less is noise."""
 
 LARGE_STATE_BYTES = 64 * 1024
 """A rollout's state is recorded: more of it makes steps slower."""

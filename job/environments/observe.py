@@ -59,7 +59,7 @@ class Plan:
 
     examples: int = 4
     rollouts: int = 4
-    """Of each example."""
+    """The rollouts of each example."""
     rounds: int = 3
     """The same again, which shows growth."""
 

@@ -17,7 +17,7 @@ from transport.files.untrusted import UntrustedFileError, read_json
 ADAPTER_SETTINGS = "adapter_config.json"
 
 _MAX_BYTES = 2**24
-"""Of `adapter_config.json`."""
+"""The size of `adapter_config.json`."""
 
 
 @dataclass(frozen=True, slots=True)

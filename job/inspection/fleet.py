@@ -22,7 +22,7 @@ STALE_SECONDS = 20.0
 """Age from which a file counts as left by a process that is gone: it is replaced about once a second."""
 
 MAX_BYTES = 2**20
-"""Of a `fleet.json`; 256 servers take some 200 KB."""
+"""The size of a `fleet.json`; 256 servers take some 200 KB."""
 
 MAX_VIEWS = 128
 """Runs whose files are read: those that wrote last."""

@@ -22,7 +22,7 @@ SILENT_SECONDS = 60.0
 ANSWER_SECONDS = 5.0
 
 MAX_BYTES = 16 * 2**20
-"""Of an answer."""
+"""The size of an answer."""
 
 _SILENT = re.compile(r"^counterpoint_event_loop_silent_seconds\{[^}]*\} (\S+)$", re.MULTILINE)
 

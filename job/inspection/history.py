@@ -28,7 +28,7 @@ NEWEST_TRAINED = 20_000
 """The newest lines of the trainer that are read of a file met anew."""
 
 NEWEST_BYTES = 2**25
-"""Of an orchestrator's file met anew only so much of its end is read: some 20,000 steps."""
+"""What is read of the end of an orchestrator's file that is met anew: some 20,000 steps."""
 
 
 @dataclass(slots=True)
@@ -36,15 +36,15 @@ class LeftOut:
     """What is known of steps whose lines are not kept."""
 
     sums: Line = field(default_factory=dict)
-    """Of each metric, over these steps."""
+    """The sum of each metric over these steps."""
     maxima: Line = field(default_factory=dict)
-    """Of each metric."""
+    """The maximum of each metric."""
     first: int = 0
     """The first of them."""
     began: float = math.inf
     """The earliest time, in Unix seconds."""
     tokens: float = 0
-    """Of completions, in the steps of this invocation whose duration is known."""
+    """Completion tokens of the steps of this invocation whose duration is known."""
     seconds: float = 0
     """The durations of these."""
 
@@ -73,7 +73,7 @@ class History:
     trained: dict[int, Line] = field(default_factory=dict)
     """The trainer's line of each step that is kept."""
     left_out: LeftOut = field(default_factory=LeftOut)
-    """Of the lines that are not kept any more."""
+    """The lines that are not kept any more."""
     since: float = 0.0
     """When this invocation of the job began, in Unix seconds. Rates leave out earlier steps and the pause before it."""
     discarded: Line = field(default_factory=dict)
@@ -93,7 +93,7 @@ class History:
     _seconds: dict[int, float] = field(default_factory=dict)
     """How long those shipped steps took that are kept and whose step before is not."""
     _generation: int = 0
-    """Of the trainer's lines that were read, and how many those are."""
+    """The generation of the trainer's lines that were read, and how many those are."""
     _trained_count: int = 0
 
     @classmethod

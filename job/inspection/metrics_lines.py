@@ -34,7 +34,7 @@ class Follower:
     """Reads the lines of steps appended to a metrics file since the last call."""
 
     def __init__(self, path: Path, newest_bytes: int | None = None) -> None:
-        """Of a file met anew, reads no more than `newest_bytes` of its end."""
+        """Reads no more than `newest_bytes` of the end of a file that is met anew."""
         self.path = path
         self._lines = AppendedLines(path, newest_bytes)
 

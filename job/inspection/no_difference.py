@@ -9,7 +9,7 @@ from transport.files.untrusted import UntrustedFileError, read_json
 from transport.printable import printable, shortened
 
 MAX_BYTES = 2**14
-"""Of the file."""
+"""The size of the file."""
 
 LONGEST = 1000
 """Characters of each text."""

@@ -29,9 +29,9 @@ SECTIONS = ("model", "seed", "backend", "inference", "trainer")
 _NAME = re.compile(
     r"(?i)key|token|secret|passw|passphrase|credential|auth|bearer|cookie|dsn|session|pwd|header|webhook|private"
 )
-"""Of what may be a secret."""
+"""A name of what may be a secret."""
 _PASSWORD = re.compile(r"(?i)secret|passw|passphrase|pwd|credential")
-"""Of what is one even if it is a number: `max_tokens` is none."""
+"""A name of what is a secret even if it is a number. `max_tokens` is none."""
 _PATH = re.compile(r"(?i)_(file|path|directory)$")
 _PLAIN = frozenset({"tokenizer"})
 

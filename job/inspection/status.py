@@ -39,7 +39,7 @@ class JobStatus:
     own: dict[str, int] | None
     """The configured steps of the job's own runs; None without a job, if the roles were started one by one."""
     histories: dict[str, History]
-    """Of the job's own runs and of guests, by run id."""
+    """The histories of the job's own runs and of guests, by run id."""
     workers: list[dict[str, Any]]
     """The content of `processes.json`."""
     running: bool

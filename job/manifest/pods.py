@@ -16,12 +16,12 @@ DATA = PurePosixPath("/data")
 """The working directory of a container, as in our image; a relative `output_dir` is below it."""
 
 GROUP = 10001
-"""Of the image's user, to which a claim has to belong for it to write there."""
+"""The group of the image's user. A claim has to belong to it, or that user cannot write there."""
 
 LABEL = "counterpoint.io/job"
 
 MOST_BYTES = 2**20
-"""Of a ConfigMap's content, as Kubernetes allows."""
+"""The size of a ConfigMap's content that Kubernetes allows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Storage:
     """Where a job's image and its files come from."""
 
     image: str
-    """Of the Dockerfile's target `cpu` or `gpu`, or another one with the extras that the job needs."""
+    """The image of the Dockerfile's target `cpu` or `gpu`, or another one with the extras that the job needs."""
     claim: str
     """The PersistentVolumeClaim of the job's directory; with several nodes, all of them can write to it."""
 

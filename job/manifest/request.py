@@ -34,11 +34,11 @@ class Request:
     nodes: int
     """With more than one, the job runs on Ray."""
     cpus: int
-    """Of each node."""
+    """The CPUs of each node."""
     memory_gib: int
-    """Of each node."""
+    """The memory of each node."""
     gpus: int
-    """Of each node."""
+    """The GPUs of each node."""
     minutes: int
     """The scheduler ends the job after so many; 0: it does not."""
     needs_one_node: bool

@@ -38,9 +38,9 @@ class Plan:
     gpus: Gpus
     model: ModelSizes
     trainer: dict[str, int]
-    """Of one rank, by part."""
+    """The memory of one rank, by part."""
     host: dict[str, int]
-    """Of rank 0 in its host's memory, by part."""
+    """The host memory of rank 0, by part."""
     trainer_room: int
     """What one rank may use: its GPU, without the share of a server on it."""
     max_tokens: int

@@ -22,7 +22,7 @@ class Planned:
     """None: none is started."""
     gpus: GpuConfig
     fewest_tokens: int
-    """Of a row on one rank: with fewer, `trainer.max_tokens` is refused."""
+    """The fewest tokens of a row on one rank: a smaller `trainer.max_tokens` is refused."""
     longest_completion: int
     """Tokens that a server generates in one answer."""
     adapter: tuple[str, str]

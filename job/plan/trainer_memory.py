@@ -17,7 +17,7 @@ CONTEXT = GIB
 """CUDA's context and NCCL's buffers."""
 
 LEAST_TOKENS = 256
-"""Of a row, where the number does not matter."""
+"""The length of a row where the number does not matter."""
 
 FRAGMENTS = 0.05
 """Share of what is allocated that the allocator of a GPU cannot use."""

@@ -32,7 +32,7 @@ READ_SECONDS = 30.0
 """Between two readings of the storage."""
 
 SHARE_OF_READING = 0.05
-"""Of the time, at most, is spent on reading: storage in a cloud may take seconds for many targets."""
+"""The largest share of the time that is spent on reading: storage in a cloud may take seconds for many targets."""
 
 
 class WorkerTelemetry:

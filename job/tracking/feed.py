@@ -44,7 +44,7 @@ class Feed:
     orchestrated: bool = False
     """Whether the run has an orchestrator; supervised fine-tuning has none."""
     checksums: dict[int, int] = field(default_factory=dict)
-    """Of the trainer's lines of the last steps."""
+    """The checksums of the trainer's lines of the last steps."""
     rewound: int | None = None
     """The first step that was trained again and whose first training the sink has."""
     shipped: dict[int, Held] = field(default_factory=dict)

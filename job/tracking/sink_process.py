@@ -37,7 +37,7 @@ class SinkSpec:
     """Which sink follows which job."""
 
     name: str
-    """Of its folder and its state in `tracking/`."""
+    """The name of its folder and its state in `tracking/`."""
     sink: str
     """`package.module:Class`, a `Sink` made from a `Target`."""
     job: str

@@ -33,7 +33,7 @@ class Subject:
     """What is evaluated."""
 
     name: str
-    """Of the model at the servers: the base model's, or an adapter's."""
+    """The model's name at the servers: the base model's, or an adapter's."""
     described: dict[str, Any]
     """What a line of the results says about it."""
     step: int | None = None

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _QUANTILE = 1.959963984540054
-"""Of the normal distribution, for 95 % two-sided."""
+"""The quantile of the normal distribution, for 95 % two-sided."""
 
 _STUDENT = (12.706204736, 4.302652730, 3.182446305, 2.776445105)
-"""Of Student's distribution with 1 to 4 degrees of freedom."""
+"""The quantiles of Student's distribution with 1 to 4 degrees of freedom, for 95 % two-sided."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ class EvaluationResult:
     """By metric: `reward/mean`, `pass@1`, and the same after `<environment>/`."""
     failed: int
     line: dict[str, Any]
-    """Of `evaluations.jsonl`."""
+    """The line of `evaluations.jsonl`."""
 
     @property
     def score(self) -> float | None:

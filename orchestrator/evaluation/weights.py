@@ -29,7 +29,7 @@ BEST = "best"
 BEST_FILE = "best.json"
 
 _MAX_BYTES = 2**20
-"""Of `best.json`."""
+"""The size of `best.json`."""
 
 
 def hold(run_dir: Path, evaluation: str, step: int) -> Path:

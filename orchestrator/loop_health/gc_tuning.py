@@ -21,7 +21,7 @@ from orchestrator.loop_health.resident import resident_bytes
 _LOOK_SECONDS = 0.1
 _YOUNG_SECONDS = 0.01
 _GROWTH = 0.5
-"""Of the memory after the last collection: what may be garbage until there is another one."""
+"""A share of the memory after the last collection: what may be garbage until there is another one."""
 _ENDED_SHARE = 0.1
 _LARGEST_GROWTH = 3.0
 """Growth since the last collection that always causes one: an environment may leave garbage at every turn of a long rollout."""

@@ -78,7 +78,7 @@ class EventLoopLagMonitor:
         self._on_tick = on_tick
         self._lags: list[float] = []
         self.histogram = Histogram(LAG.buckets)
-        """Of all samples since the start, as `LagDistribution` counts them."""
+        """The histogram of all samples since the start, as `LagDistribution` counts them."""
         self._due = time.perf_counter()
         """When the next sample is due."""
 

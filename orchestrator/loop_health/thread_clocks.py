@@ -31,7 +31,7 @@ class Reading:
     """Clocks at one moment, in seconds since an arbitrary start."""
 
     loop_cpu: float | None
-    """Of the loop's thread."""
+    """The CPU time of the loop's thread."""
     loop_delay: float | None
     """How long the loop's thread was ready to run without a CPU."""
     others_cpu: float

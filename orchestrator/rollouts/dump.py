@@ -35,7 +35,7 @@ _HEADER = "header.json"
 _ROLLOUTS = "rollouts.bin"
 _MAX_HEADER_BYTES = 16 * 2**20
 _MADV_POPULATE_READ = 22
-"""Of `madvise`, since Linux 5.14; Python 3.11 has no name for it."""
+"""The number of an advice of `madvise`, since Linux 5.14; Python 3.11 has no name for it."""
 
 
 class DumpError(ValueError):
@@ -53,7 +53,7 @@ class DumpHeader(Config):
     """How many of the first rollouts are the step's batch, whole groups. The rest were discarded since the step before."""
     rollouts: int = Field(default=0, ge=0)
     turns: int = Field(default=0, ge=0)
-    """Of all rollouts."""
+    """The turns of all rollouts."""
     files: dict[str, int] = {}
     """Size of each bulk file in bytes."""
     advantage: AdvantageConfig = AdvantageConfig()

@@ -36,8 +36,8 @@ _given_up: set[asyncio.Task[BaseException | None]] = set()
 """Tasks of environments that ignore their cancellation."""
 
 _WAITED_SHARE = 0.5
-"""Of a rollout's deadline: where a rollout fails after a model call of it waited longer than this and was cancelled, inference
-failed, not the environment."""
+"""A share of a rollout's deadline. Where a rollout fails after a model call of it waited longer than this and was cancelled,
+inference failed, not the environment."""
 
 
 _SAMPLED = ("temperature", "max_tokens", "top_p", "top_k", "min_p")

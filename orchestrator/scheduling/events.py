@@ -50,7 +50,7 @@ class GroupFinalized:
     detail: str = ""
     """Why the group was dropped, or why all its rollouts were filtered, for a person."""
     rewards: tuple[float, ...] = ()
-    """Of the kept and filtered rollouts, for the curriculum; none where the group was dropped."""
+    """The rewards of the kept and filtered rollouts, for the curriculum; none where the group was dropped."""
 
 
 @dataclass(frozen=True, slots=True)

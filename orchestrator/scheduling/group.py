@@ -32,7 +32,7 @@ class Group:
     kept: int = 0
     filtered: int = 0
     rewards: tuple[float, ...] = ()
-    """Of a finalized group."""
+    """The rewards of a finalized group."""
 
     @property
     def version(self) -> int:
@@ -76,7 +76,7 @@ class Snapshot:
     policy_version: int | None
     next_step: int
     in_flight_rollouts: int
-    """Of groups."""
+    """The rollouts of groups in flight."""
     evaluation_rollouts: int
     """In flight."""
     capacity: int

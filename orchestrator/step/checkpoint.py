@@ -30,11 +30,11 @@ from transport.records import Rollout
 logger = logging.getLogger(__name__)
 
 FORMAT = 1
-"""Of a checkpoint and of all else in the run's directory that a resume reads, such as `batch.bin`."""
+"""The format of a checkpoint and of all else in the run's directory that a resume reads, such as `batch.bin`."""
 
 _STATE = "orchestrator.msgpack"
 _WEIGHTS = "training.lora"
-"""Of what a resume must not change: which weights are trained."""
+"""The key that a resume must not change: which weights are trained."""
 
 
 class CheckpointError(RuntimeError):

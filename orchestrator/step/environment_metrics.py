@@ -25,7 +25,7 @@ MAX_NAME = 64
 """Characters of a metric's name; the rest is cut off."""
 
 _MAX_BYTES = 65536
-"""Of a rollout's encoded metrics; of a larger one none count."""
+"""The size of a rollout's encoded metrics; of larger ones none count."""
 
 _NO_PART_OF_A_NAME = re.compile(r"[^A-Za-z0-9_./-]")
 

@@ -71,7 +71,7 @@ class Sender:
         self._in_memory: dict[int, Batch] = {}
         """The batches that the trainer does not have."""
         self._digests: dict[int, str] = {}
-        """Of the batches that the trainer has, from the newest durable one on."""
+        """The digests of the batches that the trainer has, from the newest durable one on."""
         self._offered: dict[int, tuple[float, int]] = {}
         """When each of these was offered, in unix seconds, and its bytes."""
         self._spans = spans

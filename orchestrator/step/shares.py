@@ -24,10 +24,10 @@ LONGEST = 14
 """The last length is from 2 to the power of this one less, in seconds."""
 
 LEAST_ROLLOUTS = 50
-"""Of fewer rollouts nothing is said."""
+"""Nothing is said of fewer rollouts."""
 
 LEAST_STEPS = 20
-"""Of fewer steps the log says nothing: by then what was too old at first has been made up for, if it can be."""
+"""The log says nothing of fewer steps: by then what was too old at first has been made up for, if it can be."""
 
 SHORT = 0.8
 """An environment is short of its share if what is trained of it is less than so much of that."""
@@ -118,7 +118,7 @@ def _short_environments(
 
 
 def _short_lengths(counts: Mapping[tuple[str, str, str], int]) -> Iterator[tuple[str, str]]:
-    """Of each environment, the length from which on rollouts are too old more often than shorter ones."""
+    """Yields for each environment the length from which on rollouts are too old more often than shorter ones."""
     for environment in dict.fromkeys(environment for _, environment, _ in counts):
         bounds = {
             int(length.partition("-")[0])

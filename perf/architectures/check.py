@@ -51,7 +51,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class _Values:
-    """Of all samples."""
+    """The values of all samples."""
 
     log_probabilities_P: Tensor
     gradients: Mapping[str, Tensor]

@@ -37,7 +37,8 @@ from run.evaluations import EvaluationConfig
 
 SHARE = 0.2
 MARGIN = 0.1
-"""Of the last steps, whose rollouts the evaluation slows down once no further ones start, and of chance."""
+"""The share that is left for the last steps, whose rollouts the evaluation slows down once no further ones start, and for
+chance."""
 
 GROUP_SIZE = 8
 

@@ -79,9 +79,9 @@ class Measured:
     wakings: Sequence[Sequence[Waking]]
     """Those of each round of the client."""
     bare_seconds: Sequence[float]
-    """Of each round into arrays that exist."""
+    """The duration of each round into arrays that exist."""
     new_seconds: Sequence[float]
-    """Of each round into new arrays."""
+    """The duration of each round into new arrays."""
     longest_calls: Sequence[float]
     """CPU seconds of the longest call of each bare round into arrays that exist."""
 

@@ -48,10 +48,10 @@ COMPLETION_TOKENS = 16
 GROUP_SIZE = 8
 STEPS = 16
 ROUNDS = 5
-"""Of ours."""
+"""Our rounds."""
 IDLE_SECONDS = 2.0
 FEWEST_TURNS = 1024
-"""Of the `openai` client: with fewer, one burst of its callbacks decides its lag."""
+"""The turns of the `openai` client: with fewer, one burst of its callbacks decides its lag."""
 
 
 @dataclass(frozen=True, slots=True)

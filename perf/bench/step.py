@@ -85,9 +85,9 @@ class Measured:
     quiet: Replay
     ours: Replay
     alone: Bare
-    """Of the rounds of `quiet`."""
+    """The copies and writes beside the rounds of `quiet`."""
     beside: Bare
-    """Of the rounds of `ours`, beside the tasks."""
+    """The copies and writes beside the rounds of `ours` and their tasks."""
     plains: Sequence[LagTrace]
     """The traces of the plain path with new rows only and with whole prompts."""
 

@@ -38,7 +38,7 @@ class Kill:
     """What happened to one process."""
 
     role: str
-    """Of the worker, or `master`."""
+    """The worker's role, or `master`."""
     seconds: float
     """From the signal until its successor worked."""
 

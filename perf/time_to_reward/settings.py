@@ -36,7 +36,7 @@ class Settings:
     examples: int = 1000
     """Words of the data set, which its own seed chooses; the run's seed shuffles them."""
     max_tokens: int = 32
-    """Of a completion."""
+    """The tokens of a completion."""
     learning_rate: float = 1e-4
     beta1: float = 0.9
     beta2: float = 0.99

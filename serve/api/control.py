@@ -139,7 +139,7 @@ class Ended(Config):
     evicted: bool
     """Whether it was evicted."""
     pid: int | None
-    """Of its orchestrator; null if it did not run."""
+    """The process id of its orchestrator; null if it did not run."""
     has_ended: bool
     """Whether its orchestrator has ended within the time that was waited."""
     seconds: float

@@ -109,7 +109,7 @@ class FleetRun(Config):
     step: int | None
     """The last step trained."""
     steps: int | None
-    """Of how many."""
+    """How many steps these are of."""
     durable_step: int | None
     """Up to which its batches are durable."""
     open_step: int | None

@@ -31,7 +31,7 @@ from serve.readers.rollouts.view import name_of as shown
 from transport.config import Config
 
 MAX_GROUPS = 500
-"""Of one step that are listed."""
+"""The groups of one step that are listed."""
 
 REASONS_READ = 200
 """Rollouts of one step whose records are read, to say why they were not trained."""
@@ -66,7 +66,7 @@ class StepGroups(Config):
     dropped: list[Count]
     """Groups that were dropped since the step before, by reason."""
     rollouts_kept: int
-    """Of the shipped groups: trained."""
+    """The rollouts of the shipped groups that are trained."""
     rollouts_filtered: int
     """Caught by a filter."""
     rollouts_failed: int
@@ -109,7 +109,7 @@ class GroupEntry(Config):
     rollouts: int | None
     """How many it had."""
     kept: int | None
-    """Of these, trained."""
+    """How many of these were trained."""
     filtered: int | None
     """Caught by a filter."""
     failed: int | None
@@ -117,7 +117,7 @@ class GroupEntry(Config):
     causes: list[Count]
     """Filters and errors of its rollouts, where their records were read."""
     reward_mean: float | None
-    """Of the rollouts that have a reward."""
+    """The mean over the rollouts that have a reward."""
     reward_min: float | None
     """The lowest."""
     reward_max: float | None

@@ -45,7 +45,7 @@ class Joined(Config):
     run_id: str
     """The run's id."""
     pid: int
-    """Of its orchestrator."""
+    """The process id of its orchestrator."""
     file: Path
     """The run's file."""
     log: Path

@@ -112,7 +112,7 @@ class RunEntry(Config):
     lag_max: float | None
     """The event loop's, in the newest step."""
     mismatch_kl: float | None
-    """Of the newest trained step."""
+    """The mismatch KL of the newest trained step."""
     seconds_a_step: float | None
     """The median of the newest steps."""
     seconds_left: float | None

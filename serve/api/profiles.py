@@ -60,7 +60,7 @@ class ProfiledFrame(Config):
     seconds: float
     """In it and in what it called."""
     own: float
-    """Of these, in itself."""
+    """The part of these in itself."""
     other: bool
     """Whether it stands for all that its caller called and that is left out."""
 
@@ -71,7 +71,7 @@ class ProfileTree(Config):
     name: str
     """The profile's."""
     seconds: float
-    """Of the loop's time that were sampled."""
+    """The seconds of the loop's time that were sampled."""
     frames: list[ProfiledFrame]
     """A caller before what it called; the first is the whole. Empty if the file cannot be read."""
     unreadable: str

@@ -76,7 +76,7 @@ class IndexProgress(Config):
     steps: int
     """Steps to be indexed."""
     indexed: int
-    """Of these, done."""
+    """How many of these are done."""
     read_bytes: int
     """Bytes that are indexed."""
     bytes: int

@@ -34,7 +34,7 @@ LISTED_BYTES = 256 * 2**10
 """Longer lines are listed without their texts."""
 
 DAMAGED_CHARACTERS = 4_000
-"""Of a line that is no record."""
+"""The characters of a line that is no record."""
 
 STEPS_NAMED = 1_000
 

@@ -54,7 +54,7 @@ class TargetEntry(Config):
     seconds: float | None
     """From the claim to its end, or to its last heartbeat."""
     error: str
-    """Of the last attempt that did not succeed; empty without one."""
+    """The error of the last attempt that did not succeed; empty without one."""
     texts: list[str]
     """What it sets, as text, by the order of `keys`."""
     numbers: list[float | None]

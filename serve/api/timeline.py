@@ -91,9 +91,9 @@ class TimelineAnswer(Config):
     """The timeline of some steps."""
 
     begin: float
-    """Of the window, in unix seconds; 0 without a step."""
+    """The begin of the window, in unix seconds; 0 without a step."""
     end: float
-    """Of the window."""
+    """The end of the window, in unix seconds."""
     known: list[int]
     """All steps whose spans are kept, the newest 1,000."""
     steps: list[TimelineStep]

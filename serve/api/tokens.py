@@ -47,7 +47,7 @@ class TokensAnswer(Config):
     total: int
     """Tokens of the completion."""
     recorded: int
-    """Of these, recorded."""
+    """How many of these were recorded."""
     missing: str
     """Why there are no tokens; empty if there are."""
     no_text: str

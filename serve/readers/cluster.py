@@ -72,7 +72,7 @@ class ClusterState:
     written: float | None = None
     """When that was written."""
     epoch: int = 0
-    """Of the master that wrote it."""
+    """The epoch of the master that wrote it."""
     outcome: OutcomeFile | None = None
     is_complete: bool = True
     """Whether all entries were read; a later look goes on."""

@@ -40,7 +40,7 @@ MOST_RUNS = 5_000
 """Runs of a job that are shown; the others, by id, are not."""
 
 MAX_JOB_BYTES = 2**26
-"""Of `job.json`, and of `processes.json`."""
+"""The size of `job.json`, and of `processes.json`."""
 
 
 @dataclass(frozen=True)

@@ -46,9 +46,9 @@ class Copy:
     trial: str
     source: str
     iteration: int
-    """Of the trial, when it did."""
+    """The trial's iteration when it did."""
     source_iteration: int
-    """Of the source's checkpoint."""
+    """The iteration of the source's checkpoint."""
     config: dict[str, Any]
     """With which the trial went on; empty if it is not known."""
 

@@ -24,7 +24,7 @@ from transport.files.untrusted import UntrustedFileError, read_json
 from transport.printable import printable
 
 MAX_BYTES = 8 * 2**20
-"""Of a file. The largest that is written, of `MAX_STACKS` stacks of `MAX_DEPTH` frames each, has about as many."""
+"""The size of a file. The largest that is written, of `MAX_STACKS` stacks of `MAX_DEPTH` frames each, has about as many."""
 
 MAX_ENTRIES = 10_000
 """Entries of the directory that are looked at."""
@@ -39,10 +39,10 @@ MAX_FRAMES = 2000
 """Frames of the tree that are shown; each may have one besides for what is left out below it."""
 
 LEAST_SHARE = 2e-4
-"""Of the whole time; frames with less are left out."""
+"""A share of the whole time. Frames with less are left out."""
 
 MAX_SECONDS = 1e6
-"""Of one stack. More is no measurement."""
+"""The time of one stack. More is no measurement."""
 
 MAX_NAME = 200
 """Characters of a function's name, and of a file's."""
@@ -70,7 +70,7 @@ class Frame:
     microseconds: int
     """In it and in what it called."""
     own: int
-    """Of these, in itself."""
+    """How many of these are in itself."""
     is_other: bool = False
     """Whether it stands for all that its caller called and that is left out."""
 

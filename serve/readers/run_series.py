@@ -24,7 +24,8 @@ from transport.files.appended_lines import LONGEST_LINE, AppendedLines
 from transport.files.untrusted import UntrustedFileError, open_regular
 
 NEWEST_BYTES, NEWEST_TRAINED = 2**25, 20_000
-"""Of an orchestrator's file met anew, the bytes at its end that are read, some 20,000 steps; of the trainer's, the lines."""
+"""What is read of a file that is met anew: of an orchestrator's the bytes at its end, some 20,000 steps; of the trainer's the
+lines."""
 
 KEPT_BYTES = 2**25
 """Bytes of columns that are kept of one job's runs, besides those of the runs that are asked for."""

@@ -20,7 +20,7 @@ from trainer.faults import is_fatal
 from trainer.lora.layer import PeftNames
 
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
-"""Of one expert. In transformers the first is above the second, in one weight."""
+"""The weights of one expert. In transformers the first is above the second, in one weight."""
 
 _TAKEN_FOR_EXPERTS = {"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"}
 """The last parts of names that PEFT 0.21 takes for those of a mixture's experts, which transformers fuses."""

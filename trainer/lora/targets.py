@@ -27,7 +27,7 @@ from trainer.model.load import log_probabilities
 logger = logging.getLogger(__name__)
 
 _TOKENS = 11
-"""Of the row that is computed, of which one predicts. No size that a layer may have instead of it."""
+"""The tokens of the row that is computed; one of them predicts. No layer may have this size instead of it."""
 
 _NOT_CALLED = "the model computes a text without calling it"
 

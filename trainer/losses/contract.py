@@ -33,8 +33,8 @@ class LossInputs:
     samples: int
     """Samples of this run in the row. Each has a trained token."""
     entropies_P: Tensor
-    """Of the distributions that the tokens were drawn from, under the weights that are trained, in nats. With gradient if the
-    loss has used it when it was loaded."""
+    """The entropies of the distributions that the tokens were drawn from, under the weights that are trained, in nats. With
+    gradient if the loss has used it when it was loaded."""
     old_log_probabilities_P: Tensor | None = None
     """Under the weights before the step. None: a step is one update, so the trainer's own, without gradient, are these."""
     reference_log_probabilities_P: Tensor | None = None

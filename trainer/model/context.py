@@ -41,7 +41,7 @@ class ContextGroup:
         self.made: list[Call] = []
         """Receives every call of a pass; `trainer/model/passes.py` empties it."""
         self.stretch: Stretch | None = None
-        """Of the pass in progress, if it is one of `trainer/model/passes.py`."""
+        """The stretch of the pass in progress, if the pass is one of `trainer/model/passes.py`."""
 
 
 @contextmanager
@@ -67,7 +67,7 @@ class Stretch:
 
     context: ContextGroup
     tokens: int
-    """Of the row."""
+    """The tokens of the row."""
 
     @property
     def length(self) -> int:

@@ -75,7 +75,7 @@ class Exchange:
         self.made: list[Call] = []
         """Receives every call of this layer; `trainer/model/passes.py` empties it."""
         self.route: Route | None = None
-        """Of the last pass."""
+        """The route of the last pass."""
         self.kept: Route | None = None
         """The route to take again; None: find one."""
 

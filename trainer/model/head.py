@@ -32,7 +32,8 @@ CHUNK_BYTES = 2**27
 """Logits of one chunk in float32. Three tensors of this size are in use at once."""
 
 _LEAST_LOGARITHM = -1000.0
-"""Of a probability p in p log p, which is 0 for less, in float64, too; and for p = 0, where it would be 0 times infinity."""
+"""The least logarithm of a probability p in p log p, which is 0 for less, in float64, too; and for p = 0, where it would be 0
+times infinity."""
 
 _LEAST_BOUND = 1e-4
 """Nats: allowed difference of a chunked log-probability from one by whole logits, where rounding is smaller."""

@@ -30,7 +30,7 @@ _INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 """The files that say which weights are in which file."""
 
 _MAX_INDEX_BYTES = 2**26
-"""Of such a file; that of a model with 100,000 weights has some 10 MB."""
+"""The size of such a file; that of a model with 100,000 weights has some 10 MB."""
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

@@ -125,7 +125,7 @@ class Passes:
         self._scripts: dict[tuple[nn.Module, bool], list[Call]] = {}
         """The calls of a whole pass of each kind."""
         self._script: list[Call] | None = None
-        """Of the pass in progress; None before the first one of a round."""
+        """The calls of the pass in progress; None before the first one of a round."""
         self._open = self._idling = False
         self.lacked_memory = False
         """Whether a rank lacked memory in the round that was discarded last."""

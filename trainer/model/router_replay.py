@@ -56,7 +56,7 @@ class RouterReplay:
         self.layers = int(model.config.num_hidden_layers) if gates else 0
         """Layers of a record: all hidden layers of the model, dense ones included, as vLLM numbers them."""
         self.record: tuple[Tensor, Tensor] | None = None
-        """Of the current row: the arguments of `replaying`."""
+        """The arguments of `replaying` for the current row."""
         self._probabilities: dict[int, Tensor] | None = None
         for name, gate in gates:
             gate.register_forward_hook(partial(self._after_gate, _layer_index(name)))

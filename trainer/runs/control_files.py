@@ -25,10 +25,10 @@ EVICTED = "evicted.txt"
 _REFUSED = "config_validation_error.txt"
 
 MAX_CONFIG_BYTES = 2**20
-"""Of `orch.toml`; a larger file is not read."""
+"""The size of `orch.toml`; a larger file is not read."""
 
 MAX_REASON_BYTES = 2**14
-"""Of `evicted.txt`; a larger file is not read. The files that the trainer writes to `control/` have the same limit."""
+"""The size of `evicted.txt`; a larger file is not read. The files that the trainer writes to `control/` have the same limit."""
 
 FileIdentity = tuple[int, int, int]
 """Time of change in nanoseconds, size in bytes, and inode; another one after a file was replaced."""

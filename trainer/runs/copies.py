@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 FORMAT = 1
 
 _MAX_BYTES = 2**20
-"""Of `state.json` and `copy.json`."""
+"""The size of `state.json` and `copy.json`."""
 
 _STATE, _DESCRIPTION, _COPY = "state.safetensors", "state.json", "copy.json"
 

@@ -76,7 +76,7 @@ class Occupancy:
     """The run's position among the trainer's `max_runs`."""
     run_id: str
     number: int
-    """Of the admission: two admissions of one run differ."""
+    """The number of the admission: two admissions of one run differ."""
     config: RunConfig
     """With which the run is trained."""
     admitted_with: RunConfig | None = None
@@ -134,7 +134,7 @@ class Presence:
     patience: float = math.inf
     """Seconds for which an orchestrator that cannot be reached still counts as present."""
     bye_deadline: float = math.inf
-    """Of a run that is trained to its end: when the trainer stops waiting for its orchestrator's `BYE`."""
+    """When the trainer stops waiting for the `BYE` of an orchestrator whose run is trained to its end."""
     unanswered_since: float | None = None
     """Since when the orchestrator of a run without a slot awaits an answer."""
     last_answer: tuple[str, float] | None = None

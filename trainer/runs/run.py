@@ -26,9 +26,9 @@ class Shards:
     ranks: int
     """With different slices: files of a checkpoint."""
     rows: dict[str, int]
-    """Of each divided weight, by name; this rank has those of `trainer/runs/shard_files.py: slice_of`."""
+    """The rows of each divided weight, by name; this rank has those of `trainer/runs/shard_files.py: slice_of`."""
     parallel: dict[str, int]
-    """Of the experts' weights among them: ranks of a group that divides them before the groups do."""
+    """For the experts' weights among them: the ranks of a group that divides them before the groups do."""
     write_others: Callable[[], OtherSlices]
     """On rank 0: makes the other ranks copy their part of a checkpoint, which they then write while training goes on."""
     experts: ExpertGroup | None = None
@@ -70,7 +70,7 @@ class Run:
     reference_slot: int | None = None
     """Where its layers have the adapter of its reference policy; None if that has none."""
     mismatches: list[tuple[str, float]] = field(default_factory=list)
-    """Of the last step: rollouts with the largest mismatch KL over the trained tokens of a sample, the largest first."""
+    """The rollouts of the last step with the largest mismatch KL over the trained tokens of a sample, the largest first."""
     held: dict[str, Tensor] | None = None
     """Between the first and the last update of a step: the state of before the step, in host memory."""
 

@@ -59,7 +59,7 @@ class OtherSlices:
     """What rank 0 knows of the slices of one checkpoint that the other ranks write."""
 
     def __init__(self, ranks: int, ask: Callable[[], Sequence[int]]) -> None:
-        """Of `ranks` slices one is rank 0's. `ask` returns the ranks that still write theirs, or raises their `OSError`."""
+        """One of `ranks` slices is rank 0's. `ask` returns the ranks that still write theirs, or raises their `OSError`."""
         self.ranks = ranks
         self.late: Sequence[int] = range(1, ranks)
         """The ranks whose slices were not on the disk when they were last asked."""

@@ -62,7 +62,7 @@ class SftBatches:
         self._ends = {step: end for step, end in sorted((ends or {}).items()) if end < self._drawn}
         step, end = max(self._ends.items(), default=(0, 0))
         self.steps = step + math.ceil((self._drawn - end) / config.samples_per_step)
-        """Of all epochs; the last may have fewer rows."""
+        """The steps of all epochs; the last may have fewer rows."""
         # It names a column that is missing, or a template that cannot be used, now.
         self._first = self._conversation(0)
 
@@ -85,7 +85,7 @@ class SftBatches:
 
     @property
     def ends(self) -> dict[int, int]:
-        """Of each step with a shorter batch, the last one included, the position after its last row."""
+        """The position after the last row of each step with a shorter batch, the last one included."""
         return self._ends | ({self.steps: self._drawn} if self._is_short(self.steps) else {})
 
     def refuse_fewer_epochs(self, trained: int) -> None:

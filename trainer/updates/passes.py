@@ -27,7 +27,7 @@ class Pass:
     samples: tuple[int, ...]
     """Indices into the batch; each has a trained token."""
     trained_tokens: int
-    """Of these samples, on all ranks; an update's loss is divided by it."""
+    """The trained tokens of these samples, on all ranks; an update's loss is divided by it."""
     measures: bool = False
     """Whether this is the measurement, which changes no weight."""
     first_epoch: bool = True

@@ -17,7 +17,7 @@ from torch.nn import functional
 from run.updates import ValueHeadConfig
 
 PREFIX = "value_head."
-"""Of the names of its parameters among those of the run."""
+"""The prefix of the names of its parameters among those of the run."""
 
 
 class ValueHead:

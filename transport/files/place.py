@@ -55,4 +55,4 @@ class Place:
 
 
 BEGINNING = Place()
-"""Of any file."""
+"""The beginning of any file."""

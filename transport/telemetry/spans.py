@@ -27,7 +27,7 @@ SPANS_FILE = "spans.jsonl"
 """In a run's directory: the spans of its orchestrator, and of the servers as it sees them. In `trainer/`: the trainer's."""
 
 MAX_BYTES = 8 * 2**20
-"""Of a file: some 50,000 spans."""
+"""The size of a file: some 50,000 spans."""
 
 MAX_PENDING = 10_000
 """Spans held in memory; of more, the oldest are dropped."""
@@ -41,7 +41,7 @@ MAX_TEXT = 256
 AttributeValue = str | int | float | bool
 
 _OFFSET = time.time() - time.perf_counter()
-"""Of this process, for good: its spans are on one clock that never goes back, whatever sets the machine's."""
+"""This process's offset, for good: its spans are on one clock that never goes back, whatever sets the machine's."""
 
 
 def now() -> float:

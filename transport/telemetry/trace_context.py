@@ -14,7 +14,7 @@ TRACE_DIGITS = 32
 SPAN_DIGITS = 16
 
 traceparent: ContextVar[str] = ContextVar("traceparent", default="")
-"""Of the request that is under way in this task, as the header of that name has it; empty for one that is not traced."""
+"""The header of that name of the request that is under way in this task; empty for one that is not traced."""
 
 _HEADER = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 

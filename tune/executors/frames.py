@@ -16,7 +16,7 @@ from typing import Any
 import msgpack
 
 MAX_BYTES = 16 * 2**20
-"""Of one message: far more than a result or a config has."""
+"""The size of one message: far more than a result or a config has."""
 
 _LENGTH = struct.Struct("<I")
 _READ_BYTES = 256 * 2**10

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from tune.errors import TuneError
 
 UNITS = 10_000
-"""Of one: one CPU, one GPU, one byte."""
+"""The units of one: one CPU, one GPU, one byte."""
 
 GPU = "gpu"
 

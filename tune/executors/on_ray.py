@@ -33,7 +33,7 @@ from tune.trial import Trial
 CONNECT_SECONDS = 60.0
 
 CALLS_AT_ONCE = 16
-"""Of an actor: one waits for what the process says, another may kill it while some wait to be sent."""
+"""The calls of an actor at once: one waits for what the process says, another may kill it while some wait to be sent."""
 
 _HERE = {"memory_bytes": "memory"}
 _ON_RAY = ("cpu", "gpu", "memory", "object_store_memory")

@@ -63,7 +63,7 @@ FIRST_STATE_SECONDS = 1.0
 """After which the state file is there for whoever looks at an experiment that has just begun."""
 
 SHARE_OF_CHECKPOINTS = 0.05
-"""Of the time, at most, is spent on that."""
+"""The largest share of the time that is spent on checkpoints."""
 
 BACKLOG = 256
 """Fewest notifications between two saved states of the search algorithm."""

@@ -203,7 +203,7 @@ class PopulationBasedTraining(MetricScheduler):
             self._perturb_all(trials, max(member.last_train_time for member in population.members.values()))
 
     def choose_trial_to_run(self, trials: Trials) -> Trial | None:
-        """Of those that wait, the one that has trained least; in synchronous mode only of those that a round waits for."""
+        """Returns the waiting trial that has trained least; in synchronous mode only among those that a round waits for."""
         waiting = [*trials.with_status(Trial.PENDING), *trials.with_status(Trial.PAUSED)]
         members = [self._population.members[trial.trial_id] for trial in waiting]
         if self._synch:

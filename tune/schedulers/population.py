@@ -24,7 +24,7 @@ class Member:
     score: float | None = None
     """At its last perturbation; None before the first."""
     checkpoint: Checkpoint | None = None
-    """Of its last perturbation, if it was in the upper quantile then."""
+    """The checkpoint of its last perturbation, if it was in the upper quantile then."""
     last_perturbation_time: float = 0
     last_train_time: float = 0
 

@@ -12,7 +12,7 @@ from tune.search.variants import flat_name, unresolved
 
 _LONGEST = 200
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-"""Of a function within a choice; another in each process."""
+"""The address of a function within a choice; it differs in each process."""
 
 
 def describe(space: dict[str, Any]) -> dict[str, str]:

@@ -19,10 +19,10 @@ _HERE = Path(__file__).parent
 _MOST_ROUNDS = 40
 _MOST_CALLS = 2000
 _MOST_BYTES = 4 << 20
-"""Of all outcomes, which the tests are given."""
+"""The size of all outcomes together, which the tests are given."""
 
 _MOST_RUNS = 4
-"""Of the program, in one round: it may end at a call, and the calls after it are made anew."""
+"""Runs of the program in one round: it may end at a call, and the calls after it are made anew."""
 
 
 _BY_ITS_WORK = ("deadline", "output")

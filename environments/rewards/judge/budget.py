@@ -30,7 +30,7 @@ class BudgetExhausted(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of one request, or of all."""
+    """The cost of one request, or of all."""
 
     requests: int = 0
     tokens: int = 0

@@ -26,7 +26,7 @@ MAX_FILE_BYTES = 4 * 2**20
 _STALE_SECONDS = 3600.0
 """Age of a `.partial` file whose writer must be gone."""
 _KEPT_SHARE = 0.9
-"""Of `entries`, what a removal leaves: the next one is then far."""
+"""The share of `entries` that a removal leaves, so that the next removal is far."""
 
 
 @dataclass(frozen=True, slots=True)

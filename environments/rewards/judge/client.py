@@ -34,7 +34,7 @@ _FIRST_WAIT = 1.0
 _CONNECT_SECONDS = 10.0
 _QUOTED_BYTES = 2048
 _OVERHEAD_TOKENS = 64
-"""Of a chat template, for each message."""
+"""Tokens that a chat template adds to each message."""
 _MAX_KEY_BYTES = 16384
 _MOST_TOKENS = 10**9
 _REPEATED = frozenset((408, 409, 425, 429))

@@ -74,7 +74,7 @@ class JudgeConfig(PartConfig):
     kind: Literal["judge"]
 
     base_url: Annotated[str, AfterValidator(_is_base_url)]
-    """Of any OpenAI-compatible server, such as `http://127.0.0.1:8001/v1`; `/chat/completions` is added."""
+    """The URL of any OpenAI-compatible server, such as `http://127.0.0.1:8001/v1`; `/chat/completions` is added."""
 
     model: str = Field(min_length=1)
     """The model's name there."""
@@ -99,7 +99,7 @@ class JudgeConfig(PartConfig):
     """Instead of `score_pattern`: the answer has a JSON object, and the score is the number at this key."""
 
     temperature: float = Field(default=0.0, ge=0, le=2)
-    """Of the judge's sampling."""
+    """The temperature of the judge's sampling."""
 
     max_tokens: int = Field(default=512, ge=1)
     """Longest answer. One that is cut there fails the request, since its score may be cut, too."""

@@ -34,7 +34,7 @@ PRELOADED = (
 
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 _ROOT_BYTES = 1 << 20
-"""Of the root's own file system, which has directories only."""
+"""The size of the root's own file system, which has directories only."""
 
 
 def main() -> None:

@@ -31,9 +31,9 @@ SILENCE_SECONDS = 4.0
 DEATH_BOUND_SECONDS = 0.5
 HEARTBEAT_SECONDS = SILENCE_SECONDS / BEATS_IN_THE_LIMIT
 SUSPICION_BOUND = 1.25
-"""Of two heartbeats."""
+"""The bound, in two heartbeats."""
 SILENCE_BOUND = 1.5
-"""Of the limit."""
+"""The bound, in limits."""
 TIMEOUT_SECONDS = 60.0
 POLL_SECONDS = 0.02
 

@@ -31,7 +31,7 @@ HEADS, GROUPS, HEAD = HIDDEN // 64, HIDDEN // 128, 128
 _LINEAR = [(HIDDEN, HEADS * HEAD), (HIDDEN, GROUPS * HEAD), (HIDDEN, GROUPS * HEAD), (HEADS * HEAD, HIDDEN)]
 _LINEAR += [(HIDDEN, 3 * HIDDEN), (HIDDEN, 3 * HIDDEN), (3 * HIDDEN, HIDDEN)]
 ADAPTER_BYTES = 4 * sum(inputs + outputs for inputs, outputs in _LINEAR)
-"""Of the gradients of a layer's adapter of rank 1."""
+"""The gradients of a layer's adapter of rank 1."""
 
 
 @dataclass(frozen=True, slots=True)

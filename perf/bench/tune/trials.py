@@ -33,7 +33,7 @@ class Run:
 
     @property
     def milliseconds(self) -> float:
-        """Of one trial."""
+        """The time of one trial."""
         return self.seconds / self.count * 1e3
 
 

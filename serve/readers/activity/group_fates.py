@@ -31,7 +31,7 @@ MAX_OPEN = 100_000
 """Groups that are neither shipped nor dropped; the oldest are forgotten first."""
 
 MAX_REASONS = 32
-"""Of one step."""
+"""The reasons of one step."""
 
 MAX_TEXT = 300
 

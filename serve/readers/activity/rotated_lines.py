@@ -21,10 +21,10 @@ BLOCK_BYTES = 256 * 2**10
 """Bytes of whole lines that are given at once, at most; a longer line is passed over."""
 
 NEWEST_BYTES = 32 * 2**20
-"""Of a file, read from its end."""
+"""What is read of a file: its end."""
 
 _FIRST_BYTES = 200
-"""Of the first line, by which a file is known: spans and decisions begin with a time."""
+"""The part of the first line by which a file is known: spans and decisions begin with a time."""
 
 Identity = Place
 """The place behind the first line, or behind the beginning of a long one: a file is known by it."""

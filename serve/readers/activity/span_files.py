@@ -19,13 +19,13 @@ STEP = "step"
 """The name of the span of a whole step."""
 
 INDEXED_BYTES = 64 * 2**10
-"""Of lines, in one entry of the index."""
+"""The size of the lines in one entry of the index."""
 
 MAX_STEPS = 50_000
 """That are known of one run; the oldest are forgotten first."""
 
 MAX_RUNS = 2_048
-"""Of one trainer's file, whose steps are known."""
+"""The runs of one trainer's file whose steps are known."""
 
 MAX_SPANS = 50_000
 """That one look returns."""

@@ -30,7 +30,7 @@ MAX_LANES = 48
 """Servers that are drawn."""
 
 MAX_BARS = 400
-"""Of a lane."""
+"""The bars of a lane."""
 
 PIXELS = 1_000
 """Bars of one name that are closer than this part of the window are drawn as one."""

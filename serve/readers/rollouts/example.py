@@ -27,7 +27,7 @@ class Attempts(Config):
     count: int
     """How many there are."""
     mean: float | None
-    """Of those with a reward; None if there is none."""
+    """The mean over those with a reward; None if there is none."""
     least: float | None
     """The smallest reward."""
     most: float | None

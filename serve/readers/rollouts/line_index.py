@@ -98,7 +98,7 @@ class Columns:
     """Positions in `names`; so are `players_R`."""
     players_R: NDArray[np.uint32]
     names: Sequence[object]
-    """Of environments, and tuples of the names of players."""
+    """The names of environments, and tuples of the names of players."""
 
     def codes(self, is_meant: Callable[[object], bool]) -> list[int]:
         """Returns the positions of the names that are meant."""

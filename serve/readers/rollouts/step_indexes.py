@@ -35,7 +35,7 @@ class Progress:
     """How many of them are done."""
     read_bytes: int
     bytes: int
-    """Of the files that were begun."""
+    """The size of the files that were begun."""
     problems: tuple[str, ...]
     """Files that cannot be read in full, and why."""
 

@@ -53,7 +53,7 @@ class TurnTokens:
 
     tokens: tuple[ShownToken, ...] = ()
     total: int = 0
-    """Of the completion. Those between the kept ones are left out."""
+    """The tokens of the completion. Those between the kept ones are left out."""
     recorded: int = 0
     missing: str = ""
     """Why there are no tokens; empty if there are."""

@@ -18,7 +18,7 @@ MAX_PARTS = 2_000
 """Turns of a rollout that are shown, and pairs of a table."""
 
 ANSWER_CHARACTERS = 4 * 2**20
-"""Of all texts of one rollout together."""
+"""The characters of all texts of one rollout together."""
 
 
 class Text(Config):
@@ -27,7 +27,7 @@ class Text(Config):
     text: str
     """The text, or its beginning and its end."""
     characters: int
-    """Of the whole text."""
+    """The characters of the whole text."""
     left_out: int
     """Characters of its middle that are left out."""
 
@@ -42,13 +42,13 @@ class TurnView(Config):
     completion: Text | None
     """What the model wrote; None if no text was recorded."""
     prompt_tokens: int | None
-    """Of the whole prompt."""
+    """The tokens of the whole prompt."""
     cached_tokens: int | None
-    """Of these, in the server's prefix cache."""
+    """How many of these the server had in its prefix cache."""
     completion_tokens: int | None
     """What the model wrote."""
     untrained_tokens: int | None
-    """Of these, left out of training by the environment."""
+    """How many of these the environment left out of training."""
     policy_version: int | None
     """The weights that wrote it."""
     temperature: float | None
