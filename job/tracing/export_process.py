@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from job.directory import run_ids_in
-from job.tracing.rotated_tail import RotatedTail
 from job.tracing.tree import Node, place
 from job.tracking.follow import State
 from job.tracking.sink_process import SinkSpec, run_under_parent
 from transport.files.lock import take_lock
 from transport.files.place import Place
+from transport.files.rotated_lines import RotatedReader
 from transport.files.untrusted import UntrustedFileError, parse_json, read_text
 from transport.telemetry.spans import SPANS_FILE, span_in
 
@@ -95,7 +95,7 @@ class Spans:
     def __init__(self, directory: Path, state: State) -> None:
         self._directory = directory
         self._state = state
-        self._tails: dict[str, RotatedTail] = {}
+        self._tails: dict[str, RotatedReader] = {}
         self._read: list[Node] = []
         self._lost = 0
 
@@ -122,9 +122,9 @@ class Spans:
 
     def _nodes(self, name: str, path: Path) -> list[Node]:
         if name not in self._tails:
-            self._tails[name] = RotatedTail(path, Place.restored(self._state.content["runs"].get(name)))
+            self._tails[name] = RotatedReader(path, place=Place.restored(self._state.content["runs"].get(name)))
         try:
-            lines = self._tails[name].read()
+            lines = self._tails[name].next_lines()
         except (OSError, UntrustedFileError) as error:
             logger.warning("%s cannot be read: %s", path, error)
             return []

@@ -81,11 +81,7 @@ class AppendedLines:
 
     def next_lines(self, restart: Callable[[], None]) -> list[Line]:
         """Returns the next lines, some `LINES_BYTES` of them. Calls `restart` and raises as `new_blocks`."""
-        return _lines_of(self._placed_blocks(restart))
-
-    def next_lines_in(self, descriptor: int, restart: Callable[[], None]) -> list[Line]:
-        """As `next_lines`, of an open file."""
-        return _lines_of(self.blocks_in(descriptor, restart))
+        return lines_of(self._placed_blocks(restart))
 
     def _placed_blocks(self, restart: Callable[[], None]) -> Iterator[tuple[Place, bytes]]:
         self.more = False
@@ -109,6 +105,7 @@ class AppendedLines:
         yield from self._blocks(descriptor, self._place)
 
     def _blocks(self, descriptor: int, place: Place) -> Iterator[tuple[Place, bytes]]:
+        self.more = False
         size, until = BLOCK_BYTES, place.offset + MOST_BYTES
         while place.offset < until and (data := os.pread(descriptor, size, place.offset)):
             end = data.rfind(b"\n") + 1
@@ -130,7 +127,8 @@ class AppendedLines:
         self.more = place.offset >= until
 
 
-def _lines_of(blocks: Iterator[tuple[Place, bytes]]) -> list[Line]:
+def lines_of(blocks: Iterator[tuple[Place, bytes]]) -> list[Line]:
+    """Returns the lines of the next blocks, some `LINES_BYTES` of them."""
     lines: list[Line] = []
     read = 0
     for place, block in blocks:

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from job.inspection.rollout_records import finite_number
 from orchestrator.decisions import DECISIONS_FILE, Decision
-from serve.readers.activity.rotated_lines import RotatedLinesFollower
+from serve.readers.activity.span_files import NEWEST_BYTES
 from transport.files.json_lines import object_in
+from transport.files.rotated_lines import RotatedReader
+from transport.files.untrusted import UntrustedFileError
 
 MAX_STEPS = 2_000
 """The newest, that are kept."""
@@ -79,16 +82,17 @@ class GroupFates:
 
     def __init__(self, directory: Path, run: str) -> None:
         """`directory` is the job's."""
-        self._follower = RotatedLinesFollower(directory / f"run_{run}" / DECISIONS_FILE)
+        self._reader = RotatedReader(directory / f"run_{run}" / DECISIONS_FILE, NEWEST_BYTES)
         self._open: OrderedDict[int, GroupFate] = OrderedDict()
         self._steps: dict[int, StepFates] = {}
 
     def update(self) -> None:
-        """Reads what was decided since the last call."""
-        for block in self._follower.new_blocks():
-            for raw in block.data.splitlines(keepends=True):
-                if (line := object_in(raw)) is not None:
-                    self._take(line)
+        """Reads what was decided since the last call; nothing, while a file is there that cannot be read."""
+        with suppress(OSError, UntrustedFileError):
+            for _, block in self._reader.new_blocks():
+                for raw in block.splitlines(keepends=True):
+                    if (line := object_in(raw)) is not None:
+                        self._take(line)
 
     @property
     def in_flight(self) -> int:

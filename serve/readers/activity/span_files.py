@@ -8,15 +8,21 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from serve.readers.activity.rotated_lines import BLOCK_BYTES, Identity, RotatedLinesFollower
 from transport.files.json_lines import object_in
+from transport.files.place import Place
+from transport.files.rotated_lines import RotatedReader
+from transport.files.untrusted import UntrustedFileError
 from transport.telemetry.spans import Span, span_in
 
 STEP = "step"
 """The name of the span of a whole step."""
+
+NEWEST_BYTES = 32 * 2**20
+"""The bytes read at the end of a file met anew. Its writer keeps it far smaller."""
 
 INDEXED_BYTES = 64 * 2**10
 """The size of the lines in one entry of the index."""
@@ -33,10 +39,10 @@ MAX_SPANS = 50_000
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Whole lines: where they are, and between which moments their spans lie."""
+    """Whole lines: where they end, and between which moments their spans lie."""
 
-    file: Identity
-    offset: int
+    file: int
+    behind: Place
     size: int
     begin: float
     end: float
@@ -46,16 +52,16 @@ class SpanFile:
     """One role's spans. Not for several threads at once."""
 
     def __init__(self, path: Path) -> None:
-        self._follower = RotatedLinesFollower(path)
+        self._reader = RotatedReader(path, NEWEST_BYTES)
         self._parts: list[_Part] = []
         self._steps: dict[str, dict[int, tuple[float, float]]] = {}
 
     def update(self) -> None:
-        """Reads what was written since the last call."""
-        for block in self._follower.new_blocks():
-            self._index(block.file, block.offset, block.data)
-        if any(part.file not in self._follower.files for part in self._parts):
-            self._parts = [part for part in self._parts if part.file in self._follower.files]
+        """Reads what was written since the last call; nothing, while a file is there that cannot be read."""
+        with suppress(OSError, UntrustedFileError):
+            for place, block in self._reader.new_blocks():
+                self._index(place, block)
+        self._parts = [part for part in self._parts if part.file >= self._reader.file - 1]
 
     def steps(self, run: str) -> dict[int, tuple[float, float]]:
         """Returns begin and end of the run's steps; of one that was repeated, the later ones."""
@@ -67,7 +73,7 @@ class SpanFile:
         for part in self._parts:
             if part.end < begin or part.begin > end:
                 continue
-            for raw in self._follower.read(part.file, part.offset, part.size).splitlines(keepends=True):
+            for raw in self._reader.read_before(part.behind, part.size).splitlines(keepends=True):
                 span = _span_of(raw)
                 if span is not None and span.begin < end and span.end > begin:
                     yield span
@@ -75,9 +81,8 @@ class SpanFile:
                     if not left:
                         return
 
-    def _index(self, file: Identity, offset: int, data: bytes) -> None:
-        assert len(data) <= BLOCK_BYTES
-        begins, ends, size = array("d"), array("d"), 0
+    def _index(self, place: Place, data: bytes) -> None:
+        begins, ends, first, size = array("d"), array("d"), 0, 0
         for raw in data.splitlines(keepends=True):
             span = _span_of(raw)
             if span is not None:
@@ -86,15 +91,12 @@ class SpanFile:
                 if span.name == STEP:
                     self._note_step(span)
             size += len(raw)
-            if size >= INDEXED_BYTES:
-                self._add(file, offset, size, begins, ends)
-                offset, size = offset + size, 0
-                begins, ends = array("d"), array("d")
-        self._add(file, offset, size, begins, ends)
-
-    def _add(self, file: Identity, offset: int, size: int, begins: array[float], ends: array[float]) -> None:
-        if begins:
-            self._parts.append(_Part(file, offset, size, min(begins), max(ends)))
+            if size - first >= INDEXED_BYTES or size == len(data):
+                place = place.plus(data[first:size])
+                if begins:
+                    part = _Part(self._reader.file, place, size - first, min(begins), max(ends))
+                    self._parts.append(part)
+                begins, ends, first = array("d"), array("d"), size
 
     def _note_step(self, span: Span) -> None:
         steps = self._steps.get(span.run)

@@ -124,3 +124,16 @@ async def test_hostile_and_torn_decisions_are_answered(tmp_path: Path) -> None:
         status, answer = await client.get(f"{RUN}/steps/2/groups")
         assert status == 200
         assert "\u202e" not in orjson.dumps(answer).decode()
+
+
+def test_what_cannot_be_read_tells_nothing(tmp_path: Path) -> None:
+    write_decisions(tmp_path, "one", 3)
+    log = tmp_path / "run_one" / DECISIONS_FILE
+    former = log.with_name(f"{log.name}.1")
+    former.symlink_to(log)
+    fates = GroupFates(tmp_path, "one")
+    fates.update()
+    assert fates.steps() == []
+    former.unlink()
+    fates.update()
+    assert [each.step for each in fates.steps()] == [1, 2, 3]
