@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from cli.main import main
 from tests.test_imports import FLOOR_OF, graph
 
 REPOSITORY = Path(__file__).parents[1]
@@ -100,13 +101,26 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert not broken
 
 
-def test_every_page_is_linked_from_the_readme() -> None:
-    linked = {
-        (REPOSITORY / target.partition("#")[0]).resolve() for target in LINK.findall(prose(REPOSITORY / "README.md"))
-    }
-    assert not {page_of(page) for page in PAGES if page.parent == REPOSITORY / "docs"} - {
+def test_every_page_is_linked_from_the_index() -> None:
+    index = REPOSITORY / "docs/index.md"
+    linked = {(index.parent / target.partition("#")[0]).resolve() for target in LINK.findall(prose(index))}
+    assert "docs/index.md" in LINK.findall(prose(REPOSITORY / "README.md"))
+    assert not {page_of(page) for page in PAGES if page.parent == index.parent and page != index} - {
         page_of(path) for path in linked if path.is_relative_to(REPOSITORY)
     }
+
+
+@pytest.mark.slow
+def test_the_job_of_the_readme_is_valid(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["env", "new", "my_sums", "--directory", str(tmp_path)]) == 0
+    monkeypatch.syspath_prepend(tmp_path)
+    [job] = re.findall(r"^```toml\n(.*?)^```", (REPOSITORY / "README.md").read_text(), flags=re.DOTALL | re.MULTILINE)
+    file = tmp_path / "my_sums.toml"
+    file.write_text(job)
+    assert main(["run", str(file), "--output-dir", str(tmp_path / "out"), "--dry-run"]) == 0
+    assert 'kind = "my_sums:MySums"' in capsys.readouterr().out
 
 
 def imports_of_code(path: Path) -> list[tuple[str, str]]:
