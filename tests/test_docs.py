@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 from functools import cache
 from pathlib import Path
@@ -115,9 +116,9 @@ def test_the_job_of_the_readme_is_valid(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["env", "new", "my_sums", "--directory", str(tmp_path)]) == 0
-    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)  # which a process checks
     [job] = re.findall(r"^```toml\n(.*?)^```", (REPOSITORY / "README.md").read_text(), flags=re.DOTALL | re.MULTILINE)
-    file = tmp_path / "my_sums.toml"
+    file = tmp_path / "job.toml"
     file.write_text(job)
     assert main(["run", str(file), "--output-dir", str(tmp_path / "out"), "--dry-run"]) == 0
     assert 'kind = "my_sums:MySums"' in capsys.readouterr().out
