@@ -253,7 +253,7 @@ def _load_all(run: RunConfig, calls_parsed: bool) -> None:
             raise ValueError(f"{place}: {error}") from error
     try_advantage(load_advantage(run.advantage), run.schedule.group_size)
     if ":" in run.training.loss.kind:
-        from trainer.losses.registry import load_loss  # torch comes with it, which takes seconds
+        from trainer.losses.load import load_loss  # torch comes with it, which takes seconds
         from trainer.updates.passes import optional_inputs
 
         load_loss(run.training.loss, optional_inputs(run))

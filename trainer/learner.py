@@ -32,7 +32,7 @@ from trainer.faults import is_fatal
 from trainer.loaded_model import LoadedModel
 from trainer.lora.adapter_file import load_adapter, start_of
 from trainer.lora.targets import check_targets
-from trainer.losses.registry import load_loss
+from trainer.losses.load import load_loss
 from trainer.metrics import MetricValue
 from trainer.model.context import shared_rows
 from trainer.model.divided_digest import digests_over_ranks

@@ -20,8 +20,8 @@ from tests.trainer.losses.tokens import Tokens, make_tokens
 from tests.trainer.sharded_learner import RESUMED, SCENARIOS, train_all, train_on
 from tests.trainer.test_sharding import TIMES
 from trainer.losses.contract import OPTIONAL_INPUTS
+from trainer.losses.load import load_loss
 from trainer.losses.normalisation import divisor, token_weights
-from trainer.losses.registry import load_loss
 from trainer.ranks import Ranks
 
 __all__ = ["models"]

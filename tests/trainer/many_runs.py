@@ -14,7 +14,7 @@ from trainer.lora.layer import MultiLora
 from trainer.lora.multi_lora import apply_lora_to_model
 from trainer.lora.targets import is_target
 from trainer.losses.contract import Loss, LossInputs, LossOutputs
-from trainer.losses.registry import load_loss
+from trainer.losses.load import load_loss
 from trainer.metrics import MetricValue
 from trainer.model.load import load_model
 from trainer.model.router_replay import RouterReplay

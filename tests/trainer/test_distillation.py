@@ -8,7 +8,7 @@ from torch import Tensor
 
 from run.loss import LossConfig
 from trainer.losses.contract import LossInputs
-from trainer.losses.registry import load_loss
+from trainer.losses.load import load_loss
 
 VOCABULARY = 7
 

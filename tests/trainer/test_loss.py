@@ -14,7 +14,7 @@ from torch import Tensor
 
 from run.loss import LossConfig
 from trainer.losses.contract import Loss, LossInputs, LossOutputs
-from trainer.losses.registry import load_loss
+from trainer.losses.load import load_loss
 
 
 def inputs_of(trainer_P: Tensor, inference_P: Tensor, advantages_P: Tensor) -> LossInputs:

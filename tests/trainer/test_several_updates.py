@@ -30,7 +30,7 @@ from tests.trainer.ranked_updates import MAX_TOKENS, TRAINING, train
 from trainer import learner
 from trainer.config import TrainerConfig
 from trainer.losses.contract import LossInputs, LossOutputs
-from trainer.losses.custom import TRIED_TOKENS
+from trainer.losses.load import TRIED_TOKENS
 from trainer.model.context import ContextGroup
 from trainer.model.load import log_probabilities
 from trainer.open_step import OpenStep

@@ -29,7 +29,7 @@ from tests.trainer.orchestrator_end import (
 )
 from trainer.config import TrainerConfig
 from trainer.losses.contract import LossInputs, LossOutputs
-from trainer.losses.custom import TRIED_TOKENS
+from trainer.losses.load import TRIED_TOKENS
 from trainer.runs.control_files import evict
 from trainer.runs.sessions import MAX_REFUSALS
 from trainer.train import EVICTED

@@ -14,8 +14,8 @@ from run.loss import LossConfig
 from tests.trainer.losses.cases import CASES
 from tests.trainer.losses.tokens import make_tokens
 from trainer.losses.contract import OPTIONAL_INPUTS
+from trainer.losses.load import load_loss
 from trainer.losses.normalisation import divisor, token_weights
-from trainer.losses.registry import load_loss
 
 REPOSITORY = Path(__file__).parents[3]
 

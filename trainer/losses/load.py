@@ -1,4 +1,7 @@
-"""Loads an operator's own loss by its import path, and calls it once with a made-up batch before any rollout is spent."""
+"""Loads a run's loss: a built-in one by its kind, or an operator's own by its import path.
+
+An operator's own is called once, with a made-up batch, before any rollout is spent.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,9 @@ from typing import Any
 import torch
 
 from environments.import_path import import_advice
+from run.loss import KINDS, LossConfig
 from trainer.losses.contract import Loss, LossInputs, LossOutputs
+from trainer.losses.objectives import distillation, policy_gradient
 
 TRIED_TOKENS = 8
 """Tokens of the made-up batch, which are in two samples."""
@@ -21,12 +26,27 @@ TRIED_TOKENS = 8
 _METRIC_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
-def load_custom(kind: str, args: dict[str, Any], given: Collection[str]) -> Loss:
-    """Loads `module:function`, and tries it with `args` and the optional inputs that are `given`.
+def load_loss(config: LossConfig, given: Collection[str] = ()) -> Loss:
+    """Loads the loss that a run's configuration names.
+
+    A custom loss, `module:function`, is called with `LossInputs` and the configuration's `args` as keywords, and returns
+    `LossOutputs`. It is called once here, with a made-up batch, which has the optional inputs that are `given`.
 
     Raises:
-        ValueError: there is no such function, it does not take these arguments, or it fails with the made-up batch.
+        ValueError: there is no such loss, it does not take these arguments, or it fails with the made-up batch.
     """
+    if config.kind not in KINDS:
+        return _load_custom(config.kind, config.args, given)
+    distils = config.kind == "distillation"
+    return Loss(
+        partial(distillation if distils else policy_gradient, config=config),
+        metrics=("reverse_kl",) if distils else (),
+        uses_entropy=bool(config.entropy_coefficient),
+    )
+
+
+def _load_custom(kind: str, args: dict[str, Any], given: Collection[str]) -> Loss:
+    """Loads `module:function`, and tries it with `args` and the optional inputs that are `given`."""
     module_name, _, function_name = kind.partition(":")
     try:
         function: Callable[..., Any] = getattr(importlib.import_module(module_name), function_name)

@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import pytest
 import torch
 
-from run.loss import KINDS, LossConfig
+from run.loss import KINDS, LossConfig, Objective
 from tests.trainer.losses.tokens import Tokens, make_tokens
 from trainer.losses.contract import Gradients, LossOutputs
-from trainer.losses.divergence import divergence
+from trainer.losses.load import load_loss
 from trainer.losses.normalisation import divisor, token_weights
-from trainer.losses.registry import BUILT_IN, load_loss
+from trainer.losses.objectives import OBJECTIVES, divergence
 
 
 def computed(tokens: Tokens, given: dict[str, Any], *, with_old: bool = True) -> tuple[LossOutputs, Gradients]:
@@ -118,7 +118,7 @@ def test_gradient_is_that_of_the_formula(
     assert weight is plain or len(seen) > 2
 
 
-REINFORCED = [kind for kind in BUILT_IN if kind not in ("distillation", "sft")]
+REINFORCED = [kind for kind in KINDS if kind not in ("distillation", "sft")]
 
 
 @pytest.mark.parametrize("kind", REINFORCED)
@@ -141,9 +141,8 @@ def test_on_policy_every_loss_has_the_gradient_of_reinforce(kind: str) -> None:
 
 
 def test_the_kinds_that_are_configured_are_those_that_are_computed() -> None:
-    assert list(BUILT_IN) == sorted(BUILT_IN, key=list(KINDS).index)
-    assert set(BUILT_IN) == set(KINDS)
-    assert all(function.__doc__ for function in BUILT_IN.values())
+    assert {kind.objective for kind in KINDS.values()} == set(OBJECTIVES) == set(get_args(Objective))
+    assert all(function.__doc__ for function in OBJECTIVES.values())
 
 
 def test_a_ratio_without_a_bound_does_not_break_the_step() -> None:
