@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def main(arguments: list[str]) -> int:
-    """Runs the command. Raises `UserError` for a secret that others can read, or files that do not belong together."""
+    """Runs the command. Raises `UserError` for a secret that others can read, or a pair of which a part is missing or wrong."""
     parser = argparse.ArgumentParser(
         prog="counterpoint keys",
         description="Makes a pair of CURVE keys for the trainer and one for the orchestrators, the directory of the keys that "

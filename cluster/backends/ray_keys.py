@@ -11,9 +11,9 @@ import secrets
 from pathlib import Path
 
 import zmq
-import zmq.auth
 
-from transport.wires.endpoint import CurveKeys
+from transport.wires.endpoint import CurveKeys, load_pair
+from transport.wires.key_files import certificate
 
 NAME = "master"
 
@@ -25,20 +25,18 @@ def master_keys(directory: Path) -> CurveKeys:
     if not file.exists():
         agents.mkdir(parents=True, exist_ok=True, mode=0o700)
         _make(file)
-    public, secret = zmq.auth.load_certificate(file)
-    if secret is None:
-        raise ValueError(
-            f"{file} holds no secret key; remove it while no agent of the job lives, and new keys are made"
-        )
+    try:
+        public, secret = load_pair(file)
+    except ValueError as error:
+        raise ValueError(f"{error}; remove it while no agent of the job lives, and new keys are made") from None
     return CurveKeys(public, public, secret)
 
 
 def _make(file: Path) -> None:
     """Writes new keys, whole and private from the first moment; what another master has just written stays."""
-    public, secret = zmq.curve_keypair()
     partial = file.with_name(f".{file.name}.{secrets.token_hex(4)}.partial")
     with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as written:
-        written.write(b'metadata\ncurve\n    public-key = "%b"\n    secret-key = "%b"\n' % (public, secret))
+        written.write(certificate(*zmq.curve_keypair()))
         written.flush()
         os.fsync(written.fileno())
     try:

@@ -17,6 +17,7 @@ from typing import Protocol, TypeVar
 
 import zmq
 import zmq.auth
+from zmq.utils import z85
 
 from transport.config import TransportConfig
 from transport.files.watched import Watched
@@ -95,15 +96,33 @@ def load_keys(config: CurveFiles, where: str = "transport") -> CurveKeys | None:
         return None
     if config.server_public_key_file is None or config.secret_key_file is None:
         raise ValueError(f"{where}.server_public_key_file and {where}.secret_key_file come together; only one is set")
-    server_public, _ = _load(
-        f"{where}.server_public_key_file", zmq.auth.load_certificate, config.server_public_key_file
-    )
-    public, secret = _load(f"{where}.secret_key_file", zmq.auth.load_certificate, config.secret_key_file)
-    if secret is None:
+    server_public = _load(f"{where}.server_public_key_file", load_public, config.server_public_key_file)
+    return CurveKeys(server_public, *_load(f"{where}.secret_key_file", load_pair, config.secret_key_file))
+
+
+def load_public(path: Path) -> bytes:
+    """Returns the public key in a certificate, Z85. Raises `OSError`; `ValueError` naming the file if it holds none."""
+    public: bytes = zmq.auth.load_certificate(path)[0]
+    try:
+        if len(z85.decode(public)) == 32:
+            return public
+    except (ValueError, LookupError):
+        pass
+    raise ValueError(f"{path.absolute()} holds no public key (40 characters of Z85)")
+
+
+def load_pair(path: Path) -> tuple[bytes, bytes]:
+    """Returns the public and the secret key of a secret certificate, Z85.
+
+    The public one is computed from the secret. Raises `OSError`; `ValueError` naming the file if it holds no secret key.
+    """
+    secret = zmq.auth.load_certificate(path)[1] or b""
+    try:
+        return zmq.curve_public(secret), secret
+    except (ValueError, zmq.ZMQError):
         raise ValueError(
-            f"{where}.secret_key_file: {config.secret_key_file.absolute()} holds no secret key; expected a *.key_secret file"
-        )
-    return CurveKeys(server_public, public, secret)
+            f"{path.absolute()} holds no secret key (40 characters of Z85); expected a *.key_secret file"
+        ) from None
 
 
 def watched_keys(config: CurveFiles, where: str = "transport") -> Watched[CurveKeys] | None:

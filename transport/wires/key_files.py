@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import secrets
 import stat
-import tempfile
 from pathlib import Path
 
 import zmq
-import zmq.auth
 
 from transport.errors import UserError
 from transport.files.atomic import write_atomically
+from transport.wires.endpoint import load_pair, load_public
 
 TOKEN = "token"
 TRAINER, TRAINER_SECRET = "trainer.key", "trainer.key_secret"
@@ -33,32 +32,32 @@ PURPOSES = {
 def make_key_files(directory: Path) -> frozenset[str]:
     """Makes the files that are missing in `directory`, and returns their names; secrets have the mode 0600.
 
-    A public key whose secret is missing is made anew with it, since nobody could use it. Raises `UserError`, before anything is
-    written, for a secret that others can read, and for a public key that is missing or another than its secret's; `OSError`.
+    A public key that is missing is made from its secret. Raises `UserError`, before anything is written, for a secret that
+    others can read, and for a public key without its secret or with another one; `OSError`.
     """
     pairs = {TRAINER: TRAINER_SECRET, ORCHESTRATOR: ORCHESTRATOR_SECRET}
     for secret in (*pairs.values(), TOKEN):
         _check_secret(directory / secret)
-    missing = {public: secret for public, secret in pairs.items() if not (directory / secret).exists()}
     for public, secret in pairs.items():
-        if public not in missing:
-            _check_pair(directory / public, directory / secret)
+        _check_pair(directory / public, directory / secret)
+    missing = frozenset(name for name in PURPOSES if not (directory / name).exists())
     (directory / ORCHESTRATOR).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for public, secret in missing.items():
-        _make_pair(directory / public, directory / secret)
-    made = {name for pair in missing.items() for name in pair}
-    if not (directory / TOKEN).exists():
+    for public, secret in pairs.items():
+        if secret in missing:
+            write_atomically(directory / secret, certificate(*zmq.curve_keypair()), mode=0o600)
+        if public in missing:
+            write_atomically(directory / public, certificate(load_pair(directory / secret)[0]))
+    if TOKEN in missing:
         write_atomically(directory / TOKEN, f"{secrets.token_urlsafe(32)}\n".encode(), mode=0o600)
-        made.add(TOKEN)
-    return frozenset(made)
+    return missing
 
 
-def _make_pair(public: Path, secret: Path) -> None:
-    """Writes the secret last: until it is there, the pair is not complete and is made again."""
-    with tempfile.TemporaryDirectory(dir=secret.parent) as private:
-        files = zmq.auth.create_certificates(private, "made")
-        write_atomically(public, Path(files[0]).read_bytes())
-        write_atomically(secret, Path(files[1]).read_bytes(), mode=0o600)
+def certificate(public: bytes, secret: bytes | None = None) -> bytes:
+    """Returns a certificate as `zmq.auth.loadcertificate` reads it."""
+    lines = [b"metadata", b"curve", b'    public-key = "%s"' % public]
+    if secret is not None:
+        lines.append(b'    secret-key = "%s"' % secret)
+    return b"\n".join((*lines, b""))
 
 
 def _check_secret(path: Path) -> None:
@@ -68,19 +67,30 @@ def _check_secret(path: Path) -> None:
         return
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise UserError(
-            f"{path.absolute()} has the mode {mode:04o}, so other users may know this secret; expected 0600. Remove the file to "
-            "have a new one made, or, if nobody else has seen it, change its mode"
+            f"{path.absolute()} has the mode {mode:04o}, so other users may know this secret; expected 0600. Remove the file, "
+            "and the public key of a pair, to have new ones made, or, if nobody else has seen it, change its mode"
         )
 
 
 def _check_pair(public: Path, secret: Path) -> None:
-    """Raises `UserError` unless both files are there and hold one pair."""
+    """Raises `UserError` for a public key that is there without its secret, and for a secret that holds none."""
+    if not secret.exists():
+        if public.exists():
+            raise UserError(
+                f"{public.absolute()} is there without its secret key {secret.absolute()}, so nothing was made. If another "
+                "machine has the secret, make further keys in another directory than this. If the secret is lost, remove "
+                f"{public.absolute()} to have a new pair made, and give the new public key to whoever has this one"
+            )
+        return
     try:
-        known, _ = zmq.auth.load_certificate(public)
-        _, private = zmq.auth.load_certificate(secret)
+        expected, _ = load_pair(secret)
+        found = load_public(public) if public.exists() else expected
     except (OSError, ValueError) as error:
-        raise UserError(f"{error}; restore it, or remove {secret.absolute()} to have a new pair made") from None
-    if private is None or zmq.curve_public(private) != known:
         raise UserError(
-            f"{public.absolute()} is not the public key of {secret.absolute()}; remove the secret to have a new pair made"
+            f"{error}; restore the file. Remove {secret.absolute()} and {public.absolute()} to have a new pair made"
+        ) from None
+    if found != expected:
+        raise UserError(
+            f"{public.absolute()} is not the public key of {secret.absolute()}; remove the wrong one of them, or both to "
+            "have a new pair made"
         )

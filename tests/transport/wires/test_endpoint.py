@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import socket
 import tempfile
 from collections.abc import Callable
@@ -112,6 +113,12 @@ class Keyring:
             heartbeat_seconds=1.0,
         ).model_copy(update=fields)
 
+    def cut(self, name: str) -> Path:
+        """A copy of a file whose keys lack their last character."""
+        cut = self.directory / f"cut-{name}"
+        cut.write_bytes(re.sub(rb'."\n', b'"\n', (self.directory / name).read_bytes()))
+        return cut
+
 
 @pytest.fixture
 def keyring(tmp_path: Path) -> Keyring:
@@ -166,6 +173,8 @@ async def test_only_authorized_keys_connect(keyring: Keyring, tmp_path: Path, ca
         (lambda keys: {"authorized_keys_directory": keys.directory / "missing"}, "authorized_keys_directory: "),
         (lambda keys: {"secret_key_file": keys.directory / "stranger.key_secret"}, "is not the secret of"),
         (lambda keys: {"secret_key_file": keys.directory / "trainer.key"}, "holds no secret key"),
+        (lambda keys: {"server_public_key_file": keys.cut("trainer.key")}, "holds no public key"),
+        (lambda keys: {"secret_key_file": keys.cut("trainer.key_secret")}, "holds no secret key"),
     ],
 )
 def test_a_trainer_with_wrong_keys_does_not_start(

@@ -6,13 +6,21 @@ import stat
 from pathlib import Path
 
 import pytest
+import zmq.auth
 
 from cli.main import main
 from inference.token import read_token
 from transport.config import TransportConfig
 from transport.errors import UserError
 from transport.wires.endpoint import load_authorized_keys, load_keys
-from transport.wires.key_files import ORCHESTRATOR, PURPOSES, TOKEN, TRAINER, TRAINER_SECRET, make_key_files
+from transport.wires.key_files import (
+    ORCHESTRATOR,
+    ORCHESTRATOR_SECRET,
+    PURPOSES,
+    TRAINER,
+    TRAINER_SECRET,
+    make_key_files,
+)
 
 SECRETS = ("trainer.key_secret", "orchestrator.key_secret", "token")
 
@@ -52,9 +60,47 @@ def test_what_is_there_stays(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert not any(
         secret.decode() in said for name, text in before.items() if name in SECRETS for secret in text.split()[-1:]
     )
-    (tmp_path / TRAINER_SECRET).unlink()  # as after a kill between the two files
-    assert make_key_files(tmp_path) == {TRAINER, TRAINER_SECRET}
-    assert contents(tmp_path)[TOKEN] == before[TOKEN]
+
+
+@pytest.mark.parametrize(("public", "secret"), [(TRAINER, TRAINER_SECRET), (ORCHESTRATOR, ORCHESTRATOR_SECRET)])
+def test_a_public_key_whose_secret_is_elsewhere_is_an_error(tmp_path: Path, public: str, secret: str) -> None:
+    """As on the machine of the other end, which was given the public key alone."""
+    make_key_files(tmp_path / "here")
+    there = tmp_path / "there" / public
+    there.parent.mkdir(parents=True)
+    there.write_bytes((tmp_path / "here" / public).read_bytes())
+    before = contents(tmp_path)
+    with pytest.raises(UserError) as refused:
+        make_key_files(tmp_path / "there")
+    assert str(there) in str(refused.value)
+    assert str(tmp_path / "there" / secret) in str(refused.value)
+    assert contents(tmp_path) == before, "nothing is written"
+
+
+@pytest.mark.parametrize(("public", "secret"), [(TRAINER, TRAINER_SECRET), (ORCHESTRATOR, ORCHESTRATOR_SECRET)])
+def test_a_missing_public_key_is_made_from_its_secret(tmp_path: Path, public: str, secret: str) -> None:
+    """As after a kill between the two files."""
+    make_key_files(tmp_path)
+    before = contents(tmp_path)
+    key, _ = zmq.auth.load_certificate(tmp_path / public)
+    (tmp_path / public).unlink()
+    assert make_key_files(tmp_path) == {public}
+    assert zmq.auth.load_certificate(tmp_path / public) == (key, None)
+    after = contents(tmp_path)
+    assert {name: after[name] for name in before if name != public} == {
+        name: text for name, text in before.items() if name != public
+    }
+
+
+@pytest.mark.parametrize("secret", ["~" * 40, "short", ""])
+def test_a_secret_that_is_none_is_an_error(tmp_path: Path, secret: str) -> None:
+    make_key_files(tmp_path)
+    path = tmp_path / TRAINER_SECRET
+    text = path.read_text()
+    key = text.partition("secret-key")[2].split('"')[1]
+    path.write_text(text.replace(key, secret))
+    with pytest.raises(UserError, match=f"{path} "):
+        make_key_files(tmp_path)
 
 
 @pytest.mark.parametrize("name", SECRETS)
@@ -74,7 +120,4 @@ def test_a_public_key_of_another_secret_is_an_error(tmp_path: Path) -> None:
     make_key_files(tmp_path)
     (tmp_path / TRAINER).write_bytes((tmp_path / ORCHESTRATOR).read_bytes())
     with pytest.raises(UserError, match=f"{tmp_path}/trainer.key is not the public key of"):
-        make_key_files(tmp_path)
-    (tmp_path / TRAINER).unlink()
-    with pytest.raises(UserError, match=f"{tmp_path}/trainer.key; restore it, or remove {tmp_path}/trainer.key_secret"):
         make_key_files(tmp_path)
