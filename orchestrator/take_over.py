@@ -4,6 +4,9 @@ A lock holds on one machine only, so two hosts may run one run: one of them from
 off. Each process proposes the epoch after that in the directory, `epoch.json`, and writes it there once the trainer has accepted
 it. So a directory that was superseded by its copy stays so, however often an orchestrator is started in it: its next epoch is one
 that another process holds (`trainer/runs/epochs.py`).
+
+The file also names the run by a random number, which a copy keeps and a directory that was made anew does not have: so a trainer
+tells another run of the same name from one that was taken over.
 """
 
 from __future__ import annotations
@@ -30,28 +33,32 @@ class Epoch:
     epoch: int
     holder: str
     """The process, for people, and a random number: no two are alike."""
+    run: str
+    """A random number of the run, made once in its directory."""
 
 
 def propose(run_dir: Path) -> Epoch:
-    """Returns the epoch of this process: the one after the newest in the directory. Blocks.
+    """Returns the epoch of this process: the one after the newest in the directory, which then has a file. Blocks.
 
-    Raises `ConfigurationError` if the file is damaged, `OSError` as reading does.
+    Raises `ConfigurationError` if the file is damaged, `OSError` as reading and writing do.
     """
-    path, newest = run_dir / EPOCH_FILE, 0
+    path, newest, run = run_dir / EPOCH_FILE, 0, secrets.token_hex(8)
     if path.exists():
         try:
             found = json.loads(path.read_bytes())
-            newest = int(found["epoch"])
+            newest, run = int(found["epoch"]), str(found.get("run", run))
             if found["format"] != FORMAT:
                 raise ValueError(f"format {found['format']!r}; this version reads {FORMAT}")
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigurationError(
                 f"{path} cannot be read: {error!r}. Restore it; the trainer has it, too, as trainer/<run_id>/{EPOCH_FILE}"
             ) from error
+    else:
+        keep(run_dir, Epoch(0, "", run))  # the trainer looks for the run's number
     holder = f"process {os.getpid()} on {socket.gethostname()[:200]}, {secrets.token_hex(8)}"
-    return Epoch(newest + 1, holder)
+    return Epoch(newest + 1, holder, run)
 
 
 def keep(run_dir: Path, epoch: Epoch) -> None:
-    """Writes the epoch, which a trainer has accepted, before anything is sent in it. Blocks. Raises `OSError`."""
+    """Writes an epoch: one that a trainer has accepted, before anything is sent in it. Blocks. Raises `OSError`."""
     write_atomically(run_dir / EPOCH_FILE, json.dumps({"format": FORMAT} | asdict(epoch)).encode() + b"\n")

@@ -24,7 +24,7 @@ from trainer.runs.manager import MultiRunManager
 from trainer.runs.record import Progress
 from trainer.runs.sessions import Sessions
 from transport import codec
-from transport.files.atomic import Buffer
+from transport.files.atomic import Buffer, publish_directory
 from transport.messages import Commit, Hello, Offer, Ready
 from transport.records import Batch, SampleInfo
 from transport.wires.receiver import Arrival, Receiver
@@ -305,6 +305,58 @@ def test_another_run_of_the_name_of_a_deleted_one_is_no_older_process(world: Wor
     new = world.host("new")
     world.say(new, new.hello())
     assert world.trainer.answers == [], "it waits until the deletion is discovered"
+
+
+def made_anew(world: World, former: Host, committed: bool = False) -> Host:
+    """The run's directory was deleted and made anew while no trainer ran: another run. The trainer then starts."""
+    directory = world.trainer.directory / "run_default"
+    shutil.rmtree(directory)
+    (directory / "checkpoints").mkdir(parents=True)
+    if committed:
+        with publish_directory(directory / "checkpoints" / "step_1"):
+            pass
+    manager = MultiRunManager(world.trainer.directory, 1)
+    config = TrainerConfig(output_dir=world.trainer.directory, model="/model")
+    receiver = Receiver(world.trainer, 2**20, Epochs(world.trainer.directory, manager).refusal)
+    world.trainer.sessions = Sessions(config, receiver, manager)
+    return Host("run_default", directory, {}, world.connections)
+
+
+@pytest.fixture
+def former(world: World) -> Host:
+    """A run in the trainer's own view of its directory, taken over once."""
+    world.connect(world.host("run_default"))
+    again = world.again(world.host("run_default"))
+    world.connect(again)
+    again.generate()
+    world.settle(again)
+    return again
+
+
+def test_a_run_that_was_made_anew_while_no_trainer_ran_begins_anew(world: World, former: Host) -> None:
+    new = made_anew(world, former)
+    world.say(new, new.hello())
+    assert world.trainer.answers == [], "it is not sent away"
+    kept = world.trainer.directory / "trainer"
+    assert [path.name for path in kept.iterdir()] == [".deleted-default"], "nothing is lost"
+
+
+def test_a_run_with_steps_whose_epoch_file_was_lost_is_none_that_was_made_anew(world: World, former: Host) -> None:
+    new = made_anew(world, former, committed=True)
+    with pytest.raises(EvictedError, match="taken over") as ended:
+        world.connect(new)
+    kept = world.trainer.directory / "trainer" / "default"
+    assert kept.is_dir()
+    assert str(kept) in str(ended.value), "the way out"
+
+
+def test_a_client_that_states_no_epoch_is_not_told_that_it_was_taken_over(world: World) -> None:
+    trained_to(world, 1)
+    manager = MultiRunManager(world.trainer.directory, 1)
+    refused = Epochs(world.trainer.directory, manager).refusal(Hello("default", 0))
+    assert refused is not None
+    assert "taken over" not in refused
+    assert "states no epoch" in refused
 
 
 def test_a_record_that_cannot_be_read_or_written_again_refuses_its_run_alone(world: World) -> None:
