@@ -7,7 +7,8 @@ from pathlib import Path
 from pydantic import Field
 
 from transport.config import Config, Identifier, TransportConfig
-from transport.wires.endpoint import CurveKeys, load_keys, resolve_address
+from transport.files.watched import Watched
+from transport.wires.endpoint import CurveKeys, resolve_address, watched_keys
 
 
 class ChannelConfig(Config):
@@ -61,10 +62,13 @@ class ChannelConfig(Config):
             authorized_keys_directory=self.authorized_keys_directory,
         )
 
-    def endpoint(self, job_directory: Path) -> tuple[str, CurveKeys | None]:
-        """Returns the address, and this end's keys. Raises `ValueError` for an address or keys that cannot be."""
+    def endpoint(self, job_directory: Path) -> tuple[str, Watched[CurveKeys] | None]:
+        """Returns the address, and this end's keys, to be read again once they change.
+
+        Raises `ValueError` for an address or keys that cannot be.
+        """
         transport = self.transport()
         place = job_directory / "channels" / self.name
         if self.address is None:
             place.mkdir(parents=True, exist_ok=True)
-        return resolve_address(transport, place), load_keys(transport)
+        return resolve_address(transport, place), watched_keys(transport)

@@ -21,6 +21,7 @@ from cluster.channel.protocol import Hello
 from cluster.channel.sockets import open_dealer, received, send_frames
 from transport.arrays import CodecError
 from transport.files.atomic import Buffer
+from transport.files.watched import Watched
 from transport.rate_limited_log import RateLimitedLog
 from transport.wires.endpoint import CurveKeys
 
@@ -57,7 +58,9 @@ class Owner(Protocol):
 class HostLink:
     """Runs from `start` to `close`, or until it fails."""
 
-    def __init__(self, address: str, keys: CurveKeys | None, hello: Hello, owner: Owner, max_record_bytes: int) -> None:
+    def __init__(
+        self, address: str, keys: Watched[CurveKeys] | None, hello: Hello, owner: Owner, max_record_bytes: int
+    ) -> None:
         """Takes the host's address, which need not exist yet."""
         self.address = address
         self.hello = hello
@@ -135,7 +138,11 @@ class HostLink:
     def _connect(self) -> None:
         if self._socket is not None:
             self._socket.close(linger=0)
-        self._socket = open_dealer(self.address, self._keys, self._context, self._max_frame_bytes)
+        keys = None
+        if self._keys is not None:
+            self._keys.refresh(now=True)
+            keys = self._keys.value
+        self._socket = open_dealer(self.address, keys, self._context, self._max_frame_bytes)
         self._in_session = False
         self._heard = time.monotonic()
         self._greeted = 0.0
@@ -160,7 +167,9 @@ class HostLink:
             self._log.note(logging.WARNING, f"{self.hello.name}: no host answers at {self.address}; connecting again")
             self._connect()
         elif not self._in_session:
-            if now - self._greeted > HELLO_SECONDS:
+            if self._keys is not None and self._keys.refresh():
+                self._connect()
+            elif now - self._greeted > HELLO_SECONDS:
                 self._greet()
         else:
             if now - self._pinged > self._lease / 4:

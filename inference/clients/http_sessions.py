@@ -17,6 +17,7 @@ from functools import cached_property
 from http import HTTPStatus
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import aiohttp
 import numpy as np
@@ -60,14 +61,18 @@ class HttpSessions:
         self.identity_file = config.identity_file
         self.secret = identity.read(config.identity_file)
         """By which the servers prove that they are the job's; None for servers that belong to none."""
-        self._own_tls = tls_of(config.ca_file) if config.ca_file is not None else None
+        self._own_tls: ssl.SSLContext | None = None
+        self._watched: list[Watched[Any]] = [] if self._tokens is None else [self._tokens]
+        if config.ca_file is not None:
+            self._own_tls = tls_of(config.ca_file)
+            self._watched.append(_watched_authorities(config.ca_file, self._own_tls))
         self.data: aiohttp.ClientSession
         self.admin: aiohttp.ClientSession
         self._limits = TickLimits()
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="inference memory")
         self._senders = ThreadPoolExecutor(max_workers=MAX_SENDERS, thread_name_prefix="sending weights")
         self._binary_clients: list[BinaryHttpClient] = []
-        self._token_task: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
 
     def _headers(self) -> dict[str, str]:
         """Returns what every request has, with the newest token."""
@@ -77,10 +82,11 @@ class HttpSessions:
             headers["Authorization"] = f"Bearer {self._tokens.value[0]}"
         return headers
 
-    async def _follow_tokens(self, tokens: Watched[tuple[str, ...]]) -> None:
+    async def _watch(self) -> None:
         while True:
             await asyncio.sleep(LOOK_SECONDS)
-            await asyncio.get_running_loop().run_in_executor(self._threads, tokens.refresh)
+            for each in self._watched:
+                await asyncio.get_running_loop().run_in_executor(self._threads, each.refresh)
 
     def binary_client(self, url: str) -> BinaryHttpClient:
         """Returns a binary client of the server at `url`, which is closed with these sessions."""
@@ -108,10 +114,8 @@ class HttpSessions:
 
     async def __aenter__(self) -> HttpSessions:
         self.data, self.admin = self._open(), self._open()
-        if self._tokens is not None:
-            self._token_task = asyncio.create_task(
-                self._follow_tokens(self._tokens), name="follower of the servers' token"
-            )
+        if self._watched:
+            self._watching = asyncio.create_task(self._watch(), name="follower of the servers' token and authorities")
         return self
 
     async def __aexit__(
@@ -119,9 +123,9 @@ class HttpSessions:
     ) -> None:
         for client in self._binary_clients:
             client.close()
-        if self._token_task is not None:
-            self._token_task.cancel()
-            await asyncio.wait([self._token_task])
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.wait([self._watching])
         self._threads.shutdown(wait=False, cancel_futures=True)  # A mapping may take most of a second.
         self._senders.shutdown(wait=False, cancel_futures=True)  # Those under way were cancelled, and end soon.
         await asyncio.gather(self.data.close(), self.admin.close())
@@ -166,6 +170,25 @@ def tls_of(ca_file: Path) -> ssl.SSLContext:
         raise ValueError(
             f"ca_file = {str(ca_file.absolute())!r}: {error.strerror or error}; a file with certificates in PEM is expected"
         ) from error
+
+
+def _watched_authorities(ca_file: Path, tls: ssl.SSLContext) -> Watched[bytes]:
+    """Returns the content of `ca_file`, to be read again once it changes: an authority that was added then counts in `tls`.
+
+    One that was removed counts on: a context cannot forget it.
+    """
+
+    def read() -> bytes:
+        content = ca_file.read_bytes()
+        try:
+            tls.load_verify_locations(cadata=content.decode())
+        except (OSError, ValueError) as error:  # as of a file that is half written
+            raise ValueError(
+                f"ca_file = {str(ca_file.absolute())!r} cannot be read as certificates in PEM: {error}"
+            ) from error
+        return content
+
+    return Watched(f"the authorities in {ca_file.absolute()}", read)
 
 
 async def call(

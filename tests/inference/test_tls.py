@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import ipaddress
 import ssl
@@ -14,9 +15,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from inference import server
-from inference.base import InferenceError, SamplingParameters
-from inference.clients.http_sessions import HttpSessions
+from inference import server, wire
+from inference.base import InferenceError, SamplingParameters, ServerUnreachable
+from inference.clients.http_sessions import HttpSessions, call
 from inference.config import InferenceConfig, PoolConfig
 from inference.pool.pool import InferencePool
 from tests.inference.pool.test_pool import timed_out_after_a_look
@@ -42,7 +43,7 @@ class Identity:
 
 def make_identity(directory: Path) -> Identity:
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "test")])
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, directory.name)])
     now = datetime.datetime.now(datetime.UTC)
     address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
     certificate = (
@@ -111,6 +112,23 @@ async def test_a_server_that_nobody_vouches_for_is_not_spoken_to(
                 await pool.start()
             await pool.close()
         assert not fake.answers
+
+
+@pytest.mark.slow
+async def test_an_authority_that_is_added_counts_without_a_restart(identity: Identity, tmp_path: Path) -> None:
+    ca_file, former = tmp_path / "ca.pem", make_identity(tmp_path / "former")
+    ca_file.write_bytes(former.certificate.read_bytes())
+    async with FakeServer(identity.context) as fake, HttpSessions(PoolConfig(ca_file=ca_file)) as sessions:
+        with pytest.raises(ServerUnreachable, match="certificate"):
+            await call(sessions.admin, f"{fake.url}{wire.STATUS_PATH}", None)
+        ca_file.write_bytes(former.certificate.read_bytes() + identity.certificate.read_bytes())
+        async with asyncio.timeout(30.0):
+            while True:
+                try:
+                    await call(sessions.admin, f"{fake.url}{wire.STATUS_PATH}", None)
+                    break
+                except ServerUnreachable:
+                    await asyncio.sleep(0.1)
 
 
 async def test_certificates_are_read_only_for_servers_under_https(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -335,9 +335,11 @@ def test_beyond_the_machine_only_authorized_keys_get_in(tmp_path: Path, monkeypa
         zmq.auth.create_certificates(tmp_path, name)
     (tmp_path / "peer.key").rename(tmp_path / "authorized" / "peer.key")
 
+    producers = ("source-0", "source-1")
+
     def config(name: str) -> ChannelConfig:
         keys = {"server_public_key_file": tmp_path / "host.key", "secret_key_file": tmp_path / f"{name}.key_secret"}
-        return config_of(tmp_path, authorized_keys_directory=tmp_path / "authorized", **keys)
+        return config_of(tmp_path, producers=producers, authorized_keys_directory=tmp_path / "authorized", **keys)
 
     with pytest.raises(ValueError, match="needs CURVE keys"):
         config_of(tmp_path, address="tcp://0.0.0.0:5555").endpoint(tmp_path)
@@ -349,6 +351,12 @@ def test_beyond_the_machine_only_authorized_keys_get_in(tmp_path: Path, monkeypa
         stranger.close()
         with ChannelProducer(config("peer"), tmp_path, "source-0").blocking as producer:
             producer.put("secret", timeout=DEADLINE_SECONDS)
+        replaced = ChannelProducer(config("stranger"), tmp_path, "source-1").blocking
+        with pytest.raises(TimeoutError):
+            replaced.open(0.3)
+        (tmp_path / "peer.key_secret").rename(tmp_path / "stranger.key_secret")  # read again, though the peer lives on
+        replaced.put("another", timeout=DEADLINE_SECONDS)
+        replaced.close()
 
 
 @pytest.mark.slow
