@@ -50,6 +50,12 @@ def repair(path: Path, newest_step: int, committed: Iterable[MetricsLine]) -> No
         replace_end(path, start, after)
 
 
+def newest_step(path: Path) -> int:
+    """Returns the step of the file's last line; 0 without any. Raises `OSError`."""
+    steps = (line.get("step") for _, _, line in lines_from_end(path) if line is not None)
+    return next((step for step in steps if isinstance(step, int)), 0)
+
+
 def log_step(line: Mapping[str, Any], total_steps: int) -> None:
     """Logs a step in one line: its reward and rollouts, the lag, and its phases, the longest first."""
     phases = {name.removeprefix("phase/"): value for name, value in line.items() if name.startswith("phase/")}

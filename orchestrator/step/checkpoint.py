@@ -18,6 +18,7 @@ import msgpack
 import orjson
 
 from environments.config import EnvironmentConfig
+from orchestrator import metrics
 from orchestrator.metrics import MetricsLine
 from orchestrator.rollouts.rollout_file import read_rollouts, write_rollouts
 from orchestrator.run_directory import ConfigurationError
@@ -117,8 +118,20 @@ def check_resumable(config: RunConfig) -> None:
 
 
 def _newest(config: RunConfig) -> Path | None:
-    steps = published_steps(config.run_dir / "checkpoints")
-    return config.run_dir / "checkpoints" / f"step_{steps[-1]}" if steps else None
+    """Returns the newest checkpoint's directory, None without any. Raises `ConfigurationError` if a later one was lost."""
+    directory = config.run_dir / "checkpoints"
+    newest = max(published_steps(directory), default=None)
+    # A step's records are written before its commit, those of the next one and its metrics line after it.
+    recorded = max(published_steps(config.run_dir / "rollouts"), default=0) - 1
+    committed = max(metrics.newest_step(config.run_dir / "metrics.jsonl"), recorded)
+    if committed > (newest or 0):
+        found = "no checkpoint is" if newest is None else f"none after step {newest} is"
+        raise ConfigurationError(
+            f"{config.run_dir} has records of step {committed} as committed, and {found} in {directory}: later ones were lost. "
+            f"Nothing was removed. Restore them from a copy. To go on after step {newest or 0} all the same, move metrics.jsonl "
+            "and the later rollouts/step_N elsewhere; the trainer must not be further, either"
+        )
+    return directory / f"step_{newest}" if newest is not None else None
 
 
 def _read_state(directory: Path) -> dict[str, Any]:

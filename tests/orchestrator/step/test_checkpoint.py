@@ -21,7 +21,8 @@ from orchestrator.step.checkpoint import (
 )
 from run.config import LoraConfig, RunConfig
 from tests.support.rollouts import make_rollout
-from transport.files.atomic import published_steps
+from transport.files.atomic import publish_directory, published_steps
+from transport.files.json_lines import append_line
 
 
 def make_config(tmp_path: Path, **fields: Any) -> RunConfig:
@@ -68,6 +69,29 @@ def test_a_checkpoint_of_another_version_is_called_that(tmp_path: Path, monkeypa
 
 def test_no_checkpoint(tmp_path: Path) -> None:
     assert load_newest(make_config(tmp_path)) is None
+
+
+@pytest.mark.parametrize("kept", [0, 2])
+@pytest.mark.parametrize("witness", ["metrics.jsonl", "rollouts"])
+def test_records_of_steps_whose_checkpoints_were_lost_are_no_leftovers(tmp_path: Path, kept: int, witness: str) -> None:
+    config = make_config(tmp_path)
+    if kept:
+        write_checkpoint(config.run_dir, make_checkpoint(config, kept), keep=2)
+    for step in range(1, kept + 2):  # the last one was published, and not committed
+        with publish_directory(config.run_dir / "rollouts" / f"step_{step}"):
+            pass
+        if step <= kept:
+            append_line(config.run_dir / "metrics.jsonl", {"step": step}, durable=False)
+    loaded = load_newest(config)
+    assert (loaded.step if loaded else 0) == kept, "a kill leaves as much"
+    if witness == "rollouts":
+        with publish_directory(config.run_dir / "rollouts" / f"step_{kept + 2}"):
+            pass
+    else:
+        append_line(config.run_dir / "metrics.jsonl", {"step": kept + 1}, durable=False)
+    for read in (load_newest, check_resumable):
+        with pytest.raises(ConfigurationError, match=f"step {kept + 1} .*checkpoints"):
+            read(config)
 
 
 def test_a_shutdown_renews_the_state_and_keeps_the_metrics(tmp_path: Path) -> None:
