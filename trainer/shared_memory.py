@@ -35,8 +35,8 @@ class SharedMemory:
     """The weights of the newest versions of one run."""
 
     def __init__(self) -> None:
-        """Makes the directory, and removes what killed trainers of this user left. Raises `OSError`."""
-        self._own = OwnDirectory(SHARED_MEMORY, PREFIX)
+        """Makes the directory. Raises `OSError`."""
+        self._own = OwnDirectory(SHARED_MEMORY, PREFIX, keep_left=True)
         self._published: set[Path] = set()
         self._lacked_room = False
         self._lock = threading.Lock()
@@ -110,7 +110,7 @@ class SharedMemory:
         """Removes all versions that are here alone; of the others their copies on the disk stay."""
         for published in sorted(self._published):
             try:
-                if any(file.is_symlink() for file in published.rglob(_WEIGHTS)):
+                if has_links(published):
                     remove_directory(published)
             except OSError as error:
                 logger.warning("%s, whose weights were in shared memory, cannot be removed: %s", published, error)
@@ -126,8 +126,16 @@ class SharedMemory:
 
 
 def remove_left_weights() -> None:
-    """Removes what killed trainers of this user left in shared memory."""
+    """Removes what killed trainers of this user left in shared memory.
+
+    Not before a run may go on without it: a trainer that lacks the run's checkpoints has no other copy of its newest weights.
+    """
     remove_left(SHARED_MEMORY, PREFIX)
+
+
+def has_links(published: Path) -> bool:
+    """Whether weights of a version are in the shared memory of a trainer, and go with it."""
+    return any(file.is_symlink() for file in published.rglob(_WEIGHTS))
 
 
 def has_lost_weights(published: Path) -> bool:

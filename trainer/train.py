@@ -157,7 +157,6 @@ class Trainer:
         self._metrics = MetricsFile(config.output_dir / "trainer" / "metrics.jsonl")
         self._mismatches = MismatchWatch(config.output_dir)
         self._telemetry = TrainerTelemetry(config.output_dir, config.max_runs, self._registry)
-        remove_left_weights()
         self._memory = SharedMemory() if config.broadcast == "memory" else None
         self.checkpoints = Checkpoints(
             config.output_dir, config.keep_checkpoints, learner.kept_alive, self._on_durable, self._telemetry.spans,
@@ -298,6 +297,7 @@ class Trainer:
         self._mismatches.begin(run.run_id, step, self._metrics.newest(run.run_id, "mismatch_kl", COMPARED_STEPS))
         if not self._has_own_base(run):
             return
+        remove_left_weights()
         self._keep_start(run)  # first: once version 0 is there, batches are generated that must be trained from it
         if not self._publish(run, anew=True):
             return

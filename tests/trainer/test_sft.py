@@ -255,6 +255,12 @@ def test_a_resume_is_exact(place: Path, tmp_path: Path, monkeypatch: pytest.Monk
         [line[name] for name in shown] for line in lines_of(halves.output_dir)
     ]
     assert run(resumed) == 0, "a run that is trained to its end"
+    shutil.move(tmp_path / "halves" / "trainer", tmp_path / "lost")
+    with pytest.raises(ValueError, match=r"has no checkpoint.*restore .*trainer/sft"):
+        run(resumed)
+    assert published_steps(newest_weights(resumed).parent), "nothing was removed"
+    shutil.move(tmp_path / "lost", tmp_path / "halves" / "trainer")
+    assert run(resumed) == 0
     with pytest.raises(
         ValueError, match=r"is from an earlier training; continue it with --resume .*, move it aside with --fresh"
     ):

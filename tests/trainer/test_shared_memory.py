@@ -25,8 +25,9 @@ from tests.trainer.one_process_trainer import Death, Deaths, Life, life, write_m
 from trainer import shared_memory
 from trainer.broadcast import Broadcaster, own_memory
 from trainer.runs import checkpoint, control_files
-from trainer.shared_memory import SharedMemory, has_lost_weights
+from trainer.shared_memory import SharedMemory, has_lost_weights, remove_left_weights
 from transport.files.atomic import published_steps
+from transport.messages import Hello
 
 
 @pytest.fixture
@@ -181,6 +182,7 @@ def test_a_kill_at_any_moment_leaves_whole_versions_and_no_memory(
             for step in published_steps(published):
                 weights_of(published / f"step_{step}", tmp_path / "scratch")
         after = SharedMemory()
+        remove_left_weights()
         assert len(list(memory_root.iterdir())) == 1, deaths.seen[-1]
         broadcaster = make_broadcaster(lone, tmp_path, after)
         newest = max(published_steps(published), default=0)
@@ -240,8 +242,8 @@ def test_a_trainer_gives_the_memory_of_a_killed_one_back(
         others[0].wait()
         assert len(list(memory_root.rglob("step_1"))) == 2
         write_member(tmp_path, dense_directory, "default")
-        with life(tmp_path, dense_directory, {"default": 0}):
-            assert len(list(memory_root.rglob("step_1"))) == 1
+        with life(tmp_path, dense_directory, {"default": 0}) as one:
+            one.turn_until(lambda: len(list(memory_root.rglob("step_1"))) == 1, "the memory of the killed one")
     finally:
         for other in others:
             other.kill()
@@ -266,6 +268,15 @@ def test_a_trainer_publishes_in_memory_and_leaves_its_last_version_on_the_disk(
     kill(memory)
     killed.trainer._memory = None
     killed.close()
+    (tmp_path / "trainer" / "default").rename(tmp_path / "away")  # a trainer without its disk, which must not begin
+    with life(tmp_path, dense_directory, {}, **settings) as behind:
+        behind.wire.say("default", Hello("default", 2))
+        behind.turn_until(lambda: "default" in behind.wire.evicted, "the refusal")
+        weights_of(published / "step_3", tmp_path / "scratch")
+        assert f"cp -rL {published / 'step_3'} " in behind.wire.evicted["default"], "the only copy, for now"
+    shutil.rmtree(tmp_path / "trainer" / "default", ignore_errors=True)
+    (tmp_path / "away").rename(tmp_path / "trainer" / "default")
+    write_member(tmp_path, dense_directory, "default", lora=None, checkpoint_interval=2)
     with life(tmp_path, dense_directory, {"default": 6}, **settings) as second:
         second.until_step(default=3)
         again = weights_of(published / "step_3", tmp_path / "scratch")

@@ -12,7 +12,7 @@ from inference.delta import is_delta
 from trainer.runs import checkpoint
 from trainer.runs.control_files import run_directory
 from trainer.runs.record import Occupancy
-from trainer.shared_memory import has_lost_weights
+from trainer.shared_memory import has_links, has_lost_weights
 from transport.files.atomic import published_steps
 
 
@@ -45,6 +45,11 @@ def _way_on(output_dir: Path, run: Occupancy) -> str:
     newest = next((path for path in versions if not (is_delta(path) or has_lost_weights(path))), None)
     if newest is None:
         return ""
+    if run.config.training.lora is None and has_links(newest):
+        return (
+            f" If that is lost, `cp -rL {newest} PLACE` before any trainer begins a run here, since the weights are in memory, "
+            "and begin another job with that copy as its model: the newest whole weights that are published"
+        )
     if run.config.training.lora is None:
         return (
             f' If that is lost, begin another job with model = "{newest}": the newest whole weights that are published'

@@ -55,8 +55,9 @@ def run(config: SftConfig, on_ready: Callable[[], object] = lambda: None) -> int
         batches.check_lengths()
     _check_identity(file, batches, config.resume)
     if config.resume:
+        _refuse_lost_checkpoints(file, config)
         batches.refuse_fewer_epochs(checkpoint.newest_step(config.output_dir, config.run_id))
-    _note_identity(file, batches)
+    _note_identity(file, batches, _kept(config, config.run_id))
     described = config.run(batches.steps).model_dump(mode="json", exclude_none=True)
     (run_dir / "control").mkdir(parents=True, exist_ok=True)
     (config.output_dir / "trainer").mkdir(exist_ok=True)
@@ -102,10 +103,31 @@ def _check_identity(path: Path, batches: SftBatches, resume: bool) -> None:
         )
 
 
-def _note_identity(path: Path, batches: SftBatches) -> None:
-    """Notes the model and batches of a run that begins or goes on."""
+def _kept(config: SftConfig | TrainerConfig, run_id: str) -> int:
+    """Returns the step of the oldest checkpoint that is kept; 0 without any."""
+    return min(published_steps(checkpoint.checkpoints_directory(config.output_dir, run_id)), default=0)
+
+
+def _refuse_lost_checkpoints(path: Path, config: SftConfig) -> None:
+    """Raises `ValueError` if the run has had a checkpoint that it would begin before."""
+    had = json.loads(path.read_text()).get("checkpoint", 0) if path.exists() else 0
+    found = checkpoint.newest_step(config.output_dir, config.run_id)
+    if found < had:
+        directory = checkpoint.checkpoints_directory(config.output_dir, config.run_id)
+        newest = (
+            f"the newest checkpoint in {directory} is of step {found}" if found else f"{directory} has no checkpoint"
+        )
+        raise ValueError(
+            f"{newest}, and the run had one of step {had} ({path}). Nothing was removed. Mount or restore {directory.parent}, or "
+            f"start anew with --fresh; the newest published weights are in {path.parent / 'broadcast'}"
+        )
+
+
+def _note_identity(path: Path, batches: SftBatches, kept: int) -> None:
+    """Notes the model and batches of a run that begins or goes on, and the step of the oldest checkpoint that it has."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, json.dumps(batches.identity | {"ends": batches.ends}, indent=2).encode() + b"\n")
+    noted = batches.identity | {"ends": batches.ends, "checkpoint": kept}
+    write_atomically(path, json.dumps(noted, indent=2).encode() + b"\n")
 
 
 class SftTrainer(Trainer):
@@ -131,6 +153,12 @@ class SftTrainer(Trainer):
     def _begin_checkpoint(self, run: Run) -> None:
         if run.intact and run.progress.step and super()._publish(self._registry.in_slot(run.slot)):
             super()._begin_checkpoint(run)
+
+    def _on_durable(self, run_id: str) -> None:
+        super()._on_durable(run_id)
+        file = run_directory(self._config.output_dir, run_id) / "sft.json"
+        if file.exists():  # else the run's directory was deleted
+            _note_identity(file, self._batches, _kept(self._config, run_id))
 
     def _report(self, run: Occupancy, metrics: dict[str, MetricValue]) -> None:
         line: dict[str, MetricValue] = {
