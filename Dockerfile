@@ -11,6 +11,7 @@ WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
 COPY cli cli
 COPY cluster cluster
+COPY counterpoint counterpoint
 COPY environments environments
 COPY inference inference
 COPY job job

@@ -6,125 +6,75 @@ modules; of the users' code only the workers' classes are imported, in the worke
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from transport.public_names import public_names
 
 if TYPE_CHECKING:
-    from cluster.builder import JobBuilder, load_spec
-    from cluster.calls import Call, Calls, RoleGroup, remote
-    from cluster.channel import (
-        ChannelConfig,
-        ChannelConsumer,
-        ChannelError,
-        ChannelHost,
-        ChannelProducer,
-        CommitFile,
-        CommittedPositions,
-    )
-    from cluster.channel.self_loop import DataChannel, SelfLoopWorker
-    from cluster.errors import (
-        ActorBusy,
-        ActorDied,
-        ActorRestarting,
-        BackendError,
-        CallError,
-        CallTimeout,
-        CapacityError,
-        ClusterError,
-        JobFailed,
-        NoSuchActor,
-        RemoteError,
-    )
-    from cluster.job_handle import JobHandle, JobStatus, PrimeMaster, WorkerStatus, submit
-    from cluster.manager.events import Outcome
-    from cluster.master.control import ControlError, NoMaster
-    from cluster.spec import JobSpec, Resources, RestartScope, RoleSpec
-    from cluster.worker import Context, Member, Stage, SubMaster, Worker, WorkLoad
-
-_HOMES = {
-    "cluster.builder": ("JobBuilder", "load_spec"),
-    "cluster.calls": ("Call", "Calls", "RoleGroup", "remote"),
-    "cluster.channel": (
-        "ChannelConfig",
-        "ChannelConsumer",
-        "ChannelError",
-        "ChannelHost",
-        "ChannelProducer",
-        "CommitFile",
-        "CommittedPositions",
-    ),
-    "cluster.channel.self_loop": ("DataChannel", "SelfLoopWorker"),
-    "cluster.errors": (
-        "ActorBusy",
-        "ActorDied",
-        "ActorRestarting",
-        "BackendError",
-        "CallError",
-        "CallTimeout",
-        "CapacityError",
-        "ClusterError",
-        "JobFailed",
-        "NoSuchActor",
-        "RemoteError",
-    ),
-    "cluster.job_handle": ("JobHandle", "JobStatus", "PrimeMaster", "WorkerStatus", "submit"),
-    "cluster.manager.events": ("Outcome",),
-    "cluster.master.control": ("ControlError", "NoMaster"),
-    "cluster.spec": ("JobSpec", "Resources", "RestartScope", "RoleSpec"),
-    "cluster.worker": ("Context", "Member", "Stage", "SubMaster", "WorkLoad", "Worker"),
-}
-
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-
-__all__ = [
-    "ActorBusy",
-    "ActorDied",
-    "ActorRestarting",
-    "BackendError",
-    "Call",
-    "CallError",
-    "CallTimeout",
-    "Calls",
-    "CapacityError",
-    "ChannelConfig",
-    "ChannelConsumer",
-    "ChannelError",
-    "ChannelHost",
-    "ChannelProducer",
-    "ClusterError",
-    "CommitFile",
-    "CommittedPositions",
-    "Context",
-    "ControlError",
-    "DataChannel",
-    "JobBuilder",
-    "JobFailed",
-    "JobHandle",
-    "JobSpec",
-    "JobStatus",
-    "Member",
-    "NoMaster",
-    "NoSuchActor",
-    "Outcome",
-    "PrimeMaster",
-    "RemoteError",
-    "Resources",
-    "RestartScope",
-    "RoleGroup",
-    "RoleSpec",
-    "SelfLoopWorker",
-    "Stage",
-    "SubMaster",
-    "WorkLoad",
-    "Worker",
-    "WorkerStatus",
-    "load_spec",
-    "remote",
-    "submit",
-]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
-        raise AttributeError(f"module 'cluster' has no {name!r}")
-    return getattr(importlib.import_module(_HOME_OF[name]), name)
+    from cluster.backends.base import Backend as Backend
+    from cluster.builder import JobBuilder as JobBuilder
+    from cluster.builder import load_spec as load_spec
+    from cluster.calls import Call as Call
+    from cluster.calls import Calls as Calls
+    from cluster.calls import RoleGroup as RoleGroup
+    from cluster.calls import remote as remote
+    from cluster.channel import ChannelConfig as ChannelConfig
+    from cluster.channel import ChannelConsumer as ChannelConsumer
+    from cluster.channel import ChannelError as ChannelError
+    from cluster.channel import ChannelHost as ChannelHost
+    from cluster.channel import ChannelProducer as ChannelProducer
+    from cluster.channel import CommitFile as CommitFile
+    from cluster.channel import CommittedPositions as CommittedPositions
+    from cluster.channel.role import HostWorker as HostWorker
+    from cluster.channel.self_loop import HOST_SECONDS as HOST_SECONDS
+    from cluster.channel.self_loop import POLL_SECONDS as POLL_SECONDS
+    from cluster.channel.self_loop import DataChannel as DataChannel
+    from cluster.channel.self_loop import SelfLoopWorker as SelfLoopWorker
+    from cluster.channel.self_loop import repeat as repeat
+    from cluster.client import Client as Client
+    from cluster.client import Entrypoint as Entrypoint
+    from cluster.client import JobRequest as JobRequest
+    from cluster.client import ProcessEnvironment as ProcessEnvironment
+    from cluster.client import ResourceConfig as ResourceConfig
+    from cluster.client import create_environment as create_environment
+    from cluster.client import current_client as current_client
+    from cluster.client import set_current_client as set_current_client
+    from cluster.elastic.elastic_master import ElasticMaster as ElasticMaster
+    from cluster.elastic.elastic_worker import ElasticWorker as ElasticWorker
+    from cluster.elastic.progress import ProgressFile as ProgressFile
+    from cluster.elastic.scaling import Progress as Progress
+    from cluster.elastic.service import ServiceMaster as ServiceMaster
+    from cluster.elastic.service import ServiceWorker as ServiceWorker
+    from cluster.errors import ActorBusy as ActorBusy
+    from cluster.errors import ActorDied as ActorDied
+    from cluster.errors import ActorRestarting as ActorRestarting
+    from cluster.errors import BackendError as BackendError
+    from cluster.errors import CallError as CallError
+    from cluster.errors import CallTimeout as CallTimeout
+    from cluster.errors import CapacityError as CapacityError
+    from cluster.errors import ClusterError as ClusterError
+    from cluster.errors import JobFailed as JobFailed
+    from cluster.errors import NoSuchActor as NoSuchActor
+    from cluster.errors import RemoteError as RemoteError
+    from cluster.job_handle import JobHandle as JobHandle
+    from cluster.job_handle import JobStatus as JobStatus
+    from cluster.job_handle import PrimeMaster as PrimeMaster
+    from cluster.job_handle import WorkerStatus as WorkerStatus
+    from cluster.job_handle import submit as submit
+    from cluster.manager.events import Outcome as Outcome
+    from cluster.manager.manager import PrimeManager as PrimeManager
+    from cluster.master.control import ControlError as ControlError
+    from cluster.master.control import NoMaster as NoMaster
+    from cluster.master.scheduler import Scheduler as Scheduler
+    from cluster.spec import JobSpec as JobSpec
+    from cluster.spec import Resources as Resources
+    from cluster.spec import RestartScope as RestartScope
+    from cluster.spec import RoleSpec as RoleSpec
+    from cluster.worker import Context as Context
+    from cluster.worker import Member as Member
+    from cluster.worker import Stage as Stage
+    from cluster.worker import SubMaster as SubMaster
+    from cluster.worker import Worker as Worker
+    from cluster.worker import WorkLoad as WorkLoad
+else:
+    __all__, __getattr__, __dir__ = public_names(__name__)

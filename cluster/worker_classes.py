@@ -44,7 +44,7 @@ def _require(import_path: str, path: Sequence[str]) -> None:
         tree = ast.parse(source.read_bytes(), str(source))
     except (OSError, SyntaxError, ValueError) as error:
         raise LookupError(f"{source} cannot be read: {error}") from None
-    names, is_open = _top_level_names(tree)
+    names, is_open = _top_level_names(tree, path)
     if name not in names and not is_open:
         near = difflib.get_close_matches(name, sorted(names), n=1)
         raise LookupError(f"{source} defines no {name}" + (f"; the nearest is {near[0]}" if near else ""))
@@ -72,8 +72,11 @@ def _source_of(module: str, path: Sequence[str]) -> Path | None:
     return Path(found.origin) if found is not None and found.origin and found.origin.endswith(".py") else None
 
 
-def _top_level_names(tree: ast.Module) -> tuple[set[str], bool]:
-    """The names that a module defines, and whether it may define others that are not written there."""
+def _top_level_names(tree: ast.Module, path: Sequence[str]) -> tuple[set[str], bool]:
+    """The names that a module defines, and whether it may define others that are not written there.
+
+    The public names of a package, which another takes over by `import *`, count as those of the other.
+    """
     names: set[str] = set()
     is_open = False
     for node in ast.walk(tree):
@@ -82,7 +85,25 @@ def _top_level_names(tree: ast.Module) -> tuple[set[str], bool]:
             is_open |= node.name == "__getattr__"
         elif isinstance(node, ast.Import | ast.ImportFrom):
             names |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
-            is_open |= any(alias.name == "*" for alias in node.names)
+            if isinstance(node, ast.ImportFrom) and any(alias.name == "*" for alias in node.names):
+                of_others = _names_of(node.module, path) if node.module and not node.level else None
+                names |= of_others or set()
+                is_open |= of_others is None
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             names.add(node.id)
     return names, is_open
+
+
+def _names_of(module: str, path: Sequence[str]) -> set[str] | None:
+    """The names of a module that `import *` takes over; None if they cannot be told from its source."""
+    try:
+        source = _source_of(module, path)
+        tree = ast.parse(source.read_bytes(), str(source)) if source else None
+    except (LookupError, OSError, SyntaxError, ValueError):
+        return None
+    if tree is None or any(
+        alias.name == "*" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names
+    ):
+        return None
+    names, is_open = _top_level_names(tree, path)
+    return None if is_open else names

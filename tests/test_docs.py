@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import os
 import re
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
 from cli.main import main
+from job.environments.new_environment import write_environment
 from tests.test_imports import FLOOR_OF, graph
 
 REPOSITORY = Path(__file__).parents[1]
@@ -124,30 +127,45 @@ def test_the_job_of_the_readme_is_valid(
     assert 'kind = "my_sums:MySums"' in capsys.readouterr().out
 
 
-def imports_of_code(path: Path) -> list[tuple[str, str]]:
-    """Module and name of each of our own that the page's blocks of Python import."""
-    blocks = re.findall(r"^```python\n(.*?)^```", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
-    found = re.findall(r"^from ([\w.]+) import ([\w, ]+)$", "".join(blocks), flags=re.MULTILINE)
-    return [
-        (module, name.strip())
-        for module, names in found
-        if module.split(".")[0] in PACKAGES
-        for name in names.split(",")
-    ]
-
-
-@pytest.mark.parametrize("page", [page for page in PAGES if imports_of_code(page)], ids=page_of)
-def test_code_on_a_page_imports_what_exists(page: Path) -> None:
-    missing = []
-    for module, name in imports_of_code(page):
-        file = REPOSITORY / module.replace(".", "/")
-        source = file / "__init__.py" if file.is_dir() else file.with_suffix(".py")
-        exported = re.search(rf'"{name}"[:,]', source.read_text()) or re.search(
-            rf"^from .* import .*\b{name}\b", source.read_text(), re.M
+def code_for_users() -> dict[str, str]:
+    """What users copy, by its place: the pages' blocks of Python, the examples, what `counterpoint env new` writes."""
+    found = {
+        f"{page_of(page)}, block {number}": block
+        for page in PAGES
+        for number, block in enumerate(
+            re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE), 1
         )
-        if name not in names_in(source) and not exported:
-            missing.append(f"from {module} import {name}")
-    assert not missing
+    }
+    found |= {page_of(path): path.read_text(encoding="utf-8") for path in REPOSITORY.glob("examples/*/*.py")}
+    with TemporaryDirectory() as directory:
+        return found | {path.name: path.read_text() for path in write_environment("some_sums", Path(directory))}
+
+
+CODE = code_for_users()
+
+OWN = PACKAGES - {"counterpoint"}
+"""Packages that users' code does not import, since what is in them may move."""
+
+
+@pytest.mark.parametrize("place", CODE)
+def test_code_for_users_imports_public_names_alone(place: str) -> None:
+    imported = re.findall(r"^ *(?:from|import) (\w+)", CODE[place], flags=re.MULTILINE)
+    assert not OWN & {*imported}
+    names = re.findall(r"^ *from (counterpoint[\w.]*) import (?:\(([^)]*)\)|(.*)$)", CODE[place], flags=re.MULTILINE)
+    for module, *lists in names:
+        for name in re.findall(r"\w+", "".join(lists).split("#")[0]):
+            assert name in dir(importlib.import_module(module)), f"from {module} import {name}"
+
+
+def test_import_paths_for_users_are_public() -> None:
+    """Such as `worker = "counterpoint.cluster:HostWorker"`, of the pages, the examples' jobs and the configurations."""
+    files = [*PAGES, *REPOSITORY.glob("examples/*/*.toml"), *REPOSITORY.glob("configs/**/*.toml")]
+    texts = {page_of(path): path.read_text(encoding="utf-8") for path in files}
+    paths = [
+        (page, path) for page, text in texts.items() for path in re.findall(r"\b(\w+)(?:\.\w+)*:[A-Z][a-z]\w+", text)
+    ]
+    assert not [(page, top) for page, top in paths if top in OWN]
+    assert ("docs/channel.md", "counterpoint") in paths
 
 
 def test_the_table_of_packages_is_true() -> None:

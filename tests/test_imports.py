@@ -21,7 +21,7 @@ FLOORS = (
     ("job",),
     ("tune",),
     ("serve",),
-    ("cli",),
+    ("cli", "counterpoint"),
     ("perf",),
 )
 """From the ground up. A package imports those of the floors below its own."""

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from cluster.elastic.progress import ProgressFile
+from counterpoint.cluster import ProgressFile
 
 GLOBAL_BATCH = 12
 LEARNING_RATE = 0.05

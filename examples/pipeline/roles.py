@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from cluster import Context, DataChannel, SelfLoopWorker, Worker
-from cluster.channel.self_loop import HOST_SECONDS, POLL_SECONDS, repeat
+from counterpoint.cluster import HOST_SECONDS, POLL_SECONDS, Context, DataChannel, SelfLoopWorker, Worker, repeat
 from examples.pipeline import letters
 
 LAST_LINE = "."

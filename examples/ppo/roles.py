@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cluster import RoleGroup, Worker, remote
+from counterpoint.cluster import RoleGroup, Worker, remote
 from examples.ppo import rollout
 from examples.ppo.cartpole import ACTIONS, OBSERVATIONS
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from environments import Example
+from counterpoint.environments import Example
 
 
 def words(example: Example, completion: str, state: dict[str, Any]) -> float:

@@ -14,10 +14,18 @@ from typing import Any
 
 import orjson
 
-from cluster import client as fray_client
-from cluster.client import Entrypoint, JobRequest, ResourceConfig, create_environment
-from job.sweep.training import extras_for_resources, resolve_training_env, run_training_on_worker
-from sweep import InputName, OutputName, SweepTarget, claim_and_run, region_root, sweep_root
+from counterpoint.cluster import Entrypoint, JobRequest, ResourceConfig, create_environment, current_client
+from counterpoint.sweep import (
+    InputName,
+    OutputName,
+    SweepTarget,
+    claim_and_run,
+    extras_for_resources,
+    region_root,
+    resolve_training_env,
+    run_training_on_worker,
+    sweep_root,
+)
 
 NUM_WORKERS = 3
 SWEEP_NAME = "train-tiny-sweep"
@@ -71,7 +79,7 @@ def make_inputs(root: Path) -> None:
     """Writes an untrained Llama of a hundred thousand parameters and some conversations below the root of a region."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from models.tiny_tokenizer import END_OF_TURN, write_tokenizer
+    from counterpoint.models import END_OF_TURN, write_tokenizer
 
     if (root / DATA).exists():
         return
@@ -102,7 +110,7 @@ def main() -> None:
     """Submits the workers, and waits for all of them."""
     make_inputs(Path(region_root()))
     SWEEP_ROOT = sweep_root(SWEEP_REGION, SWEEP_NAME)
-    client = fray_client.current_client()
+    client = current_client()
     env = resolve_training_env(base_env=None, resources=RESOURCES)
     handles = []
     for i in range(NUM_WORKERS):

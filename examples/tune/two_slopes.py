@@ -14,8 +14,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import tune
-from tune.executors.local import LocalTrialExecutor
+from counterpoint import tune
+from counterpoint.tune import LocalTrialExecutor
 
 OPTIMUM = 1.2
 

@@ -14,7 +14,7 @@ _MODULE = '''\
 
 import random
 
-from environments import Example
+from counterpoint.environments import Example
 
 
 class {class_name}:
@@ -58,9 +58,7 @@ _TEST = '''\
 import asyncio
 
 import pytest
-from environments.chat import Chat
-from environments.scripted import play
-from models.tiny_tokenizer import write_tokenizer
+from counterpoint.testing import Chat, play, write_tokenizer
 from {name} import {class_name}
 
 

@@ -16,10 +16,10 @@ import tomli_w
 import torch
 import torch.distributed as dist
 
+from counterpoint.trainer.lora import MultiLoRALinear
+from counterpoint.trainer.runs import get_multi_run_manager, setup_multi_run_manager
 from run.config import RunConfig
 from tests.trainer.conftest import make_run_config
-from trainer.lora.multi_lora import MultiLoRALinear
-from trainer.runs import get_multi_run_manager, setup_multi_run_manager
 from transport.files.atomic import write_atomically
 
 

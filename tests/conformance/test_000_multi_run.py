@@ -12,14 +12,14 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from counterpoint.trainer.lora import MultiLoRALinear, apply_lora_to_model
+from counterpoint.trainer.runs import HookError, MultiRunManager, get_multi_run_manager, setup_multi_run_manager
 from orchestrator.run_directory import check_control
 from run.config import LoraConfig, RunConfig
 from tests.conformance.many_runs import write_run
 from tests.trainer.forked_ranks import launch
-from trainer.lora.multi_lora import MultiLoRALinear, adapter_spans, apply_lora_to_model, peft_state
-from trainer.runs import get_multi_run_manager, setup_multi_run_manager
+from trainer.lora.multi_lora import adapter_spans, peft_state
 from trainer.runs import manager as manager_module
-from trainer.runs.manager import HookError, MultiRunManager
 
 
 @pytest.fixture(autouse=True)

@@ -13,19 +13,21 @@ from unittest.mock import patch
 
 import pytest
 
-from cluster.client import ResourceConfig
-from examples.sweep.train_tiny_sweep import targets as grid
-from job.sweep.training import extras_for_resources, resolve_training_env, run_training_on_worker
-from sweep import (
+from counterpoint.cluster import ResourceConfig
+from counterpoint.sweep import (
     STATUS_FAILED,
     STATUS_SUCCESS,
     StepAlreadyDone,
     SweepTarget,
     UnsafeStoreError,
     claim_and_run,
+    extras_for_resources,
+    resolve_training_env,
+    run_training_on_worker,
     step_lock,
     sweep_status,
 )
+from examples.sweep.train_tiny_sweep import targets as grid
 from sweep.open_store import open_store
 from tests.support.job_processes import kill_processes_of
 from transport.errors import UserError

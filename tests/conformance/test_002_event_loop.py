@@ -11,6 +11,7 @@ import orjson
 import pytest
 
 from cli.main import main
+from counterpoint.advantages import AdvantageInputs, AdvantageOutputs
 from environments.config import ALL, EnvironmentConfig
 from environments.registry import load_environment
 from inference.base import ServerFailure
@@ -21,7 +22,7 @@ from job.replay.synthesize import Shape, header_of, synthetic_rollouts
 from job.tracking.feed import Feed
 from orchestrator.loop_health.lag import LagDistribution
 from orchestrator.rollouts.dump import write_dump
-from orchestrator.step.advantages import AdvantageInputs, AdvantageOutputs, load_advantage
+from orchestrator.step.advantages import load_advantage
 from run.config import AdvantageConfig, LagConfig, RunConfig
 from tests.support.rollouts import make_group
 from transport.files.appended_lines import Line

@@ -11,10 +11,6 @@ from typing import Any
 import msgpack
 import pytest
 
-from cluster import JobBuilder, JobFailed, JobSpec, PrimeMaster, Stage, Worker, WorkLoad
-from cluster.backends.base import Backend
-from cluster.elastic.elastic_master import ElasticMaster
-from cluster.elastic.elastic_worker import ElasticWorker
 from cluster.manager.events import (
     Allocate,
     Allocated,
@@ -27,11 +23,23 @@ from cluster.manager.events import (
     WorkerReady,
     WorkerStarted,
 )
-from cluster.manager.manager import PrimeManager
 from cluster.manager.state import Place
 from cluster.master.faults import Faults
 from cluster.master.orders import Orders
-from cluster.master.scheduler import Scheduler
+from counterpoint.cluster import (
+    Backend,
+    ElasticMaster,
+    ElasticWorker,
+    JobBuilder,
+    JobFailed,
+    JobSpec,
+    PrimeManager,
+    PrimeMaster,
+    Scheduler,
+    Stage,
+    Worker,
+    WorkLoad,
+)
 from tests.cluster.master.fake_backend import FakeBackend, World
 from tests.conformance import work_loads
 from tests.support.job_workers import running, send
@@ -190,7 +198,7 @@ def test_workers_run_their_own_loops_between_channels_and_each_record_counts_onc
     channels = [{**each, "directory": f"journal/{each['name']}"} for each in (lines, tokens, samples)]
     task: dict[str, Any] = {"task": True, "max_restarts": 20}
     builder = JobBuilder("loops").role(
-        "host", worker="cluster.channel.role:HostWorker", config={"channels": channels}, silence_timeout_seconds=60.0
+        "host", worker="counterpoint.cluster:HostWorker", config={"channels": channels}, silence_timeout_seconds=60.0
     )
     for name, worker, config in (
         ("trainer", "Gather", {"input": samples}),
@@ -239,8 +247,8 @@ def elastic(training: Path, scaling: dict[str, Any]) -> JobSpec:
     return (
         JobBuilder("elastic")
         .role(
-            "trainer", worker="cluster.elastic.elastic_worker:ElasticWorker", task=True, count=1, max_count=2,
-            sub_master="cluster.elastic.elastic_master:ElasticMaster", config=config, max_restarts=20,
+            "trainer", worker="counterpoint.cluster:ElasticWorker", task=True, count=1, max_count=2,
+            sub_master="counterpoint.cluster:ElasticMaster", config=config, max_restarts=20,
             silence_timeout_seconds=60.0,
         )
         .role("guest", worker=f"{HERE}:Visitor", silence_timeout_seconds=60.0)

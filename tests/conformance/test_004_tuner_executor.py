@@ -11,12 +11,10 @@ from typing import Any
 
 import pytest
 
-import tune
+from counterpoint import tune
+from counterpoint.tune import Checkpoint, LocalTrialExecutor, Resources, Trial, TrialExecutor, TrialRunner
 from tests.conformance.thread_executor import ThreadExecutor
 from tests.tune.executors.trainables import Counter, Resettable
-from tune import Resources, Trial, TrialExecutor, TrialRunner
-from tune.checkpoint import Checkpoint
-from tune.executors.local import LocalTrialExecutor
 
 COUNTER, RESETTABLE = "tests.tune.executors.trainables:Counter", "tests.tune.executors.trainables:Resettable"
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tune import Resources, Trial, TrialExecutor
+from counterpoint.tune import Resources, Trial, TrialExecutor
 
 Step = Callable[[dict[str, Any], int], dict[str, Any]]
 

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from cluster import CallError, Context, DataChannel, Member, SelfLoopWorker, SubMaster, WorkLoad
-from cluster.channel.self_loop import repeat
+from counterpoint.cluster import CallError, Context, DataChannel, Member, SelfLoopWorker, SubMaster, WorkLoad, repeat
 
 WAIT_SECONDS = 0.05
 

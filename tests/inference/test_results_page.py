@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from inference.config import PoolConfig
 from tests.support.tiny_model import log_probabilities, make_model
 from tests.support.vllm_server import PROBE_TOKENS, ServerProcess
 
@@ -72,16 +71,3 @@ def test_an_adapter_is_one_of_peft_and_merges_into_its_base(lora_server: ServerP
         recipe("transformers: all weights").replace("outputs/full/run_default/broadcast/step_8", "models/merged")
     )["model"]
     np.testing.assert_allclose(log_probabilities(merged, TOKENS), trained, atol=1e-3)
-
-
-def test_the_evaluation_plays_an_environment_with_proven_weights(
-    lora_server: ServerProcess, place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    template = "{% for message in messages %}{{ message.content }}<end>{% endfor %}"
-    (place / "models/base/chat_template.jinja").write_text(template)
-    served = PoolConfig(urls=[lora_server.url], api_key_file=lora_server.config.api_key_file)
-    left = executed(recipe("Evaluation"), POOL=f"PoolConfig.model_validate_json({served.model_dump_json()!r})")
-    assert len(left["played"]) == 64
-    assert all(each.error is None and 0 <= each.reward <= 1 for each in left["played"])
-    assert {turn.policy_version for each in left["played"] for turn in each.turns} == {1}
-    assert "mean reward 0." in capsys.readouterr().out

@@ -5,17 +5,14 @@ The manager is loaded when it is first used: the command line reads `trainer/run
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from transport.public_names import public_names
 
 if TYPE_CHECKING:
-    from trainer.runs.manager import MultiRunManager, get_multi_run_manager, setup_multi_run_manager
-
-__all__ = ["MultiRunManager", "get_multi_run_manager", "setup_multi_run_manager"]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module 'trainer.runs' has no {name!r}")
-    from trainer.runs import manager
-
-    return getattr(manager, name)
+    from trainer.runs.manager import HookError as HookError
+    from trainer.runs.manager import MultiRunManager as MultiRunManager
+    from trainer.runs.manager import get_multi_run_manager as get_multi_run_manager
+    from trainer.runs.manager import setup_multi_run_manager as setup_multi_run_manager
+else:
+    __all__, __getattr__, __dir__ = public_names(__name__)

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-import cluster
 from cluster import ClusterError, JobBuilder, JobHandle, JobSpec, Resources, RestartScope, load_spec, submit
 from cluster.job_files import JOB_FILE
 from cluster.worker import Worker
@@ -99,13 +98,6 @@ def test_a_damaged_job_is_named_with_its_key_in_one_line(tmp_path: Path, content
     (tmp_path / JOB_FILE).write_text(json.dumps(content))
     with pytest.raises(ClusterError, match=rf"/cluster_job.json cannot be read: {said}$"):
         JobHandle(tmp_path)
-
-
-def test_everything_that_is_exported_is_there() -> None:
-    for name in cluster.__all__:
-        assert getattr(cluster, name) is not None
-    with pytest.raises(AttributeError, match="no 'Nonsense'"):
-        cluster.Nonsense  # noqa: B018
 
 
 @pytest.mark.slow

@@ -1,0 +1,12 @@
+"""Experiments over trials (docs/tune.md)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from transport.public_names import public_names
+
+if TYPE_CHECKING:
+    from tune import *
+else:
+    __all__, __getattr__, __dir__ = public_names(__name__)
