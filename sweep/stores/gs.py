@@ -33,9 +33,11 @@ class GoogleStore:
                 ServerError,
                 TooManyRequests,
             )
-            from google.auth.exceptions import GoogleAuthError
+            from google.auth.exceptions import GoogleAuthError, TransportError
             from google.cloud import storage
-            from requests import ReadTimeout, RequestException
+            from requests import ConnectionError as NoConnection
+            from requests import RequestException, Timeout
+            from requests.exceptions import ChunkedEncodingError
         except ImportError as error:
             raise ImportError("a sweep on gs:// needs google-cloud-storage: install counterpoint[gs]") from error
         if not bucket:
@@ -44,7 +46,7 @@ class GoogleStore:
         self._prefix = f"{prefix}/" if prefix else ""
         self._errors = (GoogleAPIError, GoogleAuthError, RequestException)
         self._refused, self._absent, self._busy = PreconditionFailed, NotFound, TooManyRequests
-        self._passing = (ServerError, TooManyRequests, ReadTimeout)
+        self._passing = (ServerError, TooManyRequests, TransportError, NoConnection, Timeout, ChunkedEncodingError)
         try:
             self._client: Any = storage.Client()
         except (GoogleAuthError, OSError) as error:  # the latter for a project that is not set

@@ -27,7 +27,7 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from sweep.store import LARGEST_OBJECT_BYTES, Conflict, Stored, StoreError, UnsafeStoreError
+from sweep.store import LARGEST_OBJECT_BYTES, Conflict, Stored, StoreError, Unavailable, UnsafeStoreError
 
 SUFFIX = ".json"
 GUARDS = 64
@@ -36,6 +36,8 @@ GUARD_SECONDS = 5.0
 MARK_BYTES = 16
 MARKS = 1024
 """How many recently replaced objects a guard lists, newest first. They cover minutes; a cache keeps a lookup for one at most."""
+PASSING = (errno.ETIMEDOUT, errno.ESTALE, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENOTCONN)
+"""Errors of a network file system whose server does not answer for a moment, or has just started again."""
 ABANDONED_SECONDS = 3600.0
 """After which the partial file of a process that was killed is removed."""
 
@@ -60,7 +62,7 @@ class LocalStore:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise StoreError(f"{self._path(key)} cannot be read: {error}") from error
+            raise _failed(f"{self._path(key)} cannot be read", error) from error
         return Stored(data, _version(data))
 
     def write(self, key: str, data: bytes, version: str | None) -> str:
@@ -78,7 +80,7 @@ class LocalStore:
         except StoreError:
             raise
         except OSError as error:
-            raise StoreError(f"{self._path(key)} cannot be written: {error}") from error
+            raise _failed(f"{self._path(key)} cannot be written", error) from error
         return _version(data)
 
     def _create(self, key: str, partial: Path) -> None:
@@ -111,7 +113,7 @@ class LocalStore:
         except FileNotFoundError:
             return []
         except OSError as error:
-            raise StoreError(f"{self._directory} cannot be read: {error}") from error
+            raise _failed(f"{self._directory} cannot be read", error) from error
         return [name.removesuffix(SUFFIX) for name in names if name.endswith(SUFFIX)]
 
     def discard(self, key: str) -> None:
@@ -124,7 +126,7 @@ class LocalStore:
         except FileNotFoundError:
             return  # Another process was quicker.
         except OSError as error:
-            raise StoreError(f"{self._directory} cannot be cleared: {error}") from error
+            raise _failed(f"{self._directory} cannot be cleared", error) from error
 
     def _path(self, key: str) -> Path:
         return self._directory / f"{key}{SUFFIX}"
@@ -169,11 +171,15 @@ def _lock(descriptor: int, guard: Path) -> None:
             return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() > give_up:
-                raise StoreError(
+                raise Unavailable(
                     f"{guard} has been locked for {GUARD_SECONDS:g} s: is a process stopped in the middle of a write?"
                 ) from None
         time.sleep(pause)
         pause = min(2 * pause, 0.02)
+
+
+def _failed(what: str, error: OSError) -> StoreError:
+    return (Unavailable if error.errno in PASSING else StoreError)(f"{what}: {error}")
 
 
 def _version(data: bytes) -> str:

@@ -16,6 +16,8 @@ CONNECT_SECONDS, READ_SECONDS = 5, 10
 
 _REFUSED = frozenset({"PreconditionFailed", "ConditionalRequestConflict", "412", "409"})
 _ABSENT = frozenset({"NoSuchKey", "404"})
+_PASSING = frozenset({"RequestTimeout"})
+"""With the status 400: the connection was idle for too long."""
 
 
 class S3Store:
@@ -29,7 +31,8 @@ class S3Store:
         try:
             import boto3
             from botocore.config import Config
-            from botocore.exceptions import BotoCoreError, ClientError, ConnectionClosedError, ReadTimeoutError
+            from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, IncompleteReadError
+            from botocore.exceptions import ConnectionError as NoConnection
         except ImportError as error:
             raise ImportError("a sweep on s3:// needs boto3: install counterpoint[s3]") from error
         if not bucket:
@@ -38,7 +41,7 @@ class S3Store:
         self._bucket = bucket
         self._prefix = f"{prefix}/" if prefix else ""
         self._errors = (BotoCoreError, ClientError)
-        self._cut_off = (ConnectionClosedError, ReadTimeoutError)
+        self._cut_off = (NoConnection, HTTPClientError, IncompleteReadError)
         # Sent once: the protocol repeats it, since it knows how long a lease has left.
         config = Config(
             connect_timeout=CONNECT_SECONDS,
@@ -98,7 +101,8 @@ class S3Store:
         return f"{self._prefix}{key}{SUFFIX}"
 
     def _failed(self, what: str, key: str, error: Exception) -> StoreError:
-        passes = isinstance(error, self._cut_off) or _status(error) == 429 or _status(error) >= 500
+        status = _status(error)
+        passes = isinstance(error, self._cut_off) or status in (408, 429) or status >= 500 or _code(error) in _PASSING
         return (Unavailable if passes else StoreError)(f"{self.root}/{key} cannot be {what}: {error}")
 
 

@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -206,12 +207,61 @@ def test_a_google_storage_that_ignores_conditions_is_refused(monkeypatch: pytest
 
 
 def test_a_store_that_cannot_be_reached_says_where(s3_bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sweep.patience.FIRST_PAUSE_SECONDS", 0.01)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     with pytest.raises(StoreError, match=r"s3://bucket/sweep/\.probe-\w+ cannot be written: .*127\.0\.0\.1:9"):
         prove(S3Store("bucket", "sweep"))
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:9")
     with pytest.raises(StoreError, match=r"gs://bucket/sweep/\.probe-\w+ cannot be written"):
         prove(GoogleStore("bucket", "sweep"))
+
+
+@contextlib.contextmanager
+def hanging_up() -> Iterator[str]:
+    """A server that ends each connection before it answers."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def hang_up() -> None:
+            with contextlib.suppress(OSError):  # the listener's end
+                while True:
+                    listener.accept()[0].close()
+
+        thread = threading.Thread(target=hang_up)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+@pytest.mark.parametrize("scheme", ["s3", "gs"])
+@pytest.mark.parametrize("is_there", [False, True], ids=["refuses", "hangs_up"])
+def test_a_lost_connection_passes(scheme: str, is_there: bool, s3_bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a 503 does: both are sent again."""
+    with hanging_up() if is_there else contextlib.nullcontext("http://127.0.0.1:9") as address:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", address)
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", address)
+        store = open_store(f"{scheme}://bucket/sweep")
+        for use in (lambda: store.read("a"), lambda: store.write("a", b"", None), store.keys):
+            with pytest.raises(Unavailable, match=f"{scheme}://bucket/sweep"):
+                use()
+
+
+@pytest.mark.parametrize("code", [errno.ESTALE, errno.ETIMEDOUT, errno.EACCES])
+def test_a_network_file_system_that_does_not_answer_for_a_moment_passes(
+    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object, **__: object) -> Any:
+        raise OSError(code, os.strerror(code))
+
+    store = LocalStore(tmp_path)
+    monkeypatch.setattr(os, "listdir", fails)
+    monkeypatch.setattr(Path, "open", fails)
+    for use in (store.keys, lambda: store.read("a")):
+        with pytest.raises(StoreError, match=os.strerror(code)) as raised:
+            use()
+        assert isinstance(raised.value, Unavailable) == (code != errno.EACCES)
 
 
 def test_a_google_storage_that_cannot_be_reached_leaves_no_thread_that_goes_on_trying(
