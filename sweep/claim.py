@@ -23,7 +23,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 from sweep.interruption import Interruptions, running_task
 from sweep.lease import Done, Held, StaysFailed, Terms, monotonic
-from sweep.lock import REAL_CLOCKS, Claim, LeaseHolder, PreviousTaskFailed, describe_holder, holding
+from sweep.lock import REAL_CLOCKS, Claim, LeaseHolder, PreviousTaskFailed, describe_holder, holding, marked_as_held
 from sweep.open_store import open_proven
 from sweep.protocol import LeaseLost, Observer, OwnedLease, perform
 from sweep.record import RecordError, checked_id
@@ -350,11 +350,12 @@ async def _run(
         try:
             claim = await _shielded(holder_of_lease.begin)
             await asyncio.sleep(0)  # as in `_drive`: a function that has begun cannot be cancelled
-            if inspect.iscoroutinefunction(run_fn):
-                body = partial(run_fn, target, claim)
-                await _cancelled_when_lost(_awaited(body, interruptions), holder_of_lease)
-            else:
-                await _run_in_thread(run_fn, target, claim, interruptions)
+            with marked_as_held(claim):
+                if inspect.iscoroutinefunction(run_fn):
+                    body = partial(run_fn, target, claim)
+                    await _cancelled_when_lost(_awaited(body, interruptions), holder_of_lease)
+                else:
+                    await _run_in_thread(run_fn, target, claim, interruptions)
         except Exception as error:  # noqa: BLE001 - it is recorded, and raised at the end
             await _shielded(holder_of_lease.fail, error)
             return error

@@ -15,6 +15,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 from sweep.interruption import Interruptions
@@ -32,6 +33,9 @@ WATCH_SECONDS = 1.0
 GIVE_BACK_SECONDS = 10.0
 """How long an interrupted worker tries to give its claim back. After that its lease expires."""
 
+_held: ContextVar[frozenset[str]] = ContextVar("held", default=frozenset())
+"""The owners of the claims whose bodies are being run here: in this thread, in a task, or in a thread that either waits for."""
+
 REAL_CLOCKS = Clocks(monotonic, time.time)
 
 
@@ -44,7 +48,7 @@ class PreviousTaskFailed(Exception):
 
 
 class StepHeld(TimeoutError):
-    """A peer still held the target at the end of the timeout."""
+    """A peer still held the target at the end of the timeout; or the caller holds it itself, and would wait for ever."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +216,16 @@ class LeaseHolder:
 
 
 @contextlib.contextmanager
+def marked_as_held(claim: Claim) -> Iterator[None]:
+    """Lets a `step_lock` inside the block see that its caller holds this claim."""
+    _held.set(_held.get() | {claim.owner})
+    try:
+        yield
+    finally:
+        _held.set(_held.get() - {claim.owner})
+
+
+@contextlib.contextmanager
 def holding(holder_of_lease: LeaseHolder, interruptions: Interruptions) -> Iterator[Claim]:
     """Yields the claim, and ends it with the block.
 
@@ -219,7 +233,9 @@ def holding(holder_of_lease: LeaseHolder, interruptions: Interruptions) -> Itera
     on. Raises `LeaseLost` if the block ended too late to count.
     """
     try:
-        yield holder_of_lease.begin()
+        claim = holder_of_lease.begin()
+        with marked_as_held(claim):
+            yield claim
     except BaseException as error:
         if interruptions.caused(error):
             holder_of_lease.give_back()
@@ -241,9 +257,10 @@ def step_lock(
 ) -> Iterator[Claim]:
     """Runs its block as the only one for `path`: the last part is the target's id, the rest the sweep's root.
 
-    Waits, with jitter, while a peer holds the target: at most `timeout` seconds, or as long as the peer keeps its lease.
-    Raises `StepAlreadyDone`, `PreviousTaskFailed` and `StepHeld`; `StoreError` when the storage cannot be reached; at the
-    block's end as `holding` does.
+    Waits, with jitter, while a peer holds the target: at most `timeout` seconds, or as long as the peer keeps its lease. A
+    line of the log names the peer. Raises `StepAlreadyDone` and `PreviousTaskFailed`; `StepHeld` after `timeout`, and at once
+    for a target that the caller itself holds; `StoreError` when the storage cannot be reached; at the block's end as `holding`
+    does.
     """
     root, target_id = os.path.split(os.fspath(path))
     terms = Terms(heartbeat, lease, force_run_failed, max_attempts)
@@ -252,10 +269,16 @@ def step_lock(
     observer = Observer(terms, REAL_CLOCKS, store.root)
     backoff = Backoff(heartbeat, random.Random())
     give_up = None if timeout is None else monotonic() + timeout
+    waits = False
     while isinstance(found := perform(store, observer.acquire(target_id)), Held):
+        if found.record.owner in _held.get() and found.record.pid == os.getpid():
+            raise StepHeld(f"{path}: {describe_holder(found.record)}, which is this caller: it would wait for itself")
         remaining = float("inf") if give_up is None else give_up - monotonic()
         if remaining <= 0:
             raise StepHeld(f"{path}: {describe_holder(found.record)}, and {timeout:g} s to wait are over")
+        if not waits:
+            logger.warning("waiting for %s: %s", path, describe_holder(found.record))
+            waits = True
         time.sleep(min(remaining, backoff.next_pause(1, found.seconds)))
     match found:
         case Done(record):

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 import signal
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from sweep.claim import SweepTarget, claim_and_run, claim_and_run_async
 from sweep.interruption import Interruptions
 from sweep.lease import Terms, monotonic
 from sweep.lock import REAL_CLOCKS, LeaseHolder, PreviousTaskFailed, StepAlreadyDone, StepHeld, holding, step_lock
@@ -82,8 +85,10 @@ def fails() -> None:
 def test_a_step_is_done_once(root: str) -> None:
     with step_lock(f"{root}/step") as held:
         assert (held.token, held.attempt, status(root).state) == (1, 1, "RUNNING")
-        with pytest.raises(StepHeld, match="RUNNING by process"), step_lock(f"{root}/step", timeout=0.0):
-            pytest.fail("two at once")
+        with ThreadPoolExecutor(1) as peer:
+            held_by = peer.submit(entering(f"{root}/step", timeout=0.0)).exception()
+        assert isinstance(held_by, StepHeld)
+        assert "RUNNING by process" in str(held_by)
     assert status(root).state == "SUCCESS"
     done = r"/step: SUCCESS by process \d+ on .*, attempt 1, token 1"
     with pytest.raises(StepAlreadyDone, match=done), step_lock(f"{root}/step"):
@@ -139,6 +144,56 @@ def test_a_step_that_is_interrupted_is_free_at_once(
     assert (status(root).state, status(root).attempts) == ("INTERRUPTED", 0)
     with step_lock(f"{root}/step", timeout=0.0) as held:
         assert (held.token, held.attempt) == (2, 1)
+
+
+def entering(path: str, timeout: float | None = None) -> Callable[[], None]:
+    """Takes a step that is held: a test fails if it gets it."""
+
+    def enter() -> None:
+        with step_lock(path, heartbeat=0.02, lease=20.0, timeout=timeout):
+            pytest.fail("two at once")
+
+    return enter
+
+
+def test_a_step_in_itself_is_refused_at_once_and_ends_as_any_other(root: str) -> None:
+    with step_lock(f"{root}/step"), step_lock(f"{root}/other"):
+        for _ in range(2):
+            with pytest.raises(StepHeld, match=rf"{root}/step: RUNNING by process {os.getpid()} .*wait for itself"):
+                entering(f"{root}/step")()
+    with pytest.raises(StepAlreadyDone):
+        entering(f"{root}/step")()
+
+
+@pytest.mark.parametrize("kind", ["function", "function in a loop", "coroutine"])
+def test_a_target_in_its_own_body_is_refused_at_once(root: str, kind: str) -> None:
+    target = SweepTarget[dict[str, str]]("step", {})
+
+    def function(target: SweepTarget[dict[str, str]]) -> None:
+        entering(f"{root}/{target.target_id}")()
+
+    async def coroutine(target: SweepTarget[dict[str, str]]) -> None:
+        function(target)
+
+    def run() -> None:
+        if kind == "function in a loop":
+            asyncio.run(claim_and_run_async(root, [target], function))
+        else:
+            claim_and_run(root, [target], function if kind == "function" else coroutine)
+
+    with pytest.raises(StepHeld, match="wait for itself"):
+        run()
+
+
+def test_whoever_waits_for_a_step_says_for_whom(root: str, caplog: pytest.LogCaptureFixture) -> None:
+    with ThreadPoolExecutor(1) as peer:
+        with step_lock(f"{root}/step"):
+            waiting = peer.submit(entering(f"{root}/step"))
+            wait_until(
+                lambda: f"waiting for {root}/step: RUNNING by process {os.getpid()} on" in caplog.text, "its line"
+            )
+        assert isinstance(waiting.exception(), StepAlreadyDone)
+    assert caplog.text.count("waiting for") == 1
 
 
 def test_threads_of_one_process_are_strangers_to_each_other(root: str) -> None:
