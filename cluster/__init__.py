@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from cluster.errors import CallTimeout as CallTimeout
     from cluster.errors import CapacityError as CapacityError
     from cluster.errors import ClusterError as ClusterError
+    from cluster.errors import JobExists as JobExists
     from cluster.errors import JobFailed as JobFailed
     from cluster.errors import NoSuchActor as NoSuchActor
     from cluster.errors import RemoteError as RemoteError
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
     from cluster.manager.manager import PrimeManager as PrimeManager
     from cluster.master.control import ControlError as ControlError
     from cluster.master.control import NoMaster as NoMaster
+    from cluster.master.control import NotStarted as NotStarted
     from cluster.master.scheduler import Scheduler as Scheduler
     from cluster.spec import JobSpec as JobSpec
     from cluster.spec import Resources as Resources

@@ -52,6 +52,10 @@ class StaleMasterError(ClusterError):
     """An agent has obeyed a master of a higher epoch: this one must stop acting at once."""
 
 
+class JobExists(ClusterError):
+    """The directory has a job already, perhaps since this moment."""
+
+
 class JobFailed(ClusterError):
     """A job ended before its work was complete. `code` is its exit code; the message names the worker and where its log is."""
 

@@ -17,9 +17,10 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from cluster.builder import require_json
-from cluster.errors import ClusterError, JobFailed
+from cluster.errors import ClusterError, JobExists, JobFailed
 from cluster.job_files import (
     JOB_FILE,
+    MASTER_FILE,
     MASTER_LOG,
     OUTCOME_FILE,
     JobFile,
@@ -31,9 +32,10 @@ from cluster.job_files import (
     write_privately,
 )
 from cluster.manager.events import ManagerStage, Outcome
+from cluster.manager.state import first_state
 from cluster.manager.stopping import STOPPED_EARLY
 from cluster.master.backend_choice import backend_class
-from cluster.master.control import ControlError, NoMaster, ask
+from cluster.master.control import ControlError, NoMaster, NotStarted, ask, unknown_role
 from cluster.master.mastership import Identity
 from cluster.master.orders import LOGS, log_file
 from cluster.master.standby import reaped, start_master
@@ -119,8 +121,8 @@ def submit(
 
     `backend` is `local`, `ray`, or the import path of a class; `options` are further arguments of it. With `standby` a second
     process waits to take over should the master be killed. `journal` is the root of the journal (a directory, s3:// or gs://),
-    if it is not to be in the job's directory. Raises `UserError` for a spec that cannot be run, `ClusterError` if the directory
-    has a job already or the master does not start.
+    if it is not to be in the job's directory. Raises `UserError` for a spec that cannot be run, `JobExists` if the directory has
+    a job already, `ClusterError` if the master does not start.
     """
     handle = PrimeMaster.create(spec, directory, backend, standby=standby, journal=journal, options=options)
     handle.start_master()
@@ -171,17 +173,35 @@ class JobHandle:
                 )
             time.sleep(POLL_SECONDS)
 
+    def await_master(self) -> None:
+        """Returns once a master answers, or the job has ended. Starts one if none answers in time. Raises as `start_master`."""
+        seen = time.monotonic()
+        while not self._master_answers() and self.outcome() is None:
+            if self._master_lives():
+                seen = time.monotonic()
+            elif time.monotonic() - seen > (GRACE_SECONDS if self._was_begun else START_SECONDS):
+                return self.start_master()
+            time.sleep(POLL_SECONDS)
+
     def status(self) -> JobStatus:
-        """Returns the state of the job and its workers.
+        """Returns the state of the job and its workers; all are in INIT before the job is started.
 
         Raises `NoMaster` if none answers and the job has not ended, `ClusterError` if its last status is damaged.
         """
-        answer = self._ask_unless_ended({"ask": "status"})
+        try:
+            answer = self._ask_unless_ended({"ask": "status"})
+        except NotStarted as error:
+            return JobStatus(self.spec.name, str(ManagerStage.INIT), 0, str(error), self._before_the_start())
         return self._last_status(answer) if isinstance(answer, OutcomeFile) else _STATUS.validate_python(answer)
 
     def get_nodes_by_role(self, role: str) -> tuple[WorkerStatus, ...]:
         """Returns the workers of a role, its SubMaster included. Raises as `status`, `ControlError` for an unknown role."""
-        answer = self._ask_unless_ended({"ask": "nodes", "role": role})
+        try:
+            answer = self._ask_unless_ended({"ask": "nodes", "role": role})
+        except NotStarted:
+            if role not in (names := [one.name for one in self.spec.roles]):
+                raise unknown_role(role, names) from None
+            return tuple(one for one in self._before_the_start() if one.role == role)
         if isinstance(answer, OutcomeFile):
             return tuple(one for one in self._last_status(answer).workers if one.role == role)
         return tuple(WorkerStatus(**one) for one in answer["workers"])
@@ -225,11 +245,11 @@ class JobHandle:
         """Asks the job to stop in order; a second time at least a second later kills it. `wait` for its end.
 
         `code` is its exit code if everything ends cleanly before its work is complete. Nothing happens if it has ended. Raises
-        `NoMaster`.
+        `NoMaster`, and `NotStarted` before the job is started.
         """
         if self.outcome() is None:
             try:
-                ask(self._control, {"ask": "stop", "reason": reason, "code": code})
+                self._ask({"ask": "stop", "reason": reason, "code": code})
             except (NoMaster, ControlError):  # a master that is about to end answers no more
                 if self.outcome() is None:
                     raise
@@ -248,7 +268,7 @@ class JobHandle:
 
     def scale(self, role: str, count: int) -> None:
         """Asks for another number of workers, between the role's limits. Raises `NoMaster`, `ControlError` with its reason."""
-        ask(self._control, {"ask": "scale", "role": role, "count": count})
+        self._ask({"ask": "scale", "role": role, "count": count})
 
     def logs(self, worker: str, lines: int = 50) -> str:
         """Returns the last lines of a worker's output; those of the master for `master`. Empty if there are none yet.
@@ -294,11 +314,38 @@ class JobHandle:
         if (ended := read_outcome(self.directory)) is not None:
             return ended
         try:
-            return ask(self._control, request)
+            return self._ask(request)
         except NoMaster:
             if (ended := read_outcome(self.directory)) is None:
                 raise
             return ended
+
+    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Raises as `ask`, and `NotStarted` if no master has ever begun the job."""
+        try:
+            return ask(self._control, request)
+        except NoMaster:
+            if self._was_begun:
+                raise
+            raise NotStarted(
+                f"job {self.spec.name!r} in {self.directory} is not started: `PrimeMaster.start` or `counterpoint wait "
+                f"{self.directory}` starts it"
+            ) from None
+
+    @property
+    def _was_begun(self) -> bool:
+        """Whether the job ever had a master."""
+        return (self.directory / MASTER_FILE).exists()
+
+    def _before_the_start(self) -> tuple[WorkerStatus, ...]:
+        """The workers of a job that no master has begun."""
+        return tuple(
+            WorkerStatus(
+                one.name, one.role, one.rank, str(one.stage), str(one.phase), one.incarnation, one.node, one.pid,
+                one.address, one.restarts, one.last_death, "", "", str(self.log_path(one.name)),
+            )
+            for one in first_state(self.spec).workers.values()
+        )  # fmt: skip
 
     def _master_answers(self) -> bool:
         try:
@@ -350,7 +397,7 @@ class PrimeMaster(JobHandle):
         try:
             write_privately(directory / JOB_FILE, job, new=True)
         except FileExistsError:
-            raise ClusterError(
+            raise JobExists(
                 f"{directory} has a job already; attach to it with JobHandle({str(directory)!r}), or choose another"
             ) from None
         return cls(directory)

@@ -16,6 +16,7 @@ from cluster.builder import JobBuilder
 from cluster.client.call import is_importing
 from cluster.client.entrypoint import Entrypoint
 from cluster.client.environment import ProcessEnvironment
+from cluster.errors import JobExists
 from cluster.job_files import JOB_FILE
 from cluster.job_handle import JobHandle, submit
 from cluster.spec import JobSpec, Resources
@@ -82,19 +83,23 @@ def submit_or_find(spec: JobSpec, directory: Path, backend: str) -> tuple[JobHan
     Raises `UserError` if the one that runs is another job, `ClusterError` as `cluster.submit`.
     """
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    numbers = [int(entry.name) for entry in directory.iterdir() if entry.name.isdecimal()]
-    number = max(numbers, default=1)
-    latest = directory / str(number)
-    if not (latest / JOB_FILE).exists():
-        return submit(spec, latest, backend), True
-    earlier = JobHandle(latest)
-    if earlier.outcome() is not None:
-        return submit(spec, directory / str(number + 1), backend), True
+    while True:
+        numbers = [int(entry.name) for entry in directory.iterdir() if entry.name.isdecimal()]
+        latest = directory / str(max(numbers, default=1))
+        earlier = JobHandle(latest) if (latest / JOB_FILE).exists() else None
+        if earlier is not None and earlier.outcome() is None:
+            break
+        new = latest if earlier is None else directory / str(int(latest.name) + 1)
+        try:
+            return submit(spec, new, backend), True
+        except JobExists:  # another process has written the job at the same moment: find it
+            continue
     if earlier.spec != spec:
         raise UserError(
             f"job {spec.name} runs already, with another configuration: wait for it with `counterpoint wait {latest}`, or "
             f"stop it with `counterpoint stop {latest}`"
         )
+    earlier.await_master()
     return earlier, False
 
 

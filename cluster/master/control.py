@@ -12,7 +12,7 @@ import logging
 import os
 import socket
 import struct
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,15 @@ class ControlError(ClusterError):
 
 class NoMaster(ClusterError):
     """No master answers in a job's directory; the message says what to do."""
+
+
+class NotStarted(NoMaster):
+    """The job was made and no master has begun it; the message says how to start it."""
+
+
+def unknown_role(role: str, names: Sequence[str]) -> ControlError:
+    """The error for a role that a job does not have; `names` are those that it has."""
+    return ControlError(f"the job has no role {role!r}; its roles are {', '.join(names)}")
 
 
 class ControlServer:

@@ -10,7 +10,7 @@ from cluster.backends.base import Heartbeat
 from cluster.manager.events import LONGEST_REASON, ScaleRequested, StopRequested
 from cluster.manager.restarts import words_of
 from cluster.manager.state import WorkerRecord
-from cluster.master.control import ControlError
+from cluster.master.control import ControlError, unknown_role
 from cluster.master.orders import log_file
 from cluster.master.prime_master import MasterTerm
 
@@ -89,7 +89,7 @@ def _workers(master: MasterTerm) -> list[WorkerRecord]:
 def _checked_role(master: MasterTerm, role: str) -> str:
     names = [one.name for one in master.spec.roles]
     if role not in names:
-        raise ControlError(f"the job has no role {role!r}; its roles are {', '.join(names)}")
+        raise unknown_role(role, names)
     return role
 
 

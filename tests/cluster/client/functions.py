@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 
@@ -14,3 +15,10 @@ def leave(directory: str, name: str = "left") -> None:
 def fail(reason: str) -> None:
     """Raises."""
     raise RuntimeError(reason)
+
+
+def leave_another(directory: str) -> None:
+    """Leaves a file of its own, once there is one named `go`."""
+    while not Path(directory, "go").exists():
+        time.sleep(0.02)
+    Path(directory, f"left-{os.getpid()}").touch()

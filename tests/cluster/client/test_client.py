@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 from functools import partial
 from pathlib import Path
@@ -10,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from cluster import JobFailed
+from cluster import JobFailed, JobHandle, submit
 from cluster.client import Client, Entrypoint, JobRequest, ResourceConfig, create_environment, current_client
 from cluster.client.call import function
 from cluster.client.client import set_current_client
-from tests.cluster.client.functions import fail, leave
+from tests.cluster.client.functions import fail, leave, leave_another
 from transport.errors import UserError
 
 
@@ -41,6 +43,28 @@ def test_a_function_that_raises_fails_its_job(tmp_path: Path) -> None:
         handle.wait(timeout=60, raise_on_failure=True)
     assert handle.wait(timeout=60, raise_on_failure=False).code == 1
     assert "RuntimeError: out of luck" in handle.logs("worker-0", lines=5)
+
+
+@pytest.mark.slow
+def test_jobs_of_one_name_that_are_submitted_at_once_are_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every one looks before any has written its job."""
+    looked = threading.Barrier(3)
+
+    def submit_together(*arguments: Any, **options: Any) -> JobHandle:
+        looked.wait(60)
+        return submit(*arguments, **options)
+
+    monkeypatch.setattr("cluster.client.client.submit", submit_together)
+    request = JobRequest(name="once", entrypoint=Entrypoint.from_callable(leave_another, args=[str(tmp_path)]))
+    with ThreadPoolExecutor(3) as threads:
+        handles = [
+            found.result() for found in [threads.submit(Client(tmp_path / "out").submit, request) for _ in range(3)]
+        ]
+    (tmp_path / "go").touch()
+    assert {handle.directory for handle in handles} == {tmp_path / "out" / "once" / "1"}
+    assert [handle.wait(timeout=60).code for handle in handles] == [0, 0, 0]
+    assert [path.name for path in (tmp_path / "out" / "once").iterdir()] == ["1"]
+    assert len([*tmp_path.glob("left-*")]) == 1
 
 
 def nested() -> Any:

@@ -11,7 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from cluster import ClusterError, JobBuilder, JobFailed, JobHandle, JobSpec, NoMaster, submit
+from cluster import (
+    ClusterError,
+    ControlError,
+    JobBuilder,
+    JobFailed,
+    JobHandle,
+    JobSpec,
+    NoMaster,
+    NotStarted,
+    PrimeMaster,
+    submit,
+)
 from cluster.job_files import read_master
 from tests.support.polling import DEADLINE_SECONDS
 
@@ -146,6 +157,24 @@ def test_a_job_that_does_not_fit_says_what_is_missing(directory: Path) -> None:
     handle = submit(spec, directory, standby=False)
     with pytest.raises(JobFailed, match="cpu: wanted 5000, present"):
         handle.wait(DEADLINE_SECONDS)
+
+
+def test_a_job_that_is_not_started_is_in_init_and_says_so(directory: Path) -> None:
+    master = PrimeMaster.create(two_roles(), directory)
+    status = master.status()
+    assert (status.stage, status.epoch, status.outcome) == ("INIT", 0, None)
+    assert "not started" in status.trouble
+    assert {one.stage for one in status.workers} == {"INIT"}
+    roles = {one.role for one in status.workers}
+    for role in roles:
+        assert master.get_nodes_by_role(role) == tuple(one for one in status.workers if one.role == role)
+    with pytest.raises(ControlError, match="no role 'nobody'"):
+        master.get_nodes_by_role("nobody")
+    with pytest.raises(NotStarted, match=r"not started: `PrimeMaster\.start`"):
+        master.stop()
+    with pytest.raises(NotStarted, match=r"not started: `PrimeMaster\.start`"):
+        master.scale(min(roles), 1)
+    assert JobHandle(directory).status() == status
 
 
 def test_a_directory_without_a_master_says_so(directory: Path) -> None:
