@@ -84,6 +84,15 @@ def test_a_run(
     assert "step 5/5" in (config.run_dir / "orchestrator.log").read_text()
 
 
+def test_the_daemon_runs_on_uvloop(make_config: Callable[..., RunConfig]) -> None:
+    """Not only where a test says so: environments play on the loop that the daemon makes by itself."""
+    kind = "tests.orchestrator.toy_environment:Toy"
+    config = make_config(steps=1, environments=[{"name": "toy", "kind": kind, "state_columns": ["loop"]}])
+    with ScriptedTrainer(config.output_dir, "one", 1):
+        assert run(config, lambda: None) == 0
+    assert {record["state"]["loop"] for record in records_of(config)} == {"uvloop"}
+
+
 def test_more_groups_than_one_event_starts_are_in_flight_at_once(
     make_config: Callable[..., RunConfig],
 ) -> None:

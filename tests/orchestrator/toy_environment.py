@@ -49,6 +49,7 @@ class Toy:
         return Example(index, f"example {index}")
 
     async def rollout(self, example: Example, model: Model, state: dict[str, Any]) -> None:
+        state["loop"] = type(asyncio.get_running_loop()).__module__
         if self._fault == "hopeless":
             raise ConnectionError("the sandbox\nis down")
         self._missing -= 1

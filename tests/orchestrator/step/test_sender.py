@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import weakref
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -16,9 +17,11 @@ from orchestrator.rollouts.trajectories import assemble_batch, merge_rollout
 from orchestrator.run_directory import ConfigurationError
 from orchestrator.step.delivery import ConflictError, EvictedError, MissingBatchError, RejectedError
 from orchestrator.step.sender import NoTrainerError, Sender
-from tests.support.polling import until
+from tests.support.polling import DEADLINE_SECONDS, until
 from tests.support.rollouts import make_rollout
+from tests.transport.ends import trainer_process
 from transport import codec
+from transport.config import TransportConfig
 from transport.messages import (
     Acknowledged,
     Bye,
@@ -32,7 +35,8 @@ from transport.messages import (
     Waiting,
 )
 from transport.outages import Kind, Outage
-from transport.records import Batch
+from transport.records import Batch, Turn
+from transport.wires.open import open_link
 
 LIMIT = 1 << 30
 
@@ -101,9 +105,12 @@ async def submit(sender: Sender, batch: Batch) -> None:
 
 @asynccontextmanager
 async def running(
-    run_dir: Path, newest_step: int = 0, on_waiting: Callable[[str], None] = lambda reason: None
+    run_dir: Path,
+    newest_step: int = 0,
+    on_waiting: Callable[[str], None] = lambda reason: None,
+    link: PlayedLink | None = None,
 ) -> AsyncIterator[tuple[Sender, PlayedLink]]:
-    link = PlayedLink()
+    link = link or PlayedLink()
     sender = Sender(link, run_dir, "one", newest_step, LIMIT, on_waiting)
     task = asyncio.create_task(sender.run())
     try:
@@ -400,3 +407,46 @@ async def test_the_epoch_grows_with_each_process_that_a_trainer_has_accepted(tmp
                 await link.say(Ready(1, credit=4, session=1))
     assert [epoch for epoch, _ in proposed] == [1, 2, 2, 3]
     assert len({holder for _, holder in proposed}) == 4
+
+
+@pytest.mark.slow
+async def test_a_trainer_that_reads_nothing_does_not_hold_the_loop(tmp_path: Path) -> None:
+    """A real one, stopped in the middle of a batch that no buffer between the two can hold."""
+    tokens = 8_000_000
+    turn = Turn(np.zeros(1, np.int32), np.ones(tokens, np.int32), np.zeros(tokens, np.float32), 0, "stop")
+    batch = assemble_batch("one", 1, merge_rollout(make_rollout(1, turns=[turn])))
+    assert batch.nbytes > 64 * 2**20
+    config = TransportConfig(kind="zmq", heartbeat_seconds=3600.0)  # a stopped trainer is not lost meanwhile
+    sender = Sender(open_link(config, tmp_path, "one"), tmp_path, "one", 0, LIMIT)
+    with trainer_process(config, tmp_path) as trainer:
+        task = asyncio.create_task(sender.run())
+        await sender.wait_ready(DEADLINE_SECONDS)
+        trainer.send_signal(signal.SIGSTOP)
+        await submit(sender, batch)
+        for _ in range(100):  # the loop goes on, and the batch is still on its way
+            await asyncio.sleep(0.001)
+        assert sender.unacknowledged == 1
+        trainer.send_signal(signal.SIGCONT)
+        await until(lambda: sender.unacknowledged == 0, "the acknowledgement")
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await sender.close()
+
+
+async def test_a_link_that_takes_nothing_does_not_hold_whoever_offers(tmp_path: Path) -> None:
+    link, free = PlayedLink(), asyncio.Event()
+    send = link.send
+
+    async def send_when_free(message: Offer | Commit) -> None:
+        await free.wait()
+        await send(message)
+
+    link.send = send_when_free  # type: ignore[method-assign]
+    async with running(tmp_path, link=link) as (sender, _):
+        await link.say(Ready(1, credit=4, session=1))
+        for step in (1, 2):
+            await submit(sender, make_batch(step))
+        assert link.steps == []
+        assert (sender.newest_step, sender.unacknowledged) == (2, 2)
+        free.set()
+        await until_sent(link, [1, 2])
