@@ -37,6 +37,7 @@ from job.supervision import SupervisedJob
 from job.workers import is_done, needs_servers, specification
 from job.write_job import write_job
 from transport.errors import UserError
+from transport.files.atomic import published_steps
 from transport.process.extras import SERVING, TRAINING, require
 from transport.process.journal import prioritized
 
@@ -77,6 +78,8 @@ def main(arguments: list[str]) -> int:
         job = SupervisedJob(resolved, specification(resolved, files), say, options, reload)
         outcome = _run(job, console)
         _print_end(job, resolved, outcome, console)
+        if outcome.reason == "done":
+            console.print(f"  next     {_next_command(job, resolved, command.file)}", highlight=False)
     if outcome.reason != "done" or not job.is_complete:
         _print_evictions(resolved, console)
         console.print(f"\n{_how_to_go_on(resolved, outcome, arguments)}", highlight=False)
@@ -100,6 +103,16 @@ def _how_to_go_on(job: JobConfig, outcome: Outcome, arguments: Sequence[str]) ->
     if any(map(committed_steps, job.every_run)):
         return advice
     return f"{advice}\nNo step was done, so that nothing is lost with --fresh in its place, as another model needs"
+
+
+def _next_command(job: SupervisedJob, config: JobConfig, file: Path) -> str:
+    """Returns what to look at a result with: its evaluations once more on the best or newest weights, else its page."""
+    for run in config.every_run:
+        best, broadcast = job.histories[run.run_id].evaluations.best(), run.run_dir / "broadcast"
+        if run.evaluations and (best is not None or (steps := published_steps(broadcast))):
+            weights = best.path if best is not None else broadcast / f"step_{steps[-1]}"
+            return f"counterpoint eval {shlex.quote(str(file))} --checkpoint {shlex.quote(str(weights))}"
+    return f"counterpoint serve {shlex.quote(str(config.output_dir))}"
 
 
 def resuming_command(arguments: Sequence[str]) -> str:

@@ -23,6 +23,9 @@ from transport.process.journal import prioritized
 HEARTBEAT_SECONDS = 15.0
 """Longest silence of the plain lines."""
 
+LATE_SECONDS = 0.1
+"""A step's line shows the event loop's lag if its maximum is above this."""
+
 RECENT_STEPS = 10
 """Steps over which tokens/s is shown."""
 
@@ -53,17 +56,27 @@ def choose(console: Console, histories: dict[str, History]) -> Progress:
 
 
 def describe_step(line: Line, history: History) -> str:
-    """Describes a step in one line."""
-    failed = int(line.get("rollouts/failed", 0))
-    words = failures_in_words(sum_failures([line]))
-    return (
-        f"step {line['step']}/{history.steps or '?'}  reward {number(line.get('reward/mean'))}  "
-        f"{'' if not failed else f'failed {failed}: {words}  ' if words else f'failed {failed}  '}"
-        f"staleness {number(line.get('staleness/mean'), 1)}  lag p99 {milliseconds(line.get('event_loop_lag/p99'))} "
-        f"max {milliseconds(line.get('event_loop_lag/max'))}  "
-        f"{number(history.tokens_per_second(steps=RECENT_STEPS), 0)} tokens/s  "
-        f"trained {max(history.trained, default=0)}  mismatch KL {scientific(history.last_trained.get('mismatch_kl'))}"
-    )
+    """Describes a step in one line: what a researcher looks at, and of the rest what is out of the ordinary.
+
+    Loss, entropy and mismatch KL are of the newest trained step, which may be an earlier one.
+    """
+    failed, trained = int(line.get("rollouts/failed", 0)), history.last_trained
+    completed = line.get("rollouts/completed", 0)
+    words, late = failures_in_words(sum_failures([line])), line.get("event_loop_lag/max", 0.0)
+    parts = [
+        f"step {line['step']}/{history.steps or '?'}",
+        f"reward {number(line.get('reward/mean'))}",
+        f"failed {failed}{f': {words}' if words else ''}" if failed else "",
+        f"loss {number(trained.get('loss'))}" if "loss" in trained else "",
+        f"entropy {number(trained.get('entropy'))}" if "entropy" in trained else "",
+        f"mismatch KL {scientific(trained.get('mismatch_kl'))}" if "mismatch_kl" in trained else "",
+        f"length {number(line.get('tokens/completion', 0) / completed, 0)}" if completed else "",
+        f"staleness {number(line.get('staleness/mean'), 1)}",
+        f"lag max {milliseconds(late)}" if late > LATE_SECONDS else "",
+        f"{number(history.tokens_per_second(steps=RECENT_STEPS), 0)} tokens/s",
+        f"{number(history.seconds_of(line['step']), 1)} s",
+    ]
+    return "  ".join(part for part in parts if part)
 
 
 def describe_worker(worker: WorkerView) -> str:
@@ -97,6 +110,8 @@ class PlainProgress:
         for history, line in fresh:
             self._print(self._run_column(history) + describe_step(line, history))
         for history in self._histories.values():
+            for result in history.new_results:
+                self._print(self._run_column(history) + printable(str(result)))
             self._print_notice(history)
         if time.monotonic() - self._last_line > HEARTBEAT_SECONDS:
             self._print_heartbeat(workers)
@@ -218,6 +233,9 @@ def _numbers(history: History) -> Table:
     line, trained = history.last_shipped, history.last_trained
     grid = Table.grid(padding=(0, 2))
     grid.add_row("reward", number(line.get("reward/mean")), _curve(history, "reward/mean"))
+    for result in history.evaluations.newest.values():
+        shown = ", ".join(f"{metric} {each}" for metric, each in result.metrics.items())
+        grid.add_row(Text(printable(result.name)), f"step {result.step}", Text(printable(shown)))
     lag = f"p99 {milliseconds(line.get('event_loop_lag/p99'))}"
     grid.add_row("loop lag", lag, _curve(history, "event_loop_lag/p99"))
     grid.add_row("mismatch KL", scientific(trained.get("mismatch_kl")), _curve(history, "mismatch_kl"))

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cli.display.blame_table import blame_table
+from job.inspection import evaluations
 from job.inspection.failure_example import FailureExamples
 from job.inspection.history import History
 from job.inspection.status import RATE_STEPS, JobStatus
@@ -23,7 +24,7 @@ from trainer.telemetry import mismatch
 from transport.printable import printable
 
 TEXT_COLUMNS = ("run", "state")
-NUMBER_COLUMNS = ("step", "trained", "reward", "staleness", "lag p99", "lag max", "KL", "tokens/s")
+NUMBER_COLUMNS = ("step", "trained", "reward", "evaluated", "staleness", "lag p99", "lag max", "KL", "tokens/s")
 PROCESS_COLUMNS = ("process", "state", "pid", "alive", "restarts", "status")
 
 
@@ -51,6 +52,8 @@ def _remarks(status: JobStatus, run_id: str, examples: FailureExamples) -> list[
     remarks += [_text(f"run {run_id}: {outage}", "red") for outage in status.outages_of(run_id)]
     if history.unreadable:
         remarks.append(_text(f"run {run_id} cannot be read: {history.unreadable}", "red"))
+    results = evaluations.in_words(history.evaluations.as_json())
+    remarks += [_text(f"run {run_id} evaluation {name}: {text}", "dim") for name, text in results.items()]
     if phases := phases_in_words(sum_phases([history.last_shipped])):
         remarks.append(_text(f"run {run_id} step {history.step}: {phases}", "dim"))
     if failures := sum_failures(history.counted):
@@ -83,6 +86,7 @@ def _numbers(history: History) -> list[str]:
         history.progress,
         str(trained.get("step", 0)),
         number(shipped.get("reward/mean")),
+        history.evaluations.headline or "-",
         number(shipped.get("staleness/mean"), 1),
         milliseconds(shipped.get("event_loop_lag/p99")),
         milliseconds(shipped.get("event_loop_lag/max")),

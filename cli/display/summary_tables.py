@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from job.inspection import evaluations
 from job.inspection.summary import Summary
 from job.number_format import duration, milliseconds, number, scientific
 from orchestrator.rollouts.failures import failures_in_words
@@ -34,6 +35,7 @@ def _remarks(run: Summary) -> list[str]:
     failed, phases = failures_in_words(run["failures"]), phases_in_words(run["phase_seconds"])
     remarks = [
         run["outcome"] if ":" in run["outcome"] else None,
+        *(f"evaluation {name}: {text}" for name, text in evaluations.in_words(run["evaluations"]).items()),
         f"failed rollouts: {failed}" if failed else None,
         f"such as: {run['failure_example']}" if run["failure_example"] else None,
         f"time: {phases}" if phases else None,
@@ -82,6 +84,7 @@ def _rows_of_run(summary: Summary) -> dict[str, str | None]:
     steps, edge = summary["steps"], "step" if reward["edge_steps"] == 1 else f"{reward['edge_steps']} steps"
     return {
         "reward": f"{number(reward['first'])} (first {edge})  →  {number(reward['last'])} (last {edge})",
+        **evaluations.in_words(summary["evaluations"]),
         "steps": f"{steps['trained']} trained, {steps['shipped']} shipped, of {steps['wanted'] or '?'}",
         "rollouts": ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in summary["rollouts"].items()),
         "failed": failures_in_words(summary["failures"]) or None,

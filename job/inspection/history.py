@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from job.inspection.evaluations import Evaluated, Evaluations
 from job.inspection.metrics_lines import Follower, Line, is_number, read_discarded, step_of
 from job.inspection.no_difference import read_notice
 from job.inspection.trained_lines import TrainedLines
@@ -83,6 +84,10 @@ class History:
     """That its newest groups show no difference to learn from, if so."""
     mismatch_jump: Jump | None = None
     """The newest step whose mismatch KL was far beyond that of the steps before, if there is a notice."""
+    evaluations: Evaluations = field(default_factory=lambda: Evaluations(Path()))
+    """The results of its evaluations."""
+    new_results: list[Evaluated] = field(default_factory=list)
+    """Those that ended in this invocation of the job and that the last refresh has read."""
     unreadable: str = ""
     """Why the last refresh could not read a part of the run, or how far it came; empty if it read everything."""
     _run_dir: Path = Path()
@@ -114,6 +119,7 @@ class History:
             run_id,
             steps,
             since=since,
+            evaluations=Evaluations(run_dir),
             _run_dir=run_dir,
             _follower=Follower(run_dir / "metrics.jsonl", NEWEST_BYTES),
             _trained_lines=trained or TrainedLines(output_dir),
@@ -125,11 +131,12 @@ class History:
         Past `deadline`, by the monotonic clock, it leaves the rest of the orchestrator's file to the next call (`is_behind`).
         """
         fresh: list[Line] = []
-        self.unreadable, self.discarded = "", {}
+        self.unreadable, self.discarded, self.new_results = "", {}, []
         try:
             fresh = self._read_shipped(deadline)
             self._read_trained()
             self.unreadable = self._follower.unread or self._trained_lines.unread
+            self.new_results = [result for result in self.evaluations.refresh() if result.time >= self.since]
             report = read_discarded(self._run_dir)
             self.no_difference = read_notice(self._run_dir)
             self.mismatch_jump = read_jump(self._run_dir.parent, self.run_id)

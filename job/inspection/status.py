@@ -120,6 +120,7 @@ class JobStatus:
             "failures": sum_failures(history.counted),
             "inference_failed": self.inference_failed(run_id),
             "phase_seconds": sum_phases([shipped]),
+            "evaluations": history.evaluations.as_json(),
             "metrics": {name: shipped[name] for name in SHIPPED_METRICS if name in shipped}
             | {name: trained[name] for name in TRAINED_METRICS if name in trained},
         }

@@ -69,6 +69,7 @@ def summarize(
         "phase_seconds": sum_phases(counted),
         "staleness_max": max([*staleness, *_known(left_out.maxima, "staleness/max")], default=None),
         "mismatch_kl": {"max": max(mismatch, default=None), "mean": _mean(mismatch)},
+        "evaluations": history.evaluations.as_json(),
         "elapsed_seconds": elapsed,
         "resumed": any(
             began < history.since for began in (left_out.began, *(line["time"] for line in history.shipped.values()))

@@ -1,0 +1,188 @@
+"""The evaluations of a run: of each the first and the newest result, and the version that is kept as the best.
+
+They are read from `evaluations.jsonl` as it grows. Console, summary and `status` show them. A guest may write anything into its
+run's files, so every value is checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from job.inspection.metrics_lines import is_number
+from job.number_format import number
+from orchestrator.evaluation.lines import EVALUATIONS_FILE
+from orchestrator.evaluation.weights import BEST, BEST_FILE
+from transport.files.appended_lines import AppendedLines
+from transport.files.atomic import published_steps
+from transport.files.untrusted import UntrustedFileError, parse_json, read_json
+from transport.printable import shortened
+
+NEWEST_BYTES = 2**24
+"""What is read of the end of a file that is met anew: some thousand results."""
+
+_MOST_EVALUATIONS = 64
+"""The evaluations that are kept, and the metrics of each."""
+
+_LONGEST_ERROR = 300
+"""Characters."""
+
+_MAX_BYTES = 2**20
+"""The size of `best.json`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """An estimate with its 95 % interval; None where there is none."""
+
+    value: float
+    low: float | None
+    high: float | None
+
+    def __str__(self) -> str:
+        if self.low is None or self.high is None:
+            return number(self.value)
+        return f"{number(self.value)} [{number(self.low)}, {number(self.high)}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """One result of an evaluation."""
+
+    name: str
+    step: int
+    time: float
+    """When it ended, in Unix seconds."""
+    metrics: Mapping[str, Interval]
+    """Those over all environments of the evaluation: `reward/mean`, `pass@k`. Empty where nothing was measured."""
+    error: str = ""
+    """Why it could not be played; empty if it was."""
+
+    def __str__(self) -> str:
+        shown = ", ".join(f"{_in_words(metric)} {each}" for metric, each in self.metrics.items())
+        return f"evaluation {self.name} of step {self.step}: {shown or self.error or 'no result'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The version whose weights are kept as the best."""
+
+    evaluation: str
+    step: int
+    path: Path
+
+
+class Evaluations:
+    """The results of one run's evaluations."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+        self._lines = AppendedLines(run_dir / EVALUATIONS_FILE, NEWEST_BYTES)
+        self.first: dict[str, Evaluated] = {}
+        self.newest: dict[str, Evaluated] = {}
+
+    def refresh(self) -> list[Evaluated]:
+        """Reads what the file gained; returns the new results. Raises `OSError` and `UntrustedFileError`."""
+        fresh: list[Evaluated] = []
+        for _, block in self._lines.new_blocks(self._forget):
+            for text in block.splitlines():
+                result = _result(text)
+                if result is None or (result.name not in self.first and len(self.first) >= _MOST_EVALUATIONS):
+                    continue
+                self.first.setdefault(result.name, result)
+                self.newest[result.name] = result
+                fresh.append(result)
+        return fresh
+
+    def _forget(self) -> None:
+        self.first.clear()
+        self.newest.clear()
+
+    def best(self) -> Best | None:
+        """Returns the version that `keep_best` has kept; None without one. Raises `OSError`."""
+        for step in reversed(published_steps(self._run_dir / BEST)):
+            path = self._run_dir / BEST / f"step_{step}"
+            try:
+                evaluation = read_json(path / BEST_FILE, _MAX_BYTES).get("evaluation")
+            except (FileNotFoundError, UntrustedFileError):
+                continue
+            if isinstance(evaluation, str):
+                return Best(evaluation, step, path)
+        return None
+
+    @property
+    def headline(self) -> str:
+        """The newest pass@k of the first evaluation, or its reward: `pass@1 0.069`; empty without a result."""
+        result = next(iter(self.newest.values()), None)
+        if result is None or not result.metrics:
+            return ""
+        metric = next((name for name in result.metrics if name != "reward/mean"), "reward/mean")
+        return f"{_in_words(metric)} {number(result.metrics[metric].value)}"
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns each evaluation's first and newest result and its best version, by its name, for programs. Raises `OSError`."""
+        best = self.best()
+        return {
+            name: {
+                "first": _as_json(self.first[name]),
+                "newest": _as_json(newest),
+                "best": {"step": best.step, "path": str(best.path)}
+                if best is not None and best.evaluation == name
+                else None,
+            }
+            for name, newest in self.newest.items()
+        }
+
+
+def in_words(evaluations: Mapping[str, Any]) -> dict[str, str]:
+    """Returns of each evaluation in `as_json` how its metrics changed: `pass@1 0.025 → 0.069 [0.015, 0.261]`."""
+    return {name: _change(**fields) for name, fields in evaluations.items()}
+
+
+def _change(first: Mapping[str, Any], newest: Mapping[str, Any], best: Mapping[str, Any] | None) -> str:
+    is_one = first["step"] == newest["step"]
+    changes = []
+    for metric, fields in newest["metrics"].items():
+        before = "" if is_one or metric not in first["metrics"] else f"{number(first['metrics'][metric]['value'])} → "
+        changes.append(f"{_in_words(metric)} {before}{Interval(**fields)}")
+    steps = f"step {newest['step']}" if is_one else f"steps {first['step']} and {newest['step']}"
+    kept = f"; best step {best['step']}, {best['path']}" if best is not None else ""
+    return f"{', '.join(changes) or 'no result'} ({steps}){kept}"
+
+
+def _as_json(result: Evaluated) -> dict[str, Any]:
+    metrics = {name: {"value": each.value, "low": each.low, "high": each.high} for name, each in result.metrics.items()}
+    return {"step": result.step, "metrics": metrics}
+
+
+def _in_words(metric: str) -> str:
+    return "reward" if metric == "reward/mean" else metric
+
+
+def _result(text: bytes) -> Evaluated | None:
+    """Parses a line; returns None for what is no result."""
+    try:
+        line = parse_json(text)
+    except UntrustedFileError:
+        return None
+    name, step, time, metrics = (line.get(key) for key in ("evaluation", "step", "time", "metrics"))
+    error = shortened(line["error"], _LONGEST_ERROR) if isinstance(line.get("error"), str) else ""
+    if not isinstance(name, str) or type(step) is not int or not isinstance(time, int | float):
+        return None
+    if not isinstance(metrics, dict):
+        return Evaluated(name, step, time, {}, error) if error else None
+    own = {
+        metric: interval
+        for metric, fields in metrics.items()
+        if (metric == "reward/mean" or metric.startswith("pass@")) and (interval := _interval(fields)) is not None
+    }
+    return Evaluated(name, step, time, dict(list(own.items())[:_MOST_EVALUATIONS]))
+
+
+def _interval(fields: object) -> Interval | None:
+    if not isinstance(fields, dict):
+        return None
+    value, low, high = (fields[name] if is_number(fields.get(name)) else None for name in ("value", "low", "high"))
+    return None if value is None else Interval(value, low, high)
