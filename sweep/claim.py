@@ -42,7 +42,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # with slots, Python 3.11 refuses `SweepTarget[Config](...)`
 class SweepTarget(Generic[C]):
     """One thing to run. Raises `ValueError` for an id that is not safe as a file name."""
 
