@@ -10,7 +10,6 @@ import asyncio
 import logging
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +22,7 @@ from transport.process.extras import SERVING, require
 if TYPE_CHECKING:
     from environments.base import Environment
     from environments.config import EnvironmentConfig, SamplingConfig
-    from inference.pool.pool import InferencePool
+    from inference.config import InferenceConfig
     from job.environments.findings import Finding
     from job.environments.observe import Observations, Plan
 
@@ -32,6 +31,8 @@ FOUND = 1
 
 MODEL = "tiny-dense"
 START_SECONDS = 300.0
+LINES_SHOWN = 15
+"""The last lines of a server's log that are shown when it ends."""
 DEADLINE_SECONDS = 60.0
 
 USAGE = """usage: counterpoint env check KIND [--args JSON] [--model MODEL] [--server URL] ...
@@ -179,72 +180,65 @@ def _played(
     """Plays against the given server, or one of its own."""
     import contextlib
 
-    from job.environments.own_server import explain_end, own_server
+    from inference.config import InferenceConfig
+    from job.evaluation.server import LOG, free_port, url_of
+    from transport.configuration.explain import validate
 
     with contextlib.ExitStack() as resources:
         # The findings say what blocks the loop, without what the check itself does to it.
         blame = logging.getLogger("orchestrator.loop_health")
         resources.callback(blame.setLevel, blame.level)
         blame.setLevel(logging.ERROR)
-        watch: Callable[[], None] = lambda: None  # noqa: E731
+        folder = Path(resources.enter_context(tempfile.TemporaryDirectory(prefix="counterpoint-")))
+        own: InferenceConfig | None = None
         url = given.server
         if url is None:
-            settings: dict[str, Any] = {"model": str(model), "max_model_len": _context(model), "dtype": "auto"}
-            if given.tool_parser is not None:
-                settings["tool_parser"] = given.tool_parser
-            url, process, log = resources.enter_context(own_server(settings))
+            settings: dict[str, Any] = {"model": str(model), "max_model_len": _context(model), "log_file": folder / LOG}
+            settings |= {"port": free_port("127.0.0.1", 0), "tool_parser": given.tool_parser}
+            own = validate(InferenceConfig, settings, "env check")
+            url = url_of(own)
             print(f"starting vLLM with {model.name} ...", file=sys.stderr)
-
-            def ended() -> None:
-                if process.poll() is not None:
-                    raise explain_end(process, log)
-
-            watch = ended
-        folder = resources.enter_context(tempfile.TemporaryDirectory(prefix="counterpoint-"))
         try:
-            return asyncio.run(_observe(url, str(model), config, environment, sampling, plan, Path(folder), watch))
+            return asyncio.run(_observe(url, own, str(model), config, environment, sampling, plan, folder))
         except* ValueError as errors:
             raise UserError(str(errors.exceptions[0])) from None
 
 
 async def _observe(
     url: str,
+    own: InferenceConfig | None,
     model: str,
     config: EnvironmentConfig,
     environment: Environment,
     sampling: SamplingConfig,
     plan: Plan,
     folder: Path,
-    watch: Callable[[], None],
 ) -> Observations:
+    from cluster.process import last_lines
     from inference.answer_bounds import read_bounds
     from inference.base import InferenceError
     from inference.config import PoolConfig
     from inference.pool.pool import InferencePool
     from job.environments.observe import observe
+    from job.evaluation.server import LOG, server_running, unless_ended
 
     servers = PoolConfig(urls=[url], startup_timeout_seconds=START_SECONDS)
     pool = InferencePool(servers, model, bounds=read_bounds(Path(model)))
+
+    async def played() -> Observations:
+        try:
+            await pool.start()
+            return await observe(config, environment, sampling, Path(model), pool, plan, folder, _say)
+        finally:
+            await pool.close()
+
     try:
-        await _started(pool, watch)
-        return await observe(config, environment, sampling, Path(model), pool, plan, folder, _say)
+        if own is None:
+            return await played()
+        async with server_running(own, folder, {}) as ended:
+            return await unless_ended(played(), ended, lambda: "\n".join(["", *last_lines(folder / LOG, LINES_SHOWN)]))
     except InferenceError as error:
         raise UserError(str(error)) from None
-    finally:
-        await pool.close()
-
-
-async def _started(pool: InferencePool, watch: Callable[[], None]) -> None:
-    """Waits for the server; raises what `watch` raises meanwhile."""
-    starting = asyncio.create_task(pool.start())
-    try:
-        while not starting.done():
-            watch()
-            await asyncio.wait({starting}, timeout=0.25)
-        await starting
-    finally:
-        starting.cancel()
-        await asyncio.wait({starting})
 
 
 def _say(text: str) -> None:

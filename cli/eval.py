@@ -156,7 +156,7 @@ async def _play(
     server: InferenceConfig | None,
     variables: dict[str, str],
 ) -> list[EvaluationResult]:
-    from job.evaluation.server import at_servers, server_running, unless_ended, url_of
+    from job.evaluation.server import LOG, at_servers, cause_in, server_running, unless_ended, url_of
     from orchestrator.evaluation.alone import play_evaluations
 
     def announce(result: EvaluationResult) -> None:
@@ -170,4 +170,4 @@ async def _play(
     )
     async with server_running(server, directory, variables) as ended:
         work = play_evaluations(at_servers(run, [url_of(server)], server), evaluations, subject, directory, announce)
-        return await unless_ended(work, ended, directory / "inference.log")
+        return await unless_ended(work, ended, lambda: cause_in(directory / LOG))

@@ -1,4 +1,4 @@
-"""The server that `counterpoint eval` starts, below a guardian, so that it ends with this process however that ends."""
+"""The server that `counterpoint eval` or `env check` starts, below a guardian: it ends with this process however that ends."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Awaitable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+from cluster.process import SYSTEMD_VARIABLES
 from inference.base import InferenceError
 from inference.config import InferenceConfig, LoraServingConfig, PoolConfig, check_url
 from inference.pool.sources import parse_listing, read_text
@@ -44,7 +45,7 @@ def server_of(
     given: InferenceConfig, checkpoint: Checkpoint | None, subject: Subject, directory: Path
 ) -> InferenceConfig:
     """Returns the configuration of the server to start, on a port that is free now. Raises `UserError`."""
-    changes: dict[str, Any] = {"log_file": (directory / LOG).absolute(), "port": _free_port(given.host, given.port)}
+    changes: dict[str, Any] = {"log_file": (directory / LOG).absolute(), "port": free_port(given.host, given.port)}
     changes["identity_file"] = None
     if checkpoint is None or checkpoint.rank is None:
         changes |= {"lora": None} | ({} if checkpoint is None else {"model": str(checkpoint.directory)})
@@ -109,7 +110,7 @@ async def server_running(
     file = directory / "inference.toml"
     write_atomically(file, to_toml(config).encode())
     command = guarded([sys.executable, "-P", "-m", "cli.main", "inference", str(file)])
-    kept = {name: value for name, value in os.environ.items() if name != "NOTIFY_SOCKET"}
+    kept = {name: value for name, value in os.environ.items() if name not in SYSTEMD_VARIABLES}
     # A group of its own: Ctrl-C is ours to pass on.
     process = await asyncio.create_subprocess_exec(
         *command, env=kept | dict(SAFE_PATH) | dict(environment), process_group=0, stdin=asyncio.subprocess.DEVNULL
@@ -130,23 +131,26 @@ async def _stop(process: asyncio.subprocess.Process, ended: asyncio.Task[int]) -
         await asyncio.wait({ended}, timeout=_STOP_SECONDS)
 
 
-async def unless_ended(work: Awaitable[Result], server: asyncio.Task[int], log_file: Path) -> Result:
-    """Awaits `work`, and raises `InferenceError` as soon as the server ends."""
+async def unless_ended(work: Awaitable[Result], server: asyncio.Task[int], explain: Callable[[], str]) -> Result:
+    """Awaits `work`, and raises `InferenceError` as soon as the server ends; `explain` returns what to say of its log."""
     task = asyncio.ensure_future(work)
     try:
         await asyncio.wait({task, server}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return await task
-        cause = f": {found}" if (found := root_cause(log_file)) else ""
-        raise InferenceError(
-            f"the inference server ended with exit code {server.result()}{cause}; its log is {log_file}"
-        )
+        raise InferenceError(f"the inference server ended with exit code {server.result()}{explain()}")
     finally:
         task.cancel()
         await asyncio.wait({task})
 
 
-def _free_port(host: str, port: int) -> int:
+def cause_in(log_file: Path) -> str:
+    """Returns why a server ended, and where its log is, to append to a message."""
+    cause = f": {found}" if (found := root_cause(log_file)) else ""
+    return f"{cause}; its log is {log_file}"
+
+
+def free_port(host: str, port: int) -> int:
     """Returns `port`, or another if it is in use, as by a job that runs."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for each in (port, 0):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
+import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,17 +17,30 @@ from rich.console import Console
 
 from cli.display.evaluation_table import evaluation_table
 from cli.main import main
+from inference.base import InferenceError
 from inference.config import InferenceConfig
-from job.evaluation.server import NAMED_SERVER_SECONDS, at_servers, server_of
+from inference.port_claim import claimed
+from job.evaluation.server import (
+    LOG,
+    NAMED_SERVER_SECONDS,
+    at_servers,
+    cause_in,
+    free_port,
+    server_of,
+    server_running,
+    unless_ended,
+)
 from job.evaluation.subject import find_checkpoint, subject_of
 from orchestrator.evaluation.result import result_of
 from run.config import RunConfig
 from run.evaluations import EvaluationConfig
 from tests.orchestrator.toy_model import make_toy_model
 from tests.support.fake_inference import PROBE_TOKENS, FakeInference, probe_answer
+from tests.support.polling import until
 from tests.support.rollouts import make_rollout
 from transport.errors import UserError
 from transport.files.atomic import publish_directory
+from transport.process.launch import guarded
 
 EVALUATION = {
     "name": "toy-eval",
@@ -246,3 +262,33 @@ def test_the_server_of_each_kind_of_checkpoint(file: Path, tmp_path: Path) -> No
     (full / "STABLE").unlink()
     with pytest.raises(UserError, match="being written or removed"):
         find_checkpoint(full)
+
+
+@pytest.mark.slow
+async def test_a_server_that_ends_ends_what_waits_for_it(tmp_path: Path) -> None:
+    config = InferenceConfig(model=str(tmp_path / "none"), log_file=tmp_path / LOG)
+    async with server_running(config, tmp_path, {}) as ended:
+        with pytest.raises(InferenceError, match=rf"exit code 2.*{LOG}"):
+            await unless_ended(asyncio.Event().wait(), ended, lambda: cause_in(tmp_path / LOG))
+
+
+def test_a_port_that_is_in_use_is_not_taken() -> None:
+    port = free_port("127.0.0.1", 0)
+    assert free_port("127.0.0.1", port) == port
+    with claimed("127.0.0.1", port):
+        assert free_port("127.0.0.1", port) != port
+
+
+@pytest.mark.slow
+async def test_a_server_that_runs_ends_with_the_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its command here is one that ignores SIGTERM; its guardian kills it."""
+    monkeypatch.setattr("job.evaluation.server._STOP_SECONDS", 0.5)
+    pid_file, waits = tmp_path / "pid", "import signal; signal.signal(15, signal.SIG_IGN); signal.pause()"
+    program = f"import os, pathlib; pathlib.Path({str(pid_file)!r}).write_text(str(os.getpid())); {waits}"
+    monkeypatch.setattr("job.evaluation.server.guarded", lambda command: guarded([sys.executable, "-c", program]))
+    async with server_running(InferenceConfig(model="of-no-matter"), tmp_path, {}) as ended:
+        await until(lambda: pid_file.exists() and bool(pid_file.read_text()), "the server's process")
+        assert await unless_ended(asyncio.sleep(0, "done"), ended, lambda: "") == "done"
+    assert ended.done()
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid_file.read_text()), 0)
