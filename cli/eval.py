@@ -6,17 +6,21 @@ import argparse
 import asyncio
 import datetime
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich import box
+from rich.table import Table
+
 from cli.arguments.command import log_to_stderr, parse
 from cli.display.console import console_for
-from cli.display.evaluation_table import evaluation_table
 from job.config import JobConfig
 from job.file_kind import other_kind
 from job.resolve_model import resolve_model
 from run.config import RunConfig
 from transport.errors import UserError
+from transport.printable import printable
 from transport.process.extras import SERVING, require
 
 if TYPE_CHECKING:
@@ -26,6 +30,7 @@ if TYPE_CHECKING:
     from orchestrator.evaluation.result import EvaluationResult
 
 PIPE_WIDTH = 160
+COLUMNS = ("evaluation", "metric", "value", "95 % interval", "examples", "completed", "failed")
 
 
 def main(arguments: list[str]) -> int:
@@ -171,3 +176,22 @@ async def _play(
     async with server_running(server, directory, variables) as ended:
         work = play_evaluations(at_servers(run, [url_of(server)], server), evaluations, subject, directory, announce)
         return await unless_ended(work, ended, lambda: cause_in(directory / LOG))
+
+
+def evaluation_table(results: Sequence[EvaluationResult]) -> Table:
+    """Returns a row for each metric, with those of single environments if an evaluation has several."""
+    table = Table(box=box.SIMPLE_HEAD)
+    for column in COLUMNS:
+        table.add_column(column, justify="left" if column in ("evaluation", "metric") else "right", no_wrap=True)
+    for result in results:
+        several = len(result.config.environments) > 1
+        shown = {name: each for name, each in result.estimates.items() if several or name in result.config.own_metrics}
+        counts = [str(result.line[key]) for key in ("examples", "rollouts/completed", "rollouts/failed")]
+        if not shown:
+            table.add_row(printable(result.config.name), "no result", "", "", *counts)
+        for position, (name, each) in enumerate(shown.items()):
+            interval = "" if each.low is None or each.high is None else f"{each.low:.4g} to {each.high:.4g}"
+            first = position == 0
+            title = printable(result.config.name) if first else ""
+            table.add_row(title, printable(name), f"{each.value:.4g}", interval, *(counts if first else ("", "", "")))
+    return table

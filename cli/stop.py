@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import time
 from functools import partial
 from pathlib import Path
 
-from cli.cluster.stop import stop_job
+from cli.cluster.wait import job_in
+from cluster.errors import ClusterError, JobFailed
 from cluster.job_files import holds_job
 from job.admin.stop import Ended, evict_run, stop_run
 from job.number_format import duration
 from transport.errors import UserError
 from transport.files.lock import Holder
+from transport.printable import printable
 
 USAGE = """usage: counterpoint stop RUN [--job DIRECTORY] [--evict REASON]
        counterpoint stop DIRECTORY
@@ -73,3 +76,21 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     if unknown:
         raise UserError(f"stop: {unknown[0]}: unexpected\n{USAGE}")
     return given
+
+
+def stop_job(directory: Path) -> int:
+    """Stops the job in order and waits for its end. Returns 0 once it has ended, however that was."""
+    handle = job_in(directory)
+    if (ended := handle.outcome()) is not None:
+        print(f"job {handle.spec.name} has ended: {printable(ended.reason)}")
+        return 0
+    print(f"job {handle.spec.name} is to end; a further `counterpoint stop` kills it", flush=True)
+    began = time.monotonic()
+    try:
+        handle.stop_and_wait()
+    except JobFailed as end:
+        print(printable(str(end)))
+    except ClusterError as error:
+        raise UserError(str(error)) from None
+    print(f"job {handle.spec.name} has ended after {duration(time.monotonic() - began)}")
+    return 0

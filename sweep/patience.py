@@ -1,4 +1,4 @@
-"""Requests outside the protocol, of `proof.py` and `status.py`, that are sent again while the store is unavailable.
+"""Requests outside the protocol, of `open_store.py` and `status.py`, that are sent again while the store is unavailable.
 
 The requests of a lease are repeated by `protocol.py`, which knows how long the lease has left.
 """

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from cluster.backends.base import Backend, Heartbeat
+from cluster.clock import JobClock
 from cluster.errors import StaleMasterError
 from cluster.manager.events import Event, GuestsChanged, Instruction, Outcome, Tick, WorkerExited
 from cluster.manager.tally import Tally
@@ -22,7 +23,6 @@ from cluster.master.durable import Durable, MastershipLost
 from cluster.master.event_codec import fitting
 from cluster.master.faults import Faults
 from cluster.master.fold import fold, last_time, opening_events, state_of
-from cluster.master.job_clock import JobClock
 from cluster.master.observer import Observer
 from cluster.master.orders import Orders
 from cluster.master.scheduler import Scheduler

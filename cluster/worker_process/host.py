@@ -14,15 +14,16 @@ import queue
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
 
 from cluster.agent import protocol
+from cluster.manager.events import LONGEST_REASON
 from cluster.worker import SubMaster, Worker
 from cluster.worker_process.agent_link import AgentLink
 from cluster.worker_process.description import Description
-from cluster.worker_process.hooks import HookEndedError, call, last_line
 from cluster.worker_process.hosted_context import HostedContext, members_of
 from cluster.worker_process.worker_calls import WorkerCalls
 
@@ -33,6 +34,9 @@ EXIT_SECONDS, FAILED_EXIT_SECONDS = 10.0, 1.0
 """How long the threads that the worker left may keep the process from its end; after a failure, which is to be known soon."""
 
 LONGEST_STATUS = 200
+
+FAILED = 1
+"""Exit code after an exception."""
 
 
 class Host:
@@ -210,3 +214,41 @@ def end_soon(code: int) -> None:
         end_at_once(code)
 
     threading.Thread(target=end, name="cluster-end", daemon=True).start()
+
+
+class HookEndedError(Exception):
+    """A hook raised, or called `sys.exit`: the process is to end with `code`. The text is the reason."""
+
+    def __init__(self, reason: str, code: int) -> None:
+        super().__init__(reason)
+        self.code = code
+
+
+def call(name: str, hook: Callable[..., Any], *arguments: Any) -> Any:
+    """Returns what the hook returns. Raises `HookEndedError`, after it has written the traceback to the log."""
+    try:
+        return hook(*arguments)
+    except SystemExit as error:
+        code = 0 if error.code is None else error.code
+        if isinstance(code, int):
+            code = code & 0xFF
+            raise HookEndedError(f"`{name}` called sys.exit({error.code})", code) from error
+        print(error.code, file=sys.stderr, flush=True)  # noqa: T201 - as the interpreter does
+        raise HookEndedError(_cut(f"`{name}` called sys.exit({error.code!r})"), FAILED) from error
+    except BaseException as error:
+        traceback.print_exc()
+        sys.stderr.flush()
+        raise HookEndedError(_cut(f"`{name}` raised {last_line(error)}"), FAILED) from error
+
+
+def last_line(error: BaseException) -> str:
+    """Returns the last line of the error's traceback."""
+    try:
+        lines = "".join(traceback.format_exception_only(error)).split("\n")
+    except Exception as further:  # noqa: BLE001 - the exception's own __str__ raised
+        return f"{type(error).__name__} (its text cannot be made: {type(further).__name__})"
+    return " ".join(line.strip() for line in lines if line.strip())
+
+
+def _cut(reason: str) -> str:
+    return reason if len(reason) <= LONGEST_REASON else f"{reason[: LONGEST_REASON - 3]}..."

@@ -15,7 +15,7 @@ import pytest
 import tomli_w
 from rich.console import Console
 
-from cli.display.evaluation_table import evaluation_table
+from cli.eval import evaluation_table
 from cli.main import main
 from inference.base import InferenceError
 from inference.config import InferenceConfig

@@ -11,9 +11,8 @@ import pytest
 from environments.config import EnvironmentConfig
 from orchestrator.daemon import run
 from orchestrator.step.discarded import with_unrecorded
-from orchestrator.step.environment_metrics import environment_metrics
 from orchestrator.step.shares import metric_of
-from orchestrator.step.step_metrics import step_metrics
+from orchestrator.step.step_metrics import environment_metrics, step_metrics
 from orchestrator.telemetry import RunTelemetry
 from run.config import RunConfig, ScheduleConfig
 from tests.orchestrator.daemons import metrics_of

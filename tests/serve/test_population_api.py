@@ -11,10 +11,8 @@ import pytest
 
 from examples.tune.two_slopes import ITERATIONS, best, population
 from serve.readers import population as reading
-from serve.readers import trial_results
-from serve.readers.population import PopulationReader
+from serve.readers.population import PopulationReader, TrialResults
 from serve.readers.rollouts.step_indexes import moment
-from serve.readers.trial_results import TrialResults
 from tests.serve.api_client import api
 from tune.runner.trial_files import write_state
 from tune.trial import Trial
@@ -128,7 +126,7 @@ def test_a_fifo_is_not_waited_for_and_a_link_not_followed(tmp_path: Path) -> Non
 
 
 def test_results_are_followed_and_thinned_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial_results, "MOST_POINTS", 16)
+    monkeypatch.setattr(reading, "MOST_POINTS", 16)
     results, path = TrialResults(tmp_path, "score"), tmp_path / "result.json"
     for number in range(1, 301):
         with path.open("ab") as file:

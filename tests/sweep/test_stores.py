@@ -21,8 +21,7 @@ import boto3
 import pytest
 
 from perf.chaos.s3_server import Application, s3_application, serving
-from sweep.open_store import open_proven, open_store
-from sweep.proof import prove
+from sweep.open_store import open_proven, open_store, prove
 from sweep.status import sweep_status
 from sweep.store import LARGEST_OBJECT_BYTES, Busy, Conflict, Stored, StoreError, Unavailable, UnsafeStoreError
 from sweep.stores.gs import GoogleStore

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.rollouts.rollout_file import saved_state
-from orchestrator.step.environment_metrics import MAX_METRICS, MAX_NAME, environment_metrics
-from orchestrator.step.step_metrics import step_metrics
+from orchestrator.step.step_metrics import MAX_ENVIRONMENT_METRICS, MAX_NAME, environment_metrics, step_metrics
 from tests.support.batches import make_batch
 from tests.support.rollouts import make_rollout
 from transport.records import Rollout
@@ -49,7 +48,7 @@ def test_they_are_in_the_line_of_a_step_and_failed_rollouts_do_not_count() -> No
 def test_what_is_hostile_is_bounded() -> None:
     flood = {f"metric {index}" + "x" * 200: 1.0 for index in range(200)}
     names = list(environment_metrics([make_rollout(metrics=flood)]))
-    assert len(names) == MAX_METRICS
+    assert len(names) == MAX_ENVIRONMENT_METRICS
     assert all(len(name) <= len("environment/toy//mean") + MAX_NAME for name in names)
     assert environment_metrics([with_metrics({str(index): 1.0 for index in range(20_000)})]) == {}
     numbers = {"inf": math.inf, "nan": math.nan, "text": "1", "": 1.0, "none": None, "huge": 10**400, 5: 1.0}
@@ -69,7 +68,7 @@ def test_the_mean_of_large_numbers_is_finite() -> None:
 )
 def test_every_name_has_its_row_and_every_value_is_a_number(metrics: dict[str, Any]) -> None:
     line = environment_metrics([make_rollout(metrics=metrics)])
-    assert len(line) <= MAX_METRICS
+    assert len(line) <= MAX_ENVIRONMENT_METRICS
     names = NameTable(LINES)
     for name, value in line.items():
         found = names.find(name)

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from environments.rewards.code.assertions import same
-from environments.rewards.code.extract import code_of
 from environments.rewards.code.plain_data import Opaque, decode, encode
+from environments.rewards.code.reward import code_of
 
 
 @pytest.mark.parametrize(
