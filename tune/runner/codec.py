@@ -21,6 +21,7 @@ _CLASSES = {
         events.TrialsProposed,
         events.TrialAdded,
         events.SearchSaved,
+        events.SearchIdle,
         events.ResourcesFree,
         events.ResultReceived,
         events.ResultRefused,

@@ -46,6 +46,16 @@ class SearchSaved:
 
 
 @dataclass(frozen=True, slots=True)
+class SearchIdle:
+    """The search algorithm was asked, has heard so many notifications, and has nothing to propose until it hears more.
+
+    Journalled only where nothing else can run: a scheduler may have kept trials waiting for its proposals.
+    """
+
+    heard: int
+
+
+@dataclass(frozen=True, slots=True)
 class ResourcesFree:
     """At most one trial may start now: one whose needs are named."""
 
@@ -115,6 +125,7 @@ Event = (
     TrialsProposed
     | TrialAdded
     | SearchSaved
+    | SearchIdle
     | ResourcesFree
     | ResultReceived
     | ResultRefused

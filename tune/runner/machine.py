@@ -42,6 +42,7 @@ from tune.runner.events import (
     ResultReceived,
     ResultRefused,
     SaveTrial,
+    SearchIdle,
     SearchSaved,
     StartTrial,
     StopRequested,
@@ -105,6 +106,9 @@ class ExperimentMachine(Transfers):
 
     def accepts(self, event: Event) -> bool:
         """Whether the event concerns what runs now; any other changes nothing and need not be journalled."""
+        if isinstance(event, SearchIdle):
+            waits = not (self.table.count(Trial.RUNNING) or self.may_start)
+            return waits and self.search.may_propose and event.heard == self.search.told
         if not isinstance(event, ATTEMPT_EVENTS):
             return True
         found = self.table.get(event.trial_id)
@@ -142,10 +146,14 @@ class ExperimentMachine(Transfers):
         match event:
             case TrialsProposed():
                 self.search.proposed(event)
+                self.may_start = True
                 for trial in event.trials:
                     self._add(trial)
             case TrialAdded():
                 self._add(event.trial)
+            case SearchIdle():
+                self.search.idle_after = event.heard
+                self.may_start = True
             case SearchSaved():
                 self.search.saved(event.search_state, event.heard)
             case ResourcesFree():
@@ -345,7 +353,7 @@ class ExperimentMachine(Transfers):
                 self._stop_attempt(trial, progress)
 
     def _open(self, errored: bool) -> None:
-        self.search.asked = False
+        self.search.asked, self.search.idle_after = False, None
         self.may_start = True
         for trial in self.table.trials:
             progress = self.table.progress(trial)

@@ -27,6 +27,7 @@ def state_of(machine: ExperimentMachine) -> dict[str, Any]:
             "told": search.told,
             "asked": search.asked,
             "finished": search.finished,
+            "idle_after": search.idle_after,
             "backlog": [_told(told) for told in search.backlog],
         },
         "scheduler": machine.scheduler.state(),
@@ -48,6 +49,7 @@ def restore(machine: ExperimentMachine, state: dict[str, Any]) -> None:
     search = state["search"]
     machine.search.state, machine.search.told = search["state"], search["told"]
     machine.search.asked, machine.search.finished = search["asked"], search["finished"]
+    machine.search.idle_after = search.get("idle_after")
     machine.search.backlog.extend(
         TellResult(*told) if len(told) == len(dataclasses.fields(TellResult)) else TellComplete(*told)
         for told in search["backlog"]

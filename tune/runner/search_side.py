@@ -23,6 +23,8 @@ class SearchSide:
         self.asked = False
         self.state: dict[str, Any] | None = None
         """None until it has proposed a first time."""
+        self.idle_after: int | None = None
+        """The notifications that it had heard when it last had nothing to propose; None once it has proposed."""
         self.told = 0
         self.backlog: deque[TellResult | TellComplete] = deque()
         """The notifications after `state`."""
@@ -33,9 +35,14 @@ class SearchSide:
             self.asked = True
             yield AskSearch(self.max_pending - pending)
 
+    @property
+    def may_propose(self) -> bool:
+        """Whether an answer is still to come that may be a trial: it was asked, and has not looked at all that it was told."""
+        return self.asked and not self.finished and self.idle_after != self.told
+
     def proposed(self, event: TrialsProposed) -> None:
         """It has answered."""
-        self.asked = False
+        self.asked, self.idle_after = False, None
         self.finished = event.finished
         self.saved(event.search_state, event.heard)
 

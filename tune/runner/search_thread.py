@@ -1,7 +1,7 @@
 """The thread of the search algorithm: it hears the notifications in order, and proposes trials when it is asked.
 
 A slow model delays nothing but its own proposals. Only this thread calls the algorithm. What it answers is fetched with
-`take`; the function given at the start is called, in this thread, whenever there is an answer.
+`take`; the function given at the start is called, in this thread, whenever there is an answer or `idle_after` has changed.
 """
 
 from __future__ import annotations
@@ -48,6 +48,8 @@ class SearchThread:
         self._inbox: queue.SimpleQueue[TellResult | TellComplete | int | str] = queue.SimpleQueue()
         self._answers: deque[TrialsProposed | SearchSaved | BaseException] = deque()
         self._asked = 0
+        self.idle_after: int | None = None
+        """The notifications that it had heard when it last had nothing to propose; None once it has proposed."""
         self._thread = threading.Thread(target=self._run, name="search algorithm", daemon=True)
         self._thread.start()
 
@@ -111,8 +113,11 @@ class SearchThread:
             trials.append(trial)
         finished = self._algorithm.is_finished()
         if trials or finished:
-            self._asked = 0
+            self._asked, self.idle_after = 0, None
             self._answer(TrialsProposed(tuple(trials), self._algorithm.state(), self._heard, finished))
+        elif self.idle_after != self._heard:
+            self.idle_after = self._heard
+            self._wake()
 
     def _answer(self, answer: TrialsProposed | SearchSaved | BaseException) -> None:
         self._answers.append(answer)

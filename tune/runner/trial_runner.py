@@ -35,6 +35,7 @@ from tune.runner.events import (
     ResourcesFree,
     ResultReceived,
     ResultRefused,
+    SearchIdle,
     StopRequested,
     TrialAdded,
     TrialStopRequested,
@@ -277,6 +278,8 @@ class TrialRunner(Acting):
         if self._machine.stopping is None and self.stopper.stop_all():
             self._decide(StopRequested(f"the stopper {type(self.stopper).__qualname__} has ended the experiment"))
         self._carry_out()
+        if self._search is not None and (heard := self._search.idle_after) is not None:
+            self._decide(SearchIdle(heard))
         self._start_trials()
         self._save_search()
         self._executor.on_step_end(self)

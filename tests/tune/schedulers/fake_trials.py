@@ -20,6 +20,9 @@ class FakeTrials(Trials):
         self.exploited: list[tuple[str, str, dict[str, Any]]] = []
         """Who took over whose checkpoint, by path, with which configuration."""
         self.stopped: list[str] = []
+        self.search_thinks = False
+        self.free = True
+        """Whether there are resources for any trial."""
 
     def add(self, config: dict[str, Any] | None = None, status: str = Trial.RUNNING) -> Trial:
         number = len(self.trials)
@@ -59,7 +62,10 @@ class FakeTrials(Trials):
         return [trial for trial in self.trials if trial.status == status]
 
     def has_resources_for_trial(self, trial: Trial) -> bool:
-        return True
+        return self.free
+
+    def search_may_propose(self) -> bool:
+        return self.search_thinks
 
     def first_startable(self, status: str) -> Trial | None:
         return next(iter(self.with_status(status)), None)

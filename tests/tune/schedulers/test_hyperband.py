@@ -54,38 +54,59 @@ def test_a_trial_that_fails_is_not_waited_for() -> None:
     assert sorted(trials.statuses()[3:]) == ["ERROR", "PENDING", "PENDING", "TERMINATED", "TERMINATED"]
 
 
-def test_with_bohb_a_bracket_is_halved_once_it_is_full_or_nothing_else_can_be_done() -> None:
-    trials = FakeTrials(HyperBandForBOHB(metric="score", mode="max", max_t=9, reduction_factor=3))
-    for _ in range(3):
-        trials.add(status=Trial.TERMINATED)
-    members = [trials.add() for _ in range(4)]
-    for trial, score in zip(members, (1, 5, 3, 4), strict=True):
-        assert trials.report(trial, 3, score) == "PAUSE"
+def bohb() -> FakeTrials:
+    """With max_t 3 and a factor of 3: brackets of three trials with a halving at 1, then of two that run to 3 at once."""
+    return FakeTrials(HyperBandForBOHB(metric="score", mode="max", max_t=3, reduction_factor=3))
+
+
+def test_with_bohb_a_bracket_is_halved_once_it_is_full() -> None:
+    trials = bohb()
+    for score in (1, 5):
+        assert trials.report(trials.add(), 1, score) == "PAUSE"
     assert trials.stopped == []
-    fifth = trials.add()
-    assert trials.report(fifth, 3, 2) == "STOP", "the bracket is full, and this one is among the worst"
-    assert trials.statuses()[3:] == ["TERMINATED", "PENDING", "TERMINATED", "PENDING", "TERMINATED"]
-
-    trials = FakeTrials(HyperBandForBOHB(metric="score", mode="max", max_t=9, reduction_factor=3))
-    for _ in range(3):
-        trials.add(status=Trial.TERMINATED)
-    for score in (1, 5, 3):
-        trials.report(trials.add(), 3, score)
-    assert trials.statuses()[3:] == ["PAUSED"] * 3
-    chosen = trials.scheduler.choose_trial_to_run(trials)
-    assert chosen is trials.trials[4], "nothing runs and no trial is to come: the best of the three go on"
+    third = trials.add()
+    assert trials.report(third, 1, 2) == "STOP", "the bracket is full, and this one is not the best"
+    assert trials.statuses() == ["TERMINATED", "PENDING", "TERMINATED"]
 
 
-@pytest.mark.parametrize("scheduler", ["hyperband", "pbt_synch"])
+def test_with_bohb_a_bracket_waits_for_a_search_that_thinks_and_no_longer() -> None:
+    trials = bohb()
+    for score in (1, 5):
+        trials.report(trials.add(), 1, score)
+    trials.search_thinks = True
+    assert trials.scheduler.choose_trial_to_run(trials) is None, "a third trial may come"
+    trials.search_thinks = False
+    assert trials.scheduler.choose_trial_to_run(trials) is trials.trials[1], "the best of those that are there goes on"
+    assert trials.statuses() == ["TERMINATED", "PENDING"]
+    assert trials.report(trials.add(), 1, 9) == "CONTINUE", (
+        "it is in the next bracket, not with those that were compared"
+    )
+
+
+def test_with_bohb_a_trial_that_waits_for_resources_halves_nothing() -> None:
+    trials = bohb()
+    trials.report(trials.add(), 1, 1)
+    trials.add(status=Trial.PENDING)
+    trials.free = False
+    assert trials.scheduler.choose_trial_to_run(trials) is None
+    assert trials.statuses() == ["PAUSED", "PENDING"]
+
+
+@pytest.mark.parametrize("scheduler", ["hyperband", "bohb", "pbt_synch"])
 def test_whenever_nothing_runs_something_can_be_started(scheduler: str) -> None:
     """Whatever comes late, fails or is removed."""
 
     class LiveSide(OurSide):
         def between_events(self, draws: random.Random) -> None:
             super().between_events(draws)
-            statuses = {trial.status for trial in self.world.trials}
-            if RUNNING not in statuses and statuses & {PAUSED, PENDING}:
-                assert self.choose() is not None
+            if RUNNING not in self.statuses() and self.unfinished():
+                assert self.choose() is not None or not self.unfinished()
+
+        def statuses(self) -> set[str]:
+            return {trial.status for trial in self.world.trials}
+
+        def unfinished(self) -> set[str]:
+            return self.statuses() & {PAUSED, PENDING}
 
     for seed in range(30):
         stream = scenario(scheduler, seed)

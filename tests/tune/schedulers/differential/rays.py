@@ -65,7 +65,7 @@ class CheckpointManager:
 class RaySide:
     """A scheduler of Ray's, and a controller around it."""
 
-    search_alg = None
+    search_alg = SimpleNamespace(searcher=SimpleNamespace(on_pause=lambda trial_id: None))
     directory = ""
     """For the policy files, which are off otherwise."""
 
@@ -78,7 +78,7 @@ class RaySide:
             arguments["custom_explore_fn"] = custom_explore if scenario.custom_explore else None
             arguments["log_config"] = False
         self.scheduler = (PLAIN if scenario.plain else CORRECTED)[scenario.scheduler](**arguments)
-        if scenario.scheduler == "hyperband":
+        if scenario.scheduler in ("hyperband", "bohb"):
             self.scheduler._unpause_trial = self.unpaused
         seeded = random.Random(scenario.seed).getstate()
         random.setstate(seeded)  # noqa: TID251 - Ray draws from the global generator

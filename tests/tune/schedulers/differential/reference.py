@@ -9,7 +9,9 @@ import math
 from typing import Any
 
 from ray.tune.schedulers.async_hyperband import AsyncHyperBandScheduler, _Bracket
+from ray.tune.schedulers.hb_bohb import HyperBandForBOHB
 from ray.tune.schedulers.hyperband import HyperBandScheduler
+from ray.tune.schedulers.hyperband import _Bracket as _HyperBandBracket
 from ray.tune.schedulers.median_stopping_rule import MedianStoppingRule
 from ray.tune.schedulers.pbt import PopulationBasedTraining
 
@@ -54,17 +56,53 @@ class CorrectedHyperBand(HyperBandScheduler):
         bracket, _ = self._trial_info[trial]
         during_halving = bracket.is_being_processed
         super().on_trial_remove(controller, trial)
-        if not during_halving and bracket._live_trials and bracket.finished():
+        if not during_halving and bracket._live_trials and bracket.finished() and self.decides(bracket):
             bracket.cleanup_full(controller)  # Else they would wait for ever.
+
+    def decides(self, bracket: Any) -> bool:
+        return True
 
     def _process_bracket(self, controller: Any, bracket: Any) -> str:
         action: str = "PAUSE"
-        while bracket._live_trials and action == "PAUSE":
+        while self.decides(bracket) and bracket._live_trials and action == "PAUSE":
             action = super()._process_bracket(controller, bracket)
             bracket.is_being_processed = False
             if not bracket.cur_iter_done() or not (bracket._halves or bracket.stop_last_trials):
                 break
         return action
+
+
+class ClosedOnceHalved(_HyperBandBracket):
+    """Takes no trial once it was halved, and is not waited with when a later bracket is filled instead."""
+
+    scheduler: Any
+    halvings: int
+
+    def filled(self) -> bool:
+        is_filling = self.scheduler._state["bracket"] is self and self._halves == self.halvings
+        return not is_filling or super().filled()
+
+
+class CorrectedBohb(CorrectedHyperBand, HyperBandForBOHB):
+    """A bracket that is not full is halved only if nothing runs, and then closed; what left a full one is not waited for."""
+
+    forced = False
+
+    def _create_bracket(self, s: int) -> Any:
+        bracket = super()._create_bracket(s)
+        bracket.__class__ = ClosedOnceHalved
+        bracket.scheduler, bracket.halvings = self, s
+        return bracket
+
+    def decides(self, bracket: Any) -> bool:
+        return bool(self.forced or bracket.filled())
+
+    def choose_trial_to_run(self, controller: Any, allow_recurse: bool = True) -> Any:
+        self.forced = True
+        try:
+            return HyperBandForBOHB.choose_trial_to_run(self, controller, allow_recurse)
+        finally:
+            self.forced = False
 
 
 class CorrectedMedian(MedianStoppingRule):
@@ -127,6 +165,7 @@ class CorrectedPbt(PopulationBasedTraining):
 PLAIN = {
     "asha": AsyncHyperBandScheduler,
     "hyperband": HyperBandScheduler,
+    "bohb": HyperBandForBOHB,
     "median": MedianStoppingRule,
     "pbt": PopulationBasedTraining,
     "pbt_synch": PopulationBasedTraining,
@@ -135,6 +174,7 @@ PLAIN = {
 CORRECTED = {
     "asha": CorrectedAsha,
     "hyperband": CorrectedHyperBand,
+    "bohb": CorrectedBohb,
     "median": CorrectedMedian,
     "pbt": CorrectedPbt,
     "pbt_synch": CorrectedPbt,

@@ -125,11 +125,12 @@ class World:
             trial.status = TERMINATED
             self.note("done", trial.trial_id)
             return
+        shown = repr(result)  # before Ray adds to it
         decision = side.result(trial, result)
         trial.last_result = result
         if trial.trial_id in self.exploited:
             decision = "EXPLOITED"
-        self.note("result", trial.trial_id, repr(result), decision)
+        self.note("result", trial.trial_id, shown, decision)
         if decision == "STOP":
             side.complete(trial, result)
             trial.status = TERMINATED
