@@ -2,8 +2,8 @@
 
 The stages of a worker are INIT, READY, RUNNING, and FINISH or FAILED. `cluster/worker_process` calls `__init__` and `setup` in
 INIT, then `self_check`; the worker is then READY. Once the whole job is READY, `start` runs and the worker is RUNNING; it is
-FINISH when `start` has returned, and `stop` was called if the job asked for it. A worker whose hook raises, or whose process ends
-otherwise, is FAILED; by its role's restart scope it is created again, with the next incarnation.
+FINISH when `start` has returned. `stop` is called once: then, for a task, else when the job asks for it. A worker whose hook raises, or
+whose process ends otherwise, is FAILED; by its role's restart scope it is created again, with the next incarnation.
 """
 
 from __future__ import annotations
@@ -100,8 +100,9 @@ class Worker:
         """
 
     def stop(self) -> None:
-        """Ends the work in order; called after `context.stop` is set, while `start` may still run, in another thread.
+        """Ends the work in order; called once, after `context.stop` is set, while `start` may still run, in another thread.
 
+        After a task whose `start` has returned by itself it is called in the thread of `start`.
         When it raises, that is logged and the process ends with code 1. After the role's `stop_timeout_seconds` it is killed.
         """
 

@@ -97,9 +97,12 @@ class Host:
             call("start", self._worker.start)
             with self._stopping:
                 self._finished = not context.stop.is_set()
+                if self._finished and hooks.task:
+                    context.stop.set()  # so that a request to stop, from now on, does not stop it a second time
             if self._finished:
                 self._link.send(protocol.FINISHED)
                 if hooks.task:
+                    call("stop", self._worker.stop)  # the manager's deadline holds, as after a request
                     return
             context.stop.wait()
         self._stopped.wait()

@@ -63,6 +63,7 @@ class TrialProcess:
             except BaseException as error:  # noqa: BLE001 - whatever the user's code raises is the executor's to know
                 _limit_memory(0)  # there must be enough left to say what happened
                 self._send("failed", error=_described(error), raised=as_data(error))
+                self._stop_after_failure()
                 return
 
     def _send(self, kind: str, **fields: Any) -> None:
@@ -137,6 +138,7 @@ class TrialProcess:
         """Gives the object another config; makes a new one where it does not take it."""
         it = self._it()
         if not it.reset(config, trial):
+            self._trainable = None  # it is stopped once, whatever follows
             it.stop()
             self._make(type(it), config, trial or it._trial)
 
@@ -166,9 +168,21 @@ class TrialProcess:
 
     def _stop(self, request: dict[str, Any]) -> None:
         exported = self._export(request["export"])
-        if self._trainable is not None and not request["reuse"]:
-            self._trainable.stop()
+        if not request["reuse"]:
+            self._stop_trainable()
         self._send("stopped", **exported, reuse=request["reuse"])
+
+    def _stop_trainable(self) -> None:
+        it, self._trainable = self._trainable, None
+        if it is not None:
+            it.stop()
+
+    def _stop_after_failure(self) -> None:
+        """Lets the trainable clean up; the executor has set a deadline, and knows what failed first."""
+        try:
+            self._stop_trainable()
+        except BaseException:  # noqa: BLE001 - whatever the user's code raises
+            traceback.print_exc()
 
     def _export(self, formats: list[str]) -> dict[str, Any]:
         it = self._trainable

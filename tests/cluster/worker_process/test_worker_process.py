@@ -89,8 +89,27 @@ def test_a_task_ends_once_its_work_is_done(tmp_path: Path) -> None:
         worker.wait_for_start()
         assert worker.end() == 0
         assert worker.said(protocol.FINISHED)
-        assert "stop" not in worker.hooks
+        assert worker.hooks == ["__init__", "setup", "self_check", "start", "stop"]
         assert "INFO tests.cluster.worker_process.workers: a line for people" in worker.log
+
+
+def test_a_finished_task_that_is_told_to_stop_stops_once(tmp_path: Path) -> None:
+    with worker_process(tmp_path, "SlowStop", task=True) as worker:
+        worker.wait_for_start()
+        wait_until(lambda: "stop" in worker.hooks, "stop")
+        worker.send(protocol.STOP)
+        worker.process.send_signal(signal.SIGTERM)
+        (tmp_path / "go on").touch()
+        assert worker.end() == 0
+        assert worker.hooks == ["stop", "stop saw context.stop"]
+
+
+def test_a_stop_that_raises_does_not_undo_the_work(tmp_path: Path) -> None:
+    with worker_process(tmp_path, "Failing", task=True, config={"hook": "stop"}) as worker:
+        worker.wait_for_start()
+        assert worker.end() == 1
+        kinds = [message["kind"] for message in worker.messages if message["kind"] != protocol.ALIVE]
+        assert kinds[-2:] == [protocol.FINISHED, protocol.FAILED], "the work was complete before"
 
 
 def test_the_process_ends_when_its_agent_is_gone(tmp_path: Path) -> None:

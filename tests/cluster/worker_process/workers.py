@@ -6,6 +6,7 @@ import logging
 import sys
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 
 from cluster.calls import remote
 from cluster.worker import Context, Member, SubMaster, Worker
@@ -131,3 +132,13 @@ class Patient(Worker):
 
     def stop(self) -> None:
         say("stop")
+
+
+class SlowStop(Worker):
+    """Has nothing to do, and stops once a file is there."""
+
+    def stop(self) -> None:
+        say("stop")
+        while not (Path(self.context.directory) / "go on").exists():
+            threading.Event().wait(0.01)
+        say(f"stop {'saw' if self.context.stop.is_set() else 'did not see'} context.stop")

@@ -112,6 +112,17 @@ async def test_a_paused_trial_has_no_process_and_no_resources(driver: Driver) ->
     await driver.stop(other)
 
 
+async def test_a_trial_whose_step_raises_is_stopped_once(driver: Driver) -> None:
+    trial = driver.trial("Breaks", log_to_file=True)
+    await driver.begin(trial)
+    await driver.result(trial)
+    driver.executor.proceed(trial)
+    failure = await driver.next(Failed, trial)
+    assert "no second step" in failure.error
+    assert content(trial.logdir, "cleaned") == "after 1\n"
+    assert "nothing to clean up" in str(content(trial.logdir, "stderr"))
+
+
 async def test_what_a_trial_starts_ends_with_it(driver: Driver) -> None:
     trial = driver.trial("leaves_a_child")
     await driver.begin(trial)

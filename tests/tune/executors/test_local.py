@@ -56,6 +56,20 @@ async def test_each_trial_sees_its_own_devices(driver: Driver) -> None:
     assert (await driver.result(shares[2]))["devices"] == "a"
 
 
+async def test_a_failed_trial_that_hangs_while_it_is_stopped_is_killed(tmp_path: Path) -> None:
+    executor = LocalTrialExecutor(cpus=1, deadlines=Deadlines(stop_seconds=0.3))
+    driver = Driver(executor, tmp_path)
+    trial = driver.trial("Breaks", config={"hangs": True})
+    try:
+        await driver.begin(trial)
+        await driver.result(trial)
+        executor.proceed(trial)
+        assert "no second step" in (await driver.next(Failed, trial)).error
+    finally:
+        await executor.close()
+    assert content(trial.logdir, "cleaned") == "after 1\n"
+
+
 async def test_a_process_is_used_anew(driver: Driver) -> None:
     executor = LocalTrialExecutor(cpus=1, reuse_actors=True)
     again = Driver(executor, Path(driver.trial("reports").logdir))

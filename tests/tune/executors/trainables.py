@@ -51,6 +51,22 @@ class Resettable(Counter):
         return bool(new_config.get("in_place", True))
 
 
+class Breaks(tune.Trainable):
+    """Raises in its second step, and, if its config says so, in its end."""
+
+    def step(self) -> dict[str, Any]:
+        if self.iteration == 1:
+            raise ValueError("no second step")
+        return {}
+
+    def cleanup(self) -> None:
+        with Path(self.logdir, "cleaned").open("a") as file:
+            file.write(f"after {self.iteration}\n")
+        if self.config.get("hangs"):
+            time.sleep(FOREVER)
+        raise OSError("nothing to clean up")
+
+
 def reports(config: dict[str, Any]) -> None:
     for value in range(config.get("times", 3)):
         tune.report(value=value, pid=os.getpid())

@@ -31,7 +31,11 @@ class Scenario:
 def scenario(scheduler: str, seed: int) -> Scenario:
     draws = random.Random(f"{scheduler} {seed}")
     plain = draws.random() < 0.5
-    arguments: dict[str, Any] = {"metric": "score", "mode": draws.choice(["min", "max"]), "time_attr": "training_iteration"}
+    arguments: dict[str, Any] = {
+        "metric": "score",
+        "mode": draws.choice(["min", "max"]),
+        "time_attr": "training_iteration",
+    }
     arguments |= ARGUMENTS[scheduler](draws, plain)
     trials = draws.randint(2, 24)
     full_bracket = plain and scheduler == "bohb"  # of others Ray's own class decides some things later
