@@ -212,6 +212,33 @@ def test_a_users_executor_pauses_and_resumes_through_the_base_class(tmp_path: Pa
     assert executor.calls.index("start b") < executor.calls.index("restore a")
 
 
+class DropsThePaused(tune.TrialScheduler):
+    """Pauses the first trial, and ends it when the second reports."""
+
+    def on_trial_result(self, trials: Any, trial: Trial, result: dict[str, Any]) -> str:
+        if trial.trial_id == "a":
+            return self.PAUSE
+        trials.stop_trial(trials.get_trial("a"))
+        return self.CONTINUE
+
+
+def test_a_paused_trial_that_is_ended_is_stopped_in_a_users_executor(tmp_path: Path) -> None:
+    class Parks(ThreadExecutor):
+        """Keeps something of a trial while it is paused."""
+
+        def pause_trial(self, trial: Trial) -> None:
+            self._called("pause", trial)
+            self.set_status(trial, Trial.PAUSED)
+
+    executor = Parks(counted)
+    trials = [Trial("mine", {}, name, str(tmp_path)) for name in ("a", "b")]
+    runner = run(executor, tmp_path, trials, scheduler=DropsThePaused())
+    assert {trial.status for trial in runner.get_trials()} == {Trial.TERMINATED}
+    assert [call for call in executor.calls if call in ("pause a", "stop a")] == ["pause a", "stop a"]
+    assert not executor.running
+    assert json.loads(executor.get_checkpoints()["a"])["status"] == Trial.TERMINATED
+
+
 class ExploitsOnce(tune.TrialScheduler):
     """The second trial takes the first one's checkpoint over after its first result."""
 
@@ -308,6 +335,48 @@ def test_a_pause_keeps_the_result_in_flight_and_a_resume_gives_it(executor: Loca
     assert result_of(executor, trial)["count"] == 1
     executor.continue_training(trial)
     assert result_of(executor, trial)["count"] == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", [True, False])
+@pytest.mark.parametrize("arrived", [True, False])
+def test_a_restore_within_a_step_drops_its_result(
+    executor: LocalTrialExecutor, tmp_path: Path, block: bool, arrived: bool
+) -> None:
+    """Whether the result has arrived or not."""
+    trial = trial_of(tmp_path)
+    executor.start_trial(trial)
+    assert result_of(executor, trial)["count"] == 1
+    saved = executor.save(trial)
+    for expected in (2, 3):
+        executor.continue_training(trial)
+        assert result_of(executor, trial)["count"] == expected
+    executor.continue_training(trial)
+    if arrived:
+        assert executor.get_next_available_trial() is trial
+    assert executor.restore(trial, saved, block=block)
+    assert executor.get_next_available_trial() is None, "it works towards nothing"
+    executor.continue_training(trial)
+    assert result_of(executor, trial)["count"] == 2
+
+
+@pytest.mark.slow
+def test_a_reset_within_a_step_drops_its_result(executor: LocalTrialExecutor, tmp_path: Path) -> None:
+    trial = trial_of(tmp_path, RESETTABLE)
+    executor.start_trial(trial)
+    assert result_of(executor, trial)["count"] == 1
+    saved = executor.save(trial)
+    executor.continue_training(trial)
+    assert executor.restore(trial, saved)  # not waited for: what says that it is done is no answer to what follows
+    assert executor.reset_trial(trial, {"begin": 10}, "changed")
+    executor.continue_training(trial)
+    assert result_of(executor, trial)["count"] == 11
+    executor.continue_training(trial)
+    assert not executor.reset_trial(trial, {"begin": "x"}, "broken")
+    assert trial.status == Trial.ERROR
+    assert executor.get_next_available_trial() is None, "a trial that failed gives no result of before"
+    with pytest.raises(tune.TuneError, match="no result"):
+        executor.fetch_result(trial)
 
 
 @pytest.mark.slow

@@ -52,6 +52,8 @@ class _Called:
     runs: bool = False
     works: bool = False
     """Whether a result of it is still to come."""
+    changes: int = 0
+    """How many times it was asked to start, to be restored or to be reset, without a `Started` so far."""
     saves: int = 0
     results: deque[Result] = field(default_factory=deque)
     """Not fetched yet; they are kept over a pause."""
@@ -93,8 +95,8 @@ class CalledExecutor(EventExecutor):
         except (TuneError, OSError) as error:
             self._fail(called, str(error))
             return False
-        called.runs = True
-        if self._answer(called, Started) is None:
+        called.runs, called.changes = True, 1
+        if not self._has_started(called):
             self._take_failure(called)
             return False
         self.set_status(trial, Trial.RUNNING)
@@ -157,11 +159,11 @@ class CalledExecutor(EventExecutor):
         called = self._running(trial, "reset")
         if not self._inside(lambda: self.change(trial, new_config, None, new_experiment_tag)):
             return False
-        if self._answer(called, Started) is None:
+        self._forget_results(called)
+        if not self._has_started(called):
             self._take_failure(called)
             return False
         trial.config, trial.experiment_tag = new_config, new_experiment_tag
-        called.works = False
         return True
 
     def get_running_trials(self) -> list[Trial]:
@@ -236,6 +238,8 @@ class CalledExecutor(EventExecutor):
     def restore(self, trial: Trial, checkpoint: Source | None = None, block: bool = False) -> bool:
         """As `TrialExecutor.restore`. Without any checkpoint the trial stays as it is.
 
+        The result of a step in progress, and results that were not fetched, belong to the state that is given up: they are dropped.
+
         Raises `RuntimeError` for a trial that does not run, and with `block` `AbortTrialExecution` for one that can never be
         restored, such as a function without `checkpoint_dir`.
         """
@@ -248,10 +252,10 @@ class CalledExecutor(EventExecutor):
         if source is None:
             return True
         self._inside(lambda: self.load(trial, as_checkpoint(source, trial)))
-        called.works = False
+        self._forget_results(called)
         if not block:
             return True
-        if self._answer(called, Started) is None:
+        if not self._has_started(called):
             raised = self._take_failure(called)
             if isinstance(raised, AbortTrialExecution):
                 raise raised
@@ -318,7 +322,11 @@ class CalledExecutor(EventExecutor):
         called = self._driven.get(event.trial_id)
         if called is None or called.attempt != event.attempt:
             return
-        if isinstance(event, Reported | Completed):
+        if isinstance(event, Started):
+            called.changes = max(0, called.changes - 1)
+        elif isinstance(event, Reported | Completed):
+            if called.changes:
+                return  # of what it was before
             called.works = False
             done = {**called.trial.last_result, DONE: True}
             called.results.append(event.result if isinstance(event, Reported) else done)
@@ -340,6 +348,19 @@ class CalledExecutor(EventExecutor):
             if called.failed is not None or not called.runs:
                 return None
             self._look(WAIT_SECONDS)
+
+    def _has_started(self, called: _Called) -> bool:
+        """Waits until the trial has become what was last asked of it; False if it has failed instead."""
+        while called.changes and called.failed is None and called.runs:
+            self._look(WAIT_SECONDS)
+        return called.failed is None and called.runs
+
+    def _forget_results(self, called: _Called) -> None:
+        """The trial becomes something else: nothing that it did before is delivered."""
+        called.works = False
+        called.changes += 1
+        called.results.clear()
+        self._forget_ready(called)
 
     def _failures(self) -> Iterator[_Called]:
         return (called for called in self._driven.values() if called.failed is not None)

@@ -146,6 +146,9 @@ class EventExecutor(TrialExecutor):
         """Ends the trial in order, within a deadline; `Stopped` follows. Without `error` it is exported first."""
         raise NotImplementedError
 
+    def end_paused(self, trial: Trial, error: bool = False) -> None:
+        """Gives up what is kept of a trial that is paused and has ended now; no event follows. It may be known no more."""
+
     def export(self, trial: Trial) -> None:
         """Asks for an export of a running trial in its `export_formats`; `Exported` or `Failed` follows."""
         raise NotImplementedError

@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -181,6 +182,18 @@ class PolledExecutor(EventExecutor):
 
         self._end(trial, Trial.ERROR if error else Trial.TERMINATED, stop)
 
+    def end_paused(self, trial: Trial, error: bool = False) -> None:
+        """`stop_trial`, of a trial that the executor has paused: it may have kept something of it."""
+
+        def stop() -> None:
+            own = self._copies.get(trial.trial_id)
+            if own is not None and own.status == Trial.PAUSED:
+                self._stop(
+                    own, Trial.ERROR if error else Trial.TERMINATED, partial(self.called.stop_trial, error=error)
+                )
+
+        self._do(trial, stop)
+
     def delete_checkpoint(self, checkpoint: Checkpoint) -> None:
         """As the base; also what the executor has put into the trial's directory. What it has put elsewhere is its own."""
         located, directory = _located(checkpoint), Path(checkpoint.path)
@@ -250,12 +263,15 @@ class PolledExecutor(EventExecutor):
 
     def _end(self, trial: Trial, status: str, end: Callable[[Trial], None]) -> None:
         def ended(own: Trial) -> None:
-            self._call_quietly(end, own)
-            if own.status != status:
-                self.called.set_status(own, status)
+            self._stop(own, status, end)
             self._over(trial.trial_id, Stopped)
 
         self._of(trial, ended)
+
+    def _stop(self, own: Trial, status: str, stop: Callable[[Trial], None]) -> None:
+        self._call_quietly(stop, own)
+        if own.status != status:
+            self.called.set_status(own, status)
 
     def _over(self, trial_id: str, kind: type[Event], *fields: Any) -> None:
         self._at_work.discard(trial_id)

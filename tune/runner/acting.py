@@ -18,6 +18,7 @@ from tune.runner.events import (
     AskSearch,
     ContinueTraining,
     DeleteCheckpoint,
+    EndPaused,
     Event,
     Instruction,
     Notify,
@@ -114,6 +115,8 @@ class Acting:
                     executor.suspend(trial)
                 case StopTrial(_, error):
                     executor.end(trial, error)
+                case EndPaused(_, error):
+                    executor.end_paused(trial, error)
                 case ResetTrial(_, attempt, config, checkpoint, experiment_tag):
                     if not executor.change(trial, config, checkpoint, experiment_tag):
                         self._decide(ResetRefused(trial.trial_id, attempt))

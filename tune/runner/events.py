@@ -235,6 +235,14 @@ class StopTrial:
 
 
 @dataclass(frozen=True, slots=True)
+class EndPaused:
+    """`EventExecutor.end_paused`: a trial that has no process has ended; it may have had one before."""
+
+    trial: Trial
+    error: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class DeleteCheckpoint:
     """Nobody needs it any more."""
 
@@ -277,6 +285,7 @@ Instruction = (
     | ResetTrial
     | PauseTrial
     | StopTrial
+    | EndPaused
     | DeleteCheckpoint
     | WriteError
     | Notify

@@ -32,6 +32,7 @@ from tune.runner.events import (
     ATTEMPT_EVENTS,
     CannotRun,
     ContinueTraining,
+    EndPaused,
     Event,
     Instruction,
     Notify,
@@ -412,6 +413,8 @@ class ExperimentMachine(Transfers):
             self.table.move(trial, status)
             self.stop_trial(trial)
             return
+        if trial.status != Trial.RUNNING and status in (Trial.TERMINATED, Trial.ERROR) and progress.attempt:
+            self._emit(EndPaused(trial, error=status == Trial.ERROR))
         self.table.move(trial, status)
         if status == Trial.TERMINATED:
             self._emit(Notify("on_trial_complete", trial))

@@ -15,6 +15,7 @@ from tune.runner.events import (
     AskSearch,
     ContinueTraining,
     DeleteCheckpoint,
+    EndPaused,
     Event,
     Instruction,
     Notify,
@@ -115,6 +116,7 @@ class World:
     results: dict[str, list[int]] = field(default_factory=dict)
     """The numbers of the results that the callbacks heard of, by trial."""
     ended: list[str] = field(default_factory=list)
+    ended_paused: list[str] = field(default_factory=list)
     told_complete: list[str] = field(default_factory=list)
     errors: dict[str, int] = field(default_factory=dict)
     made: dict[str, int] = field(default_factory=dict)
@@ -163,6 +165,9 @@ class World:
             case PauseTrial(trial) | StopTrial(trial):
                 assert self.lives[trial.trial_id].doing != "stopping"
                 self.lives[trial.trial_id].doing = "stopping"
+            case EndPaused(trial):
+                assert trial.trial_id not in self.lives
+                self.ended_paused.append(trial.trial_id)
             case DeleteCheckpoint(checkpoint):
                 users = [trial for trial in self.machine.table.trials if trial.checkpoint is not None]
                 assert checkpoint.path not in [each.checkpoint.path for each in users if each.checkpoint is not None]
@@ -301,5 +306,6 @@ class World:
             assert (trial.trial_id in self.lives) <= (trial.status == Trial.RUNNING)
             if trial.checkpoint is not None:
                 assert trial.checkpoint.path in self.made
+        assert len(set(self.ended_paused)) == len(self.ended_paused)
         assert len(set(self.ended)) == len(self.ended)
         assert len(set(self.told_complete)) == len(self.told_complete)
