@@ -2,8 +2,8 @@
 
 The stages of a worker are INIT, READY, RUNNING, and FINISH or FAILED. `cluster/worker_process` calls `__init__` and `setup` in
 INIT, then `self_check`; the worker is then READY. Once the whole job is READY, `start` runs and the worker is RUNNING; it is
-FINISH when `start` has returned. `stop` is called once: then, for a task, else when the job asks for it. A worker whose hook raises, or
-whose process ends otherwise, is FAILED; by its role's restart scope it is created again, with the next incarnation.
+FINISH when `start` has returned. `stop` is called once: then, for a task, else when the job asks for it. A worker whose hook
+raises, or whose process ends otherwise, is FAILED; by its role's restart scope it is created again, with the next incarnation.
 """
 
 from __future__ import annotations

@@ -238,7 +238,7 @@ class CalledExecutor(EventExecutor):
     def restore(self, trial: Trial, checkpoint: Source | None = None, block: bool = False) -> bool:
         """As `TrialExecutor.restore`. Without any checkpoint the trial stays as it is.
 
-        The result of a step in progress, and results that were not fetched, belong to the state that is given up: they are dropped.
+        The result of a step in progress, and results that were not fetched, are of the state that is given up: they are dropped.
 
         Raises `RuntimeError` for a trial that does not run, and with `block` `AbortTrialExecution` for one that can never be
         restored, such as a function without `checkpoint_dir`.

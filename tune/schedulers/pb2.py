@@ -7,12 +7,14 @@ state over gets the configuration with the highest upper confidence bound.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tune.schedulers.gain_model import GainModel
 from tune.schedulers.pbt import PopulationBasedTraining
 from tune.schedulers.population import Member
+from tune.schedulers.scheduler import Trials
 from tune.search.spaces import uniform
 from tune.search.variants import copied
 from tune.trial import Trial
@@ -42,7 +44,10 @@ class PB2(PopulationBasedTraining):
         self.require(bool(bounds), "expected hyperparam_bounds, such as {'lr': [1e-4, 1e-1]}")
         for key, given in bounds.items():
             right = len(given) == 2 and all(isinstance(each, int | float) for each in given) and given[0] < given[1]
-            self.require(right, f"hyperparam_bounds/{key} is {given!r}; expected the lowest and the highest number")
+            right = right and math.isfinite(float(given[1]) - float(given[0]))
+            self.require(
+                right, f"hyperparam_bounds/{key} is {given!r}; expected the lowest and the highest number, both finite"
+            )
         super().__init__(
             time_attr=time_attr,
             metric=metric,
@@ -62,6 +67,17 @@ class PB2(PopulationBasedTraining):
         """Time and score of each trial at its last comparison."""
         self._pending: dict[str, list[float]] = {}
         """What trials explore now and have not been compared with, by trial."""
+
+    def on_trial_add(self, trials: Trials, trial: Trial) -> None:
+        """As PBT. Refuses a whole number for a key between whose bounds there is none."""
+        super().on_trial_add(trials, trial)
+        for key, (low, high) in self._bounds.items():
+            value = trial.config[key]
+            self.require(
+                not isinstance(value, int) or math.ceil(low) <= math.floor(high),
+                f"{key} is {value!r} in {trial}, and no whole number is within hyperparam_bounds, {low:g} to {high:g}; "
+                f"give it as {value}.0",
+            )
 
     def _note(self, trial: Trial, time: float, score: float) -> None:
         before = self._before.get(trial.trial_id)
@@ -83,7 +99,7 @@ class PB2(PopulationBasedTraining):
         changed: dict[str, Any] = copied(config)
         for (key, (low, high)), share in zip(self._bounds.items(), place, strict=True):
             value = low + share * (high - low)
-            changed[key] = round(value) if isinstance(config[key], int) else value
+            changed[key] = _whole(value, low, high) if isinstance(config[key], int) else value
         return self._custom(changed)
 
     def state(self) -> dict[str, Any]:
@@ -97,3 +113,8 @@ class PB2(PopulationBasedTraining):
         self._model.restore_state(state["model"])
         self._pending = {key: list(each) for key, each in state["pending"].items()}
         self._before = {key: (each[0], each[1]) for key, each in state["before"].items()}
+
+
+def _whole(value: float, low: float, high: float) -> int:
+    """The whole number within the bounds that is nearest."""
+    return min(max(round(value), math.ceil(low)), math.floor(high))

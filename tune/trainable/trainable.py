@@ -93,7 +93,7 @@ class Trainable:
         return False
 
     def cleanup(self) -> None:
-        """Releases what `setup` took. Called once, when the trial stops in order or has raised something; not when it is killed."""
+        """Releases what `setup` took. Called once, when the trial stops in order or has raised something, not when killed."""
 
     def export_model(self, export_formats: Sequence[str], export_dir: str) -> dict[str, str]:
         """Writes the model in these formats. Returns the paths by format."""

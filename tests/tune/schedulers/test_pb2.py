@@ -92,6 +92,20 @@ def test_what_the_configuration_lacks_is_drawn_within_the_bounds() -> None:
     assert 1 <= config["layers"] <= 9
 
 
+def test_whole_numbers_stay_within_bounds_that_are_not() -> None:
+    scheduler = pb2(hyperparam_bounds={"layers": [0.4, 2.6]}, quantile_fraction=0.5)
+    trials = FakeTrials(scheduler)
+    for _ in range(4):
+        trials.add({"layers": 1})
+    for number in range(1, 12):
+        for score, trial in enumerate(trials.trials):
+            trials.report(trial, number, score)
+    drawn = {config["layers"] for _, _, config in trials.exploited}
+    assert drawn == {1, 2}, "some that is drawn is nearer to 0 or to 3"
+    with pytest.raises(TuneError, match=r"no whole number is within hyperparam_bounds, 0.2 to 0.8; give it as 1.0"):
+        FakeTrials(pb2(hyperparam_bounds={"layers": [0.2, 0.8]})).add({"layers": 1})
+
+
 def test_the_model_looks_where_it_knows_little_and_not_where_others_look() -> None:
     model, generator = GainModel(1), random.Random(1)
     for place, gained in ((0.1, 0.0), (0.2, 0.2), (0.3, 0.4)):
@@ -110,6 +124,10 @@ def test_the_model_looks_where_it_knows_little_and_not_where_others_look() -> No
         ({"hyperparam_bounds": None}, "expected hyperparam_bounds"),
         ({"hyperparam_bounds": {"lr": [3, 1]}}, "hyperparam_bounds/lr is"),
         ({"hyperparam_bounds": {"lr": [1]}}, "hyperparam_bounds/lr is"),
+        ({"hyperparam_bounds": {"lr": [0, float("inf")]}}, "hyperparam_bounds/lr is"),
+        ({"hyperparam_bounds": {"lr": [float("-inf"), 0]}}, "hyperparam_bounds/lr is"),
+        ({"hyperparam_bounds": {"lr": [float("nan"), 0]}}, "hyperparam_bounds/lr is"),
+        ({"hyperparam_bounds": {"lr": [-1e308, 1e308]}}, "hyperparam_bounds/lr is"),
         ({"quantile_fraction": 2}, "quantile_fraction is 2"),
     ],
 )
