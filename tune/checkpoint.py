@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from tune.result import Result
-
-PERSISTENT = "persistent"
-"""Where a checkpoint is stored that outlives its trial."""
-MEMORY = "memory"
-"""Where one is stored that need not. It is a directory all the same: there is no object that could be lost with a process."""
 
 
 @dataclass(frozen=True)
@@ -18,6 +14,11 @@ class Checkpoint:
 
     For a process it is a directory; for a run of a job, a step whose weights and optimizer are durable in that run's directory.
     """
+
+    PERSISTENT: ClassVar[str] = "persistent"
+    """The `storage` of one that outlives its trial."""
+    MEMORY: ClassVar[str] = "memory"
+    """The `storage` of one that need not. It is a directory all the same: an object could be lost with its process."""
 
     trial_id: str
     """Whose state it is; not always the trial that restores it."""

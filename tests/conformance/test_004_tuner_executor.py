@@ -58,7 +58,7 @@ def test_every_executor_has_the_24_methods_with_their_parameters(kind: str) -> N
         assert list(parameters(getattr(executor, name)))[: len(expected)] == expected, name
     assert parameters(executor.start_trial) == {"trial": inspect.Parameter.empty, "checkpoint": None, "train": True}
     assert parameters(executor.restore)["block"] is False
-    assert parameters(executor.save)["storage"] == "persistent"
+    assert parameters(executor.save)["storage"] == "persistent" == tune.Checkpoint.PERSISTENT
     assert parameters(executor.reset_trial)["logger_creator"] is None
 
 
@@ -300,7 +300,7 @@ def test_our_executor_is_driven_by_the_calls(executor: LocalTrialExecutor, tmp_p
     assert result_of(executor, trial)["count"] == 7
     assert executor.get_next_available_trial() is None, "nothing works"
 
-    saved = executor.save(trial)
+    saved = executor.save(trial, storage=tune.Checkpoint.PERSISTENT)
     assert saved is not None
     assert (saved, saved.iteration, Path(saved.path).parent) == (trial.checkpoint, 2, Path(trial.logdir))
     assert set(executor.export_trial_if_needed(trial)) == {"model"}

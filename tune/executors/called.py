@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tune.callbacks.trial_loggers import TrialLoggers
-from tune.checkpoint import MEMORY, PERSISTENT, Checkpoint
+from tune.checkpoint import Checkpoint
 from tune.errors import AbortTrialExecution, TuneError
 from tune.executors.executor import (
     Completed,
@@ -210,13 +210,15 @@ class CalledExecutor(EventExecutor):
 
     # --- checkpoints ---
 
-    def save(self, trial: Trial, storage: str = PERSISTENT, result: Result | None = None) -> Checkpoint | None:
+    def save(
+        self, trial: Trial, storage: str = Checkpoint.PERSISTENT, result: Result | None = None
+    ) -> Checkpoint | None:
         """As `TrialExecutor.save`; waits until it is durable. It is the trial's `checkpoint` then.
 
         Raises `TuneError` for a storage that is neither `persistent` nor `memory`, and for a trial that does not run.
         """
-        if storage not in (PERSISTENT, MEMORY):
-            raise TuneError(f"storage = {storage!r}: expected {PERSISTENT!r} or {MEMORY!r}")
+        if storage not in (Checkpoint.PERSISTENT, Checkpoint.MEMORY):
+            raise TuneError(f"storage = {storage!r}: expected {Checkpoint.PERSISTENT!r} or {Checkpoint.MEMORY!r}")
         called = self._running(trial, "saved")
         known = trial.last_result if result is None else result
         iteration = int(known.get("training_iteration", 0))

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from transport.files.atomic import remove_directory, write_atomically
-from tune.checkpoint import PERSISTENT, Checkpoint
+from tune.checkpoint import Checkpoint
 from tune.errors import TuneError
 from tune.executors.executor import Event, EventExecutor, Failed, Reported, Saved, SaveFailed, Started, Stopped
 from tune.executors.trial_executor import TrialExecutor, as_checkpoint
@@ -135,7 +135,7 @@ class PolledExecutor(EventExecutor):
         def save(own: Trial) -> None:
             who = trial.trial_id, self._attempts[trial.trial_id]
             try:
-                saved = self.called.save(own, storage=PERSISTENT, result=checkpoint.result)
+                saved = self.called.save(own, storage=Checkpoint.PERSISTENT, result=checkpoint.result)
                 if saved is None:
                     raise TuneError("save returned None")
                 note = json.dumps(_note_of(saved, own))

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from os import PathLike
 from typing import Any
 
-from tune.checkpoint import PERSISTENT, Checkpoint
+from tune.checkpoint import Checkpoint
 from tune.errors import TuneError
 from tune.resources import Resources
 from tune.result import Result
@@ -161,7 +161,7 @@ class TrialExecutor:
 
     # --- checkpoints ---
 
-    def save(self, trial: Trial, storage: str = PERSISTENT, result: Result | None = None) -> Source | None:
+    def save(self, trial: Trial, storage: str = Checkpoint.PERSISTENT, result: Result | None = None) -> Source | None:
         """Saves a trial; `result` is the last one before it, by default the trial's. None if that fails."""
         raise NotImplementedError(f"{type(self).__name__} does not define save(trial, storage, result)")
 
