@@ -22,12 +22,15 @@ from counterpoint.tune import (
     ExportFormat,
     LocalTrialExecutor,
     Resources,
+    Searcher,
+    SearchGenerator,
     Trial,
     TrialRunner,
     TuneError,
     env_creator,
 )
 from tests.support.polling import wait_until
+from tests.tune.runner.scripted import ScriptedExecutor
 from tune.runner.experiment_server import TOKENS
 from tune.runner.search_thread import SearchThread
 
@@ -190,6 +193,43 @@ def test_every_name_of_the_document_is_in_the_package() -> None:
     ]:
         assert getattr(tune, name) is not None
         assert name in dir(tune)
+
+
+class Listens(Searcher):
+    """Suggests what is to happen, and keeps what it hears."""
+
+    def __init__(self, scripts: list[list[Any]]) -> None:
+        super().__init__("value", "max")
+        self.scripts = scripts
+        self.heard: dict[str, list[Any]] = {}
+
+    def suggest(self, trial_id: str) -> dict[str, Any] | str:
+        if len(self.heard) == len(self.scripts):
+            return self.FINISHED
+        self.heard[trial_id] = []
+        return {"script": self.scripts[len(self.heard) - 1]}
+
+    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
+        self.heard[trial_id].append(result["value"])
+
+    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
+        self.heard[trial_id].append(("error" if error else "complete", result and result["value"]))
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+
+def test_a_search_hears_of_every_step_error_and_completion(tmp_path: Path) -> None:
+    searcher = Listens([[1, 2, 3], [4, "die"], ["die"]])
+    algorithm = SearchGenerator(searcher)
+    algorithm.add_configurations([tune.Experiment("one", "module:scripted", num_samples=9, local_dir=str(tmp_path))])
+    with stepped(search_alg=algorithm, local_checkpoint_dir=tmp_path, trial_executor=ScriptedExecutor()) as runner:
+        to_the_end(runner)
+    assert list(searcher.heard.values()) == [
+        [1, 2, 3, ("complete", 3)],
+        [4, ("error", 4)],
+        [("error", None)],
+    ]
 
 
 # --- the example ---

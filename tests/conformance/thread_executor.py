@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from counterpoint.tune import Resources, Trial, TrialExecutor
+from counterpoint.tune import Resources, Trial, TrialExecutor, TrialRunner
 
 Step = Callable[[dict[str, Any], int], dict[str, Any]]
 
@@ -117,3 +117,16 @@ class ThreadExecutor(TrialExecutor):
 
     def cleanup(self, trial: Trial) -> None:  # type: ignore[override]  # as the document has it
         self._called("cleanup", trial)
+
+
+def run(executor: TrialExecutor, directory: Path, trials: list[Trial], **arguments: Any) -> TrialRunner:
+    """Runs trials to their ends."""
+    runner = TrialRunner(trial_executor=executor, local_checkpoint_dir=directory, verbose=0, **arguments)
+    for trial in trials:
+        runner.add_trial(trial)
+    try:
+        while not runner.is_finished():
+            runner.step()
+    finally:
+        runner.close()
+    return runner
