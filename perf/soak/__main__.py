@@ -34,7 +34,7 @@ from rich.console import Console
 from rich.table import Table
 
 from perf.soak.growth import Growth, growths
-from perf.soak.held import BLOCKS_VARIABLE, COUNTING, files_below, held_below
+from perf.soak.held import COUNTING, COUNTS_VARIABLE, files_below, held_below
 from transport.files.json_lines import append_line
 from transport.process.launch import guarded
 
@@ -69,13 +69,13 @@ def main() -> int:
 
 def soak(directory: Path, steps: int, *, demo: bool, pause: float) -> int:
     """Runs the job in `directory` to its last step; prints the table. Returns the exit code."""
-    for name in ("site", "blocks", "tmp"):
+    for name in ("site", "counts", "tmp"):
         (directory / name).mkdir()
     (directory / "site" / "sitecustomize.py").write_text(COUNTING)
     paths = [str(directory / "site"), *filter(None, [os.environ.get("PYTHONPATH")])]
     variables = {
         "PYTHONPATH": ":".join(paths),
-        BLOCKS_VARIABLE: str(directory / "blocks"),
+        COUNTS_VARIABLE: str(directory / "counts"),
         "TMPDIR": str(directory / "tmp"),
     }
     environment = os.environ | variables
@@ -150,7 +150,7 @@ def _watch(
     with _viewed(directory / "job", environment):
         while step < steps and job.poll() is None:
             step = _newest_step(directory / "job")
-            held = [[*key, value] for key, value in held_below(os.getpid(), directory / "blocks").items()]
+            held = [[*key, value] for key, value in held_below(os.getpid(), directory / "counts").items()]
             for name, files in (("job's directory", "job"), ("temporary directories", "tmp")):
                 held += [[name, *found] for found in files_below(directory / files).items()]
             samples.append({"step": step, "time": time.time(), "held": held})

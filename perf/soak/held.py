@@ -1,11 +1,13 @@
-"""What the processes of a job hold: memory, Python's blocks, descriptors, threads, and the files that they leave.
+"""What the processes of a job hold: memory, its heap, Python's blocks, descriptors, threads, and the files that they leave.
 
-All but the blocks are read from `/proc`. Python's blocks a process counts itself: `COUNTING`, as a `sitecustomize` on its path,
-has it write them to a file of its pid again and again.
+All but heap and blocks are read from `/proc`. Those a process counts itself: `COUNTING`, as a `sitecustomize` on its path, has
+it write them to a file of its pid again and again. Memory that was freed and that the C library keeps is "heap free MB": it is
+resident, and no object is in it.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from collections import Counter
 from collections.abc import Iterable
@@ -13,22 +15,36 @@ from pathlib import Path
 
 from transport.process.launch import descendants
 
-BLOCKS_VARIABLE = "SOAK_BLOCKS"
-"""Names the directory where each process of Python writes its blocks."""
+COUNTS_VARIABLE = "SOAK_COUNTS"
+"""Names the directory where each process of Python writes its counts."""
 
 COUNTING = f"""
-import os, sys, threading
+import ctypes, json, os, sys, threading
+
+class Heap(ctypes.Structure):  # glibc's struct mallinfo2
+    names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
+    _fields_ = [(name, ctypes.c_size_t) for name in names]
+
+def counts():
+    found = dict(blocks=sys.getallocatedblocks())
+    mallinfo2 = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if mallinfo2 is not None:
+        mallinfo2.restype = Heap
+        heap = mallinfo2()
+        found["heap used MB"] = (heap.uordblks + heap.hblkhd) / 2**20
+        found["heap free MB"] = heap.fordblks / 2**20
+    return found
 
 def count():
-    path = os.path.join(os.environ["{BLOCKS_VARIABLE}"], str(os.getpid()))
+    path = os.path.join(os.environ["{COUNTS_VARIABLE}"], str(os.getpid()))
     pause = threading.Event()
     while not pause.wait(1.0):
         with open(path + ".new", "w") as file:
-            file.write(str(sys.getallocatedblocks()))
+            json.dump(counts(), file)
         os.replace(path + ".new", path)
 
-if "{BLOCKS_VARIABLE}" in os.environ:
-    threading.Thread(target=count, name="counting blocks", daemon=True).start()
+if "{COUNTS_VARIABLE}" in os.environ:
+    threading.Thread(target=count, name="counting", daemon=True).start()
 """
 
 _NAMES = (
@@ -46,14 +62,14 @@ _NAMES = (
 """What a command line has, and the name of such a process."""
 
 
-def held_below(root: int, blocks: Path) -> dict[tuple[str, str], float]:
+def held_below(root: int, counts: Path) -> dict[tuple[str, str], float]:
     """Returns what the processes below `root` hold, by the process's name and the measure; those of one name together."""
     held: Counter[tuple[str, str]] = Counter()
     for pid in descendants(root):
         try:
             name = _name(pid)
             status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
-            found = {
+            found: dict[str, float] = {
                 "processes": 1,
                 "resident MB": int(status["VmRSS"].split()[0]) / 1024,
                 "threads": int(status["Threads"]),
@@ -61,10 +77,10 @@ def held_below(root: int, blocks: Path) -> dict[tuple[str, str], float]:
             }
         except (OSError, KeyError):
             continue  # it has just ended
+        if (count := counts / str(pid)).exists():
+            found |= json.loads(count.read_text())
         for measure, value in found.items():
             held[name, measure] += value  # type: ignore[assignment]  # a Counter adds numbers of any type
-        if (count := blocks / str(pid)).exists():
-            held[name, "blocks"] += int(count.read_text())
     return dict(held)
 
 

@@ -17,7 +17,7 @@ from inference.base import GenerateRequest, SamplingParameters
 from inference.loads import Claim, Origin
 from perf.soak.answering import LETTERS, WholeJobAnswers
 from perf.soak.growth import growths
-from perf.soak.held import files_below, held_below
+from perf.soak.held import COUNTING, files_below, held_below
 from tests.support.fake_inference import weight_update
 
 
@@ -64,15 +64,40 @@ def test_a_process_is_found_with_what_it_holds(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        (tmp_path / str(process.pid)).write_text("12345")
+        (tmp_path / str(process.pid)).write_text('{"blocks": 12345, "heap used MB": 1.5}')
         held = held_below(process.pid, tmp_path)
         assert held == {}, "nothing is below it"
         mine = held_below(os.getpid(), tmp_path)
         process.communicate()
-    values = {measure: value for (_, measure), value in mine.items() if measure in ("blocks", "resident MB", "threads")}
-    assert values["blocks"] == 12345
+    values = {
+        measure: value
+        for (_, measure), value in mine.items()
+        if measure in ("blocks", "heap used MB", "resident MB", "threads")
+    }
+    assert (values["blocks"], values["heap used MB"]) == (12345, 1.5)
     assert values["resident MB"] > 1
     assert values["threads"] >= 1
+
+
+def test_a_process_counts_its_blocks_and_its_heap(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(COUNTING)
+    program = """
+import json, sitecustomize
+before = sitecustomize.counts()
+kept = [bytes(2000) for _ in range(5000)]
+print(json.dumps([before, sitecustomize.counts()]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        check=True,
+        cwd=tmp_path,
+    )
+    before, after = orjson.loads(done.stdout)
+    assert after["blocks"] - before["blocks"] >= 5000
+    assert 9 < after["heap used MB"] - before["heap used MB"] < 12
+    assert after["heap free MB"] >= 0
 
 
 def test_files_are_counted_with_their_bytes(tmp_path: Path) -> None:
