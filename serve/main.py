@@ -9,7 +9,6 @@ import asyncio
 import logging
 import os
 import shlex
-import ssl
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +21,7 @@ from job.serving.config import ServeConfig
 from serve.access import load_tokens
 from serve.app import Access, build_app
 from serve.audit import AuditLog
+from serve.certificate import Certificate
 from serve.jobs import Jobs
 from serve.listening import listening
 from serve.origin import own_names
@@ -77,7 +77,9 @@ async def _run(
         end_at_second_request(request, number)
         stopped.set()
 
-    async with listening(app, config.host, config.port, _certificate(config)) as port:
+    certificate = _certificate(config)
+    context = certificate.context if certificate is not None else None
+    async with listening(app, config.host, config.port, context) as port:
         say(_greeting(config, port, token_files))
         notify(f"STATUS={_url(config, port)}, how to open it is in its log")
         ready()
@@ -85,6 +87,8 @@ async def _run(
         with StopSignals(stop):
             while not stopped.is_set():  # the handler of a signal runs when the loop wakes
                 heartbeat.beat()
+                if certificate is not None:
+                    await asyncio.to_thread(certificate.refresh)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(POLL_SECONDS):
                         await stopped.wait()
@@ -122,16 +126,10 @@ def _state_directory(jobs: Jobs, config: ServeConfig) -> Path:
     return first.directory / STATE
 
 
-def _certificate(config: ServeConfig) -> ssl.SSLContext | None:
+def _certificate(config: ServeConfig) -> Certificate | None:
     if config.tls_certificate is None:
         return None
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
-        context.load_cert_chain(config.tls_certificate, config.tls_key)
-    except (OSError, ssl.SSLError) as error:
-        raise UserError(
-            f"tls_certificate = {str(config.tls_certificate)!r}, tls_key = {str(config.tls_key)!r}: {error}; expected PEM files "
-            "of a certificate and of its key"
-        ) from None
-    return context
+        return Certificate(config.tls_certificate, config.tls_key)
+    except ValueError as error:
+        raise UserError(str(error)) from None

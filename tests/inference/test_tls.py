@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import datetime
 import ipaddress
 import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,14 +16,18 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from inference import server, wire
-from inference.base import InferenceError, SamplingParameters, ServerUnreachable
-from inference.clients.http_sessions import HttpSessions, call
+from inference import server
+from inference.base import InferenceError, SamplingParameters
+from inference.clients import http_sessions
+from inference.clients.http_sessions import HttpSessions
 from inference.config import InferenceConfig, PoolConfig
 from inference.pool.pool import InferencePool
 from tests.inference.pool.test_pool import timed_out_after_a_look
 from tests.inference.test_server import HEALTHY, config_of, stand_in, stop_this_process
 from tests.support.fake_inference import FakeServer, weight_update
+from tests.support.polling import until
+from transport.files import watched
+from transport.outages import Outages
 
 SAMPLING = SamplingParameters(temperature=1.0, max_tokens=4, stop_token_ids=())
 
@@ -41,22 +46,31 @@ class Identity:
         return context
 
 
-def make_identity(directory: Path) -> Identity:
+def make_identity(directory: Path, authority: Identity | None = None, *, ended: bool = False) -> Identity:
+    """Makes a certificate signed by `authority`, or by itself, which is valid for a day, or was until yesterday."""
     key = ec.generate_private_key(ec.SECP256R1())
+    # Named after its directory: OpenSSL looks authorities up by their name.
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, directory.name)])
-    now = datetime.datetime.now(datetime.UTC)
+    issuer, issuer_key = name, key
+    if authority is not None:
+        issuer = x509.load_pem_x509_certificate(authority.certificate.read_bytes()).subject
+        loaded = serialization.load_pem_private_key(authority.key.read_bytes(), None)
+        assert isinstance(loaded, ec.EllipticCurvePrivateKey)
+        issuer_key = loaded
+    day = datetime.timedelta(days=1)
+    ends = datetime.datetime.now(datetime.UTC) + (-day if ended else day)
     address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
     certificate = (
         x509.CertificateBuilder()
         .subject_name(name)
-        .issuer_name(name)
+        .issuer_name(issuer)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
+        .not_valid_before(ends - 2 * day)
+        .not_valid_after(ends)
         .add_extension(x509.SubjectAlternativeName([address]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
+        .add_extension(x509.BasicConstraints(ca=authority is None, path_length=None), critical=True)
+        .sign(issuer_key, hashes.SHA256())
     )
     directory.mkdir()
     (directory / "certificate.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
@@ -114,21 +128,64 @@ async def test_a_server_that_nobody_vouches_for_is_not_spoken_to(
         assert not fake.answers
 
 
-@pytest.mark.slow
-async def test_an_authority_that_is_added_counts_without_a_restart(identity: Identity, tmp_path: Path) -> None:
-    ca_file, former = tmp_path / "ca.pem", make_identity(tmp_path / "former")
-    ca_file.write_bytes(former.certificate.read_bytes())
-    async with FakeServer(identity.context) as fake, HttpSessions(PoolConfig(ca_file=ca_file)) as sessions:
-        with pytest.raises(ServerUnreachable, match="certificate"):
-            await call(sessions.admin, f"{fake.url}{wire.STATUS_PATH}", None)
-        ca_file.write_bytes(former.certificate.read_bytes() + identity.certificate.read_bytes())
-        async with asyncio.timeout(30.0):
-            while True:
-                try:
-                    await call(sessions.admin, f"{fake.url}{wire.STATUS_PATH}", None)
-                    break
-                except ServerUnreachable:
-                    await asyncio.sleep(0.1)
+async def test_a_certificate_that_ended_is_named_and_another_is_taken(tmp_path: Path) -> None:
+    authority = make_identity(tmp_path / "authority")
+    first, ended, last = (
+        make_identity(tmp_path / name, authority, ended=name == "ended") for name in ("first", "ended", "last")
+    )
+    outages, context = Outages(), first.context
+    async with FakeServer(context) as fake, following(fake, authority.certificate, outages) as pool:
+        context.load_cert_chain(ended.certificate, ended.key)
+        await fake.cut()
+        await until(lambda: "certificate has expired" in outages.describe(), "the reason")
+        context.load_cert_chain(last.certificate, last.key)
+        await until(lambda: not outages.current(), "the end of the outage")
+        await pool.generate(np.arange(2, dtype=np.int32), SAMPLING, affinity="a")
+
+
+async def test_another_authority_is_taken_while_a_run_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Also by model calls and weights that are sent; a file that is written at the moment changes nothing."""
+    old, new = make_identity(tmp_path / "old"), make_identity(tmp_path / "new")
+    authorities = tmp_path / "ca.pem"
+    authorities.write_bytes(old.certificate.read_bytes())
+    (tmp_path / "STABLE").touch()
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    outages, context = Outages(), old.context
+    async with FakeServer(context) as fake, following(fake, authorities, outages, send_weights=True) as pool:
+        authorities.write_bytes(b"no certificate")
+        await until(lambda: "stays in use" in caplog.text, "a complaint")
+        await pool.generate(np.arange(2, dtype=np.int32), SAMPLING, affinity="a")
+        context.load_cert_chain(new.certificate, new.key)
+        await fake.cut()
+        await until(lambda: "certificate verify failed" in outages.describe(), "the reason")
+        authorities.write_bytes(new.certificate.read_bytes())
+        await until(lambda: not outages.current(), "the end of the outage")
+        await pool.update_weights(replace(weight_update(3), directory=tmp_path))
+        turn = await pool.generate(np.arange(2, dtype=np.int32), SAMPLING, affinity="a")
+        assert turn.policy_version == 3
+
+
+@asynccontextmanager
+async def following(
+    fake: FakeServer, authorities: Path, outages: Outages, send_weights: bool = False
+) -> AsyncIterator[InferencePool]:
+    """A pool of one server, which looks often at it and at its files."""
+    config = PoolConfig(
+        urls=[fake.url],
+        ca_file=authorities,
+        send_weights=send_weights,
+        health_interval_seconds=0.02,
+        startup_timeout_seconds=60,
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (watched, http_sessions):
+            patch.setattr(module, "LOOK_SECONDS", 0.02)
+        pool = InferencePool(config, "model", outages=outages)
+        try:
+            await pool.start()
+            yield pool
+        finally:
+            await pool.close()
 
 
 async def test_certificates_are_read_only_for_servers_under_https(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,11 +75,17 @@ def test_it_serves_yields_the_cpu_and_ends_on_request(tmp_path: Path) -> None:
     assert not (tmp_path / "serve" / "audit.jsonl").exists()
 
 
-def test_a_name_beyond_loopback_needs_tls_and_gets_it(tmp_path: Path) -> None:
-    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+def make_certificate(directory: Path) -> tuple[Path, Path]:
+    """Makes a certificate for 127.0.0.1 that vouches for itself, and its key."""
+    certificate, key = directory / "certificate.pem", directory / "key.pem"
     command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
     names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
     subprocess.run([*command, *names, "-keyout", key, "-out", certificate], check=True, capture_output=True)
+    return certificate, key
+
+
+def test_a_name_beyond_loopback_needs_tls_and_gets_it(tmp_path: Path) -> None:
+    certificate, key = make_certificate(tmp_path)
     with pytest.raises(ValueError, match="can be reached from other machines"):
         ServeConfig(host="0.0.0.0")
     ServeConfig(host="0.0.0.0", tls_certificate=certificate, tls_key=key)
@@ -90,6 +96,26 @@ def test_a_name_beyond_loopback_needs_tls_and_gets_it(tmp_path: Path) -> None:
             status_of(url)  # the machine's authorities do not know it
         with pytest.raises(OSError):  # noqa: PT011 - reset, or an empty answer
             status_of(url.replace("https", "http"))
+
+
+def test_a_certificate_is_replaced_while_it_serves(tmp_path: Path) -> None:
+    certificate, key = make_certificate(tmp_path)
+    (tmp_path / "new").mkdir()
+    new, its_key = make_certificate(tmp_path / "new")
+    expects_new = ssl.create_default_context(cafile=new)
+    with served(tmp_path, "--tls-certificate", certificate, "--tls-key", key) as (_, url):
+        with pytest.raises(urllib.error.URLError):
+            status_of(url, context=expects_new)
+        for source, target in ((its_key, key), (new, certificate)):
+            source.replace(target)
+        wait_until(lambda: is_answered(url, expects_new), "the new certificate")
+
+
+def is_answered(url: str, context: ssl.SSLContext) -> bool:
+    try:
+        return status_of(url, context=context) == 200
+    except urllib.error.URLError:
+        return False
 
 
 def test_a_wrong_start_says_what_to_do(tmp_path: Path) -> None:

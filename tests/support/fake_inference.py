@@ -164,6 +164,11 @@ class FakeServer:
         """Stops listening and cuts every connection, as a killed process does."""
         await self._runner.cleanup()
 
+    async def cut(self) -> None:
+        """Cuts every connection, and goes on to serve on the same port."""
+        await self.vanish()
+        await self.listen(self.port)
+
     async def restart(self) -> None:
         """Comes back on the same port with the weights it was started with."""
         self.begin_anew()
