@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from job.replay.replay import Settings
@@ -31,8 +32,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="import and call the advantage function that the dump names, if it is not built in",
     )
-    parser.add_argument("--dump", dest="named", action="store_true", help="may stand before DUMP")
-    parser.add_argument("dump", type=Path, metavar="DUMP", help="a dump's directory, such as raw_rollouts/step_7")
+    parser.add_argument("--dump", dest="named", type=Path, metavar="DUMP", help="the same, by name")
+    parser.add_argument(
+        "dump", type=Path, nargs="?", metavar="DUMP", help="a dump's directory, such as raw_rollouts/step_7"
+    )
+
+
+def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
+    """Returns the arguments, with the one dump as `dump`, however it was given. Exits as a parser does."""
+    given = parser.parse_args(arguments)
+    dumps = [dump for dump in (given.dump, given.named) if dump is not None]
+    if len(dumps) != 1:
+        parser.error(f"expected one DUMP, found {len(dumps)}")
+    (given.dump,) = dumps
+    return given
 
 
 def settings_of(given: argparse.Namespace, **settings: float) -> Settings:

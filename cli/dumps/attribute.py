@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from cli.arguments.replay import add_arguments, settings_of
+from cli.arguments.replay import add_arguments, parse, settings_of
 from cli.display.console import console_for
 from cli.display.replay_tables import attribution_table, print_whole_step
 from job.replay.attribute import attribute_dump
@@ -18,7 +18,7 @@ PIPE_WIDTH = 120
 
 def main(arguments: list[str]) -> int:
     """Runs the command. Raises `UserError` for a dump that cannot be replayed."""
-    given = _parser().parse_args(arguments)
+    given = parse(_parser(), arguments)
     dump = open_trusted(given.dump, given.trust)
     how = {"rounds": 1, "baseline_seconds": 0.5} if given.quick else {"rounds": 3, "baseline_seconds": 1.0}
     settings = settings_of(given, **how)

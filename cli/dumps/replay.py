@@ -6,7 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
-from cli.arguments.replay import add_arguments, settings_of
+from cli.arguments.replay import add_arguments, parse, settings_of
 from cli.display.console import console_for
 from cli.display.replay_tables import print_replay, print_whole_step
 from job.replay.lag_trace import LagTrace
@@ -27,7 +27,7 @@ BEFORE_SECONDS = 0.25
 
 def main(arguments: list[str]) -> int:
     """Runs the command. Raises `UserError` for a dump that cannot be replayed."""
-    given = _parser().parse_args(arguments)
+    given = parse(_parser(), arguments)
     if given.timeline is not None and given.timeline.suffix not in PICTURES:
         raise UserError(f"--timeline {given.timeline}: expected a file that ends in {', '.join(PICTURES)}")
     settings = settings_of(given)

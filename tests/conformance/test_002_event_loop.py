@@ -46,14 +46,15 @@ def test_the_printed_configuration_is_read() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("named", ["--dump DUMP", "--dump=DUMP"])
 def test_the_printed_command_attributes_the_lag_of_a_dump_to_phases(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], named: str
 ) -> None:
     dump = tmp_path / "raw_rollouts" / "step_8"
     shape = Shape(rollouts=8, turns=2, tokens=200, layers=2, top_k=2, experts=8)
     write_dump(dump, header_of(shape), synthetic_rollouts(shape))
-    command = f"attribute --dump {dump} --gather-chunk-size 128 --synthetic-traffic 200 --quick --json"
-    assert main(command.split()) == 0
+    options = "--gather-chunk-size 128 --synthetic-traffic 200 --quick --json"
+    assert main(f"attribute {named} {options}".replace("DUMP", str(dump)).split()) == 0
     found = json.loads(capsys.readouterr().out)
     assert [row["phase"] for row in found] == ["finalize", "merge", "records", "commit", "malloc_trim"]
     assert all(row["alone"]["event_loop_lag"]["n"] > 0 for row in found)
