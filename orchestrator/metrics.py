@@ -57,16 +57,16 @@ def newest_step(path: Path) -> int:
 
 
 def log_step(line: Mapping[str, Any], total_steps: int) -> None:
-    """Logs a step in one line: its reward and rollouts, the lag, and its phases, the longest first."""
+    """Logs a step in one line: its reward and rollouts, the lag, and its phases in seconds, the longest first."""
     phases = {name.removeprefix("phase/"): value for name, value in line.items() if name.startswith("phase/")}
     ordered = sorted(phases.items(), key=lambda item: -item[1])
     logger.info(
         "step %d/%d  reward %.3f  staleness %.2f  rollouts %d (%d failed, %d filtered, %d cancelled)  policy %d  "
-        "lag p99 %.1f ms max %.1f ms  phases: %s%s%s",
+        "lag p99 %.1f ms max %.1f ms  phase breakdown: %s%s%s",
         line["step"], total_steps, line["reward/mean"], line["staleness/mean"],
         line["rollouts/completed"], line["rollouts/failed"], line["rollouts/filtered"], line["rollouts/cancelled"],
         line["policy/version"], line["event_loop_lag/p99"] * 1e3, line["event_loop_lag/max"] * 1e3,
-        ", ".join(f"{name} {seconds * 1e3:.1f} ms" for name, seconds in ordered), _blame(line), _failures(line),
+        ", ".join(f"{name}={seconds:.4f}" for name, seconds in ordered), _blame(line), _failures(line),
     )  # fmt: skip
 
 
