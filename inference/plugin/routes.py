@@ -101,8 +101,7 @@ class CounterpointRoutes:
         self.secret = identity.read(identity_file)
         self.updater = Updater(engine_client, self.models, Loads(self.instance, self.secret, identity_file))
         self.receiver = Receiver(Path(engine_client.model_config.model))
-        self.serves_adapters = engine_client.vllm_config.lora_config is not None
-        self.scores_one_by_one = self.serves_adapters and bool(current_platform.is_cpu())
+        self.scores_one_by_one = self.updater.serves_adapters and bool(current_platform.is_cpu())
         settings = settings_of(engine_client, args)
         self.parser = None if settings is None else ParserProcess(settings)
         self.draining = False
@@ -224,7 +223,7 @@ class CounterpointRoutes:
                     raise Refusal(HTTPStatus.BAD_REQUEST, "a probe is {model: name, token_ids: [two or more integers]}")
             if len(token_ids) > MAX_PROBE_TOKENS:
                 raise Refusal(HTTPStatus.BAD_REQUEST, f"a probe has at most {MAX_PROBE_TOKENS} tokens")
-            prompts = scoring_prompts(token_ids, 1, one_by_one=self.serves_adapters)
+            prompts = scoring_prompts(token_ids, 1, one_by_one=self.updater.serves_adapters)
             ran = await self._run(model, prompts, raw_request, salt=uuid.uuid4().hex)
         except Refusal as refusal:
             return _answer({"error": str(refusal)}, refusal.status)

@@ -51,6 +51,7 @@ class Updater:
     def __init__(self, engine: EngineClient, models: Any, loads: Loads) -> None:
         self.loads = loads
         self.adapters = Adapters(engine, models, self.loads)
+        self.serves_adapters = engine.vllm_config.lora_config is not None
         self._engine = engine
         self._lock = asyncio.Lock()
         self._dtype = str(engine.model_config.dtype).removeprefix("torch.")
@@ -79,6 +80,11 @@ class Updater:
             raise
         except ValueError as error:
             raise UpdateRefused(str(error)) from error
+        if adapter is None and self.serves_adapters:
+            raise UpdateRefused(
+                "this server serves adapters (lora in [inference]), and full weights would replace the model below them; use a "
+                "server without lora, or train an adapter"
+            )
         async with self._lock:
             if adapter is not None:
                 self.adapters.look(adapter)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,7 +88,8 @@ def subject_of(run: RunConfig, checkpoint: Checkpoint | None, model: str | None,
                 "--server with --checkpoint: full weights would replace those that the server has; leave --server out"
             )
         return Subject(str(checkpoint.directory), described, checkpoint.step)
-    name = adapter_name(run.run_id)
+    # A name of this process alone: one that was killed owns its name until the server ends, and the run itself has one, too.
+    name = f"{adapter_name(run.run_id)}-{secrets.token_hex(4)}"
     if checkpoint.probe is None:
         if servers:
             raise UserError(

@@ -32,6 +32,7 @@ from job.evaluation.server import (
 )
 from job.evaluation.subject import find_checkpoint, subject_of
 from orchestrator.evaluation.result import result_of
+from orchestrator.evaluation.versions import adapter_name
 from run.config import RunConfig
 from run.evaluations import EvaluationConfig
 from tests.orchestrator.toy_model import make_toy_model
@@ -120,7 +121,7 @@ def test_an_adapter_is_loaded_and_proven_at_a_running_server(
     line = orjson.loads((output / "evaluations.jsonl").read_bytes())
     assert (line["step"], line["policy_version/max"], line["checkpoint"]) == (7, 7, str(steps / "step_7"))
     assert inference.versions == [7]
-    assert inference.unloaded == ["default.evaluation"]
+    assert [name.rpartition("-")[0] for name in inference.unloaded] == ["default.evaluation"]
 
 
 @pytest.mark.slow
@@ -235,6 +236,9 @@ def test_the_server_of_each_kind_of_checkpoint(file: Path, tmp_path: Path) -> No
     server = server_of(given, proven, subject, tmp_path)
     assert server.lora is not None
     assert (server.model, server.lora.max_rank, server.extra_args) == (run.model, 16, [])
+
+    names = {subject_of(run, proven, None, ["http://127.0.0.1:1"]).name for _ in range(2)}
+    assert len({*names, adapter_name(run.run_id)}) == 3, "one that was killed keeps its name from nobody"
 
     plain = find_checkpoint(adapter(tmp_path / "adapter", 3, probe=False))
     subject = subject_of(run, plain, None, [])

@@ -154,6 +154,17 @@ async def test_a_stock_server_takes_no_full_weights(lora_server: ServerProcess) 
             await pool.update_weights(update)
 
 
+async def test_a_server_of_adapters_takes_no_full_weights(lora_server: ServerProcess) -> None:
+    model = Path(lora_server.config.model)
+    (model / "STABLE").touch()
+    async with pool_at(lora_server, "run-full") as pool:
+        await pool.update_weights(update_to(lora_server, 1, "run-full"))
+        with pytest.raises(InferenceError, match=r"serves adapters .*a server without lora"):
+            await pool.update_weights(replace(update_to(lora_server, 2, "x", model), adapter=None))
+        await pool.update_weights(update_to(lora_server, 1, "run-full"))
+        assert agrees(lora_server, 1, await pool.generate(PROMPT, SAMPLING, affinity="a"))
+
+
 @pytest.mark.parametrize("token", [None, "wrong"])
 async def test_nothing_but_health_and_metrics_is_open_without_the_token(
     lora_server: ServerProcess, token: str | None

@@ -11,9 +11,12 @@ import errno
 import logging
 import math
 import os
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from socket import IPPROTO_TCP, TCP_INFO
+from socket import socket as socket_of
 from typing import Any
 
 import zmq
@@ -57,6 +60,10 @@ class ZmqConnection:
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._socket: zmq.Socket[bytes] | None = None
         self._monitor: zmq.Socket[bytes] | None = None
+        self._descriptor = -1
+        """Of the newest connection, which ZMQ owns."""
+        self._heard: float | None = None
+        """When anything last came by it, on the monotonic clock; None where the kernel does not tell."""
 
     def open(self) -> None:
         """See `Connection`."""
@@ -75,7 +82,7 @@ class ZmqConnection:
                 keys.public,
                 keys.secret,
             )
-        events = zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED | _FAILED_HANDSHAKES
+        events = zmq.Event.CONNECTED | zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED | _FAILED_HANDSHAKES
         self._monitor = socket.get_monitor_socket(events)
         self._socket = socket
         socket.connect(self._address)
@@ -87,7 +94,8 @@ class ZmqConnection:
         for socket in (self._socket, self._monitor):
             if socket is not None:
                 poller.register(socket, zmq.POLLIN)
-        poller.poll(_milliseconds(timeout))
+        self._note_heard()
+        poller.poll(_milliseconds(timeout if self._heard is None else min(timeout, self._heartbeat_seconds)))
         # The monitor is read first and reported last, so that nothing that arrived before a loss is lost with it.
         changes = self._read_monitor()
         events: list[Connected | Lost | Arrived] = [*self._read_messages()]
@@ -114,14 +122,23 @@ class ZmqConnection:
     def _read_monitor(self) -> list[Connected | Lost]:
         changes: list[Connected | Lost] = []
         while self._monitor is not None and self._monitor.poll(0):
-            event = zmq.Event(recv_monitor_message(self._monitor)["event"])
-            if event is zmq.Event.HANDSHAKE_SUCCEEDED:
+            message = recv_monitor_message(self._monitor)
+            event = zmq.Event(message["event"])
+            if event is zmq.Event.CONNECTED:
+                self._descriptor = int(message["value"])
+            elif event is zmq.Event.HANDSHAKE_SUCCEEDED:
                 changes.append(Connected())
             elif event in _FAILED_HANDSHAKES:
                 changes.append(Lost(_handshake_failure(event)))
             else:
-                changes.append(Lost("the connection broke, or its heartbeat stopped"))
+                silent_seconds = 0.0 if self._heard is None else time.monotonic() - self._heard
+                changes.append(Lost("the connection broke, or its heartbeat stopped", silent_seconds))
         return changes
+
+    def _note_heard(self) -> None:
+        silent_seconds = _silence(self._descriptor)
+        if silent_seconds is not None:
+            self._heard = time.monotonic() - silent_seconds
 
     def _read_messages(self) -> list[Arrived]:
         messages: list[Arrived] = []
@@ -134,6 +151,7 @@ class ZmqConnection:
             return
         _close(self._socket, self._monitor, linger)
         self._socket = self._monitor = None
+        self._descriptor, self._heard = -1, None
 
 
 class ZmqListener:
@@ -278,6 +296,15 @@ def _handshake_failure(event: zmq.Event) -> str:
             return "the handshake failed: the other end has no or the wrong CURVE keys, or is no ZMQ peer"
         case _:
             return "the handshake failed: the other end hung up or did not answer in time"
+
+
+def _silence(descriptor: int) -> float | None:
+    """Returns for how many seconds nothing has come by a TCP connection, a heartbeat included; None for any other descriptor."""
+    try:
+        with socket_of(fileno=os.dup(descriptor)) as connection:
+            return int.from_bytes(connection.getsockopt(IPPROTO_TCP, TCP_INFO, 60)[52:56], sys.byteorder) / 1000
+    except OSError:
+        return None
 
 
 def _origin(frames: Sequence[zmq.Frame]) -> str:

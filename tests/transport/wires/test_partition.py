@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -69,7 +70,10 @@ async def test_a_link_is_back_soon_after_a_partition(
     # An established link that is cut, and whose peer is found again.
     greeted = asyncio.create_task(asyncio.to_thread(answer, receiver))
     peer.cut()
+    cut_at = time.time()
     await asyncio.sleep(7.5)
+    assert link.outage is not None
+    assert cut_at - 5 <= link.outage.since <= cut_at + 0.2, "when the trainer was heard last, not when that was noticed"
     peer.heal()
     async with asyncio.timeout(3):
         assert isinstance(await hear(link), Ready)
