@@ -28,6 +28,8 @@ SILENT_SECONDS = 30.0
 LONGEST_PAUSE_SECONDS = 5.0
 """Between two of these checks."""
 
+_ROUNDING = 1e-6
+
 ONE_TOKEN = SamplingParameters(temperature=1.0, max_tokens=1, stop_token_ids=())
 
 
@@ -49,16 +51,20 @@ async def watched(
 async def _watch(
     client: ServerClient, interval: float, loading: asyncio.Timeout, on_lost: Callable[[str], None]
 ) -> None:
-    answered = time.monotonic()
+    pause = min(interval, LONGEST_PAUSE_SECONDS, SILENT_SECONDS / 4)
+    silent = 0.0  # no longer than was planned to be waited: this process may have been stopped meanwhile
     while True:
-        await asyncio.sleep(min(interval, LONGEST_PAUSE_SECONDS, SILENT_SECONDS / 4))
-        left = answered + SILENT_SECONDS - time.monotonic()
+        await asyncio.sleep(pause)
+        silent += pause
+        patience = max(0.0, min(SILENT_SECONDS - silent, SILENT_SECONDS / 3))
+        began = time.monotonic()
         try:
-            async with asyncio.timeout(min(left, SILENT_SECONDS / 3)):
+            async with asyncio.timeout(patience):
                 await client.identify()
-            answered = time.monotonic()
+            silent = 0.0
         except (InferenceError, TimeoutError) as error:
-            if time.monotonic() - answered >= SILENT_SECONDS:
+            silent += min(time.monotonic() - began, patience)
+            if silent >= SILENT_SECONDS - _ROUNDING:
                 last = f" (the last: {error})" if str(error) else ""
                 on_lost(f"no health check was answered for {SILENT_SECONDS:g} s{last}")
                 loading.reschedule(0.0)

@@ -12,14 +12,26 @@ ABSENT_SECONDS = 30.0
 """How long a server may answer no request while its engine has none: something before the engine holds them back."""
 
 STUCK_SECONDS = 120.0
-"""How long it may answer none while its engine has requests and computes no token. On a CPU one step may take a minute."""
+"""How long it may answer none while its engine has requests and computes no token. On a CPU one step may take a minute. Each time
+that it takes longer, it is given twice as long from then on."""
 
 
 class Progress:
-    """One server's, as its monitor observes it from time to time. `longest` is the deadline of a request, in seconds."""
+    """One server's, as its monitor observes it from time to time.
 
-    def __init__(self, longest: float) -> None:
+    `longest` is the deadline of a request, in seconds. After more than `longest_pause` seconds without a look all counts anew:
+    this process was stopped, and perhaps the server, too.
+    """
+
+    def __init__(self, longest: float, longest_pause: float) -> None:
         self._longest = longest
+        self._longest_pause = longest_pause
+        self._stuck_seconds = STUCK_SECONDS
+        self.begin()
+
+    def begin(self) -> None:
+        """Begins to count, when the server begins to serve."""
+        self._looked_at = 0.0
         self._answered: int | None = None
         self._answered_at = self._computed_at = 0.0
         self._last: Observation | None = None
@@ -31,7 +43,9 @@ class Progress:
         `now` is in seconds. `requests` are at it, and `answered` is how many it has ever answered. `seen` is its report, None if
         it gave none this time.
         """
-        if not requests or answered != self._answered:
+        paused = now - self._looked_at > self._longest_pause
+        self._looked_at = now
+        if not requests or answered != self._answered or paused:
             self._answered, self._answered_at, self._computed_at = answered, now, now
         if seen is not None:
             if self._last is not None and seen.tokens != self._last.tokens:
@@ -44,6 +58,8 @@ class Progress:
             return ""
         if not self._last.held and now - self._computed_at >= ABSENT_SECONDS:
             return f"{what} {ABSENT_SECONDS:g} s, and its engine has none: something between here and there holds them back"
-        if now - self._computed_at >= STUCK_SECONDS:
-            return f"{what} {STUCK_SECONDS:g} s, and its engine computed no token meanwhile"
+        if now - self._computed_at >= self._stuck_seconds:
+            found = f"{what} {self._stuck_seconds:g} s, and its engine computed no token meanwhile"
+            self._stuck_seconds *= 2
+            return found
         return ""

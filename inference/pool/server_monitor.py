@@ -126,7 +126,8 @@ class ServerMonitor:
         self._slow_checks = 0
         self._silent = False
         """Whether it went out because it did not answer in time, or was not reached. No update waits for it until it serves."""
-        self._progress = Progress(config.request_timeout_seconds)
+        longest_pause = 2 * config.health_interval_seconds + HEALTH_DEADLINE_SECONDS + LOAD_DEADLINE_SECONDS
+        self._progress = Progress(config.request_timeout_seconds, longest_pause)
         self._mute = False
         """Whether it went out because it answered no requests. It has to answer one before it serves again."""
         self._not_before = 0.0
@@ -420,7 +421,7 @@ class ServerMonitor:
         if wanted is None:
             logger.info("Inference server %s is healthy, with the weights it was started with", self.server.url)
         self._held, self.refusal, self._has_served, self._silent = wanted, None, True, False
-        self._progress = Progress(self._config.request_timeout_seconds)
+        self._progress.begin()
         self._fleet.begin_serving(self.server, None if wanted is None else wanted.version, instance)
         self.activity.serves(instance)
         self._outages.end(self._who)

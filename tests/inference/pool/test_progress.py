@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from inference.clients.capacity import Observation
 from inference.pool.progress import ABSENT_SECONDS, STUCK_SECONDS, Progress
 
-LONGEST = 600.0
+LONGEST, PAUSE = 600.0, 40.0
 
 
 def report(held: int, tokens: int) -> Observation:
@@ -17,7 +17,7 @@ def report(held: int, tokens: int) -> Observation:
 
 def first_reason(looks: list[tuple[float, int, int, Observation | None]]) -> tuple[float, str] | None:
     """Time and reason of the first look at which the server is not to be used any longer."""
-    progress = Progress(LONGEST)
+    progress = Progress(LONGEST, PAUSE)
     reasons = ((now, progress.observe(now, requests, answered, seen)) for now, requests, answered, seen in looks)
     return next((found for found in reasons if found[1]), None)
 
@@ -60,9 +60,32 @@ def test_silence_begins_with_the_first_request() -> None:
     assert found[0] == 500 + ABSENT_SECONDS
 
 
+def test_a_pause_of_this_process_is_no_silence_of_the_server() -> None:
+    """As by a debugger, `docker pause` or a blocked loop: all stood still, and the first look shows what it was before."""
+    before = [(float(now), 8, 3, report(8, 50)) for now in range(100, 110, 2)]
+    for pause in (STUCK_SECONDS + 10, LONGEST + 10):
+        assert first_reason([*before, (108 + pause, 8, 3, report(8, 50)), (110 + pause, 8, 3, report(8, 60))]) is None
+    found = first_reason([*before, *((now, 8, 3, report(8, 50)) for now in range(300, 500, 2))])
+    assert found is not None
+    assert found[0] == 300 + STUCK_SECONDS, "it counts anew"
+
+
+def test_steps_that_take_longer_are_waited_for_once_that_was_seen() -> None:
+    """Of a prompt that one step computes in 200 s: the first one is given up, a later one is not."""
+    progress = Progress(LONGEST, PAUSE)
+
+    def is_given_up(now: int) -> bool:
+        reason = progress.observe(float(now), 8, 3 + now // 400, report(8, now // 200))
+        if reason:
+            progress.begin()
+        return bool(reason)
+
+    assert sum(map(is_given_up, range(0, 2000, 2))) == 1
+
+
 @given(st.lists(st.tuples(st.floats(0.1, ABSENT_SECONDS - 1), st.integers(0, 9), st.booleans(), st.integers(0, 3))))
 def test_a_server_that_answers_now_and_then_stays(looks: list[tuple[float, int, bool, int]]) -> None:
-    now, progress = 1000.0, Progress(LONGEST)
+    now, progress = 1000.0, Progress(LONGEST, PAUSE)
     for answered, (pause, requests, reports, held) in enumerate(looks):
         now += pause
         assert progress.observe(now, requests, answered, report(held, 0) if reports else None) == ""
