@@ -8,41 +8,31 @@ from typing import Any, cast
 
 import pytest
 
-from inference.base import ServerUnreachable
 from inference.clients.client import ServerClient
 from inference.pool import liveness
 from tests.support.polling import until
 
 
 class Client:
-    """Answers health checks while `answers`, and refuses connections then."""
+    """Answers health checks."""
 
     url = "http://server"
-
-    def __init__(self) -> None:
-        self.answers, self.checks = True, 0
+    checks = 0
 
     async def identify(self) -> Any:
         """See `ServerClient`."""
         self.checks += 1
         await asyncio.sleep(0.01)
-        if not self.answers:
-            raise ServerUnreachable("refused")
 
 
 @pytest.mark.slow
 async def test_a_pause_of_this_process_is_no_silence_of_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(liveness, "SILENT_SECONDS", 0.4)
     client, lost = Client(), list[str]()
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(60) as loading:
-            async with liveness.watched(cast(ServerClient, client), 0.05, loading, lost.append):
-                await until(lambda: client.checks >= 2, "health checks")
-                time.sleep(0.6)  # noqa: ASYNC251 - as a debugger stops it
-                seen = client.checks
-                await until(lambda: client.checks >= seen + 3, "further ones")
-                assert lost == []
-                client.answers = False
-                await asyncio.sleep(60)
-    assert len(lost) == 1
-    assert "refused" in lost[0]
+    async with asyncio.timeout(60) as loading:
+        async with liveness.watched(cast(ServerClient, client), 0.05, loading, lost.append):
+            await until(lambda: client.checks >= 2, "health checks")
+            time.sleep(0.6)  # noqa: ASYNC251 - as a debugger stops it
+            seen = client.checks
+            await until(lambda: client.checks >= seen + 3, "further ones")
+            assert lost == []
