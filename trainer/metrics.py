@@ -33,10 +33,10 @@ class MetricsFile:
     def newest(self, run_id: str, name: str, count: int) -> list[float]:
         """Returns the last values of a metric of `run_id`, the last one last: at most `count`, of the last lines of the file.
 
-        Raises `OSError`.
+        Values that were not finite, which the file cannot hold, are left out. Raises `OSError`.
         """
         lines = (line for _, _, line in islice(lines_from_end(self.path), _LINES_READ) if line is not None)
-        own = (line[name] for line in lines if line.get("run_id") == run_id and name in line)
+        own = (line[name] for line in lines if line.get("run_id") == run_id and line.get(name) is not None)
         return [float(value) for value in islice(own, count)][::-1]
 
     def truncate(self, run_id: str, step: int) -> None:

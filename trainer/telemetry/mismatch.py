@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import statistics
+import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -90,12 +92,19 @@ class MismatchWatch:
         """
         newest = self._newest.setdefault(run_id, deque(maxlen=COMPARED_STEPS))
         if len(newest) >= LEAST_STEPS and value >= max(LEAST, FACTOR * max(newest)):
-            jump = Jump(step, value, statistics.median(newest), tuple(samples[:SAMPLES]), time.time())
+            largest = tuple((rollout, _finite(each)) for rollout, each in samples[:SAMPLES])
+            jump = Jump(step, _finite(value), statistics.median(newest), largest, time.time())
             logger.warning("run %s: %s. %s", run_id, jump, ADVICE)
             path = _path(self._output_dir, run_id)
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, json.dumps({"format": FORMAT} | asdict(jump)).encode() + b"\n", durable=False)
-        newest.append(value)
+        if math.isfinite(value):
+            newest.append(value)
+
+
+def _finite(value: float) -> float:
+    """Returns the value, or, as a file of JSON has no infinity, the largest number."""
+    return min(value, sys.float_info.max)
 
 
 def read_jump(output_dir: Path, run_id: str) -> Jump | None:

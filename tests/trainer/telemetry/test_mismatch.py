@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import math
 from pathlib import Path
 
 import pytest
 
 from tests.trainer.one_process_trainer import life, write_member
 from tests.trainer.orchestrator_end import metrics_lines
+from trainer.metrics import MetricsFile
 from trainer.telemetry.mismatch import COMPARED_STEPS, LEAST_STEPS, MismatchWatch, read_jump
 
 SAMPLES = [("7-1", 2.0), ("7-0", 0.5)]
@@ -31,10 +33,20 @@ def warnings_of(directory: Path, values: list[float], caplog: pytest.LogCaptureF
         ([3e-6, 4e-6, 3e-6, 5e-6, 0.14, 0.13, 4e-6], [5]),
         ([3e-6, 4e-6, 3e-6, 5e-6, 0.14, *[4e-6] * COMPARED_STEPS, 0.2], [5, COMPARED_STEPS + 6]),
         ([3e-6, 4e-6, 3e-6, 0.14], []),
+        ([3e-6, 4e-6, 3e-6, 5e-6, math.inf, 4e-6, 0.14], [5, 7]),
+        ([3e-6, 4e-6, 3e-6, 5e-6, math.nan, 0.14], [6]),
         ([3e-9, 4e-9, 3e-9, 5e-9, 1e-3], []),
         ([2e-3, 3e-3, 2e-3, 3e-3, 0.14], []),
     ],
-    ids=["once", "again after it was over", "too few steps before", "harmless", "not a hundred times"],
+    ids=[
+        "once",
+        "again after it was over",
+        "too few steps before",
+        "infinite",
+        "no number",
+        "harmless",
+        "not a hundred times",
+    ],
 )
 def test_a_jump_is_said_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, values: list[float], steps: list[int]
@@ -45,6 +57,14 @@ def test_a_jump_is_said_once(
     assert (jump is not None) == bool(steps)
     if jump is not None:
         assert (jump.step, jump.samples) == (steps[-1], tuple(SAMPLES))
+
+
+def test_a_step_whose_mismatch_is_no_finite_number_does_not_end_the_next_trainer(tmp_path: Path) -> None:
+    """The probability of one token that the server called impossible overflows: JSON has no such number."""
+    metrics = MetricsFile(tmp_path / "metrics.jsonl")
+    for step, value in enumerate([3e-6, math.inf, 5e-6], 1):
+        metrics.append({"run_id": "a", "step": step, "mismatch_kl": value})
+    assert metrics.newest("a", "mismatch_kl", 3) == [3e-6, 5e-6]
 
 
 def test_a_restart_knows_the_steps_before_and_forgets_a_jump_that_is_trained_again(tmp_path: Path) -> None:
