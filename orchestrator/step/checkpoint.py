@@ -95,9 +95,11 @@ def write_checkpoint(run_dir: Path, checkpoint: Checkpoint, keep: int) -> None:
 def load_newest(config: RunConfig) -> Checkpoint | None:
     """Loads the newest checkpoint; None without any.
 
-    Raises `ConfigurationError` when seed or environments differ from it, `CheckpointError` when it cannot be read.
+    Raises `ConfigurationError` when seed or environments differ from it, or a later one was lost, `CheckpointError` when it
+    cannot be read.
     """
     directory = _newest(config)
+    _refuse_lost(config.run_dir, directory)
     if directory is None:
         return None
     state = _read_state(directory)
@@ -111,27 +113,30 @@ def load_newest(config: RunConfig) -> Checkpoint | None:
 
 
 def check_resumable(config: RunConfig) -> None:
-    """Raises as `load_newest` does, without reading rollouts: a quick check before a run is started."""
+    """Raises as `load_newest` does, of the checkpoint alone: a quick check before a run is started."""
     directory = _newest(config)
     if directory is not None:
         _check_identity(config, _read_state(directory)["identity"], directory)
 
 
 def _newest(config: RunConfig) -> Path | None:
-    """Returns the newest checkpoint's directory, None without any. Raises `ConfigurationError` if a later one was lost."""
-    directory = config.run_dir / "checkpoints"
-    newest = max(published_steps(directory), default=None)
+    steps = published_steps(config.run_dir / "checkpoints")
+    return config.run_dir / "checkpoints" / f"step_{steps[-1]}" if steps else None
+
+
+def _refuse_lost(run_dir: Path, found: Path | None) -> None:
+    """Raises `ConfigurationError` if the run's records show that a later step was committed than that of `found`."""
+    newest = 0 if found is None else int(found.name.removeprefix("step_"))
     # A step's records are written before its commit, those of the next one and its metrics line after it.
-    recorded = max(published_steps(config.run_dir / "rollouts"), default=0) - 1
-    committed = max(metrics.newest_step(config.run_dir / "metrics.jsonl"), recorded)
-    if committed > (newest or 0):
-        found = "no checkpoint is" if newest is None else f"none after step {newest} is"
+    recorded = max(published_steps(run_dir / "rollouts"), default=0) - 1
+    committed = max(metrics.newest_step(run_dir / "metrics.jsonl"), recorded)
+    if committed > newest:
+        there = "no checkpoint is" if found is None else f"none after step {newest} is"
         raise ConfigurationError(
-            f"{config.run_dir} has records of step {committed} as committed, and {found} in {directory}: later ones were lost. "
-            f"Nothing was removed. Restore them from a copy. To go on after step {newest or 0} all the same, move metrics.jsonl "
-            "and the later rollouts/step_N elsewhere; the trainer must not be further, either"
+            f"{run_dir} has records of step {committed} as committed, and {there} in {run_dir / 'checkpoints'}: later ones were "
+            f"lost. Nothing was removed. Restore them from a copy. To go on after step {newest} all the same, move metrics.jsonl "
+            "and the later rollouts/step_N elsewhere; the trainer must not be further, either. Or start anew with --fresh"
         )
-    return directory / f"step_{newest}" if newest is not None else None
 
 
 def _read_state(directory: Path) -> dict[str, Any]:

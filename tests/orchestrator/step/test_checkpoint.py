@@ -89,9 +89,8 @@ def test_records_of_steps_whose_checkpoints_were_lost_are_no_leftovers(tmp_path:
             pass
     else:
         append_line(config.run_dir / "metrics.jsonl", {"step": kept + 1}, durable=False)
-    for read in (load_newest, check_resumable):
-        with pytest.raises(ConfigurationError, match=f"step {kept + 1} .*checkpoints"):
-            read(config)
+    with pytest.raises(ConfigurationError, match=f"step {kept + 1} .*checkpoints"):
+        load_newest(config)
 
 
 def test_a_shutdown_renews_the_state_and_keeps_the_metrics(tmp_path: Path) -> None:
