@@ -23,14 +23,15 @@ from cluster.manager.events import Outcome
 from cluster.notify import notify_ready
 from cluster.worker_view import WorkerView
 from inference.pool.sources import Sources
-from job.admin.reload import Reload
+from job.admin.reload import Reload, differing, flat
 from job.check import check_backend, check_fit, check_job, check_ports
 from job.claim_directory import check_directory, claim_directory
 from job.config import JobConfig
 from job.configuration.layers import forget_environment
-from job.directory import JOB_FILE, control_directory
+from job.directory import JOB_FILE, control_directory, read_json
 from job.inspection.history import History
 from job.inspection.metrics_lines import Line
+from job.inspection.redaction import redact
 from job.resolve_model import resolve_model
 from job.run_state import committed_steps, eviction_of, evictions_of_all_left
 from job.supervision import SupervisedJob
@@ -42,6 +43,9 @@ from transport.process.extras import SERVING, TRAINING, require
 from transport.process.journal import prioritized
 
 PIPE_WIDTH = 130
+
+MOST_CHANGED = 20
+"""Keys that a resume names as changed."""
 
 
 def main(arguments: list[str]) -> int:
@@ -74,6 +78,8 @@ def main(arguments: list[str]) -> int:
         if moved:
             console.print(f"moved the previous job to {moved}", highlight=False)
         check_directory(config, fresh)  # again, since resolving the model may have taken minutes
+        if config.resume:
+            _print_changed_keys(resolved, console)
         files = write_job(resolved, given)
         job = SupervisedJob(resolved, specification(resolved, files), say, options, reload)
         outcome = _run(job, console)
@@ -175,6 +181,19 @@ def _print_beginning(config: JobConfig, console: Console) -> None:
             f"{len(config.runs)} runs for trainer.max_runs = {config.trainer.max_runs} slots: the others wait for a slot",
             highlight=False,
         )
+
+
+def _print_changed_keys(config: JobConfig, console: Console) -> None:
+    """Prints which keys have other values than at the last start. The file of that start may be of another version."""
+    if not (file := config.output_dir / JOB_FILE).exists():
+        return
+    before = flat(redact(read_json(file)))
+    now = flat(redact(config.model_dump(mode="json")))
+    changed = [key for key in differing(before, now) if key.rpartition(".")[2] != "resume"]
+    for key in changed[:MOST_CHANGED]:
+        console.print(f"changed since the last start: {key}: {before.get(key)!r} → {now.get(key)!r}", highlight=False)
+    if len(changed) > MOST_CHANGED:
+        console.print(f"and {len(changed) - MOST_CHANGED} more keys", highlight=False)
 
 
 def _print_evictions(config: JobConfig, console: Console) -> None:

@@ -25,7 +25,13 @@ LONGEST_PERIOD_SECONDS = 5.0
 """Longest time between two heartbeats, even if the supervisor allows a longer one, so that silence can be shown soon."""
 
 _failure = ""
-"""Why the last message could not be sent; empty if it was."""
+"""Why the last message could not be sent, if that was logged; empty if it was sent."""
+
+_full_since = math.inf
+"""Since when the receiver's queue has been full, on the monotonic clock; infinite if it is not."""
+
+FULL_SECONDS = 30.0
+"""How long the receiver's queue may be full before that is logged. A busy machine fills it now and then."""
 
 READY_AGAIN_SECONDS = 1.0
 """Time between two attempts to send `READY=1`."""
@@ -46,9 +52,10 @@ def notify(state: str) -> bool:
     """Sends one or several lines: `READY=1`, `STATUS=...`, `WATCHDOG=1`, `STOPPING=1`, `EXTEND_TIMEOUT_USEC=...`.
 
     Never blocks, so that it may be called on an event loop. Returns whether the message was sent: False without
-    `$NOTIFY_SOCKET`, and when the receiver is gone or does not keep up; the first of such failures in a row is logged.
+    `$NOTIFY_SOCKET`, and when the receiver is gone or does not keep up. The first failure in a row is logged; of a
+    receiver that does not keep up, once that has lasted.
     """
-    global _failure
+    global _failure, _full_since
     if "STOPPING=1" in state:
         _stopping.set()
     address = os.environ.get("NOTIFY_SOCKET")
@@ -58,11 +65,15 @@ def notify(state: str) -> bool:
         try:
             sender.sendto(state.encode(), socket.MSG_DONTWAIT, _path(address))
         except OSError as error:
+            if isinstance(error, BlockingIOError):
+                _full_since = min(_full_since, time.monotonic())
+                if time.monotonic() - _full_since < FULL_SECONDS:
+                    return False
             if error.strerror != _failure:
                 logger.warning("cannot notify the supervisor at $NOTIFY_SOCKET of %r: %s", state, error.strerror)
             _failure = error.strerror or ""
             return False
-    _failure = ""
+    _failure, _full_since = "", math.inf
     return True
 
 

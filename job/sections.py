@@ -92,8 +92,8 @@ class JobSections(Config):
     """The run; or, with `[[runs]]`, what the runs have in common."""
 
     runs: list[RunConfig] = []
-    """The runs: each has a `run_id` and the values that differ from `[orchestrator]`. Tables are merged, any other value is
-    replaced."""
+    """The runs: each has a `run_id`, takes every key and section of `[orchestrator]`, and needs those that differ. Tables are
+    merged, any other value is replaced."""
 
     serve: ServeConfig | None = None
     """The web page and the admin API of this job, as `counterpoint serve` has them; `serve = true` for the defaults. The job goes

@@ -81,7 +81,7 @@ async def _run(
     context = certificate.context if certificate is not None else None
     async with listening(app, config.host, config.port, context) as port:
         say(_greeting(config, port, token_files))
-        notify(f"STATUS={_url(config, port)}, how to open it is in its log")
+        notify(f"STATUS={_url(config, port)}; {_opening(config, port, token_files[0])}")
         ready()
         heartbeat = Heartbeat()
         with StopSignals(stop):
@@ -95,13 +95,16 @@ async def _run(
 
 
 def _greeting(config: ServeConfig, port: int, token_files: tuple[Path, Path]) -> str:
-    url = _url(config, port)
-    admin, read = (shlex.quote(str(file)) for file in token_files)
+    to_change, to_look = (_opening(config, port, file) for file in token_files)
     return (
-        f"serving at {url}\nthe shell prints what to open in a browser:\n"
-        f'  to look:   echo "{url}#token=$(cat {read})"\n'
-        f'  to change: echo "{url}#token=$(cat {admin})"'
+        f"serving at {_url(config, port)}\nthe shell prints what to open in a browser:\n"
+        f"  to look:   {to_look}\n  to change: {to_change}"
     )
+
+
+def _opening(config: ServeConfig, port: int, token_file: Path) -> str:
+    """Returns a command of the shell that prints what to open. The token itself is in no log."""
+    return f'echo "{_url(config, port)}#token=$(cat {shlex.quote(str(token_file))})"'
 
 
 def _url(config: ServeConfig, port: int) -> str:

@@ -75,7 +75,8 @@ def parse(
     except UserError as error:
         raise located(error, model, file, words.flags) if type(error) is UserError else error from None
     if "dry-run" in words.switches:
-        print(show(command), end="")
+        print(show(command), end="", flush=True)
+        print(f"{file}: ok", file=sys.stderr)
         return None
     return command
 

@@ -39,11 +39,17 @@ def help_of(name: str, keys: dict[str, Key], switches: Sequence[str], joins: boo
     if section == "all":
         return "\n".join([*lines, *(line for key in keys.values() for line in _describe(key))])
     lines += [line for key in keys.values() if not key.is_section and "." not in key.path for line in _describe(key)]
-    sections = [key for key in keys.values() if key.is_section]
+    sections = [key for key in keys.values() if key.is_section and not _is_repeated(key, keys)]
     width = max(len(_flag(key.path)) for key in sections) if sections else 0
     lines += ["", "sections (`--help SECTION` lists the keys of one and of those below it, `--help all` every key):"]
     lines += [f"  {_flag(key.path):<{width}}  {_first_sentence(key.description)}" for key in sections]
     return "\n".join(lines)
+
+
+def _is_repeated(key: Key, keys: dict[str, Key]) -> bool:
+    """Whether a section of one of several runs is that of `[orchestrator]` once more."""
+    below = f"runs.{ITEM}."
+    return key.path.startswith(below) and f"orchestrator.{key.path.removeprefix(below)}" in keys
 
 
 def _keys_below(section: str, keys: dict[str, Key]) -> list[str]:

@@ -82,7 +82,7 @@ class Reload:
                 result.refused.append(
                     f"run {run_id} is {'new in' if run_id in runs else 'gone from'} the file: {LATER}"
                 )
-        result.refused += [f"{key}: {LATER}" for key in _differing(self._others, others)]
+        result.refused += [f"{key}: {LATER}" for key in differing(self._others, others)]
         return result
 
     def _apply(self, run_id: str, old: RunConfig, new: RunConfig, result: Reloaded) -> None:
@@ -90,7 +90,7 @@ class Reload:
         keys = [key for key in changeable_keys(new) if key in known]
         before, after = values_of(old, keys), values_of(new, keys)
         changes = {key: after[key] for key in keys if after[key] != before[key]}
-        fixed = _differing(_flat(fixed_values(old)), _flat(fixed_values(new)))
+        fixed = differing(flat(fixed_values(old)), flat(fixed_values(new)))
         result.refused += [f"run {run_id}: {key}: {LATER}" for key in fixed]
         if not changes:
             return
@@ -134,21 +134,22 @@ def _parts(config: JobConfig | RunConfig) -> tuple[dict[str, RunConfig], dict[st
     if isinstance(config, RunConfig):
         return {config.run_id: config}, {}
     others = config.model_dump(mode="json", exclude={"orchestrator", "runs"})
-    return {run.run_id: run for run in config.every_run}, _flat(others)
+    return {run.run_id: run for run in config.every_run}, flat(others)
 
 
-def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Returns the values by dotted key; the entries of a list of tables by their names, if they have names."""
-    flat: dict[str, Any] = {}
+def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Returns a table's values by dotted key; the entries of a list of tables by their names, if they have names."""
+    found: dict[str, Any] = {}
     for key, value in table.items():
         if isinstance(value, list) and value and all(isinstance(each, dict) and "name" in each for each in value):
             value = {each["name"]: each for each in value}
         if isinstance(value, dict) and value:
-            flat |= _flat(value, f"{prefix}{key}.")
+            found |= flat(value, f"{prefix}{key}.")
         else:
-            flat[f"{prefix}{key}"] = value
-    return flat
+            found[f"{prefix}{key}"] = value
+    return found
 
 
-def _differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+def differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Returns the keys whose values differ, or that only one has, sorted."""
     return [key for key in sorted({*old, *new}) if old.get(key, ...) != new.get(key, ...)]

@@ -28,6 +28,9 @@ logger = logging.getLogger(__name__)
 TROUBLE_SHARE = 0.25
 """Share of `stall_warning_seconds` without progress after which a trouble is reported to the supervisor."""
 
+USUAL_SECONDS = 600.0
+"""How long a time without progress that came to its end counts as usual for the run, such as that of steps of 40 s."""
+
 _REPORTED_WAITS = 12
 """Waits in one report; hundreds of rollouts may wait for the same thing."""
 
@@ -98,6 +101,9 @@ class Watchdog:
         self._heartbeat = Heartbeat()
         self._stop = threading.Event()
         self._last_beat = self._last_progress = time.monotonic()
+        self._longest = 0.0
+        """The longest time without progress, in seconds, of those that ended lately."""
+        self._longest_at = self._last_progress
         self._reported_stall = self._reported_block = -float("inf")
 
     def beat(self) -> None:
@@ -106,7 +112,10 @@ class Watchdog:
 
     def progress(self) -> None:
         """Records progress of the run."""
-        self._last_progress, self.failing = time.monotonic(), ""
+        now = time.monotonic()
+        idle, self._last_progress, self.failing = now - self._last_progress, now, ""
+        if idle >= self._longest or now - self._longest_at > USUAL_SECONDS:
+            self._longest, self._longest_at = idle, now
 
     async def run(self) -> None:
         """Watches until cancelled. Raises `StallError` after `timeout_seconds` without progress."""
@@ -150,7 +159,10 @@ class Watchdog:
                     os._exit(1)
 
     def _trouble(self, silent: float, idle: float) -> str:
-        """Returns the trouble to show in the job's status, earlier than the log reports it; empty for none."""
+        """Returns the trouble to show in the job's status, earlier than the log reports it; empty for none.
+
+        Where nothing is known to be wrong, a time that is not twice as long as others before it is no trouble.
+        """
         if max(silent, idle) < self._warning_seconds * TROUBLE_SHARE:
             return ""
         since = (datetime.now() - timedelta(seconds=max(silent, idle))).strftime("%H:%M:%S")
@@ -160,6 +172,8 @@ class Watchdog:
             return f"no progress since {since}; {out}"
         if failing := self.failing:  # then the rollout that happens to run is of no interest
             return f"no progress since {since}; its rollouts fail: {failing}"
+        if idle < min(2 * self._longest, self._warning_seconds):
+            return ""
         awaited = waits()
         what = (
             f"; it waits for {awaited[0].what}{f' ({awaited[0].where})' if awaited[0].where else ''}" if awaited else ""

@@ -158,6 +158,7 @@ def test_help_is_by_section(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--output_dir" in short
     assert "orchestrator.environments" in short
     assert "--orchestrator.environments.N.ratio" not in short
+    assert "runs.N." not in short, "what a run takes is listed once, below orchestrator"
     section = said(capsys, "run", "--help", "orchestrator.environments")
     assert "--orchestrator.environments.N.ratio  (number = 1.0)" in section
     assert "--trainer.threads" not in section

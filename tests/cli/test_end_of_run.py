@@ -1,7 +1,9 @@
-"""The end of `counterpoint run`: what it does while the workers end."""
+"""`counterpoint run` around its job: what a resume says of changed keys, and what is done while the workers end."""
 
 from __future__ import annotations
 
+import io
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -10,6 +12,8 @@ from rich.console import Console
 
 import cli.run
 from cluster.manager.events import Outcome
+from job.config import JobConfig
+from job.configuration.load import load
 from job.supervision import Show, SupervisedJob
 
 
@@ -29,3 +33,17 @@ def test_curves_are_prepared_once_when_the_runs_have_their_steps(monkeypatch: py
     job.run = run
     assert cli.run._run(cast(SupervisedJob, cast(Any, job)), Console()).code == 0
     assert calls == ["prepared"]
+
+
+def test_a_resume_names_the_keys_that_have_changed(job_file: Path) -> None:
+    console = Console(file=io.StringIO(), width=300)
+    cli.run._print_changed_keys(load(JobConfig, job_file, []), console)
+    assert console.file.getvalue() == "", "there is no job yet"  # type: ignore[attr-defined]
+    before = load(JobConfig, job_file, ["--orchestrator.steps=7", "--max_restarts=1"])
+    before.output_dir.mkdir(parents=True)
+    (before.output_dir / "job.json").write_text(before.model_dump_json())
+    cli.run._print_changed_keys(
+        load(JobConfig, job_file, ["--orchestrator.steps=9", "--max_restarts=1", "--resume=true"]), console
+    )
+    said = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert said == ["changed since the last start: orchestrator.steps: 7 → 9"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import select
 import socket
 import threading
@@ -55,12 +56,22 @@ def test_a_supervisor_that_has_gone_is_a_warning(
     assert "STATUS=gone" in caplog.text
 
 
-def test_a_supervisor_that_does_not_keep_up_never_blocks_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_supervisor_that_does_not_keep_up_never_blocks_the_caller_and_is_a_warning_only_if_that_lasts(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     listener = NotifySocket()
     monkeypatch.setenv("NOTIFY_SOCKET", listener.address)
     delivered = [notify("WATCHDOG=1") for _ in range(2000)]
     assert delivered[0]
     assert not delivered[-1]
+    assert not caplog.records
+    monkeypatch.setattr("cluster.notify._full_since", -math.inf)
+    assert not notify("WATCHDOG=1")
+    assert not notify("WATCHDOG=1")
+    assert len(caplog.records) == 1
+    while listener.receive() is not None:
+        pass
+    assert notify("WATCHDOG=1")
     listener.close()
 
 

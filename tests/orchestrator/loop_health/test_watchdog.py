@@ -88,6 +88,33 @@ def test_a_run_whose_rollouts_all_fail_says_so_and_not_what_the_next_one_awaits(
         assert watchdog._trouble(0.0, 50.0).endswith("; it waits for a completion for rollout 7-1")
 
 
+def test_a_run_whose_steps_take_long_is_in_no_trouble_until_one_takes_twice_as_long(clock: Clock) -> None:
+    outages = Outages()
+    watchdog = Watchdog(120, None, lambda: "", outages)
+    assert watchdog._trouble(0.0, 40.0), "nothing is known of its steps yet"
+    for _ in range(3):
+        clock.now += 40
+        watchdog.progress()
+        clock.now += 0.1
+        watchdog.progress()
+    assert not watchdog._trouble(0.0, 41.0)
+    assert watchdog._trouble(0.0, 81.0)
+    outages.begin(Kind.TRAINER, "the trainer at x", "is not connected", "its heartbeat stopped")
+    assert watchdog._trouble(0.0, 41.0), "what is known to be out is told at once"
+    outages.end("the trainer at x")
+    clock.now += 700
+    watchdog.progress()
+    assert watchdog._trouble(0.0, 121.0), "however long it took before, the log warns by then"
+    clock.now += 601
+    for _ in range(2):
+        watchdog.progress()
+        clock.now += 601
+    for _ in range(70):
+        clock.now += 10
+        watchdog.progress()
+    assert watchdog._trouble(0.0, 41.0), "steps take less by now"
+
+
 def test_an_outage_is_told_before_what_waits_for_its_end() -> None:
     outages = Outages()
     watchdog = Watchdog(60, None, lambda: "", outages)
