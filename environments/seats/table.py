@@ -42,6 +42,8 @@ class _Seat:
         """Why it will not answer any more."""
         self.answer: asyncio.Future[str | None] | None = None
         """The answer to the question that it was asked last, until it is answered; None once the player is gone."""
+        self.owes = False
+        """Whether nobody waits any more for the answer to a question that it was asked."""
 
 
 class Episode:
@@ -79,6 +81,7 @@ class Episode:
             if not partner.answer.done() or partner.answer.cancelled():
                 # What it may still say would be taken for the answer to the next question.
                 partner.gone = partner.gone or f"seat {seat!r} owes the answer to an earlier question"
+                partner.owes = True
             partner.answer = None
         self.said.append({"seat": seat, "text": text})
         return text
@@ -228,6 +231,8 @@ class Table:
         match message:
             case {"kind": "answer", "text": str(text)} if seat.answer is not None and not seat.answer.done():
                 seat.answer.set_result(text)
+            case {"kind": "answer"} if seat.owes:  # of an episode that is being broken off, as its end says
+                seat.owes = False
             case {"kind": "leave", "reason": str(reason)}:
                 raise PartnerGone(f"the partner in seat {seat.name!r} left: {reason[:1000]}")
             case _:

@@ -253,6 +253,31 @@ async def test_a_late_answer_is_not_one_to_the_next_question(tmp_path: Path, cha
     assert episode.said == []
 
 
+async def test_an_answer_to_an_episode_that_is_broken_off_changes_nothing_of_its_end(
+    tmp_path: Path, chat: Chat
+) -> None:
+    host, pool = Debate(), Pool(chat, "cd")
+    pool.gate.clear()
+
+    async def broken_off() -> None:
+        async with host.table.episode(0) as episode:
+            asking = asyncio.create_task(episode.ask("other", [{"role": "user", "content": "first"}]))
+            await until(lambda: pool.calls == 1, "the seat's call")
+            asking.cancel()
+            await asyncio.wait([asking])
+            pool.gate.set()
+            await until(lambda: not episode.seats["other"].owes, "the late answer")
+            raise KeyError("the host is broken")
+
+    async with seated(tmp_path, host) as seat:
+        late = asyncio.create_task(rolled(seat, pool, chat))
+        with pytest.raises(KeyError):
+            await broken_off()
+        rollout = await late
+    assert "the episode failed at its host: KeyError" in (rollout.error or "")
+    assert rollout.inference_failed
+
+
 async def test_a_table_that_closes_ends_what_waits(tmp_path: Path, chat: Chat) -> None:
     host = Debate()
     async with seated(tmp_path, host) as seat:
