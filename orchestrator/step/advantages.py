@@ -284,8 +284,8 @@ def load_advantage(config: AdvantageConfig) -> Advantage:
 def try_advantage(advantage: Advantage, group_size: int) -> None:
     """Calls an operator's function once, with a made-up group of `group_size` rollouts that differ in reward and length.
 
-    Raises `ValueError` for a result that would be refused. What the function raises is only logged, since a made-up rollout has
-    no state.
+    Raises `ValueError` for a result that would be refused, and for a use of the rollouts that fails with any. What else the
+    function raises is only logged, since a made-up rollout has no state.
     """
     if advantage.is_built_in:
         return
@@ -295,7 +295,19 @@ def try_advantage(advantage: Advantage, group_size: int) -> None:
     except AdvantageError as error:
         if error.__cause__ is None:
             raise ValueError(f"advantage.kind = {advantage.name!r}, called with a made-up group: {error}") from error
+        if _is_misuse(error.__cause__):
+            raise ValueError(
+                f"advantage.kind = {advantage.name!r}, called with a made-up group: {error}; a rollout is an object with "
+                "reward, turns, state and metrics, such as rollout.reward"
+            ) from error
         logger.warning("called with a made-up group, whose rollouts have no state, the %s", error)
+
+
+def _is_misuse(error: BaseException) -> bool:
+    """Whether an operator's function took a rollout or a turn for what it is not: for a dictionary, or one with other fields."""
+    if isinstance(error, AttributeError):
+        return isinstance(error.obj, Rollout | Turn | AdvantageInputs)
+    return isinstance(error, TypeError) and str(error).startswith(("'Rollout' object", "'Turn' object"))
 
 
 def _made_up(index: int, group_size: int) -> Rollout:

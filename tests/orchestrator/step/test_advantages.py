@@ -147,6 +147,24 @@ def test_a_function_that_needs_a_real_state_is_only_warned_of(caplog: pytest.Log
     assert "KeyError: 'distance'" in caplog.text
 
 
+def as_dictionary(inputs: AdvantageInputs) -> AdvantageOutputs:
+    rollouts: Any = inputs.rollouts
+    return AdvantageOutputs([rollout["reward"] for rollout in rollouts])
+
+
+def by_another_name(inputs: AdvantageInputs) -> AdvantageOutputs:
+    rollouts: Any = inputs.rollouts
+    return AdvantageOutputs([float(len(rollout.trajectory)) for rollout in rollouts])
+
+
+@pytest.mark.parametrize("function", [as_dictionary, by_another_name])
+def test_a_function_that_takes_a_rollout_for_something_else_is_refused(function: Any) -> None:
+    """It would fail every group of the run."""
+    path = f"{__name__}:{function.__name__}"
+    with pytest.raises(ValueError, match=rf"advantage.kind = '{path}', .*'Rollout' object .*rollout\.reward"):
+        try_advantage(load_advantage(AdvantageConfig(kind=path)), 8)
+
+
 def best_only(inputs: AdvantageInputs) -> AdvantageOutputs:
     return AdvantageOutputs([float(reward == inputs.rewards.max()) for reward in inputs.rewards])
 
