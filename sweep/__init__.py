@@ -8,7 +8,7 @@ from sweep.claim import BodyExited, SweepFailed, SweepTarget, claim_and_run, cla
 from sweep.lock import Claim, PreviousTaskFailed, StepAlreadyDone, StepHeld, step_lock
 from sweep.placeholders import InputName, OutputName, resolve_names
 from sweep.protocol import LeaseLost
-from sweep.record import STATUS_FAILED, STATUS_SUCCESS
+from sweep.record import STATUS_FAILED, STATUS_SUCCESS, RecordError
 from sweep.regions import region_root, sweep_root
 from sweep.status import TargetStatus, sweep_status
 from sweep.store import StoreError, UnsafeStoreError
@@ -22,6 +22,7 @@ __all__ = [
     "LeaseLost",
     "OutputName",
     "PreviousTaskFailed",
+    "RecordError",
     "StepAlreadyDone",
     "StepHeld",
     "StoreError",

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tune.checkpoint import Checkpoint as Checkpoint
     from tune.errors import AbortTrialExecution as AbortTrialExecution
     from tune.errors import TuneError as TuneError
+    from tune.executors.attempt import Deadlines as Deadlines
     from tune.executors.local import LocalTrialExecutor as LocalTrialExecutor
     from tune.executors.on_ray import RayTrialExecutor as RayTrialExecutor
     from tune.executors.trial_executor import TrialExecutor as TrialExecutor
