@@ -6,7 +6,6 @@ A search algorithm is given experiments (`SearchAlg.add_configurations`) and mak
 from __future__ import annotations
 
 import importlib
-import math
 import re
 from collections.abc import Callable, Mapping
 from datetime import datetime
@@ -16,8 +15,8 @@ from typing import Any
 from transport.config import IDENTIFIER_PATTERN
 from tune.errors import TuneError
 from tune.export_formats import check_formats
-from tune.resources import Resources
-from tune.trial import DEFAULT_RESULTS_DIRECTORY, Trial
+from tune.resources import Resources, resources_of
+from tune.trial import DEFAULT_RESULTS_DIRECTORY, Trial, check_counts, checked_criteria
 
 
 class Experiment:
@@ -56,17 +55,12 @@ class Experiment:
         self.local_dir = str(Path(local_dir or DEFAULT_RESULTS_DIRECTORY).expanduser().absolute())
         self.stopping_criteria, self.stopper = _criteria(stop)
         self.config: dict[str, Any] = dict(config or {})
-        self.resources = _resources(resources_per_trial)
+        self.resources = resources_of(resources_per_trial, "resources_per_trial")
         self.num_samples = num_samples
         """How often the whole space is sampled; -1 for without end."""
         if num_samples < 1 and num_samples != -1:
             raise TuneError(f"num_samples = {num_samples}: expected 1 or more, or -1 for without end")
-        if max_failures < -1:
-            raise TuneError(f"max_failures = {max_failures}: expected 0 or more, or -1 for without end")
-        if keep_checkpoints_num is not None and keep_checkpoints_num < 1:
-            raise TuneError(f"keep_checkpoints_num = {keep_checkpoints_num}: expected 1 or more, or None for all")
-        if checkpoint_freq < 0:
-            raise TuneError(f"checkpoint_freq = {checkpoint_freq}: expected 0 or more")
+        check_counts(checkpoint_freq, keep_checkpoints_num, max_failures)
         self.checkpoint_freq = checkpoint_freq
         self.checkpoint_at_end = checkpoint_at_end
         self.keep_checkpoints_num = keep_checkpoints_num
@@ -141,24 +135,7 @@ def _criteria(stop: Any) -> tuple[dict[str, float], Any]:
         return {}, None
     if not isinstance(stop, Mapping):
         return {}, stop
-    for metric, value in stop.items():
-        if not isinstance(metric, str) or isinstance(value, str) or not isinstance(value, int | float):
-            raise TuneError(f"stop[{metric!r}] = {value!r}: expected a metric's name and the number at which to stop")
-        if math.isnan(value):
-            raise TuneError(f"stop[{metric!r}] is not a number, which no result reaches")
-    return {metric: float(value) if isinstance(value, bool) else value for metric, value in stop.items()}, None
-
-
-def _resources(given: Resources | Mapping[str, Any] | None) -> Resources:
-    if isinstance(given, Resources):
-        return given
-    try:
-        return Resources(**(given or {}))
-    except ValueError as error:
-        if unknown := [name for name in given or {} if name not in Resources.model_fields]:
-            names = ", ".join(Resources.model_fields)
-            raise TuneError(f"resources_per_trial: there is no {unknown[0]!r}; expected some of {names}") from None
-        raise TuneError(f"resources_per_trial = {given!r}: {error}") from None
+    return checked_criteria(stop, "stop"), None
 
 
 def _name_of(run: Callable[..., Any] | type) -> str:

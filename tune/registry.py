@@ -203,8 +203,8 @@ def require_no_import() -> None:
 
 
 def _checked(name: str) -> str:
-    if not name or ":" in name:
-        raise TuneError(f"{name!r} is no name to register: it must not be empty, nor have a colon, as import paths do")
+    if not isinstance(name, str) or not name or ":" in name:
+        raise TuneError(f"{name!r} is no name to register: expected a text without a colon, which import paths have")
     return name
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import Field
 
 from transport.config import Config
+from tune.errors import TuneError
 
 
 class Resources(Config):
@@ -29,8 +31,34 @@ class Resources(Config):
     custom_resources: dict[str, float] = Field(default_factory=dict)
     extra_custom_resources: dict[str, float] = Field(default_factory=dict)
 
-    def __init__(self, cpu: float = 1.0, gpu: float = 0.0, memory: float = 0, **others: Any) -> None:
-        super().__init__(**{"cpu": cpu, "gpu": gpu, "memory": memory, **others})
+    def __init__(
+        self,
+        cpu: float = 1.0,
+        gpu: float = 0.0,
+        memory: float = 0,
+        object_store_memory: float = 0,
+        extra_cpu: float = 0.0,
+        extra_gpu: float = 0.0,
+        extra_memory: float = 0,
+        extra_object_store_memory: float = 0,
+        custom_resources: Mapping[str, float] | None = None,
+        extra_custom_resources: Mapping[str, float] | None = None,
+        **unknown: Any,
+    ) -> None:
+        """Takes the amounts in Ray Tune's order. Raises `ValueError` for one that is none, and for a name that there is not."""
+        amounts: dict[str, Any] = {
+            "cpu": cpu,
+            "gpu": gpu,
+            "memory": memory,
+            "object_store_memory": object_store_memory,
+            "extra_cpu": extra_cpu,
+            "extra_gpu": extra_gpu,
+            "extra_memory": extra_memory,
+            "extra_object_store_memory": extra_object_store_memory,
+            "custom_resources": custom_resources or {},
+            "extra_custom_resources": extra_custom_resources or {},
+        }
+        super().__init__(**amounts, **unknown)
 
     def totals(self) -> dict[str, float]:
         """The sum by name (`cpu`, `gpu`, `memory`, `object_store_memory` and the custom names); zeros are left out."""
@@ -44,3 +72,18 @@ class Resources(Config):
             for name, amount in custom.items():
                 sums[name] = sums.get(name, 0.0) + amount
         return {name: amount for name, amount in sums.items() if amount}
+
+
+def resources_of(given: object, where: str) -> Resources:
+    """The resources that were given: themselves, as a dict, or None for the default. Raises `TuneError` for anything else."""
+    if isinstance(given, Resources):
+        return given
+    if given is not None and not isinstance(given, Mapping):
+        raise TuneError(f"{where} = {given!r}: expected tune.Resources or a dict of amounts")
+    try:
+        return Resources(**(given or {}))
+    except ValueError as error:
+        if unknown := [name for name in given or {} if name not in Resources.model_fields]:
+            names = ", ".join(Resources.model_fields)
+            raise TuneError(f"{where}: there is no {unknown[0]!r}; expected some of {names}") from None
+        raise TuneError(f"{where} = {given!r}: {error}") from None

@@ -6,9 +6,10 @@ search algorithms and loggers read it.
 
 from __future__ import annotations
 
+import math
 import re
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,7 +17,7 @@ from typing import Any, ClassVar
 from tune.checkpoint import Checkpoint
 from tune.errors import TuneError
 from tune.export_formats import check_formats
-from tune.resources import Resources
+from tune.resources import Resources, resources_of
 from tune.result import Result
 
 DEFAULT_RESULTS_DIRECTORY = "~/counterpoint_results"
@@ -33,8 +34,8 @@ Creator = Callable[["Trial"], str]
 class Trial:
     """One configuration, from its proposal to its end. Two trials are equal only if they are the same object.
 
-    The arguments are those of Ray Tune 1.x, in that order, then the state; None stands for a default. Raises `TuneError` for an
-    export format that there is not, and for a name that a creator returned and no file can have.
+    The arguments are those of Ray Tune 1.x, in that order, then the state; None stands for a default. Raises `TuneError` for what
+    means nothing: an export format that there is not, a criterion that is no number, a name that no file can have.
     """
 
     PENDING: ClassVar[str] = "PENDING"
@@ -109,10 +110,16 @@ class Trial:
         if self.local_dir.startswith("~"):
             self.local_dir = str(Path(self.local_dir).expanduser())
         self.evaluated_params = {} if self.evaluated_params is None else self.evaluated_params
-        self.resources = self.resources or Resources()
-        self.stopping_criterion = {} if self.stopping_criterion is None else self.stopping_criterion
+        self.resources = resources_of(self.resources, "resources")
+        self.stopping_criterion = checked_criteria(self.stopping_criterion, "stopping_criterion")
+        check_counts(self.checkpoint_freq, self.keep_checkpoints_num, self.max_failures)
         self.export_formats = check_formats(self.export_formats)
         self.log_to_file = False if self.log_to_file is None else self.log_to_file
+        _check_log_files(self.log_to_file)
+        if self.loggers is not None and not (isinstance(self.loggers, Sequence) and all(map(callable, self.loggers))):
+            raise TuneError(
+                f"loggers = {self.loggers!r}: expected a list of classes, called with (config, logdir, trial)"
+            )
         if trial_name_creator is not None:
             self.custom_name = _creators_answer("trial_name_creator", trial_name_creator(self))
         if trial_dirname_creator is not None:
@@ -161,3 +168,35 @@ def _creators_answer(creator: str, answer: object) -> str:
     if not isinstance(answer, str) or not answer or _UNSAFE.search(answer) or answer.startswith("."):
         raise TuneError(f"{creator} returned {answer!r}: expected a name of letters, digits and '_.,=+-'")
     return answer[:LONGEST_DIRECTORY_NAME]
+
+
+def check_counts(checkpoint_freq: int, keep_checkpoints_num: int | None, max_failures: int) -> None:
+    """Raises `TuneError` for a number of checkpoints or failures that means nothing."""
+    if checkpoint_freq < 0:
+        raise TuneError(f"checkpoint_freq = {checkpoint_freq}: expected 0 or more")
+    if keep_checkpoints_num is not None and keep_checkpoints_num < 1:
+        raise TuneError(f"keep_checkpoints_num = {keep_checkpoints_num}: expected 1 or more, or None for all")
+    if max_failures < -1:
+        raise TuneError(f"max_failures = {max_failures}: expected 0 or more, or -1 for without end")
+
+
+def checked_criteria(given: object, where: str) -> dict[str, float]:
+    """The value at which to stop, by metric. Raises `TuneError` for what no result could reach."""
+    if given is not None and not isinstance(given, Mapping):
+        raise TuneError(f"{where} = {given!r}: expected a dict of metrics and the numbers at which to stop")
+    criteria: dict[str, float] = {}
+    for metric, value in (given or {}).items():
+        if not isinstance(metric, str) or isinstance(value, str) or not isinstance(value, int | float):
+            raise TuneError(
+                f"{where}[{metric!r}] = {value!r}: expected a metric's name and the number at which to stop"
+            )
+        if math.isnan(value):
+            raise TuneError(f"{where}[{metric!r}] is not a number, which no result reaches")
+        criteria[metric] = float(value) if isinstance(value, bool) else value
+    return criteria
+
+
+def _check_log_files(given: object) -> None:
+    names = given if isinstance(given, tuple | list) else (given, given)
+    if not isinstance(given, bool) and (len(names) != 2 or not all(isinstance(name, str) for name in names)):
+        raise TuneError(f"log_to_file = {given!r}: expected True, False, a file's name, or two of them")

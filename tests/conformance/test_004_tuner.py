@@ -289,22 +289,6 @@ def test_a_trials_directory_is_copied_and_synced(tmp_path: Path, at_each_checkpo
     assert synced == [(trial.logdir, trial.logdir)] * (4 if at_each_checkpoint else 1)
 
 
-def test_resources_are_those_of_the_document() -> None:
-    names = [
-        "cpu",
-        "gpu",
-        "memory",
-        "object_store_memory",
-        "extra_cpu",
-        "extra_gpu",
-        "extra_memory",
-        "extra_object_store_memory",
-    ]
-    assert [*Resources.model_fields] == [*names, "custom_resources", "extra_custom_resources"]
-    resources = Resources(1, 0, custom_resources={"slot": 1}, extra_cpu=2, extra_custom_resources={"slot": 2})
-    assert resources.totals() == {"cpu": 3, "slot": 3}
-
-
 @pytest.mark.slow
 def test_a_trial_begins_from_its_restore_path(tmp_path: Path) -> None:
     first = Trial(

@@ -85,6 +85,12 @@ def test_a_pause_keeps_the_result_in_flight_and_a_resume_gives_it(executor: Loca
     assert result_of(executor, trial)["count"] == 2
 
 
+def test_what_does_not_run_cannot_be_continued(executor: LocalTrialExecutor, tmp_path: Path) -> None:
+    """It would be waited for, and nothing would ever come."""
+    with pytest.raises(tune.TuneError, match="cannot be continued"):
+        executor.continue_training(trial_of(tmp_path))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("block", [True, False])
 @pytest.mark.parametrize("arrived", [True, False])

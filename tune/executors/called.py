@@ -106,9 +106,15 @@ class CalledExecutor(EventExecutor):
         return True
 
     def continue_training(self, trial: Trial) -> None:
-        """As `TrialExecutor.continue_training`. A trial that works already goes on with that."""
+        """As `TrialExecutor.continue_training`. A trial that works already goes on with that; one that has failed says so next.
+
+        Raises `TuneError` for a trial that does not run.
+        """
         called = self._driven.get(trial.trial_id)
-        if called is not None and called.runs and not called.works:
+        if called is not None and called.failed is not None:
+            return
+        called = self._running(trial, "continued")
+        if not called.works:
             called.works = True
             self._inside(lambda: self.proceed(trial))
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from tune.checkpoint import Checkpoint
-from tune.result import TRAINING_ITERATION, Result
+from tune.result import TRAINING_ITERATION, Result, what_it_has
 from tune.runner.events import DeleteCheckpoint, Notify, ResetTrial, Warn
+from tune.runner.kept_checkpoints import score
 from tune.runner.progress import Phase, Progress
 from tune.runner.requests import Requests
 from tune.trial import Trial
@@ -38,9 +40,21 @@ class Transfers(Requests):
         self.promised.pop(checkpoint.path, None)
         self._delete(self.kept.replace_newest(trial, checkpoint))
         if kept:
+            self._warn_of_rank(trial, checkpoint)
             self._delete(self.kept.add_to_best(trial, checkpoint))
         self._emit(Notify("on_trial_save", trial, {"checkpoint": checkpoint}))
         self._wake(checkpoint.path, checkpoint)
+
+    def _warn_of_rank(self, trial: Trial, checkpoint: Checkpoint) -> None:
+        """Says so, at the first of a trial, if checkpoints are to be ranked by what results do not have."""
+        attribute = trial.checkpoint_score_attr
+        if trial.keep_checkpoints_num is None or trial.checkpoints or not checkpoint.result:
+            return
+        if math.isinf(score(checkpoint, attribute)[0]):
+            has = what_it_has(checkpoint.result, attribute.removeprefix("min-"))
+            self._emit(
+                Warn(f"{trial}: checkpoint_score_attr is {attribute!r}, which its result has not as a number; {has}")
+            )
 
     def _forget_wanted(self, progress: Progress) -> None:
         """A promised checkpoint will never be durable."""

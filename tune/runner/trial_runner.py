@@ -100,9 +100,15 @@ class TrialRunner(Acting):
         """
         if fail_fast not in (True, False, "raise"):
             raise TuneError(f"fail_fast = {fail_fast!r}: expected True, False or 'raise'")
+        _require("search_alg", search_alg, SearchAlg, "; a searcher is given as tune.SearchGenerator(searcher)")
+        _require("scheduler", scheduler, TrialScheduler)
+        _require("stopper", stopper, Stopper, "; a function is given as tune.FunctionStopper(function)")
+        _require("trial_executor", trial_executor, TrialExecutor)
+        _require("metric", metric, str)
         for each in callbacks or ():
-            if not isinstance(each, Callback):
-                raise TuneError(f"callbacks has {each!r}: expected instances of tune.Callback")
+            _require("an entry of callbacks", each, Callback)
+        if checkpoint_period is not None and not checkpoint_period >= 0:
+            raise TuneError(f"checkpoint_period = {checkpoint_period!r}: expected seconds, 0 or more")
         self.search_alg = search_alg or NoSearch()
         self.scheduler = scheduler or TrialScheduler()
         self.stopper = stopper or Stopper()
@@ -176,9 +182,9 @@ class TrialRunner(Acting):
     def add_trial(self, trial: Trial) -> None:
         """Adds a trial beside those of the search algorithm; it starts in one of the next steps.
 
-        Raises `TuneError` for a configuration that is no JSON, and an
-        id that is taken.
+        Raises `TuneError` for what is no trial, a configuration that is no JSON, and an id that is taken.
         """
+        _require("what add_trial was given", trial, Trial)
         check_json(trial.config, "config")
         if self._machine.table.get(trial.trial_id) is not None:
             raise TuneError(f"there is a trial with the id {trial.trial_id!r} already")
@@ -428,6 +434,11 @@ class TrialRunner(Acting):
         if not self._is_set_up:
             self._is_set_up = True
             self.callbacks.notify("setup", stop=self.stopper, total_num_samples=self.search_alg.total_samples)
+
+
+def _require(name: str, given: object, kind: type, hint: str = "") -> None:
+    if given is not None and not isinstance(given, kind):
+        raise TuneError(f"{name} is {given!r}: expected an instance of {kind.__name__}{hint}")
 
 
 async def _next_events(executor: EventExecutor) -> Sequence[executors.Event]:

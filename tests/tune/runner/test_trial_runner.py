@@ -285,16 +285,29 @@ def test_a_search_algorithm_that_fails_ends_the_experiment(tmp_path: Path) -> No
         ({"fail_fast": "sometimes"}, "fail_fast = 'sometimes'"),
         ({"server_port": 70000}, "server_port = 70000"),
         ({"resume": "MAYBE"}, "resume = 'MAYBE'"),
-        ({"callbacks": [print]}, "expected instances of tune.Callback"),
+        ({"callbacks": [print]}, "expected an instance of Callback"),
+        ({"scheduler": "asha"}, "scheduler is 'asha'"),
+        ({"stopper": lambda trial_id, result: True}, "FunctionStopper"),
+        ({"trial_executor": "ray"}, "trial_executor is 'ray'"),
+        ({"metric": ["value"]}, "metric is"),
+        ({"checkpoint_period": -1}, "checkpoint_period = -1"),
+        ({"search_alg": Searcher("value", "max")}, "SearchGenerator"),
         ({"resume": True}, "there is no experiment in"),
         ({"resume": "REMOTE"}, "no remote_checkpoint_dir"),
         ({"remote_checkpoint_dir": "s3://bucket/name"}, "sync_to_cloud"),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused(tmp_path: Path, arguments: dict[str, Any], words: str) -> None:
-    given: dict[str, Any] = {"trial_executor": ScriptedExecutor(), "local_checkpoint_dir": tmp_path, **arguments}
+    given: dict[str, Any] = {"trial_executor": ScriptedExecutor(), "local_checkpoint_dir": tmp_path}
     with pytest.raises(TuneError, match=words):
-        TrialRunner(ScriptedTrials(tmp_path, []), **given)
+        TrialRunner(**{"search_alg": ScriptedTrials(tmp_path, []), **given, **arguments})
+
+
+def test_what_is_no_trial_is_not_added(tmp_path: Path) -> None:
+    runner = TrialRunner(trial_executor=ScriptedExecutor(), local_checkpoint_dir=tmp_path)
+    with pytest.raises(TuneError, match="expected an instance of Trial"):
+        runner.add_trial({"script": [1]})  # type: ignore[arg-type]
+    runner.close()
 
 
 class Trips(Stopper):
