@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from orchestrator.run_directory import (
 )
 from orchestrator.step.checkpoint import CheckpointError
 from orchestrator.step.delivery import ConflictError, EvictedError, MissingBatchError, RejectedError
-from transport.process.permanent_errors import DISK_FULL, is_disk_full
+from transport.process.permanent_errors import DISK_FAULTS, DISK_FULL, is_disk_full, not_written, way_on
 
 logger = logging.getLogger(__name__)
 
@@ -28,8 +27,6 @@ _EXPECTED = (
     StallError, InferenceError, ConfigurationError, StartError, OSError,
 )  # fmt: skip
 """Failures whose message is complete. Any other is a defect and is logged with its traceback."""
-
-_DISK_FAULTS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
 
 
 def report_failure(error: Exception, run_dir: Path) -> int:
@@ -56,8 +53,8 @@ def report_failure(error: Exception, run_dir: Path) -> int:
 
 
 def _described(error: BaseException, run_dir: Path) -> str:
-    if isinstance(error, OSError) and error.errno in _DISK_FAULTS and error.filename is None:
-        return f"cannot write to {run_dir}: {error}. What was committed before is intact"
+    if isinstance(error, OSError) and error.errno in DISK_FAULTS:
+        return f"{not_written(error, run_dir)}. What was committed before is intact{way_on(error)}"
     return str(error) or repr(error)
 
 

@@ -38,7 +38,7 @@ from trainer.runs.copies import CopyRefused
 from trainer.runs.epochs import Epochs
 from trainer.runs.manager import get_multi_run_manager, setup_multi_run_manager
 from trainer.runs.record import Occupancy, Progress, Stage
-from trainer.runs.requested import DISK_FAULTS, Requests
+from trainer.runs.requested import Requests
 from trainer.runs.run import Run
 from trainer.runs.sessions import Sessions
 from trainer.shared_memory import SharedMemory, remove_left_weights
@@ -46,7 +46,7 @@ from trainer.telemetry.endpoint import TrainerEndpoint
 from trainer.telemetry.mismatch import COMPARED_STEPS, MismatchWatch
 from trainer.telemetry.published import TrainerTelemetry
 from trainer.telemetry.step_times import StepTimes
-from transport.process.permanent_errors import DISK_FULL, exit_code_of, is_disk_full
+from transport.process.permanent_errors import DISK_FAULTS, DISK_FULL, exit_code_of, is_disk_full, not_written, way_on
 from transport.process.stop_requests import StopSignals, end_at_second_request
 from transport.wires.base import BatchReceiver
 from transport.wires.open import open_receiver
@@ -121,7 +121,8 @@ def train(
             logger.error("%s", error)
             return 1
         except (OSError, SafetensorError) as error:
-            logger.error("cannot write to %s: %s. What was published before is intact", config.output_dir, error)
+            said = not_written(error, config.output_dir)
+            logger.error("%s. What was published before is intact%s", said, way_on(error))
             return DISK_FULL if is_disk_full(error) else 1
         except RuntimeError as error:
             if silence := group.silence(error):
@@ -437,7 +438,8 @@ class Trainer:
             self._evict(run, str(error))
             return False
         except OSError as error:
-            if error.errno in DISK_FAULTS and broadcaster.is_on_disk_of_job:
+            alone = self._config.max_runs == 1
+            if error.errno in DISK_FAULTS and (alone or broadcaster.is_on_disk_of_job):
                 raise
             if not self._manager.is_deleted(run.slot):  # not writable, or about to be deleted
                 self._evict(run, f"version {run.progress.step} of its weights cannot be published: {error}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import shutil
 import signal
+import tempfile
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -359,6 +360,21 @@ async def test_a_damaged_checkpoint_can_be_done_without(dense_directory: Path, t
             await end.until(Ready, next_step=4)
 
 
+async def test_a_full_disk_of_broadcasts_alone_ends_the_trainer_of_one_run(
+    dense_directory: Path, tmp_path: Path
+) -> None:
+    """It does not evict the run, since there is no other for whose sake it would go on."""
+    weights_size = (dense_directory / "model.safetensors").stat().st_size
+    config = job(tmp_path, dense_directory, steps=2)
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as other_disk:
+        (tmp_path / "run_default" / "broadcast").symlink_to(other_disk)
+        with trainer_process(config, largest_file=weights_size // 2) as process:
+            async with feeder(config):
+                assert await ended(process) == 1
+        assert f"cannot write to {tmp_path / 'run_default' / 'broadcast'}/" in log_path(config).read_text()
+    assert not (tmp_path / "run_default" / "control" / "evicted.txt").exists()
+
+
 async def test_a_full_disk_ends_the_trainer_with_its_last_state_intact(dense_directory: Path, tmp_path: Path) -> None:
     """The weights still fit, the checkpoint, three times their size, does not."""
     weights_size = (dense_directory / "model.safetensors").stat().st_size
@@ -368,7 +384,7 @@ async def test_a_full_disk_ends_the_trainer_with_its_last_state_intact(dense_dir
             await end.until(Ready)
             await end.train(make_batch(1), make_batch(2))
         assert await ended(process) == 1
-    assert f"cannot write to {tmp_path}" in log_path(config).read_text()
+    assert f"cannot write to {tmp_path}/trainer/default/checkpoints/" in log_path(config).read_text()
     assert published_steps(tmp_path / "run_default" / "broadcast") == [0, 1, 2]
     assert list((tmp_path / "trainer" / "default" / "checkpoints").iterdir()) == []
     check_probe(tmp_path, 2)

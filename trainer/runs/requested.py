@@ -6,7 +6,6 @@ happens at its step. The answers follow once the checkpoints are durable, which 
 
 from __future__ import annotations
 
-import errno
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,11 +30,9 @@ from trainer.runs.record import Occupancy
 from trainer.runs.run import Run
 from transport.files.atomic import published_steps, remove_directory
 from transport.printable import printable
+from transport.process.permanent_errors import DISK_FAULTS
 
 logger = logging.getLogger(__name__)
-
-DISK_FAULTS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
-"""Errors of the disk that all runs share. Any other error in a run's directory concerns that run alone."""
 
 
 class Requests:
@@ -82,7 +79,7 @@ class Requests:
                     write_answer(directory, answer, None if isinstance(request, DamagedRequest) else request)
                     self._log(run, answer)
         except OSError as error:
-            if error.errno in DISK_FAULTS:
+            if error.errno in DISK_FAULTS:  # of the disk that all runs share; any other concerns this run alone
                 raise
             logger.warning("a request to run %s cannot be answered: %s", run.run_id, error)
 

@@ -18,6 +18,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from transport.process.permanent_errors import disk_fault
+
 if TYPE_CHECKING:  # an agent has no other use for numpy, whose import took a fifth of its start
     import numpy.typing as npt
 
@@ -49,7 +51,7 @@ def write_atomically(path: Path, *buffers: Buffer, durable: bool = True, mode: i
         try:
             write_buffers(descriptor, buffers)
             if durable:
-                os.fsync(descriptor)
+                sync(descriptor)
         finally:
             os.close(descriptor)
         partial.replace(path)
@@ -58,6 +60,22 @@ def write_atomically(path: Path, *buffers: Buffer, durable: bool = True, mode: i
         raise
     if durable:
         flush(path.parent)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Names `path` in an error of the disk in the block that names no file: Python's where a write fails, and safetensors'."""
+    try:
+        yield
+    except Exception as error:
+        number = disk_fault(error)
+        if number is None:
+            raise
+        if not isinstance(error, OSError):
+            raise OSError(number, os.strerror(number), str(path)) from error
+        if error.filename is None:
+            error.filename = str(path)
+        raise
 
 
 @contextmanager
@@ -76,7 +94,8 @@ def publish_directory(path: Path, durable: bool = True) -> Iterator[Path]:
     remove_directory(partial)  # left by a writer that was killed
     partial.mkdir(parents=True)
     try:
-        yield partial
+        with naming(partial):
+            yield partial
         (partial / STABLE).touch()
         if durable:
             _flush_below(partial)
@@ -142,6 +161,15 @@ def write_buffers(descriptor: int, buffers: Sequence[Buffer]) -> None:
             pending[start] = pending[start][written:]
 
 
+def sync(descriptor: int) -> None:
+    """Waits until what was written to a file descriptor is on the disk. Raises `OSError`, which names the file. Blocks."""
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        error.filename = _name_of(descriptor)
+        raise
+
+
 def _name_of(descriptor: int) -> str | None:
     with suppress(OSError):
         return os.readlink(f"/proc/self/fd/{descriptor}")
@@ -177,7 +205,7 @@ def _flush_data(path: Path) -> None:
         raise
     try:
         if stat.S_IFMT(os.fstat(descriptor).st_mode) in (stat.S_IFREG, stat.S_IFDIR):
-            os.fsync(descriptor)
+            sync(descriptor)
     finally:
         os.close(descriptor)
 
@@ -208,6 +236,6 @@ def flush(path: Path) -> None:
     """Waits until a file, or the entries of a directory, are on the disk. Raises `OSError`. Blocks."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        os.fsync(descriptor)
+        sync(descriptor)
     finally:
         os.close(descriptor)

@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from transport.files.atomic import write_buffers
+from transport.files.atomic import sync, write_buffers
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ def append_lines(path: Path, lines: Iterable[Mapping[str, Any]], *, durable: boo
             os.ftruncate(descriptor, end)
             raise
         if durable:
-            os.fsync(descriptor)
+            sync(descriptor)
     finally:
         os.close(descriptor)
 
@@ -103,7 +103,7 @@ def replace_end(path: Path, start: int, data: bytes) -> None:
         os.ftruncate(descriptor, start)
         os.lseek(descriptor, start, os.SEEK_SET)
         write_buffers(descriptor, [data])
-        os.fsync(descriptor)
+        sync(descriptor)
     finally:
         os.close(descriptor)
 

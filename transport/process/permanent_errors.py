@@ -18,6 +18,9 @@ another process holds, a file system that is unreachable for a moment."""
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 """Errors of a disk, or a quota, that has no space left."""
 
+DISK_FAULTS = FULL | {errno.EFBIG, errno.EIO, errno.EROFS}
+"""Errors of a disk, or of a limit, at which nothing is written."""
+
 DISK_FULL = 74
 """Exit code of a process that a full disk stopped; `EX_IOERR` of sysexits.h."""
 
@@ -43,9 +46,28 @@ def is_disk_full(error: BaseException | None) -> bool:
     return False
 
 
+def disk_fault(error: Exception) -> int | None:
+    """Returns which of `DISK_FAULTS` an error is, also one of a library in Rust; None if it is none of them."""
+    if isinstance(error, OSError):
+        return error.errno if error.errno in DISK_FAULTS else None
+    return next((number for number in DISK_FAULTS if f"(os error {number})" in str(error)), None)
+
+
 def disk_full(place: object) -> str:
     """Returns the sentence that tells a person about a full disk, on which `place` lies."""
     return f"disk full at {place}: waiting; free space, or stop the job (Ctrl-C)"
+
+
+def not_written(error: Exception, place: object) -> str:
+    """Returns what tells a person which file could not be written, or, where the error names none, that `place` could not."""
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"cannot write to {error.filename}: {error.strerror}"
+    return f"cannot write to {place}: {error}"
+
+
+def way_on(error: Exception) -> str:
+    """Returns what a person does about an error by which a role ends; empty unless it says that a disk is full."""
+    return "; free space, and --resume goes on" if is_disk_full(error) else ""
 
 
 def is_permanent(error: OSError) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -65,6 +67,25 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
         write_atomically(path, b"bad")
     assert path.read_bytes() == b"good"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_full_disk_is_said_with_its_place(tmp_path: Path) -> None:
+    """Python names no file where a write fails, nor where it is flushed at the end."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
+    try:
+        with pytest.raises(OSError, match="too large") as failed, publish_directory(tmp_path / "step_1") as directory:
+            (directory / "a").write_bytes(bytes(100))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert failed.value.filename == str(tmp_path / ".step_1.partial")
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(OSError, match="refused") as failed, publish_directory(tmp_path / "step_1"):
+        raise ConnectionRefusedError(errno.ECONNREFUSED, "refused")
+    assert failed.value.filename is None, "it is no error of the disk"
+    with pytest.raises(OSError, match="No space") as failed, publish_directory(tmp_path / "step_1"):
+        raise RuntimeError("I/O error: No space left on device (os error 28)")  # as safetensors says it
+    assert (failed.value.errno, failed.value.filename) == (errno.ENOSPC, str(tmp_path / ".step_1.partial"))
 
 
 def test_a_short_write_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
