@@ -81,8 +81,6 @@ class Experiment:
         self, trial_id: str, config: dict[str, Any], evaluated_params: dict[str, Any], experiment_tag: str
     ) -> Trial:
         """Returns a trial of this experiment, PENDING. Raises `TuneError` for a configuration that is no JSON."""
-        if not re.match(IDENTIFIER_PATTERN, trial_id):
-            raise TuneError(f"trial id {trial_id!r}: expected up to 64 letters, digits, '_', '.' and '-'")
         check_json(config, "config")
         trial = Trial(
             trainable_name=self.run_identifier,

@@ -14,6 +14,7 @@ from dataclasses import InitVar, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
+from transport.config import IDENTIFIER_PATTERN
 from tune.checkpoint import Checkpoint
 from tune.errors import TuneError
 from tune.export_formats import check_formats
@@ -107,6 +108,10 @@ class Trial:
     def __post_init__(self, trial_name_creator: Creator | None, trial_dirname_creator: Creator | None) -> None:
         self.config = {} if self.config is None else self.config
         self.trial_id = self.trial_id or self.generate_id()
+        if not re.fullmatch(IDENTIFIER_PATTERN, self.trial_id):
+            raise TuneError(
+                f"trial_id = {self.trial_id!r}: expected up to 64 letters, digits, '_', '.' and '-', the first no sign"
+            )
         if self.local_dir.startswith("~"):
             self.local_dir = str(Path(self.local_dir).expanduser())
         self.evaluated_params = {} if self.evaluated_params is None else self.evaluated_params

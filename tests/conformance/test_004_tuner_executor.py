@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from counterpoint import tune
@@ -146,7 +147,7 @@ def test_a_trial_that_its_executor_calls_lost_has_failed(tmp_path: Path) -> None
 def test_what_does_not_run_and_is_called_lost_keeps_nobody_waiting(tmp_path: Path) -> None:
     class Insists(ThreadExecutor):
         def get_next_failed_trial(self) -> Trial | None:
-            return Trial("mine", {}, "of another experiment", str(tmp_path))
+            return Trial("mine", {}, "of-another-experiment", str(tmp_path))
 
     [trial] = run(Insists(counted), tmp_path, [Trial("mine", {}, "t", str(tmp_path))]).get_trials()
     assert trial.status == Trial.TERMINATED
@@ -192,6 +193,28 @@ def test_a_users_executor_pauses_and_resumes_through_the_base_class(tmp_path: Pa
     assert [(trial.status, trial.num_results) for trial in runner.get_trials()] == [(Trial.TERMINATED, 3)] * 2
     assert executor.calls.count("restore a") == 1
     assert executor.calls.index("start b") < executor.calls.index("restore a")
+
+
+def test_a_users_executor_may_report_numbers_of_numpy(tmp_path: Path) -> None:
+    def step(config: dict[str, Any], number: int) -> dict[str, Any]:
+        return {"loss": np.float32(0.5), "rows": np.int64(number), "done": np.bool_(number == 2)}
+
+    [trial] = run(ThreadExecutor(step), tmp_path, [Trial("mine", {}, "t", str(tmp_path))]).get_trials()
+    assert (trial.status, trial.num_results) == (Trial.TERMINATED, 2)
+    assert trial.last_result == {"loss": 0.5, "rows": 2, "done": True, "training_iteration": 2}
+    assert type(trial.last_result["rows"]) is int
+
+
+def test_iterations_that_do_not_grow_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Stuck(ThreadExecutor):
+        def fetch_result(self, trial: Trial) -> dict[str, Any]:
+            return super().fetch_result(trial) | {"training_iteration": 1}
+
+    [trial] = run(Stuck(counted), tmp_path, [Trial("mine", {}, "t", str(tmp_path))]).get_trials()
+    assert trial.num_results == 1
+    warned = [record.message for record in caplog.records if "training_iteration 1" in record.message]
+    assert len(warned) == 1
+    assert str(trial) in warned[0]
 
 
 class DropsThePaused(tune.TrialScheduler):

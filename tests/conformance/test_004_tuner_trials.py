@@ -34,6 +34,7 @@ def test_resources_are_those_of_the_document() -> None:
 @pytest.mark.parametrize(
     ("argument", "value", "words"),
     [
+        ("trial_id", "../elsewhere", "letters, digits"),
         ("resources", 3, "expected tune.Resources"),
         ("resources", {"cpus": 1}, "there is no 'cpus'"),
         ("stopping_criterion", 7, "expected a dict"),

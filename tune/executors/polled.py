@@ -31,6 +31,7 @@ from tune.executors.executor import Event, EventExecutor, Failed, Reported, Save
 from tune.executors.trial_executor import TrialExecutor, as_checkpoint
 from tune.experiment import check_json
 from tune.resources import Resources
+from tune.trainable.values import json_dict
 from tune.trial import Trial
 
 logger = logging.getLogger(__name__)
@@ -315,11 +316,12 @@ class PolledExecutor(EventExecutor):
             result = self.called.fetch_result(self._copies[found.trial_id])
             if not isinstance(result, dict):
                 raise TuneError(f"fetch_result returned a {type(result).__name__}; expected a dict of metrics")
+            result = json_dict(result, "the result")
         except Exception as error:  # noqa: BLE001 - the trial's own
             self._fail(found.trial_id, traceback.format_exc(), error)
         else:
             self._copies[found.trial_id].last_result = result
-            self._due.append(Reported(found.trial_id, attempt, dict(result)))
+            self._due.append(Reported(found.trial_id, attempt, result))
 
 
 def for_runner(executor: TrialExecutor) -> EventExecutor:

@@ -51,6 +51,7 @@ from tune.runner.events import (
     TrialAdded,
     TrialsProposed,
     TrialStopRequested,
+    Warn,
     WriteError,
 )
 from tune.runner.kept_checkpoints import KeptCheckpoints
@@ -264,6 +265,7 @@ class ExperimentMachine(Transfers):
             progress.counted = result[TRAINING_ITERATION]
             progress.held.append(HeldResult(result, bool(event.stop)))
         else:
+            self._warn_of_repetition(trial, progress, result[TRAINING_ITERATION])
             progress.returned = progress.returned or bool(result.get(DONE))
             self._save_repetition(trial, progress, result)
         progress.latest = result
@@ -273,6 +275,18 @@ class ExperimentMachine(Transfers):
         if progress.end == Trial.PAUSED and progress.exploit is None:
             self._want_checkpoint(trial, progress, result)
         self._go_on(trial, progress)
+
+    def _warn_of_repetition(self, trial: Trial, progress: Progress, iteration: int) -> None:
+        """Says so once if iterations do not grow within an attempt: unlike after a restore, those results are new, and lost."""
+        before = progress.latest.get(TRAINING_ITERATION)
+        if before is not None and iteration <= before and not progress.repeats:
+            progress.repeats = True
+            self._emit(
+                Warn(
+                    f"{trial}: a result has training_iteration {iteration}, and one before it {before}; such results count for "
+                    "nothing. Let it grow with each result, or leave it out to have results counted"
+                )
+            )
 
     def _deliver(self, trial: Trial, progress: Progress, result: Result, stop: bool) -> None:
         """Lets everyone know of a new result, and notes what is decided."""

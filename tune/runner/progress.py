@@ -60,6 +60,8 @@ class Progress:
     """Whether a result lacked a metric on which someone must decide."""
     latest: Result = field(default_factory=dict)
     """The newest result of this attempt, be it a repetition; what a checkpoint that is made now holds."""
+    repeats: bool = False
+    """Whether it was said that an attempt has reported an iteration twice."""
     saves: int = 0
     """How many checkpoints were asked for; each has a directory of its own, also when it failed."""
     wanted: Checkpoint | None = None
