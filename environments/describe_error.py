@@ -14,6 +14,7 @@ _LONGEST_ERROR = 2000
 _OURS = (
     "cli",
     "cluster",
+    "counterpoint",
     "environments",
     "inference",
     "job",
