@@ -23,11 +23,12 @@ import zmq
 import zmq.asyncio
 
 from cluster.agent import instructions, protocol
-from cluster.agent.frames import MalformedMessageError, pack, unpack
 from cluster.agent.owned_process import OwnedProcess
+from cluster.agent.protocol import MESSAGES
 from cluster.agent.settings import AgentSettings
 from cluster.agent.table import Table
 from cluster.backends.base import WorkerOrder
+from transport.frames import BadFrame
 from transport.process import launch
 
 logger = logging.getLogger(__name__)
@@ -97,8 +98,8 @@ class Agent:
         while True:
             frames = await self._router.recv_multipart()
             try:
-                message = unpack(frames[-1])
-            except MalformedMessageError as error:
+                message = MESSAGES.unpack(frames[-1])
+            except BadFrame as error:
                 self._log_once(f"dropped a message: {error}")
                 continue
             epoch = self._table.epoch
@@ -111,8 +112,8 @@ class Agent:
         while True:
             peer, message = await self._outgoing.get()
             try:
-                await self._router.send_multipart([peer, pack(message)])
-            except MalformedMessageError as error:  # a worker's doing: the others need their agent
+                await self._router.send_multipart([peer, MESSAGES.pack(message)])
+            except BadFrame as error:  # a worker's doing: the others need their agent
                 self._log_once(f"a message is not sent: {error}")
             finally:
                 self._outgoing.task_done()

@@ -8,8 +8,8 @@ import socket
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from cluster.agent.frames import FrameReader, MalformedMessageError, frame
-from cluster.agent.protocol import MAX_MESSAGE
+from cluster.agent.protocol import MAX_MESSAGE, MESSAGES
+from transport.frames import BadFrame
 
 logger = logging.getLogger(__name__)
 
@@ -31,14 +31,14 @@ class ControlSocket:
         self._own, self.other = socket.socketpair()
         """`other` is for the process; close it once that has it."""
         self._own.setblocking(False)
-        self._reader = FrameReader()
+        self._received = bytearray()
         self._unsent = bytearray()
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._own.fileno(), self._read, 1)
 
     def send(self, message: Mapping[str, Any]) -> bool:
         """Sends a message, now or once the process reads; returns False if too much waits, and it was not sent."""
-        data = frame(message)
+        data = MESSAGES.frame(message)
         if len(self._unsent) + len(data) > MOST_UNREAD:
             return False
         self._unsent += data
@@ -57,13 +57,14 @@ class ControlSocket:
                 if not data:
                     self._loop.remove_reader(self._own.fileno())  # the process has closed it
                     return
-                for message in self._reader.feed(data):
+                self._received += data
+                for message in MESSAGES.cut(self._received):
                     self._on_message(message)
         except BlockingIOError:
             return
         except ConnectionResetError:
             self._loop.remove_reader(self._own.fileno())
-        except MalformedMessageError as error:
+        except BadFrame as error:
             logger.warning(
                 "%s sent what is not understood; its control socket is not read any more: %s", self._worker, error
             )

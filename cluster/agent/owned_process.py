@@ -11,10 +11,10 @@ from typing import Any
 
 from cluster.agent import protocol
 from cluster.agent.control import ControlSocket
-from cluster.agent.frames import MalformedMessageError
 from cluster.backends.base import WorkerOrder
 from cluster.log_rotation import rotate_if_full
 from cluster.process import INHERITED, Command, Process
+from transport.frames import BadFrame
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class OwnedProcess:
             return
         try:
             reason = "" if self._control.send(message) else "it did not read its control socket"
-        except MalformedMessageError as error:
+        except BadFrame as error:
             reason = str(error)
         if reason:
             logger.warning("%s is killed: %s", self.order.worker, reason)

@@ -11,8 +11,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from transport.framed_maps import FramedMaps
+from transport.frames import Framing
+
 MAX_MESSAGE = 4 * 2**20
 """Bytes of one message; a larger one is refused before it is decoded."""
+
+MESSAGES = FramedMaps(Framing(MAX_MESSAGE, ">"))
+"""Packs and checks messages, and cuts a control socket's stream into them."""
 
 CONTROL_FD = "CLUSTER_CONTROL_FD"
 """The variable of a worker's process that holds the number of its control socket."""

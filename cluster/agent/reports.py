@@ -11,9 +11,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from cluster.agent.frames import MalformedMessageError
 from cluster.manager import events
 from cluster.manager.events import LONGEST_REASON, Event
+from transport.frames import BadFrame
 
 MOST_REQUESTS = 32
 """Unacknowledged requests of one worker to replace others."""
@@ -45,19 +45,17 @@ def cut(reason: str) -> str:
 
 
 def event_of(report: Mapping[str, Any], at: float) -> Event:
-    """Returns the event that a report describes. Raises `MalformedMessageError`."""
+    """Returns the event that a report describes. Raises `BadFrame`."""
     name, fields = report.get("event"), report.get("fields")
     kind = REPORTED.get(name) if isinstance(name, str) else None
     if kind is None or not isinstance(fields, dict):
-        raise MalformedMessageError(
-            f"a report of {name!r} with fields {type(fields).__name__} is none that agents send"
-        )
+        raise BadFrame(f"a report of {name!r} with fields {type(fields).__name__} is none that agents send")
     expected = {field.name: field.type for field in dataclasses.fields(kind) if field.name != "at"}
     found = {key: type(value).__name__ for key, value in fields.items()}
     if found.keys() != expected.keys() or any(
         found[key] != type_name and (found[key], type_name) != ("int", "float") for key, type_name in expected.items()
     ):
-        raise MalformedMessageError(f"a report of {name} has the fields {found}; expected {expected}")
+        raise BadFrame(f"a report of {name} has the fields {found}; expected {expected}")
     return kind(**fields, at=at)
 
 

@@ -14,13 +14,14 @@ import zmq.asyncio
 from pydantic import TypeAdapter, ValidationError
 
 from cluster.agent import protocol
-from cluster.agent.frames import MalformedMessageError, pack, unpack
+from cluster.agent.protocol import MESSAGES
 from cluster.agent.reports import event_of
 from cluster.agent.settings import AgentEndpoint
 from cluster.backends.base import Heartbeat, LivingWorker
 from cluster.clock import RunningClock
 from cluster.errors import BackendError, StaleMasterError
 from cluster.manager.events import Event
+from transport.frames import BadFrame
 from transport.wires.endpoint import CurveKeys
 from transport.wires.reconnecting import find_peer_soon
 
@@ -139,8 +140,8 @@ class AgentLink:
         self._last_command += 1
         number = self._last_command
         try:
-            data = pack({"kind": kind, "epoch": self._identity.epoch, "id": number, **fields})
-        except MalformedMessageError as error:
+            data = MESSAGES.pack({"kind": kind, "epoch": self._identity.epoch, "id": number, **fields})
+        except BadFrame as error:
             raise BackendError(str(error)) from None
         answer = self._commands[number] = asyncio.get_running_loop().create_future()
         try:
@@ -202,8 +203,8 @@ class AgentLink:
         while True:
             data = await self._socket.recv()
             try:
-                self._handle(unpack(data))
-            except (MalformedMessageError, ValidationError, KeyError, TypeError) as error:
+                self._handle(MESSAGES.unpack(data))
+            except (BadFrame, ValidationError, KeyError, TypeError) as error:
                 logger.warning("the agent of node %s sent what is not understood: %s", self.endpoint.node, error)
 
     async def _beat(self) -> None:
@@ -225,7 +226,7 @@ class AgentLink:
     # --- messages ---
 
     def _send(self, message: Mapping[str, Any]) -> None:
-        self._outgoing.put_nowait(pack({"epoch": self._identity.epoch, **message}))
+        self._outgoing.put_nowait(MESSAGES.pack({"epoch": self._identity.epoch, **message}))
 
     def _handle(self, message: Mapping[str, Any]) -> None:
         self._heard = self._running.read()

@@ -8,8 +8,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from cluster.agent.frames import FrameReader, frame
-from cluster.agent.protocol import CONTROL_FD
+from cluster.agent.protocol import CONTROL_FD, MESSAGES
 
 CHUNK = 256 * 1024
 
@@ -36,13 +35,13 @@ class AgentLink:
 
     def send(self, kind: str, **fields: Any) -> None:
         """Sends a message; waits while the agent does not read. Raises `OSError` when the agent is gone."""
-        data = frame({"kind": kind} | {name: _text(value) for name, value in fields.items()})
+        data = MESSAGES.frame({"kind": kind} | {name: _text(value) for name, value in fields.items()})
         with self._lock:
             self._socket.sendall(data)
 
     def messages(self) -> Iterator[dict[str, Any]]:
-        """Yields what the agent sends, until it is gone. Raises `MalformedMessageError`."""
-        reader = FrameReader()
+        """Yields what the agent sends, until it is gone. Raises `BadFrame`."""
+        received = bytearray()
         while True:
             try:
                 data = self._socket.recv(CHUNK)
@@ -50,4 +49,5 @@ class AgentLink:
                 return
             if not data:
                 return
-            yield from reader.feed(data)
+            received += data
+            yield from MESSAGES.cut(received)

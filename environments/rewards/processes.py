@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import struct
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -18,9 +17,10 @@ from typing import Any
 
 import orjson
 
+from transport.frames import BadFrame, Framing
+
 MAX_FRAME_BYTES = 16 * 2**20
-_MAX_ANSWER_BYTES = 16 * 2**20
-_LENGTH = struct.Struct("<I")
+_FRAMING = Framing(MAX_FRAME_BYTES)
 _CLOSE_SECONDS = 20.0
 _EXIT_SECONDS = 10.0
 """From the end of a process's stream to its exit."""
@@ -49,18 +49,17 @@ class _Worker:
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
 
-    async def exchange(self, frame: bytes) -> bytes:
+    async def exchange(self, request: bytes) -> bytes:
         """Sends a request and returns the answer. Raises `EOFError` if the process ends instead."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         try:
-            self.process.stdin.write(_LENGTH.pack(len(frame)) + frame)
+            self.process.stdin.write(_FRAMING.frame(request))
             await self.process.stdin.drain()
-            (length,) = _LENGTH.unpack(await self.process.stdout.readexactly(_LENGTH.size))
-            if length > _MAX_ANSWER_BYTES:
-                raise ProcessFailed(f"an answer of {length} bytes; expected at most {_MAX_ANSWER_BYTES}")
-            return await self.process.stdout.readexactly(length)
-        except (asyncio.IncompleteReadError, ConnectionError) as error:
+            return await _FRAMING.read_from(self.process.stdout)
+        except BadFrame as error:
+            raise ProcessFailed(f"a process for rewards: {error}") from None
+        except ConnectionError as error:
             raise EOFError from error
 
     async def end(self, patience: float) -> int:

@@ -1,7 +1,7 @@
 """A process that works on hostile text: compares mathematics, searches with regular expressions, calls a user's function.
 
 `processes.py` starts it by this file's path and speaks with it over its standard streams: frames of JSON, each after its length.
-It imports nothing of ours before a task needs it, so that it starts quickly, and holds no secret. The kernel kills it once a task
+It imports little of ours before a task needs it, so that it starts quickly, and holds no secret. The kernel kills it once a task
 takes more processor time than allowed (`ITIMER_PROF`), whatever code runs at that moment; memory is limited, too.
 """
 
@@ -17,15 +17,16 @@ import os
 import re
 import resource
 import signal
-import struct
 import sys
 from collections import deque
 from collections.abc import Callable
-from typing import Any, BinaryIO
+from typing import Any
+
+from transport.frames import Framing
 
 _PR_SET_PDEATHSIG = 1
 _NICENESS = 5
-_LENGTH = struct.Struct("<I")
+_FRAMING = Framing(16 * 2**20)  # as `processes.py`
 
 
 def compare_mathematics(answer: str, text: str, float_rounding: int, strict: bool) -> dict[str, Any]:
@@ -104,13 +105,6 @@ def _bound(parent: int, memory_bytes: int) -> None:
     os.nice(_NICENESS)
 
 
-def _read(stream: BinaryIO) -> bytes | None:
-    length = stream.read(_LENGTH.size)
-    if len(length) < _LENGTH.size:
-        return None
-    return stream.read(_LENGTH.unpack(length)[0])
-
-
 def main() -> None:
     """Answers tasks until the parent closes the stream. Arguments: the parent's process id, and bytes of memory."""
     _bound(int(sys.argv[1]), int(sys.argv[2]))
@@ -120,11 +114,11 @@ def main() -> None:
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):  # whatever a library prints must not look like an answer
         os.dup2(nothing, descriptor)
-    while (frame := _read(requests)) is not None:
+    while (frame := _FRAMING.read(requests.read)) is not None:
         request = json.loads(frame)
         answer = json.dumps(_answer(request["task"], request["arguments"], request["cpu_seconds"])).encode()
         signal.setitimer(signal.ITIMER_PROF, 0)
-        answers.write(_LENGTH.pack(len(answer)) + answer)
+        answers.write(_FRAMING.frame(answer))
         answers.flush()
 
 

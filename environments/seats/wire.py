@@ -15,13 +15,13 @@ A connection is one seat in one episode, so its end is the end of the partner. S
 from __future__ import annotations
 
 import asyncio
-import struct
 from contextlib import suppress
 from typing import Any
 
 import msgpack
 
 from environments.base import Unavailable
+from transport.frames import Framing
 
 PROTOCOL = 1
 
@@ -32,7 +32,7 @@ CLOSE_SECONDS = 5.0
 
 SOCKET_NAME = "seats.sock"
 
-_LENGTH = struct.Struct(">I")
+_FRAMING = Framing(MAX_MESSAGE_BYTES, ">")
 
 
 class PartnerGone(Unavailable):
@@ -55,12 +55,7 @@ class Connection:
     async def receive(self) -> dict[str, Any]:
         """Returns the next message. Raises `PartnerGone` at the end of the connection, or for what is no message."""
         try:
-            (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
-            if length > MAX_MESSAGE_BYTES:
-                raise PartnerGone(
-                    f"{self._peer} sent a message of {length} bytes; at most {MAX_MESSAGE_BYTES} are read"
-                )
-            message = msgpack.unpackb(await self._reader.readexactly(length), max_ext_len=0)
+            message = msgpack.unpackb(await _FRAMING.read_from(self._reader), max_ext_len=0)
         except (OSError, asyncio.IncompleteReadError) as error:
             raise PartnerGone(f"{self._peer} ended the connection") from error
         except (ValueError, msgpack.UnpackException) as error:
@@ -93,7 +88,4 @@ class Connection:
         self._writer.transport.abort()  # if the other side has not read what was left
 
     def _write(self, message: dict[str, Any]) -> None:
-        encoded: bytes = msgpack.packb(message)
-        if len(encoded) > MAX_MESSAGE_BYTES:
-            raise ValueError(f"a message of {len(encoded)} bytes does not travel; at most {MAX_MESSAGE_BYTES} do")
-        self._writer.write(_LENGTH.pack(len(encoded)) + encoded)
+        self._writer.write(_FRAMING.frame(msgpack.packb(message)))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import struct
 import sys
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
@@ -20,6 +19,7 @@ from typing import Any, BinaryIO, NoReturn
 import orjson
 
 from inference.cut_calls import Calls, EndedCalls, complete_calls
+from transport.frames import Framing
 
 CPU_SECONDS = 1.0
 """For one text. Real ones take a millisecond per thousand tokens."""
@@ -27,7 +27,7 @@ CPU_SECONDS = 1.0
 MAX_FRAME_BYTES = 1 << 24
 """Longest frame: a megabyte of tools and two million tokens as numbers."""
 
-LENGTH = struct.Struct("<I")
+FRAMING = Framing(MAX_FRAME_BYTES)
 
 _COMMON_MARKS = ("<tool_call>", "</tool_call>", "<function=", "[TOOL_CALLS]", "<|tool_call|>", "<|python_tag|>")
 """What opens a call for most parsers. A parser's own marks are looked up in its attributes."""
@@ -198,20 +198,9 @@ def _is_text(calls: Calls) -> bool:
     return True
 
 
-def read_frame(stream: BinaryIO) -> bytes | None:
-    """Returns the next frame; None at the end."""
-    head = stream.read(LENGTH.size)
-    if len(head) < LENGTH.size:
-        return None
-    (length,) = LENGTH.unpack(head)
-    body = stream.read(length)
-    return body if len(body) == length else None
-
-
 def write_frame(stream: BinaryIO, content: Mapping[str, Any]) -> None:
     """Writes one frame."""
-    body = orjson.dumps(content)
-    stream.write(LENGTH.pack(len(body)) + body)
+    stream.write(FRAMING.frame(orjson.dumps(content)))
     stream.flush()
 
 
@@ -233,7 +222,7 @@ def main() -> None:
     logging.disable(logging.CRITICAL)
     signal.signal(signal.SIGVTALRM, _on_alarm)
     write_frame(answers, {"ready": True})
-    while (body := read_frame(sys.stdin.buffer)) is not None:
+    while (body := FRAMING.read(sys.stdin.buffer.read)) is not None:
         try:
             answer = parser.parse(orjson.loads(body))
         except Exception as error:  # noqa: BLE001 - a request at fault must not end the process

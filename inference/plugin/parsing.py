@@ -15,7 +15,8 @@ from typing import Any
 import orjson
 
 from cluster.parent_death import bound_command
-from inference.plugin.parse_worker import LENGTH, MAX_FRAME_BYTES
+from inference.plugin.parse_worker import FRAMING
+from transport.frames import BadFrame
 
 START_SECONDS = 180.0
 """For the process to import vLLM and read the tokenizer: 6 s of one core."""
@@ -43,10 +44,13 @@ class ParserProcess:
 
     async def parse(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the answer: `content`, `reasoning`, `calls` and `malformed`."""
-        body = orjson.dumps(fields)
+        try:
+            request = FRAMING.frame(orjson.dumps(fields))
+        except BadFrame as error:
+            raise ParserRefused(str(error)) from None
         async with self._one_at_a_time:
             process = await self._running()
-            answer = await self._exchange(process, LENGTH.pack(len(body)) + body, ANSWER_SECONDS)
+            answer = await self._exchange(process, request, ANSWER_SECONDS)
         if "refused" in answer:
             raise ParserRefused(str(answer["refused"]))
         return answer
@@ -77,17 +81,16 @@ class ParserProcess:
                 if frame:  # a process that has ended may still have answered
                     process.stdin.write(frame)
                     await process.stdin.drain()
-                (length,) = LENGTH.unpack(await process.stdout.readexactly(LENGTH.size))
-                if length > MAX_FRAME_BYTES:
-                    raise ParserFailed(f"the process that parses announced {length} bytes; at most {MAX_FRAME_BYTES}")
-                answer: dict[str, Any] = orjson.loads(await process.stdout.readexactly(length))
+                answer: dict[str, Any] = orjson.loads(await FRAMING.read_from(process.stdout))
             complete = True
             return answer
         except TimeoutError:
             raise ParserFailed(
                 f"the process that parses did not answer within {seconds:g} s; it is started anew"
             ) from None
-        except (OSError, asyncio.IncompleteReadError):
+        except BadFrame as error:
+            raise ParserFailed(f"the process that parses: {error}; it is started anew") from None
+        except (OSError, EOFError):
             raise ParserFailed("the process that parses has ended; it is started anew") from None
         finally:
             if not complete:  # Also if this call is cancelled: the next one must not read this one's answer.

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from pydantic import Field
 
 from transport.config import Config
+from transport.frames import BadFrame
 from tune.checkpoint import Checkpoint
 from tune.errors import TuneError
 from tune.executors.executor import (
@@ -29,7 +30,6 @@ from tune.executors.executor import (
     Started,
     Stopped,
 )
-from tune.executors.frames import BadFrame
 from tune.executors.raised import made_again
 from tune.trial import Trial
 

@@ -1,7 +1,7 @@
 """Messages between an executor and the process of a trial: MessagePack with its length before it, over a socket of their own.
 
 Never pickle. Both ends refuse a message beyond `MAX_BYTES` before they allocate anything for it. The process's end blocks
-(`receive`, `send`); the executor's end belongs to its event loop (`FrameChannel`).
+(`receive`, `MESSAGES.frame`); the executor's end belongs to its event loop (`FrameChannel`).
 """
 
 from __future__ import annotations
@@ -9,77 +9,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-import struct
 from collections.abc import Callable
 from typing import Any
 
-import msgpack
+from transport.framed_maps import FramedMaps
+from transport.frames import BadFrame, Framing
 
 MAX_BYTES = 16 * 2**20
 """The size of one message: far more than a result or a config has."""
 
-_LENGTH = struct.Struct("<I")
 _READ_BYTES = 256 * 2**10
 
 
-class BadFrame(Exception):
-    """The other end has sent what is no message of this protocol, or one that is too large."""
-
-
-def encode(message: dict[str, Any]) -> bytes:
-    """Returns the bytes of a message. Raises `BadFrame` if it is too large, or holds what MessagePack has no form for."""
-    try:
-        body: bytes = msgpack.packb(message)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise BadFrame(f"a message cannot be written: {error}") from None
-    if len(body) > MAX_BYTES:
-        raise BadFrame(f"a message has {len(body)} bytes; at most {MAX_BYTES} are sent")
-    return _LENGTH.pack(len(body)) + body
-
-
-def send(connection: socket.socket, message: dict[str, Any]) -> None:
-    """Sends a message; blocks."""
-    connection.sendall(encode(message))
+MESSAGES = FramedMaps(Framing(MAX_BYTES))
 
 
 def receive(connection: socket.socket) -> dict[str, Any] | None:
     """Returns the next message; None when the other end is gone. Blocks. Raises `BadFrame`."""
-    header = _exactly(connection, _LENGTH.size)
-    if header is None:
-        return None
-    body = _exactly(connection, _length(header))
-    return None if body is None else _decode(body)
-
-
-def _exactly(connection: socket.socket, count: int) -> bytes | None:
-    parts: list[bytes] = []
-    while count:
-        try:
-            part = connection.recv(min(count, _READ_BYTES))
-        except ConnectionResetError:
-            return None
-        if not part:
-            return None
-        parts.append(part)
-        count -= len(part)
-    return b"".join(parts)
-
-
-def _length(header: bytes | memoryview) -> int:
-    length: int = _LENGTH.unpack(header)[0]
-    if length > MAX_BYTES:
-        raise BadFrame(f"a message of {length} bytes was announced; at most {MAX_BYTES} are read")
-    return length
-
-
-def _decode(body: bytes | memoryview) -> dict[str, Any]:
     try:
-        message = msgpack.unpackb(body)
-    except (ValueError, msgpack.exceptions.UnpackException) as error:
-        raise BadFrame(f"a message is no MessagePack: {error}") from None
-    if not isinstance(message, dict) or not isinstance(message.get("kind"), str):
-        raise BadFrame("a message is no dict with a kind")
-    return message
+        return MESSAGES.read(connection.recv)
+    except (ConnectionResetError, EOFError):
+        return None
 
 
 class FrameChannel:
@@ -106,8 +56,8 @@ class FrameChannel:
         self._loop.add_reader(connection, self._read)
 
     def send(self, message: dict[str, Any]) -> None:
-        """Sends what is left for the kernel later, if it does not take it now. Raises `BadFrame` as `encode` does."""
-        data = encode(message)
+        """Sends what is left for the kernel later, if it does not take it now. Raises `BadFrame`."""
+        data = MESSAGES.frame(message)
         if self._closed:
             return
         if not self._unsent:
@@ -148,17 +98,9 @@ class FrameChannel:
             self._on_bad(str(error))
 
     def _deliver(self) -> None:
-        start = 0
-        while len(self._received) - start >= _LENGTH.size:
-            body = start + _LENGTH.size
-            end = body + _length(bytes(self._received[start:body]))
-            if len(self._received) < end:
-                break
-            message = _decode(bytes(self._received[body:end]))
-            start = end
+        for message in MESSAGES.cut(self._received):
             if not self._closed:
                 self._on_message(message)
-        del self._received[:start]
 
     def drain(self) -> None:
         """Delivers what has arrived and was not read yet: the last words of a process that has ended."""

@@ -22,7 +22,7 @@ from cluster.backends.base import Node
 from cluster.backends.ray_cluster import RayCluster
 from tune.errors import TuneError
 from tune.executors.attempt import END, Attempt, Deadlines, ProcessLink
-from tune.executors.frames import encode
+from tune.executors.frames import MESSAGES
 from tune.executors.ledger import Ledger
 from tune.executors.process_executor import ProcessTrialExecutor
 from tune.executors.ray_actor import TrialActor
@@ -229,7 +229,7 @@ class _RayProcess:
 
     def send(self, message: dict[str, Any]) -> None:
         """As `ProcessLink.send`. Numbered, since Ray runs calls at once that were made one after the other."""
-        self._actor.send.remote(self._sent, encode(message))
+        self._actor.send.remote(self._sent, MESSAGES.frame(message))
         self._sent += 1
 
     def kill(self) -> None:

@@ -16,8 +16,9 @@ import subprocess
 import threading
 
 from cluster.exit_codes import describe_exit
+from transport.frames import BadFrame
 from transport.process.launch import guarded
-from tune.executors.frames import BadFrame, encode, receive
+from tune.executors.frames import MESSAGES, receive
 from tune.executors.trial_process import command
 
 LONGEST_CRASH = 64 * 2**10
@@ -77,7 +78,7 @@ class TrialActor:
         try:
             while (message := receive(self._connection)) is not None:
                 with self._changed:
-                    self._heard.append(encode(message))
+                    self._heard.append(MESSAGES.frame(message))
                     self._changed.notify_all()
         except BadFrame as error:
             broken = f" after it broke the protocol: {error}"

@@ -28,7 +28,8 @@ import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tune.executors.frames import BadFrame, receive, send
+from transport.frames import BadFrame
+from tune.executors.frames import MESSAGES, receive
 from tune.executors.raised import as_data
 from tune.registry import adopt_environments, load
 from tune.trainable.functions import FunctionEnded, FunctionTrainable, require_export, trainable_class
@@ -67,7 +68,7 @@ class TrialProcess:
                 return
 
     def _send(self, kind: str, **fields: Any) -> None:
-        send(self._connection, {"kind": kind, **fields})
+        self._connection.sendall(MESSAGES.frame({"kind": kind, **fields}))
 
     def _answer(self, request: dict[str, Any]) -> bool:
         """Does what is asked. Returns whether the process goes on."""

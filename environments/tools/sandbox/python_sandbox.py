@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from environments.tools.sandbox.namespaces import MACHINES, NOBODY
-from environments.tools.sandbox.supervisor import LENGTH
+from environments.tools.sandbox.supervisor import ANSWERS, REQUESTS
+from transport.frames import BadFrame
 
 START_SECONDS = 60.0
 OVERHEAD_SECONDS = 30.0
@@ -176,11 +177,10 @@ class Sandbox:
             raise SandboxUnavailable(f"the sandbox does not take a program: {error}; it is started anew") from error
         try:
             async with asyncio.timeout(seconds + OVERHEAD_SECONDS):
-                writer.write(LENGTH.pack(len(body)) + body)
+                writer.write(REQUESTS.frame(body))
                 await writer.drain()
-                (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
-                answer = json.loads(await reader.readexactly(length))
-        except (OSError, asyncio.IncompleteReadError, TimeoutError) as error:
+                answer = json.loads(await ANSWERS.read_from(reader))
+        except (OSError, BadFrame, EOFError, TimeoutError) as error:
             raise SandboxUnavailable(f"a run of the sandbox ended without a result: {error!r}") from error
         finally:
             writer.close()

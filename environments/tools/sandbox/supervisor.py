@@ -12,7 +12,6 @@ import select
 import shutil
 import signal
 import socket
-import struct
 import tempfile
 import time
 from collections.abc import Mapping
@@ -21,9 +20,11 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from environments.tools.sandbox import confined, namespaces
+from transport.frames import Framing
 
-LENGTH = struct.Struct("<I")
-MAX_REQUEST_BYTES = 1 << 24
+REQUESTS = Framing(1 << 24)
+ANSWERS = Framing((1 << 32) - 1)
+"""As long as the operator lets a program's output be."""
 REQUEST_SECONDS = 30.0
 READ_BYTES = 1 << 16
 DRAIN_SECONDS = 5.0
@@ -36,33 +37,17 @@ def supervise(call: socket.socket, settings: Mapping[str, Any]) -> NoReturn:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         namespaces.set_process_option(namespaces.PR_SET_PDEATHSIG, signal.SIGKILL)
         call.settimeout(REQUEST_SECONDS)
-        request = json.loads(_read(call))
+        if (asked := REQUESTS.read(call.recv)) is None:
+            os._exit(0)
+        request = json.loads(asked)
         try:
             answer = _run(call, request, settings)
         except OSError as error:
             answer = {"refused": f"the sandbox could not be set up: {error}"}
-        body = json.dumps(answer).encode()
         with suppress(OSError):  # the caller is gone
-            call.sendall(LENGTH.pack(len(body)) + body)
+            call.sendall(ANSWERS.frame(json.dumps(answer).encode()))
     finally:
         os._exit(0)
-
-
-def _read(call: socket.socket) -> bytes:
-    (length,) = LENGTH.unpack(_exactly(call, LENGTH.size))
-    if length > MAX_REQUEST_BYTES:
-        os._exit(1)
-    return _exactly(call, length)
-
-
-def _exactly(call: socket.socket, count: int) -> bytes:
-    received = bytearray()
-    while len(received) < count:
-        chunk = call.recv(min(count - len(received), READ_BYTES))
-        if not chunk:
-            os._exit(0)
-        received += chunk
-    return bytes(received)
 
 
 @dataclass

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from environments.tools.sandbox import namespaces
-from environments.tools.sandbox.supervisor import LENGTH, supervise
+from environments.tools.sandbox.supervisor import ANSWERS, supervise
 
 # fmt: off
 PRELOADED = (
@@ -139,8 +139,7 @@ def _serve(control: socket.socket, settings: Mapping[str, Any]) -> None:
             pid = os.fork()
         except OSError as error:
             with suppress(OSError):
-                body = json.dumps({"refused": f"fork: {error}"}).encode()
-                call.sendall(LENGTH.pack(len(body)) + body)
+                call.sendall(ANSWERS.frame(json.dumps({"refused": f"fork: {error}"}).encode()))
             pid = -1
         if pid == 0:
             control.close()

@@ -12,7 +12,7 @@ from typing import Any
 import zmq
 
 from cluster.agent import protocol
-from cluster.agent.frames import pack, unpack
+from cluster.agent.protocol import MESSAGES
 from cluster.agent.remains import kill_marked, marked
 from cluster.agent.settings import AgentEndpoint, AgentSettings
 from cluster.agent.starting import lives, reap, start_agent
@@ -43,17 +43,17 @@ class Master:
 
     def send(self, kind: str, **fields: Any) -> int:
         self._commands += 1
-        self._socket.send(pack({"kind": kind, "epoch": self.epoch, "id": self._commands, **fields}))
+        self._socket.send(MESSAGES.pack({"kind": kind, "epoch": self.epoch, "id": self._commands, **fields}))
         return self._commands
 
     def hello(self, received: int = 0) -> None:
         self._said_hello = time.monotonic()
         fields = {"job": JOB, "lease_seconds": self.lease_seconds, "received": received}
-        self._socket.send(pack({"kind": protocol.HELLO, "epoch": self.epoch, **fields}))
+        self._socket.send(MESSAGES.pack({"kind": protocol.HELLO, "epoch": self.epoch, **fields}))
 
     def read(self) -> None:
         while self._socket.poll(5):
-            message = unpack(self._socket.recv())
+            message = MESSAGES.unpack(self._socket.recv())
             match message["kind"]:
                 case protocol.REPORT:
                     self.reports[message["number"]] = (message["event"], message["fields"])

@@ -14,25 +14,24 @@ pytestmark = pytest.mark.slow
 
 BEGIN = """
 import os, socket, time
-from cluster.agent.frames import LENGTH, frame
-from cluster.agent.protocol import MAX_MESSAGE
+from cluster.agent.protocol import MAX_MESSAGE, MESSAGES
 from cluster.notify import notify
 control = socket.socket(fileno=int(os.environ["CLUSTER_CONTROL_FD"]))
 """
 
-SOUND = "control.sendall(frame({'kind': 'ready', 'address': '', 'server_key': ''}))"
+SOUND = "control.sendall(MESSAGES.frame({'kind': 'ready', 'address': '', 'server_key': ''}))"
 
 NONSENSE = (
-    "control.sendall(frame({'kind': 'ready', 'address': 'x' * (MAX_MESSAGE - 50), 'server_key': ''}))",
+    "control.sendall(MESSAGES.frame({'kind': 'ready', 'address': 'x' * (MAX_MESSAGE - 50), 'server_key': ''}))",
     "notify('MAINPID=' + '9' * 40)",
     "notify('MAINPID=\\u00b2')",
-    "control.sendall(frame({'kind': 'stop_job', 'reason': '', 'code': True}))",
-    "control.sendall(frame({'kind': 'extend', 'seconds': float('nan')}))",
+    "control.sendall(MESSAGES.frame({'kind': 'stop_job', 'reason': '', 'code': True}))",
+    "control.sendall(MESSAGES.frame({'kind': 'extend', 'seconds': float('nan')}))",
     "control.sendall(b'\\xff' * 100_000)",
 )
 
 FLOODS = (
-    f"{SOUND}; many = frame({{'kind': 'alive', 'status': ''}}) * 10_000\nwhile True: control.sendall(many)",
+    f"{SOUND}; many = MESSAGES.frame({{'kind': 'alive', 'status': ''}}) * 10_000\nwhile True: control.sendall(many)",
     f"{SOUND}\nwhile True: notify('WATCHDOG=1')",
 )
 

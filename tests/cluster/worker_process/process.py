@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.agent import protocol
-from cluster.agent.frames import FrameReader, frame
+from cluster.agent.protocol import MESSAGES
 from tests.support.polling import wait_until
 
 
@@ -31,7 +31,7 @@ class WorkerProcess:
                 stdout=output,
                 stderr=output,
             )
-        self._reader = FrameReader()
+        self._received = bytearray()
         self.messages: list[dict[str, Any]] = []
         known = {"job": "j", "role": "role", "rank": 0, "count": 1, "worker": "role-0", "incarnation": 1}
         path = f"tests.cluster.worker_process.workers:{class_name}"
@@ -39,7 +39,7 @@ class WorkerProcess:
         self.send(protocol.DESCRIPTION, description=known | own | fields)
 
     def send(self, kind: str, **fields: Any) -> None:
-        self._socket.sendall(frame({"kind": kind, **fields}))
+        self._socket.sendall(MESSAGES.frame({"kind": kind, **fields}))
 
     def said(self, kind: str) -> list[dict[str, Any]]:
         self._read()
@@ -83,7 +83,8 @@ class WorkerProcess:
         self._socket.setblocking(False)
         try:
             while data := self._socket.recv(65536):
-                self.messages += self._reader.feed(data)
+                self._received += data
+                self.messages += MESSAGES.cut(self._received)
         except (BlockingIOError, ConnectionResetError):
             pass
         finally:

@@ -9,7 +9,8 @@ import msgpack
 import pytest
 
 from tests.support.polling import until
-from tune.executors.frames import MAX_BYTES, BadFrame, FrameChannel, encode, receive, send
+from transport.frames import BadFrame
+from tune.executors.frames import MAX_BYTES, MESSAGES, FrameChannel, receive
 
 
 class Listener:
@@ -29,7 +30,7 @@ class Listener:
 async def test_messages_arrive_however_they_are_cut() -> None:
     listener = Listener()
     messages = [{"kind": "result", "result": {"x": float("inf"), "text": "é" * size}} for size in (0, 1, 300_000)]
-    data = b"".join(map(encode, messages))
+    data = b"".join(map(MESSAGES.frame, messages))
     for start in range(0, len(data), 100_001):
         await asyncio.to_thread(listener.theirs.sendall, data[start : start + 100_001])
         await asyncio.sleep(0)
@@ -73,12 +74,12 @@ async def test_what_is_no_message_is_refused(data: bytes) -> None:
 def test_what_cannot_be_sent_is_refused() -> None:
     for value in ("x" * MAX_BYTES, 2**70, object()):
         with pytest.raises(BadFrame):
-            encode({"kind": "x", "value": value})
+            MESSAGES.frame({"kind": "x", "value": value})
 
 
 async def test_the_end_of_the_other_side_is_no_error() -> None:
     listener = Listener()
-    send(listener.theirs, {"kind": "last"})
+    listener.theirs.sendall(MESSAGES.frame({"kind": "last"}))
     listener.theirs.close()
     listener.channel.drain()
     assert listener.heard == [{"kind": "last"}]
