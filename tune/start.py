@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import inspect
 import logging
 import os
 import signal
@@ -73,50 +74,25 @@ def run(
     `fail_fast="raise"` what the first of them raised; `KeyboardInterrupt` after Ctrl-C, when the
     experiment can be resumed.
     """
-    if isinstance(run_or_experiment, Experiment):
-        experiment = run_or_experiment
-    else:
-        experiment = Experiment(
-            name=name,
-            run=run_or_experiment,
-            stop=stop,
-            config=config,
-            resources_per_trial=resources_per_trial,
-            num_samples=num_samples,
-            local_dir=local_dir,
-            checkpoint_freq=checkpoint_freq,
-            checkpoint_at_end=checkpoint_at_end,
-            keep_checkpoints_num=keep_checkpoints_num,
-            checkpoint_score_attr=checkpoint_score_attr,
-            export_formats=export_formats,
-            max_failures=max_failures,
-            restore=restore,
-            trial_name_creator=trial_name_creator,
-            trial_dirname_creator=trial_dirname_creator,
-            log_to_file=log_to_file,
-        )
-    trials = _run(
-        [experiment],
-        metric=metric,
-        mode=mode,
-        time_budget_s=time_budget_s,
-        search_alg=search_alg,
-        scheduler=scheduler,
-        verbose=verbose,
-        fail_fast=fail_fast,
-        upload_dir=upload_dir,
-        sync_to_cloud=sync_to_cloud,
-        resume=resume,
-        reuse_actors=reuse_actors,
-        queue_trials=queue_trials,
-        trial_executor=trial_executor,
-        callbacks=callbacks,
-        checkpoint_period=checkpoint_period,
-        raise_on_failed_trial=raise_on_failed_trial,
-        server_port=server_port,
-    )
+    given = dict(locals())
+    experiment = _experiment(given.pop("run_or_experiment"), {each: given.pop(each) for each in _OF_AN_EXPERIMENT})
+    trials = _run([experiment], **given)
     analysis = importlib.import_module("tune.analysis")
     return analysis.Analysis(experiment.directory, trials=trials, default_metric=metric, default_mode=mode)
+
+
+_OF_AN_EXPERIMENT = tuple(name for name in inspect.signature(Experiment).parameters if name != "run")
+"""Those of the parameters of `run` that describe the experiment."""
+
+
+def _experiment(given: str | Callable[..., Any] | type | Experiment, described: dict[str, Any]) -> Experiment:
+    if not isinstance(given, Experiment):
+        return Experiment(run=given, **described)
+    defaults = inspect.signature(run).parameters
+    beside = [name for name, value in described.items() if value != defaults[name].default]
+    if beside:
+        raise TuneError(f"{', '.join(beside)}: an Experiment is given to run, which has its own; give them to that")
+    return given
 
 
 def run_experiments(

@@ -71,6 +71,13 @@ def test_arguments_that_do_not_fit_are_refused(tmp_path: Path, arguments: dict[s
     assert not list(tmp_path.iterdir())
 
 
+def test_what_describes_an_experiment_is_refused_beside_one(tmp_path: Path) -> None:
+    """It would be passed over, since the experiment has its own."""
+    experiment = tune.Experiment("one", COUNTER, local_dir=str(tmp_path))
+    with pytest.raises(tune.TuneError, match="stop, num_samples: an Experiment is given"):
+        tune.run(experiment, num_samples=3, stop={"count": 1}, verbose=0)
+
+
 def test_a_trial_has_the_names_that_its_creators_give(tmp_path: Path) -> None:
     def name(trial: Trial) -> str:
         return f"lr{trial.config['lr']}"
