@@ -132,11 +132,15 @@ class ExperimentMachine(Transfers):
 
     def is_stuck(self) -> bool:
         """Whether only PAUSED trials are left and the scheduler, asked with free resources, has chosen none."""
+        return self._only_paused() and not (self.search.asked and not self.search.finished)
+
+    def waits_for_search_alone(self) -> bool:
+        """As `is_stuck`, but for a search algorithm that has nothing to propose now, and is not at its end."""
+        return self._only_paused() and self.search.asked and not (self.search.finished or self.search.may_propose)
+
+    def _only_paused(self) -> bool:
         count = self.table.count
-        waits = self.search.asked and not self.search.finished
-        return not (self.may_start or waits or count(Trial.RUNNING) or count(Trial.PENDING)) and bool(
-            count(Trial.PAUSED)
-        )
+        return bool(count(Trial.PAUSED)) and not (self.may_start or count(Trial.RUNNING) or count(Trial.PENDING))
 
     # --- events ---
 

@@ -148,7 +148,7 @@ class TrialRunner(Acting):
         """The needs that can be met some time."""
         self._checkpoint_due = time.monotonic() + min(self._period, FIRST_STATE_SECONDS)
         self._search_backlog = BACKLOG
-        self._saving_search = False
+        self._saving_search = self._said_it_waits = False
         self._server: ExperimentServer | None = None
         try:
             self.resume()
@@ -284,9 +284,10 @@ class TrialRunner(Acting):
         if self._machine.stopping is None and self.stopper.stop_all():
             self._decide(StopRequested(f"the stopper {type(self.stopper).__qualname__} has ended the experiment"))
         self._carry_out()
-        if self._search is not None and (heard := self._search.idle_after) is not None:
-            self._decide(SearchIdle(heard))
         self._start_trials()
+        heard = None if self._search is None else self._search.idle_after
+        if heard is not None and self._experiment.decide(SearchIdle(heard)):
+            self._start_trials()
         self._save_search()
         self._executor.on_step_end(self)
         self.iteration += 1
@@ -400,6 +401,13 @@ class TrialRunner(Acting):
                 if (raised := self._executor.raised.get(trial.trial_id)) is not None:
                     raise raised from failure
                 raise failure
+        if self._free and self._machine.waits_for_search_alone() and not self._said_it_waits:
+            self._said_it_waits = True
+            logger.warning(
+                "only paused trials are left, the scheduler resumes none of them, and the search algorithm has nothing to "
+                "propose while they are unfinished, as behind a limiter with too few places: %s",
+                self.scheduler.debug_string(),
+            )
         if self._free and self._machine.is_stuck():
             raise TuneError(
                 f"only paused trials are left, and the scheduler resumes none of them: {self.scheduler.debug_string()}"

@@ -264,6 +264,33 @@ def test_a_scheduler_that_fails_or_forgets_its_trials_ends_the_experiment(tmp_pa
         run(tmp_path / "b", [[1], [2]], scheduler=Sleeps())
 
 
+class Waits(ScriptedTrials):
+    """Proposes two trials, and nothing more while they are unfinished."""
+
+    def is_finished(self) -> bool:
+        return False
+
+    def next_trial(self) -> Trial | None:
+        return super().next_trial() if self.made < len(self.scripts) else None
+
+
+@pytest.mark.slow
+def test_an_experiment_that_waits_for_a_search_that_waits_for_it_says_so_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    runner = TrialRunner(
+        Waits(tmp_path, [[1], [2]]), Sleeps(), local_checkpoint_dir=tmp_path, trial_executor=ScriptedExecutor()
+    )
+    try:
+        while "only paused trials are left" not in caplog.text:
+            runner.step()
+        runner.step()
+    finally:
+        runner.close()
+    assert caplog.text.count("only paused trials are left") == 1
+    assert {trial.status for trial in runner.get_trials()} == {Trial.PAUSED}
+
+
 class Breaks(ScriptedTrials):
     """Fails at its second proposal."""
 
@@ -416,6 +443,7 @@ class ThinksAlone(ScriptedTrials):
         return super().next_trial()
 
 
+@pytest.mark.slow
 def test_a_slow_search_is_waited_for_before_a_bracket_is_halved(tmp_path: Path) -> None:
     scripts: list[list[Any]] = [[10 * number + t for t in range(9)] for number in range(12)]
     at_once = bohb_of_12(tmp_path / "a", ScriptedTrials(tmp_path, scripts), ScriptedExecutor())
@@ -426,6 +454,7 @@ def test_a_slow_search_is_waited_for_before_a_bracket_is_halved(tmp_path: Path) 
     assert slowly.count(9) < 12, "some are stopped at a milestone"
 
 
+@pytest.mark.slow
 def test_a_search_that_waits_for_results_lets_the_bracket_go_on(tmp_path: Path) -> None:
     """A limiter with fewer places than the bracket proposes nothing until one of those that wait has ended."""
 
