@@ -1,4 +1,6 @@
-"""Plays the life of a job's unit under a systemd of its own: start, kills, reload, STOP, a reboot, a stop and a wrong file.
+"""Plays the life of units under a systemd of its own: start, kills, reload, STOP, a reboot, a stop and a wrong file.
+
+First the unit of a whole job, then those of the three roles.
 
 `make systemd-test` runs it as root. `debootstrap` makes a root once, below `build/`; podman boots it, without a network. There
 this checkout is at `/opt/counterpoint`, and the commands of `docs/operations.md` install it; only `.venv` is put together from
@@ -24,6 +26,9 @@ LAB = HERE / "build" / "systemd-test"
 INSTALLED = "/opt/counterpoint"
 UNIT = "counterpoint-job@demo"
 OUTPUT = "/var/lib/counterpoint/demo"
+ROLES = ("orchestrator", "trainer", "inference")
+"""Each has a unit, and a file of its own name."""
+ROLES_OUTPUT = "/var/lib/counterpoint/outputs/roles"
 INSIDE = "COUNTERPOINT_PLAYS_UNITS"
 DEADLINE_SECONDS = 600.0
 PACKAGES = "systemd,systemd-sysv,dbus,ca-certificates,procps,python3,libgomp1,libnuma1"
@@ -109,13 +114,13 @@ class Machine:
         """Runs a line of bash in it, and returns what it prints. Raises `CalledProcessError` if it fails."""
         return call(*self._podman, "exec", "--interactive", "units", "bash", "-c", command, check=check, given=given)
 
-    def show(self, name: str) -> str:
-        """Returns a property of the unit."""
-        return self.run(f"systemctl show --property={name} --value {UNIT}").strip()
+    def show(self, name: str, unit: str = UNIT) -> str:
+        """Returns a property of a unit."""
+        return self.run(f"systemctl show --property={name} --value {unit}").strip()
 
-    def steps(self) -> list[int]:
-        """Returns the committed steps, in order."""
-        lines = self.run(f"cat {OUTPUT}/run_demo/metrics.jsonl", check=False).rpartition("\n")[0].splitlines()
+    def steps(self, run: str = f"{OUTPUT}/run_demo") -> list[int]:
+        """Returns the committed steps of a run, in order."""
+        lines = self.run(f"cat {run}/metrics.jsonl", check=False).rpartition("\n")[0].splitlines()
         return [json.loads(line)["step"] for line in lines]
 
     def pid_of(self, role: str) -> str:
@@ -232,8 +237,42 @@ def audit(machine: Machine) -> str:
     return f"{len(steps)} steps, each once"
 
 
+def roles(machine: Machine) -> str:
+    """The units of the three roles, started in the order in which each waits for the next; each is killed, all are stopped."""
+    units, run = [f"counterpoint-{role}@{role}" for role in ROLES], f"{ROLES_OUTPUT}/run_reverse"
+    machine.run(f"systemctl disable --now {UNIT}", check=False)
+    for role in ROLES:  # of the model that `start` has put there
+        text = (HERE / "configs" / "roles" / f"{role}.toml").read_text()
+        text = text.replace('"tiny-moe"', '"/var/lib/counterpoint/model"').replace("return_routed_experts = true\n", "")
+        machine.run(f"cat > {role}.toml && install -m 600 -o counterpoint {role}.toml /etc/counterpoint/", given=text)
+    machine.run("echo COUNTERPOINT_STEPS=1000000 > /etc/counterpoint/orchestrator.env")
+    for unit in units:
+        machine.run(f"systemctl start --no-block {unit}")
+
+    def go_on() -> None:
+        for unit in units:
+            wait_for(lambda unit=unit: machine.show("ActiveState", unit) == "active", f"{unit} to be active")  # type: ignore[misc]
+        before = len(machine.steps(run))
+        wait_for(lambda: len(machine.steps(run)) > before, "a further step")
+
+    go_on()
+    for unit in units:
+        main = machine.show("MainPID", unit)
+        machine.run(f"systemctl kill --signal=KILL {unit}")
+        wait_for(lambda main=main, unit=unit: machine.show("MainPID", unit) not in (main, "0"), f"{unit} to be back")  # type: ignore[misc]
+        go_on()
+    said = [machine.show("StatusText", unit) for unit in units]
+    assert all(said), said
+    machine.run(f"systemctl stop {' '.join(units)}")
+    ends = {unit: (machine.show("ActiveState", unit), machine.show("Result", unit)) for unit in units}
+    assert set(ends.values()) == {("inactive", "success")}, ends
+    steps = machine.steps(run)
+    assert steps == list(range(1, len(steps) + 1)), steps
+    return f"{len(steps)} steps, each once, although each role was killed"
+
+
 PLAYS: tuple[Callable[[Machine], str], ...] = (
-    start, kill_supervisor, reload, kill_everything, stop_supervisor_by_signal, reboot, stop, wrong_file, audit,
+    start, kill_supervisor, reload, kill_everything, stop_supervisor_by_signal, reboot, stop, wrong_file, audit, roles,
 )  # fmt: skip
 
 
