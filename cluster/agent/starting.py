@@ -7,12 +7,14 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 from cluster.agent.protocol import MARK
 from cluster.agent.remains import start_of
-from cluster.agent.settings import AgentEndpoint, AgentSettings, read_endpoint
+from cluster.agent.settings import AgentEndpoint, AgentSettings, lock_file, read_endpoint
 from cluster.errors import BackendError
 from cluster.process import RESET_SIGNALS, SYSTEMD_VARIABLES, last_lines
+from transport.files.lock import holder_of
 
 START_SECONDS = 60.0
 """Longest time from the start of an agent to its endpoint."""
@@ -77,6 +79,16 @@ def start_agent(settings: AgentSettings) -> AgentEndpoint:
 def lives(endpoint: AgentEndpoint) -> bool:
     """Whether the agent's process lives on this machine."""
     return start_of(endpoint.pid) == endpoint.started
+
+
+def agent_in(directory: Path, name: str) -> AgentEndpoint | None:
+    """Returns the agent of that name that lives in the directory; None if none does.
+
+    A copy of a job's directory names the agents of the original, which are none of its own: nobody holds the lock there.
+    """
+    endpoint = read_endpoint(directory, name)
+    is_here = endpoint is not None and lives(endpoint) and holder_of(lock_file(directory, name)) is not None
+    return endpoint if is_here else None
 
 
 def reap(pid: int) -> None:

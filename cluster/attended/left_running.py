@@ -7,8 +7,7 @@ import logging
 from pathlib import Path
 
 from cluster.agent.agent import LEASES_OF_THE_FENCE
-from cluster.agent.settings import read_endpoint
-from cluster.agent.starting import lives
+from cluster.agent.starting import agent_in
 from cluster.backends.local import AGENTS
 from cluster.errors import BackendError, ClusterError
 from cluster.job_files import JobFile, read_job, read_outcome
@@ -19,8 +18,7 @@ logger = logging.getLogger(__name__)
 def has_agents(directory: Path) -> bool:
     """Whether agents of a job in this directory live on this machine."""
     agents = directory / AGENTS
-    endpoints = [read_endpoint(agents, path.stem) for path in agents.glob("*.json")]
-    return any(endpoint is not None and lives(endpoint) for endpoint in endpoints)
+    return any(agent_in(agents, path.stem) is not None for path in agents.glob("*.json"))
 
 
 async def left_running(directory: Path) -> bool:

@@ -22,7 +22,7 @@ from typing import Any
 
 from cluster.agent.remains import kill_marked
 from cluster.agent.settings import AgentEndpoint, AgentSettings, lock_file, mark_of, read_endpoint
-from cluster.agent.starting import POLL_SECONDS, lives, reap, start_steps
+from cluster.agent.starting import POLL_SECONDS, agent_in, lives, reap, start_steps
 from cluster.backends.agent_fleet import AgentFleet, Seat
 from cluster.backends.agent_link import AgentLink
 from cluster.backends.base import Bundle, LivingWorker, Node, WorkerOrder
@@ -174,8 +174,7 @@ class LocalBackend(AgentFleet):
             await self.fence(seat, endpoint)
 
     async def _find_or_start(self, node: str) -> AgentEndpoint:
-        endpoint = read_endpoint(self._agents, node)
-        if endpoint is not None and lives(endpoint):
+        if (endpoint := agent_in(self._agents, node)) is not None:
             return endpoint
         settings = AgentSettings(
             agent=secrets.token_hex(8),
@@ -270,9 +269,9 @@ class LocalBackend(AgentFleet):
             endpoint = read_endpoint(self._agents, path.stem)
             if endpoint is None:
                 continue
-            if lives(endpoint):
+            if agent_in(self._agents, path.stem) == endpoint:
                 found.append((Seat(path.stem, endpoint.node), endpoint))
-            else:
+            elif not lives(endpoint):  # else this directory is a copy, and the agent is the original's
                 await self.fence(Seat(path.stem, endpoint.node), endpoint)
         return await self.adopt_seats(found)
 

@@ -7,6 +7,7 @@ import math
 import os
 import select
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -159,6 +160,25 @@ def test_a_killed_command_leaves_its_workers_to_the_next_one(job: FakeJob) -> No
     assert (second.returncode, errors) == (143, "")
     assert orchestrator_of(job.output, "test") is None
     assert "starting" not in output
+
+
+def test_a_copy_of_a_running_jobs_directory_is_another_job(job: FakeJob, tmp_path: Path) -> None:
+    first = job.start("hang")
+    job.wait_for_steps(count=3)
+    before = orchestrator_of(job.output, "test")
+    copy = Path(
+        shutil.copytree(job.output, tmp_path / "copy", ignore=lambda at, names: [n for n in names if ".sock" in n])
+    )
+    second = job.start("hang", "--resume", "--output-dir", str(copy), "--inference.port", str(free_port()))
+    try:
+        wait_until(lambda: orchestrator_of(copy, "test") is not None, "the copy's own run")
+        assert orchestrator_of(job.output, "test") == before
+        assert first.poll() is None
+        second.kill()
+        second.communicate()
+    finally:
+        end_agents(control_directory(copy))
+    assert orchestrator_of(job.output, "test") == before
 
 
 def test_a_run_that_was_stopped_while_its_command_was_dead_goes_on_with_resume(job: FakeJob) -> None:

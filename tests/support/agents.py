@@ -8,8 +8,8 @@ import signal
 from pathlib import Path
 
 from cluster.agent.remains import marked
-from cluster.agent.settings import mark_of, read_endpoint
-from cluster.agent.starting import lives
+from cluster.agent.settings import mark_of
+from cluster.agent.starting import agent_in
 from cluster.attended.left_running import has_agents
 from cluster.backends.local import AGENTS
 from tests.support.polling import wait_until
@@ -19,8 +19,7 @@ def end_agents(control: Path) -> None:
     """Kills the agents of a job with that control directory; returns once nothing of them lives."""
     agents = control / AGENTS
     for path in agents.glob("*.json"):
-        endpoint = read_endpoint(agents, path.stem)
-        if endpoint is not None and lives(endpoint):
+        if (endpoint := agent_in(agents, path.stem)) is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(endpoint.pid, signal.SIGKILL)
         mark = mark_of(agents, path.stem)
