@@ -191,7 +191,7 @@ class Trainer:
             self._train_rows()
             self._finish_steps()
             self._telemetry.settle()
-            self.endpoint.note(self._registry)
+            self.endpoint.note(self._registry, self._sessions.outages)
             self._status.show(self._described())
         while self._registry.open_slots:
             self._train_rows()
@@ -492,7 +492,8 @@ class Trainer:
 
     def _described(self) -> str:
         runs = [f"{each.run_id} step {each.progress.step}/{each.config.steps}" for each in self._learner.runs.values()]
-        return ", ".join(runs) or "waiting for an orchestrator's HELLO"
+        parts = [", ".join(runs) or "waiting for an orchestrator's HELLO", self._sessions.outages.describe()]
+        return "; ".join(filter(None, parts))
 
     def _report_waiting(self) -> None:
         now = time.monotonic()

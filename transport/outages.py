@@ -1,8 +1,8 @@
 """One list of outages: who does not do what this process needs of it, since when, and the newest reason.
 
 Whoever notices an outage begins it, begins it again with each further reason, and ends it. The log gets the beginning, each
-reason that is new, a reminder at growing intervals, and the end. `fleet.json` (with it `counterpoint status` and the page), the
-watchdog, systemd's status and the metrics show what `current` returns.
+reason that is new, a reminder at growing intervals, and the end. In an orchestrator `fleet.json` (with it `counterpoint status`
+and the page), the watchdog, systemd's status and the metrics show what `current` returns; in a trainer its status and metrics do.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ class Kind(StrEnum):
 
     SERVER = "server"
     TRAINER = "trainer"
+    ORCHESTRATOR = "orchestrator"
 
 
 @dataclass(frozen=True, slots=True)

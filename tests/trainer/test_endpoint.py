@@ -13,6 +13,7 @@ from tests.transport.telemetry.scraping import families
 from trainer.config import TrainerConfig
 from trainer.open_step import optional_means
 from trainer.telemetry.endpoint import TrainerEndpoint
+from transport.outages import Kind, Outages
 from transport.telemetry.catalogue import trainer as catalogue
 from transport.telemetry.lines import NameTable
 from transport.telemetry.metric import LineName
@@ -40,7 +41,10 @@ def test_a_trainer_writes_and_shows_the_names_of_the_catalogue(dense_directory: 
     ):
         assert (tmp_path / "prometheus" / "trainer.json").exists()
         one.until_step(first=2, second=1)
-        endpoint.note(one.manager.registry)
+        outages = Outages()
+        outages.begin(Kind.ORCHESTRATOR, "that of first", "is not connected", "it was killed")
+        endpoint._noted -= 60.0  # the trainer may have noted just now
+        endpoint.note(one.manager.registry, outages)
         shown = families(endpoint.port)
         endpoint.forget("first")
         left = endpoint._endpoint.values.read()[catalogue.TOKENS]

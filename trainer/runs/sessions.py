@@ -20,6 +20,7 @@ from trainer.runs.manager import MultiRunManager
 from trainer.runs.record import TAKES_BATCHES, Occupancy, Stage
 from transport.codec import digest_of
 from transport.messages import Acknowledged, Bye, Commit, Evicted, Hello, Ready, Rejected, Waiting
+from transport.outages import Kind, Outages
 from transport.rate_limited_log import RateLimitedLog
 from transport.records import Batch
 from transport.wires.base import BatchReceiver
@@ -54,6 +55,9 @@ class Sessions:
         self._epochs = Epochs(config.output_dir, manager)
         self._reached_out = 0.0
         self._peer_log = RateLimitedLog(logger)
+        self.outages = Outages()
+        """The orchestrators of runs in slots that are not there."""
+        manager.register_forgotten_hook(lambda slot, run_id: self.outages.end(_orchestrator_of(run_id)))
         self.has_news = False
         """Whether a `HELLO` or `BYE` has come since the last `answer`."""
 
@@ -122,6 +126,7 @@ class Sessions:
 
     def _on_hello(self, hello: Hello) -> None:
         registry, run_id = self._registry, hello.run_id
+        self.outages.end(_orchestrator_of(run_id))
         if (run := registry.taking(run_id)) is not None and not self._manager.is_deleted(run.slot):
             registry.connected(hello)
             self._welcome(run)
@@ -194,7 +199,7 @@ class Sessions:
     def answer(self) -> None:
         """Answers every orchestrator whose run has no slot, as of the last discovery.
 
-        While runs wait, it also checks whether the orchestrators of the runs in slots can be reached.
+        It also checks whether the orchestrators of the runs in slots can be reached.
         """
         self.has_news = False
         registry, now = self._registry, time.monotonic()
@@ -207,11 +212,28 @@ class Sessions:
                 self.send_away(run_id, reason)
             else:
                 self._let_wait(run_id, self._why_not_yet(queue.get(run_id)), now)
-        if registry.queue and now - self._reached_out > ANSWER_SECONDS:
+        self.outages.remind()
+        if now - self._reached_out > ANSWER_SECONDS:
             self._reached_out = now
             for run in registry.at(*TAKES_BATCHES):
-                if not self._receiver.send(run.run_id, Acknowledged(run.durable_step, run.durable_step)):
-                    registry.unreachable(run.run_id, now, run.config.trainer_timeout_seconds)
+                self._reach(run, now)
+
+    def _reach(self, run: Occupancy, now: float) -> None:
+        """Notes whether the orchestrator of a run in a slot can be reached; its place is another's only while runs wait."""
+        who = _orchestrator_of(run.run_id)
+        record = self._registry.find(run.run_id)
+        has_left = record is not None and not record.presence.connected
+        if not self._registry.queue and (has_left or self.outages.of(who) is not None):
+            reached = False
+        else:
+            reached = self._receiver.send(run.run_id, Acknowledged(run.durable_step, run.durable_step))
+        if not reached and self._registry.queue:
+            self._registry.unreachable(run.run_id, now, run.config.trainer_timeout_seconds)
+        if not (reached or run.finished or self.outages.of(who) is not None):  # an outage ends with a `HELLO`
+            what, reason = (
+                ("has left", "it ended in order") if has_left else ("is not connected", "it was killed or cut off")
+            )
+            self.outages.begin(Kind.ORCHESTRATOR, who, what, reason, level=logging.WARNING)
 
     def send_away(self, run_id: str, reason: str) -> None:
         """Sends EVICTED; the orchestrator counts as absent until its next `HELLO`."""
@@ -248,6 +270,10 @@ class Sessions:
             return
         if not self._receiver.send(run_id, Waiting(reason)):
             self._registry.sent_away(run_id)
+
+
+def _orchestrator_of(run_id: str) -> str:
+    return f"the orchestrator of run {run_id}"
 
 
 def _newest_batch(run: Occupancy) -> tuple[int, str]:

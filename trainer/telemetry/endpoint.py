@@ -16,6 +16,7 @@ from trainer.config import TrainerConfig
 from trainer.metrics import MetricValue
 from trainer.runs.record import Stage
 from trainer.runs.registry import RunRegistry
+from transport.outages import Outages
 from transport.telemetry.catalogue import trainer as catalogue
 from transport.telemetry.endpoint import Endpoint
 from transport.telemetry.lines import LineReader
@@ -55,8 +56,8 @@ class TrainerEndpoint:
         """Counts rows."""
         self._values.add(catalogue.ROWS, number)
 
-    def note(self, registry: RunRegistry) -> None:
-        """Notes the runs' stages, what waits, and the memory, if the last note is old."""
+    def note(self, registry: RunRegistry, outages: Outages) -> None:
+        """Notes the runs' stages, what waits, who is out, and the memory, if the last note is old."""
         now = time.monotonic()
         if now - self._noted < NOTE_SECONDS:
             return
@@ -69,6 +70,7 @@ class TrainerEndpoint:
             {
                 **{(catalogue.RUNS, (stage,)): number for stage, number in stages.items()},
                 **{(catalogue.WAITING, (run.run_id,)): len(run.waiting) for run in occupied},
+                **{(catalogue.OUTAGE_START, (outage.kind, outage.who)): outage.since for outage in outages.current()},
                 **_device_memory(),
             },
         )

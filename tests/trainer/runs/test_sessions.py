@@ -15,6 +15,7 @@ from trainer.runs.manager import MultiRunManager
 from trainer.runs.record import Occupancy
 from trainer.runs.sessions import MAX_CALLERS, Sessions
 from transport.messages import Acknowledged, Bye, Commit, Evicted, Hello, Ready, Rejected, ToOrchestrator, Waiting
+from transport.outages import Kind
 from transport.records import Batch
 
 
@@ -22,6 +23,8 @@ class Wire:
     """A `BatchReceiver` that delivers the messages in `arriving`, and keeps the sent ones."""
 
     rejected = 0
+    reaches = True
+    """Whether a message reaches its orchestrator."""
 
     def __init__(self) -> None:
         self.arriving: list[tuple[str, Hello | Batch | Commit | Bye]] = []
@@ -35,7 +38,7 @@ class Wire:
 
     def send(self, run_id: str, message: ToOrchestrator) -> bool:
         self.sent.append((run_id, message))
-        return True
+        return self.reaches
 
     def close(self) -> None:
         """There is nothing to free."""
@@ -152,6 +155,33 @@ def test_a_flood_of_made_up_names_is_forgotten_and_keeps_nobody_out(
     sessions.answer()
     assert [run_id for run_id, message in wire.sent if isinstance(message, Waiting)] == ["late"]
     assert len(caplog.records) < 50
+
+
+def test_an_orchestrator_that_is_not_there_is_an_outage_until_it_is_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.runs.sessions.ANSWER_SECONDS", 0.0)
+    sessions, manager, wire = make_sessions(tmp_path)
+    run = make_run(tmp_path, manager)
+    deliver(sessions, wire, Hello("default", 0))
+    sessions.admit(run)
+    sessions.answer()
+    assert sessions.outages.current() == []
+    for loss in ("it is cut off", "it leaves"):
+        wire.reaches = loss != "it is cut off"
+        if wire.reaches:
+            deliver(sessions, wire, Bye("drained"))
+        sessions.answer()
+        (outage,) = sessions.outages.current()
+        assert (outage.kind, "run default" in outage.who) == (Kind.ORCHESTRATOR, True)
+        wire.reaches = True
+        deliver(sessions, wire, Hello("default", 0))
+        sessions.answer()
+        assert sessions.outages.current() == []
+    run.progress.step = run.config.steps
+    manager.registry.advance(run.slot, 0.0)
+    deliver(sessions, wire, Bye("done"))
+    assert sessions.outages.current() == [], "nobody is waited for"
 
 
 def test_what_a_run_repeats_without_end_fills_no_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

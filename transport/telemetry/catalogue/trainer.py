@@ -74,6 +74,13 @@ SLOTS = Metric("counterpoint_trainer_slots", "gauge", "runs that can be trained 
 WAITING = Metric(
     "counterpoint_trainer_waiting_batches", "gauge", "batches that are received and not yet trained", labels=RUN
 )
+OUTAGE_START = Metric(
+    "counterpoint_trainer_outage_start_timestamp_seconds",
+    "gauge",
+    "since when the orchestrator of a run in a slot has been out, in unix seconds; absent for one that is well",
+    "seconds",
+    labels=("kind", "who"),
+)
 DEVICE_MEMORY = Metric(
     "counterpoint_trainer_device_memory_bytes",
     "gauge",
@@ -158,7 +165,8 @@ TRAINER = Process(
     (
         STEP, STEPPED_AT, EPOCH, LOSS, ENTROPY, MISMATCH, RATIO_MEAN, RATIO_MAX, MASKED, REPLAYED, REFERENCE_KL, VALUE_LOSS,
         VALUE_MEAN, RETURN_MEAN, CUSTOM, OF_ENVIRONMENT, GRADIENT, UPDATES, LEARNING_RATE, TOKENS_PER_SECOND, TOKENS,
-        TRAINED, TRAINED_IN, SAMPLES, PHASE, ROWS, RUNS, SLOTS, WAITING, DEVICE_MEMORY,
+        TRAINED, TRAINED_IN, SAMPLES, PHASE, ROWS, RUNS, SLOTS, WAITING, OUTAGE_START,
+        DEVICE_MEMORY,
     ),
     LINES,
     "trainer/metrics.jsonl",
