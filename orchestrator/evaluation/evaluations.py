@@ -76,7 +76,8 @@ class Evaluations:
         self._due = DueEvaluations(config.evaluations, config.steps, done)
         for name in self._loaded:
             self._take_up_held(name, done.get(name, -1))
-        self._versions: asyncio.Queue[int] = asyncio.Queue()
+        self._versions: asyncio.Queue[int] | None = asyncio.Queue() if loaded else None
+        """Those that nobody has looked at yet; None where nobody will."""
         self._newest = -1
         """The newest version that inference has loaded."""
         self._seen = -1
@@ -109,17 +110,19 @@ class Evaluations:
     def policy_updated(self, version: int) -> None:
         """Inference now serves policy version `version`."""
         self._newest = version
-        self._versions.put_nowait(version)
+        if self._versions is not None:
+            self._versions.put_nowait(version)
 
     async def run(self) -> None:
         """Plays what is due until cancelled, also by a `CancelEvaluation`. Raises `OSError` (disk full)."""
-        if not self._loaded:
+        if self._versions is None:
             return
         async with asyncio.TaskGroup() as tasks:
             self._player = tasks.create_task(self._play_due(), name="evaluations")
-            watcher = tasks.create_task(self._watch_versions(), name="versions to evaluate")
+            watcher = tasks.create_task(self._watch_versions(self._versions), name="versions to evaluate")
             await asyncio.wait({self._player})
             watcher.cancel()
+            self._versions = None
 
     async def finish(self) -> None:
         """Waits until the last version is loaded and evaluated. One that is not loaded in time is not evaluated."""
@@ -186,9 +189,9 @@ class Evaluations:
             else:
                 weights.release(self._config.run_dir, name, step)
 
-    async def _watch_versions(self) -> None:
+    async def _watch_versions(self, versions: asyncio.Queue[int]) -> None:
         while True:
-            version = await self._versions.get()
+            version = await versions.get()
             for name, skipped in self._due.version_loaded(version):
                 if skipped is not None:
                     logger.warning(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -140,14 +141,9 @@ def test_a_run_that_waits_for_its_last_evaluation_says_how_far_it_is(
     assert {text.partition("; ")[0] for text in said} == {"STATUS=step 1 of 1"}
 
 
-async def test_weights_are_held_once_where_an_evaluation_begins_while_they_are_linked(
-    make_config: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The second would remove, for a moment, what the first has published and begins to read."""
-    config = make_config(training=LORA)
-    with publish_directory(config.run_dir / "broadcast" / "step_1") as partial:
-        (partial / "probe.json").write_text("{}")
-    evaluations = Evaluations(
+def evaluations_of(config: RunConfig) -> Evaluations:
+    """Those of a run that configures none."""
+    return Evaluations(
         config,
         [],
         cast(GroupsPool, None),
@@ -155,6 +151,32 @@ async def test_weights_are_held_once_where_an_evaluation_begins_while_they_are_l
         publish=lambda line: None,
         on_progress=lambda: None,
     )
+
+
+async def test_nothing_of_a_version_is_kept_where_nothing_is_evaluated(make_config: Callable[..., RunConfig]) -> None:
+    """Not even a number a step, over a million steps."""
+    evaluations = evaluations_of(make_config())
+    await evaluations.run()
+    for version in range(100):  # so that what is made once is made
+        evaluations.policy_updated(version)
+    tracemalloc.start()
+    try:
+        for version in range(1000, 11_000):
+            evaluations.policy_updated(version)
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept < 10_000
+
+
+async def test_weights_are_held_once_where_an_evaluation_begins_while_they_are_linked(
+    make_config: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second would remove, for a moment, what the first has published and begins to read."""
+    config = make_config(training=LORA)
+    with publish_directory(config.run_dir / "broadcast" / "step_1") as partial:
+        (partial / "probe.json").write_text("{}")
+    evaluations = evaluations_of(config)
     linked: list[Path] = []
     link = weights._link
 
