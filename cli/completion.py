@@ -6,12 +6,11 @@ The flags come from the commands' help. The script contains them all, so complet
 from __future__ import annotations
 
 import contextlib
-import importlib
 import io
 import re
 from collections.abc import Callable
 
-from cli.main import COMMANDS
+from cli.main import COMMANDS, command_of
 from transport.errors import UserError
 
 USAGE = """usage: counterpoint completion bash|zsh|fish
@@ -50,9 +49,9 @@ def _flags(command: str) -> list[str]:
 
     A key at the top is there with dashes, too, as the commands' own flags are written.
     """
-    module, shown = importlib.import_module(COMMANDS[command][0]), io.StringIO()
+    run, shown = command_of(command), io.StringIO()
     with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit, UserError):  # `bench` needs a checkout
-        module.main(["--help", "all"])
+        run(["--help", "all"])
     flags = {flag for flag in FLAG.findall(shown.getvalue()) if ".N" not in flag} - {PLACEHOLDER}
     dashed = {flag.replace("_", "-") for flag in flags if "." not in flag}
     return sorted(flags | dashed | {"--help"})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from collections.abc import Callable
 from types import ModuleType
 
 from transport.errors import INTERRUPTED, UserError
@@ -40,17 +41,17 @@ COMMANDS = {
     "import-dump": ("cli.dumps.import_dump", "make a dump of the reference system's pickled rollouts"),
     "stop": ("cli.stop", "end one run of a job, or evict it; the others go on; or end a submitted job"),
     "track": ("cli.tracking.track", "send a job's metrics to TensorBoard, Trackio or W&B, while it runs or afterwards"),
-    "pause": ("cli.steering.pause", "pause a run of a live job: nothing starts until it is resumed"),
-    "resume": ("cli.steering.resume", "let a paused run go on"),
+    "pause": ("cli.steering.run_commands:pause", "pause a run of a live job: nothing starts until it is resumed"),
+    "resume": ("cli.steering.run_commands:resume", "let a paused run go on"),
     "change": (
         "cli.steering.change",
         "give keys of a run new values from its next step on, or list those that may change",
     ),
-    "checkpoint": ("cli.steering.checkpoint", "make a run's newest step durable now"),
+    "checkpoint": ("cli.steering.run_commands:checkpoint", "make a run's newest step durable now"),
     "join": ("cli.steering.join", "start a run of its own in a live job, detached"),
     "servers": ("cli.steering.servers", "list, drain and add the inference servers of a live job"),
-    "dump": ("cli.steering.dump", "have a run's next step written in full, for replay"),
-    "profile": ("cli.steering.profile", "sample what a run's event loop does, for a flame graph"),
+    "dump": ("cli.steering.run_commands:dump", "have a run's next step written in full, for replay"),
+    "profile": ("cli.steering.run_commands:profile", "sample what a run's event loop does, for a flame graph"),
     "status": ("cli.status", "print a job's state from its directory; --watch repeats it, --json is for programs"),
     "serve": ("cli.serve.serve", "serve the web page and the admin API of jobs, from their directories"),
     "show": ("cli.show", "print the prompts, completions and rewards of a step's rollouts"),
@@ -107,8 +108,7 @@ def main(arguments: list[str] | None = None) -> int:
         name, rest = words[0], words[1:]
         if name not in COMMANDS:
             raise UserError(_unknown_command(name))
-        code: int = _module(COMMANDS[name][0]).main(rest)
-        return code
+        return command_of(name)(rest)
     except UserError as error:
         _print_error(printable(str(error)))
         return error.code
@@ -137,6 +137,13 @@ def _print_error(message: str) -> None:
     from transport.process.journal import prioritized
 
     print(prioritized(f"counterpoint: error: {message}", logging.ERROR, sys.stderr), file=sys.stderr)
+
+
+def command_of(name: str) -> Callable[[list[str]], int]:
+    """Returns the function of a command: `main` of its module, or what `COMMANDS` names behind a colon."""
+    module, _, function = COMMANDS[name][0].partition(":")
+    found: Callable[[list[str]], int] = getattr(_module(module), function or "main")
+    return found
 
 
 def _module(name: str) -> ModuleType:

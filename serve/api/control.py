@@ -14,11 +14,8 @@ from typing import Annotated, Any, TypeVar
 from pydantic import Field
 
 from job.admin.change import change_run
-from job.admin.checkpoint import checkpoint_now
-from job.admin.dump import dump_next_step
 from job.admin.inspect import inspect_run
-from job.admin.pause import pause_run, resume_run
-from job.admin.profile import profile_loop
+from job.admin.run_requests import checkpoint_now, dump_next_step, pause_run, profile_loop, resume_run
 from job.admin.stop import evict_run, stop_run
 from serve.endpoint import Endpoint
 from serve.jobs import Jobs

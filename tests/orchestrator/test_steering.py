@@ -16,10 +16,8 @@ from environments.mix import mix_of
 from environments.registry import load_environment
 from job.admin.ask import NotAnswered, Refused
 from job.admin.change import change_run, changeable_values
-from job.admin.dump import dump_next_step
 from job.admin.inspect import inspect_run
-from job.admin.pause import pause_run, resume_run
-from job.admin.profile import profile_loop
+from job.admin.run_requests import dump_next_step, pause_run, profile_loop, resume_run
 from orchestrator.changes import Changes
 from orchestrator.daemon import run
 from orchestrator.decisions import DECISIONS_FILE

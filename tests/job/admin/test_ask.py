@@ -11,8 +11,7 @@ import pytest
 
 from job.admin.ask import Refused
 from job.admin.change import change_run
-from job.admin.checkpoint import checkpoint_now
-from job.admin.pause import pause_run, resume_run
+from job.admin.run_requests import checkpoint_now, pause_run, resume_run
 from run.requests import Answer, AnyRequest, ChangeRequest, PauseRequest, write_answer, write_request
 from transport.files.lock import take_lock
 
