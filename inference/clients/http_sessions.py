@@ -181,8 +181,8 @@ def _watched_authorities(ca_file: Path, tls: ssl.SSLContext) -> Watched[bytes]:
     def read() -> bytes:
         content = ca_file.read_bytes()
         try:
-            tls.load_verify_locations(cadata=content.decode())
-        except (OSError, ValueError) as error:  # as of a file that is half written
+            tls.load_verify_locations(ca_file)
+        except OSError as error:  # as of a file that is half written
             raise ValueError(
                 f"ca_file = {str(ca_file.absolute())!r} cannot be read as certificates in PEM: {error}"
             ) from error

@@ -215,6 +215,13 @@ def test_what_holds_no_certificates_is_refused_by_name(tmp_path: Path, content: 
         HttpSessions(PoolConfig(ca_file=path))
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
+def test_authorities_may_have_comments_in_any_encoding(tmp_path: Path, identity: Identity, encoding: str) -> None:
+    path = tmp_path / "ca.pem"
+    path.write_bytes("# Főtanúsítvány, Autorité\n".encode(encoding, "replace") + identity.certificate.read_bytes())
+    HttpSessions(PoolConfig(ca_file=path))
+
+
 @pytest.mark.slow
 def test_a_server_of_ours_may_have_a_certificate(
     identity: Identity, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
