@@ -126,9 +126,12 @@ class ZmqConnection:
             event = zmq.Event(message["event"])
             if event is zmq.Event.CONNECTED:
                 self._descriptor = int(message["value"])
-            elif event is zmq.Event.HANDSHAKE_SUCCEEDED:
+                continue
+            if event is zmq.Event.HANDSHAKE_SUCCEEDED:
                 changes.append(Connected())
-            elif event in _FAILED_HANDSHAKES:
+                continue
+            self._descriptor = -1  # closed; the number may be given to another file
+            if event in _FAILED_HANDSHAKES:
                 changes.append(Lost(_handshake_failure(event)))
             else:
                 silent_seconds = 0.0 if self._heard is None else time.monotonic() - self._heard
@@ -136,7 +139,7 @@ class ZmqConnection:
         return changes
 
     def _note_heard(self) -> None:
-        silent_seconds = _silence(self._descriptor)
+        silent_seconds = silence_of(self._descriptor)
         if silent_seconds is not None:
             self._heard = time.monotonic() - silent_seconds
 
@@ -298,13 +301,18 @@ def _handshake_failure(event: zmq.Event) -> str:
             return "the handshake failed: the other end hung up or did not answer in time"
 
 
-def _silence(descriptor: int) -> float | None:
+def silence_of(descriptor: int) -> float | None:
     """Returns for how many seconds nothing has come by a TCP connection, a heartbeat included; None for any other descriptor."""
     try:
-        with socket_of(fileno=os.dup(descriptor)) as connection:
-            return int.from_bytes(connection.getsockopt(IPPROTO_TCP, TCP_INFO, 60)[52:56], sys.byteorder) / 1000
+        connection = socket_of(fileno=descriptor)
+    except (OSError, ValueError):  # by now it may be another's, and no socket; -1 is none
+        return None
+    try:
+        return int.from_bytes(connection.getsockopt(IPPROTO_TCP, TCP_INFO, 60)[52:56], sys.byteorder) / 1000
     except OSError:
         return None
+    finally:
+        connection.detach()  # ZMQ closes it
 
 
 def _origin(frames: Sequence[zmq.Frame]) -> str:

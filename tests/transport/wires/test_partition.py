@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +18,7 @@ from transport.config import TransportConfig
 from transport.messages import Hello, Ready
 from transport.wires.base import BatchReceiver
 from transport.wires.open import open_link, open_receiver
+from transport.wires.zmq_wire import silence_of
 
 
 @pytest.fixture(params=sorted(KINDS))
@@ -86,3 +89,17 @@ def answer(receiver: BatchReceiver) -> None:
     """Answers the next Hello."""
     run_id, _ = take(receiver, Hello)
     receiver.send(run_id, Ready(1, 4, SESSION))
+
+
+def test_how_long_a_peer_is_silent_is_asked_without_keeping_a_descriptor(tmp_path: Path) -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as connection,
+        (tmp_path / "file").open("wb") as file,  # it has got the number of a connection that ZMQ has closed
+    ):
+        before = os.listdir("/proc/self/fd")
+        assert silence_of(connection.fileno()) is not None
+        assert silence_of(file.fileno()) is None
+        assert silence_of(-1) is None
+        assert os.listdir("/proc/self/fd") == before
+        connection.sendall(b"it is still open")
