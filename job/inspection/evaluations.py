@@ -101,12 +101,12 @@ class Evaluations:
         self.newest.clear()
 
     def best(self) -> Best | None:
-        """Returns the version that `keep_best` has kept; None without one. Raises `OSError`."""
+        """Returns the version that `keep_best` has kept; None without one that can be read."""
         for step in reversed(published_steps(self._run_dir / BEST)):
             path = self._run_dir / BEST / f"step_{step}"
             try:
                 evaluation = read_json(path / BEST_FILE, _MAX_BYTES).get("evaluation")
-            except (FileNotFoundError, UntrustedFileError):
+            except (OSError, UntrustedFileError):
                 continue
             if isinstance(evaluation, str):
                 return Best(evaluation, step, path)
@@ -122,7 +122,7 @@ class Evaluations:
         return f"{_in_words(metric)} {number(result.metrics[metric].value)}"
 
     def as_json(self) -> dict[str, Any]:
-        """Returns each evaluation's first and newest result and its best version, by its name, for programs. Raises `OSError`."""
+        """Returns each evaluation's first and newest result and its best version, by its name, for programs."""
         best = self.best()
         return {
             name: {

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+import os
 from pathlib import Path
 from typing import Any
 
+import pytest
 from rich.console import Console
 
 from cli.display.progress import PlainProgress, describe_step
 from cli.display.status_tables import status_parts
 from cli.display.summary_tables import print_summary
+from job.inspection import evaluations
 from job.inspection.evaluations import Evaluations
 from job.inspection.history import History
 from job.inspection.status import read_status
@@ -115,6 +119,22 @@ def test_evaluations_of_a_hostile_guest_are_bounded(past: Path) -> None:
     results = Evaluations(past / "run_test")
     results.refresh()
     assert len(results.newest) == 64
+
+
+def test_a_best_version_that_cannot_be_read_is_none(past: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_results(past, result(1, 0.5))
+    best = past / "run_test" / "best" / "step_1"
+    best.mkdir(parents=True)
+    for name in ("STABLE", "best.json"):
+        (best / name).touch()
+
+    def refused(path: Path, most: int) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(evaluations, "read_json", refused)  # root may read every file, so that no mode would do
+    results = Evaluations(past / "run_test")
+    results.refresh()
+    assert results.as_json()["held-out"]["best"] is None
 
 
 def test_lag_is_on_a_steps_line_only_where_it_is_late(past: Path) -> None:
