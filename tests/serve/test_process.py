@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.server
 import os
 import re
 import signal
@@ -9,6 +10,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -20,6 +22,7 @@ import pytest
 from job.directory import read_json
 from job.processes_file import read_workers
 from job.serving.config import ServeConfig
+from serve.certificate import Certificate
 from serve.main import serve
 from tests.support.jobs import JOB
 from tests.support.polling import DEADLINE_SECONDS, wait_until
@@ -109,6 +112,59 @@ def test_a_certificate_is_replaced_while_it_serves(tmp_path: Path) -> None:
         for source, target in ((its_key, key), (new, certificate)):
             source.replace(target)
         wait_until(lambda: is_answered(url, expects_new), "the new certificate")
+
+
+def test_files_that_are_replaced_while_they_are_read_change_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [tmp_path / name for name in ("served", "new", "newer")]
+    for path in paths:
+        path.mkdir()
+    (certificate, key), (new, its_key), (newer, _) = map(make_certificate, paths)
+    given = Certificate(certificate, key)
+    with in_background(given.context) as url:
+        expects = {name: ssl.create_default_context(cafile=file) for name, file in (("old", certificate), ("new", new))}
+        load = ssl.SSLContext.load_cert_chain
+
+        def load_and_replace(context: ssl.SSLContext, certfile: Path, keyfile: Path) -> None:
+            load(context, certfile, keyfile)
+            certificate.write_bytes(newer.read_bytes())  # its key is still to come
+
+        monkeypatch.setattr("transport.files.watched.LOOK_SECONDS", 0.0)
+        with monkeypatch.context() as within:
+            within.setattr(ssl.SSLContext, "load_cert_chain", load_and_replace)
+            given.refresh()
+        assert is_answered(url, expects["old"])
+        certificate.write_bytes(new.read_bytes())
+        key.write_bytes(its_key.read_bytes())
+        given.refresh()
+        assert is_answered(url, expects["new"])
+        assert not is_answered(url, expects["old"])
+
+
+@contextmanager
+def in_background(context: ssl.SSLContext) -> Iterator[str]:
+    """Serves, for each connection of its own, by a thread."""
+    with http.server.HTTPServer(("127.0.0.1", 0), Empty) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"https://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+class Empty(http.server.BaseHTTPRequestHandler):
+    """Answers with nothing."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
 
 
 def is_answered(url: str, context: ssl.SSLContext) -> bool:
