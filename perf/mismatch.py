@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import socket
 import subprocess
 import sys
 import tempfile
@@ -36,6 +35,7 @@ from environments.mix import ExampleMix
 from environments.registry import load_here
 from inference.config import PoolConfig
 from inference.pool.pool import InferencePool
+from job.evaluation.server import free_port
 from models.make_model import resolve_model
 from orchestrator.rollouts.play import LoadedEnvironment, PolicyModel, play, sampling_parameters
 from orchestrator.rollouts.trajectories import assemble_batch, merge_rollout
@@ -171,9 +171,7 @@ async def _sample(model: Path, run: RunConfig, url: str, rollouts: int) -> Batch
 @contextmanager
 def _server(model: Path, dtype: str, directory: Path) -> Iterator[str]:
     """Starts a real vLLM of that precision, as `counterpoint inference` starts it."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port("127.0.0.1", 0)
     file = directory / f"inference_{dtype}.toml"
     settings = {
         "model": str(model),

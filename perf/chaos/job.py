@@ -10,7 +10,6 @@ import json
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ from typing import Any
 import tomli_w
 
 from cluster.process import last_lines
+from job.evaluation.server import free_port
 from perf.chaos import batch_copies
 from perf.chaos.witness import Witness
 from transport.process.launch import descendants, guarded
@@ -45,9 +45,7 @@ def settings(output_dir: Path, notes: Path) -> dict[str, Any]:
 
     Its orchestrators keep what they delete in the witness's `notes`.
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port("127.0.0.1", 0)
     module, keep = batch_copies.__name__, {"notes": str(notes)}
     guess = [{"name": "guess", "kind": f"{module}:KeptGuessNumber", "args": keep}]
     reverse = [{"name": "reverse", "kind": f"{module}:KeptReverseText", "args": keep}]

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -33,6 +32,7 @@ import tomli_w
 from rich.console import Console
 from rich.table import Table
 
+from job.evaluation.server import free_port
 from perf.soak.growth import Growth, growths
 from perf.soak.held import COUNTING, COUNTS_VARIABLE, files_below, held_below
 from transport.files.json_lines import append_line
@@ -101,9 +101,7 @@ def _settings(output_dir: Path, steps: int, url: str) -> dict[str, Any]:
     if not url:
         demo = tomllib.loads(DEMO.read_text())
         demo["output_dir"], demo["orchestrator"]["steps"] = str(output_dir), steps
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            demo["inference"]["port"] = free.getsockname()[1]
+        demo["inference"]["port"] = free_port("127.0.0.1", 0)
         return demo
     return {
         "output_dir": str(output_dir),

@@ -7,18 +7,16 @@ What it leaves out are our defaults, which the comparison measures, too.
 from __future__ import annotations
 
 import json
-import socket
 from pathlib import Path
 from typing import Any
 
+from job.evaluation.server import free_port
 from perf.time_to_reward.settings import ENVIRONMENT, BatchRecord, Settings
 
 
 def job_of(settings: Settings, directory: Path, lead: int = 1) -> dict[str, Any]:
     """Returns the job's file. Its run ships what it draws, as TRL does, and is on-policy with a `lead` of 1."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port("127.0.0.1", 0)
     return {
         "output_dir": str(directory),
         "model": settings.model,
