@@ -193,6 +193,7 @@ def test_a_users_executor_pauses_and_resumes_through_the_base_class(tmp_path: Pa
     assert [(trial.status, trial.num_results) for trial in runner.get_trials()] == [(Trial.TERMINATED, 3)] * 2
     assert executor.calls.count("restore a") == 1
     assert executor.calls.index("start b") < executor.calls.index("restore a")
+    assert executor.calls.count("save persistent a") == 1
 
 
 def test_a_users_executor_may_report_numbers_of_numpy(tmp_path: Path) -> None:

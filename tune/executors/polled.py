@@ -169,8 +169,11 @@ class PolledExecutor(EventExecutor):
         return True
 
     def suspend(self, trial: Trial) -> None:
-        """`pause_trial`."""
-        self._end(trial, Trial.PAUSED, self.called.pause_trial)
+        """`pause_trial`; of the base class's only what follows its `save`, since the runner has saved the trial."""
+        pause: Callable[[Trial], None] = self.called.pause_trial
+        if type(self.called).pause_trial is TrialExecutor.pause_trial:
+            pause = partial(self.called.stop_trial, stop_logger=False)
+        self._end(trial, Trial.PAUSED, pause)
 
     def end(self, trial: Trial, error: bool = False) -> None:
         """`export_trial_if_needed`, unless it ends with an error, and `stop_trial`."""
