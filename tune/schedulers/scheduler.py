@@ -147,3 +147,7 @@ class TrialScheduler:
 
     def restore_state(self, state: dict[str, Any]) -> None:
         """Takes back what `state` returned. Trials are named by id in it."""
+
+
+class FIFOScheduler(TrialScheduler):
+    """Stops nothing: trials start in the order in which they were added, and run to their end."""
