@@ -131,6 +131,22 @@ async def test_received_arrays_can_be_written(config: TransportConfig, receiver:
     await link.close()
 
 
+async def test_a_link_that_is_replaced_now_and_then_comes_back_each_time(
+    config: TransportConfig, receiver: BatchReceiver, tmp_path: Path
+) -> None:
+    """By a HELLO of its own that is read late. Several in a row are another matter."""
+    link = await connect(config, tmp_path)
+    await handshake(link, receiver)
+    for step in range(1, 7):
+        await assert_works(link, receiver, step)
+        late = await connect(config, tmp_path)
+        await asyncio.to_thread(take, receiver, Hello)
+        await link.send(Offer(make_batch(step=step + 1), SESSION))
+        await handshake(link, receiver, step + 1)  # the batch is refused first
+        await late.close()
+    await link.close()
+
+
 async def test_every_message_reaches_the_orchestrator(
     config: TransportConfig, receiver: BatchReceiver, tmp_path: Path
 ) -> None:

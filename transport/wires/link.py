@@ -20,7 +20,18 @@ from typing import Protocol
 
 from transport import codec
 from transport.files.atomic import Buffer
-from transport.messages import Bye, Commit, Evicted, Hello, Offer, Ready, Rejected, ToOrchestrator, Waiting
+from transport.messages import (
+    Acknowledged,
+    Bye,
+    Commit,
+    Evicted,
+    Hello,
+    Offer,
+    Ready,
+    Rejected,
+    ToOrchestrator,
+    Waiting,
+)
 from transport.outages import Kind, Outage, Outages
 from transport.process.priority import lower_own_priority
 
@@ -34,8 +45,8 @@ _CHANCE = random.SystemRandom()
 """Not the global generator, which an environment may have seeded and counts on while the link's thread runs."""
 _LONGEST_POLL_SECONDS = 60.0
 _DISPLACEMENTS = 3
-"""How often a link that was replaced connects again. Its own earlier `Hello`, read late, may have replaced it. If another
-orchestrator of the run did, the link gives up after these attempts."""
+"""How often a link that was replaced connects again before another batch has come through. Its own earlier `Hello`, read late,
+may have replaced it. If another orchestrator of the run did, the link gives up after these attempts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +113,8 @@ class ThreadedLink:
         self._has_left = False
         """Whether the trainer's last message was BYE, which says more about its absence than what the wire sees."""
         self._session: int | None = None
+        self._next_step = 0
+        """That of the last READY."""
         self._failures = self._displaced = 0
         self._reopen_at: float | None = None
 
@@ -248,7 +261,9 @@ class ThreadedLink:
             logger.warning("dropped a %s from %s: it is no trainer", kind, self._connection.peer)
             return
         if isinstance(message, Ready):
-            self._session = message.session
+            self._session, self._next_step = message.session, message.next_step
+        elif isinstance(message, Acknowledged) and message.step >= self._next_step:
+            self._displaced = 0  # a batch of this session has come through
         elif isinstance(message, Evicted | Bye):
             self._session = None
         if isinstance(message, Bye):
