@@ -39,7 +39,7 @@ async def test_each_fault_is_its_own_trials(tmp_path: Path) -> None:
     hanging = driver.trial("hangs")
     try:
         await driver.begin(hanging)
-        executor.continue_training(hanging)
+        executor.proceed(hanging)
         heard = await driver.run([*faulty, nan, good], lambda trial: 10)
         await driver.stop(hanging)
     finally:
