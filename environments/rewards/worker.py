@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from transport.frames import Framing
+from transport.frames import BadFrame, Framing
 
 _PR_SET_PDEATHSIG = 1
 _NICENESS = 5
@@ -118,7 +118,11 @@ def main() -> None:
         request = json.loads(frame)
         answer = json.dumps(_answer(request["task"], request["arguments"], request["cpu_seconds"])).encode()
         signal.setitimer(signal.ITIMER_PROF, 0)
-        answers.write(_FRAMING.frame(answer))
+        try:
+            framed = _FRAMING.frame(answer)
+        except BadFrame as error:
+            framed = _FRAMING.frame(json.dumps({"fault": str(error)}).encode())
+        answers.write(framed)
         answers.flush()
 
 

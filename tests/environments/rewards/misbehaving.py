@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 
-def misbehaves(example: Any, completion: str, state: dict[str, Any]) -> float:
+def misbehaves(example: Any, completion: str, state: dict[str, Any]) -> Any:
     match completion:
         case "spin":
             while True:
@@ -23,6 +23,8 @@ def misbehaves(example: Any, completion: str, state: dict[str, Any]) -> float:
             sys.stdout.flush()
         case "memory":
             bytearray(2**40)
+        case "large":
+            return "a" * 2**24
         case "crash":
             os.kill(os.getpid(), signal.SIGSEGV)
     return 0.5

@@ -125,6 +125,7 @@ async def test_a_function_in_a_process_costs_its_own_rollout_only(rubric: MakeRu
         ("exit", "exit code 0"),
         ("killed", "SIGKILL.* twice"),
         ("crash", "SIGSEGV"),
+        ("large", "at most 16777216"),
         ("spin", "ended by 1 s of processor time"),
     ]:
         with pytest.raises(RuntimeError, match=message):
