@@ -39,6 +39,7 @@ from job.workers import is_done, needs_servers, specification
 from job.write_job import write_job
 from transport.errors import UserError
 from transport.files.atomic import published_steps
+from transport.printable import shortened
 from transport.process.extras import SERVING, TRAINING, require
 from transport.process.journal import prioritized
 
@@ -46,6 +47,9 @@ PIPE_WIDTH = 130
 
 MOST_CHANGED = 20
 """Keys that a resume names as changed."""
+
+LONGEST_VALUE = 200
+"""Characters of a changed value."""
 
 
 def main(arguments: list[str]) -> int:
@@ -191,7 +195,8 @@ def _print_changed_keys(config: JobConfig, console: Console) -> None:
     now = flat(redact(config.model_dump(mode="json")))
     changed = [key for key in differing(before, now) if key.rpartition(".")[2] != "resume"]
     for key in changed[:MOST_CHANGED]:
-        console.print(f"changed since the last start: {key}: {before.get(key)!r} → {now.get(key)!r}", highlight=False)
+        values = (shortened(repr(table.get(key)), LONGEST_VALUE) for table in (before, now))
+        console.print(f"changed since the last start: {key}: {' → '.join(values)}", highlight=False)
     if len(changed) > MOST_CHANGED:
         console.print(f"and {len(changed) - MOST_CHANGED} more keys", highlight=False)
 
