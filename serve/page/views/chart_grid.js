@@ -36,7 +36,7 @@ export function chartGrid({ group, controls, onNames }) {
   }
 
   function namesOf(drawn) {
-    return [...new Set(drawn.flatMap((spec) => spec.metrics.map((metric) => metric.name)))];
+    return [...new Set(drawn.flatMap((spec) => spec.metrics.flatMap(({ name, low, high }) => (low ? [name, low, high] : [name]))))];
   }
 
   function makeChart(spec) {

@@ -71,9 +71,10 @@ export function chartData(spec, runs, curves, { axis, smoothing, began }) {
     for (const [index, metric] of spec.metrics.entries()) {
       const one = curves.get(job, run, metric.name);
       if (!one || one.x.length === 0) continue;
-      const hasBand = !one.exact && spec.metrics.length * runs.length <= 4;
+      const [low, high] = intervalOf(metric, one, (name) => curves.get(job, run, name));
+      const hasBand = low !== undefined && spec.metrics.length * runs.length <= 4;
       const isRaw = smoothing > 0 && !hasBand && runs.length <= 4;
-      parts.push({ x: axis === "elapsed" ? elapsed(one.x, began.get(`${job}/${run}`) ?? one.x[0]) : one.x, columns: [smoothed(metric.name.endsWith("/max") ? one.high : one.mean, smoothing), hasBand ? one.low : undefined, hasBand ? one.high : undefined, isRaw ? one.mean : undefined] });
+      parts.push({ x: axis === "elapsed" ? elapsed(one.x, began.get(`${job}/${run}`) ?? one.x[0]) : one.x, columns: [smoothed(metric.name.endsWith("/max") ? one.high : one.mean, smoothing), hasBand ? low : undefined, hasBand ? high : undefined, isRaw ? one.mean : undefined] });
       const name = isOfRuns ? (spec.metrics.length > 1 ? `${label} · ${metric.label}` : label) : metric.label;
       found.push({ key: `${place}/${metric.name}`, label: name, style: styleOf(isOfRuns ? place + index * runs.length : index) });
     }
@@ -81,6 +82,13 @@ export function chartData(spec, runs, curves, { axis, smoothing, began }) {
   const { x, columns } = joined(parts);
   for (const [index, curve] of found.entries()) [curve.mean, curve.minimum, curve.maximum, curve.raw] = columns[index];
   return { x, axis, curves: found };
+}
+
+/** The ends of a curve's band: those of the metric's own interval, or of the points that one drawn point stands for. */
+function intervalOf(metric, one, curveOf) {
+  const ends = metric.low ? [curveOf(metric.low), curveOf(metric.high)] : [];
+  if (ends.length > 0 && ends.every((end) => end?.x.length === one.x.length)) return ends.map((end) => end.mean);
+  return one.exact ? [undefined, undefined] : [one.low, one.high];
 }
 
 async function ask(context, { job, run, metric, isOptional }, options) {

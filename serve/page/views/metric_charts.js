@@ -18,6 +18,10 @@ export const FIRST = [
   { title: "Learning rate", names: ["learning_rate"] },
 ];
 
+/** A metric of an evaluation over all its environments; `/low` and `/high` after it are the ends of its 95 % interval. */
+const EVALUATED = /^evaluation\/([^/]+)\/(reward\/mean|pass@\d+)$/;
+const MOST_EVALUATED = 6;
+
 /** The words of a section, by the first part of its metrics' names: a map, since a name may be `constructor`. */
 const SECTIONS = new Map(Object.entries({
   batch: "Batch", environment: "Environments", evaluation: "Evaluations", event_loop_lag: "Event loop: lag", event_loop_late: "Event loop: late moments",
@@ -40,16 +44,18 @@ export function formatOf(name) {
  *
  * @param {string[]} available
  * @returns {{first: Array<Object>, sections: Array<{key: string, title: string, charts: Array<Object>}>}} Each chart has `key`,
- *   `title`, `unit`, `help`, `format` and `metrics`, a list of `{name, label}`.
+ *   `title`, `unit`, `help`, `format` and `metrics`, a list of `{name, label}`, and of `{low, high}` where an interval has metrics.
  */
 export function chartsOf(available) {
   const names = available.filter((name) => !NO_CURVES.has(name));
   const used = new Set();
+  const evaluated = evaluations(names);
+  for (const { name, low, high } of evaluated.flatMap((chart) => chart.metrics)) for (const one of [name, low, high].filter(Boolean)) used.add(one);
   const first = FIRST.map((spec) => {
     const metrics = spec.pattern ? names.filter((name) => spec.pattern.test(name)).map((name) => ({ name, label: spec.pattern.exec(name)[1] })) : spec.names.map((name, index) => ({ name, label: spec.labels?.[index] ?? labelOf(name) })).filter(({ name }) => names.includes(name));
     for (const { name } of metrics) used.add(name);
     return { key: spec.title, unit: "", help: "", ...spec, format: formatOf(metrics[0]?.name ?? ""), metrics: metrics.slice(0, 16) };
-  }).filter((chart) => chart.metrics.length > 0);
+  }).filter((chart) => chart.metrics.length > (chart.pattern ? 1 : 0));
   const sections = new Map();
   for (const name of names.filter((one) => !used.has(one)).sort((a, b) => a.localeCompare(b, "en", { numeric: true }))) {
     const [prefix, ...rest] = name.split("/");
@@ -57,7 +63,19 @@ export function chartsOf(available) {
     if (!sections.has(key)) sections.set(key, { key, title: SECTIONS.get(key) ?? (key === "other" ? "Other metrics" : inWords(key)), charts: [] });
     sections.get(key).charts.push({ key: name, title: rest.length > 0 ? rest.join("/") : name, unit: "", help: name, format: formatOf(name), metrics: [{ name, label: name }] });
   }
-  return { first, sections: [...sections.values()].sort((a, b) => (a.key === "other") - (b.key === "other") || a.title.localeCompare(b.title, "en")) };
+  return { first: [...evaluated, ...first], sections: [...sections.values()].sort((a, b) => (a.key === "other") - (b.key === "other") || a.title.localeCompare(b.title, "en")) };
+}
+
+/** The charts of evaluations, which come first: what is measured on examples that are not trained. */
+function evaluations(names) {
+  const found = names.map((name) => EVALUATED.exec(name)).filter((match) => match !== null);
+  found.sort(([, name, metric], [, otherName, otherMetric]) => name.localeCompare(otherName, "en") || (metric === "reward/mean") - (otherMetric === "reward/mean") || metric.localeCompare(otherMetric, "en", { numeric: true }));
+  return found.slice(0, MOST_EVALUATED).map(([name, evaluation, metric]) => {
+    const label = metric === "reward/mean" ? "reward" : metric;
+    const interval = { low: `${name}/low`, high: `${name}/high` };
+    const metrics = [{ name, label, ...(Object.values(interval).every((end) => names.includes(end)) ? interval : {}) }];
+    return { key: name, title: `${evaluation}: ${label}`, unit: "", help: "Of the evaluation, with its 95 % interval over the choice of examples", format: formatOf(name), metrics };
+  });
 }
 
 /** A part of a metric's name as a heading: `masked_share` as `Masked share`. */

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
@@ -12,6 +13,7 @@ from playwright.async_api import Locator, expect
 
 from tests.serve.browser.jobs import append_steps, small_job
 from tests.serve.browser.reader import Reader
+from tests.support.jobs import write_lines
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="package")]
 
@@ -175,3 +177,39 @@ async def test_the_overview_fits_a_common_screen(reader: Open, tmp_path: Path) -
         assert await page.page.evaluate(
             "[...document.querySelectorAll('.table-scroll')].every((box) => box.scrollWidth <= box.clientWidth)"
         )
+
+
+async def test_evaluations_come_first_with_their_interval(reader: Open, tmp_path: Path) -> None:
+    directory = small_job(tmp_path / "job")
+    metrics = directory / "run_run-0000" / "metrics.jsonl"
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    for number, line in enumerate(lines):
+        if number % 2:
+            passed = number / len(lines)
+            interval = {"": passed, "/low": passed / 2, "/high": (1 + passed) / 2}
+            line |= {f"evaluation/held-out/pass@1{end}": value for end, value in interval.items()}
+            line |= {"evaluation/held-out/reward/mean": passed, "evaluation/held-out/sums/pass@1": passed}
+    write_lines(metrics, lines)
+    async with reader(directory, path=RUN) as page:
+        titles = page.page.locator(".chart-title")
+        await expect(titles.nth(0)).to_have_text("held-out: pass@1")
+        await expect(titles.nth(1)).to_have_text("held-out: reward")
+        await expect(titles.nth(2)).to_have_text("Reward")
+        named = await page.page.evaluate(
+            "import('./views/metric_charts.js').then(({ chartsOf }) =>"
+            " [['reward/a/mean', 'reward/b/mean', 'evaluation/e/pass@1'], ['reward/mean', 'reward/a/mean']]"
+            ".map((names) => chartsOf(names)).map(({ first, sections }) => [...first, ...sections].map(({ title }) => title)))"
+        )
+        assert named == [["e: pass@1", "Reward by environment"], ["Reward"]], (
+            "of one environment it is the reward once more"
+        )
+        drawn = await page.page.evaluate(
+            "import('./views/curves.js').then(({ chartData }) => {"
+            " const curve = (mean) => ({ x: [1, 2], mean, low: mean, high: mean, exact: true });"
+            " const curves = { get: (job, run, name) => ({ m: curve([3, 4]), l: curve([1, 2]), h: curve([5, 6]) })[name] };"
+            " const spec = { metrics: [{ name: 'm', label: 'm', low: 'l', high: 'h' }] };"
+            " const options = { axis: 'step', smoothing: 0, began: new Map() };"
+            " const { curves: [one] } = chartData(spec, [{ job: 'j', run: 'r', label: 'r' }], curves, options);"
+            " return [one.mean, one.minimum, one.maximum]; })"
+        )
+        assert drawn == [[3, 4], [1, 2], [5, 6]]
