@@ -6,9 +6,11 @@ several steps, and each run with itself. The page shows them on top.
 
 from __future__ import annotations
 
+import re
+import shlex
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Literal
@@ -27,6 +29,9 @@ from trainer.telemetry import mismatch
 from transport.outages import Kind as OutageKind
 
 GIB = 2**30
+
+_LOGS = re.compile(r"(`counterpoint logs [^` ]+)`")
+"""A command in an advice that lacks its job."""
 
 
 class Kind(StrEnum):
@@ -101,7 +106,7 @@ DISK_ERROR, DISK_WARNING = (0.01, 2 * GIB), (0.05, 20 * GIB)
 
 def problems_of(job: JobFacts) -> list[Problem]:
     """Returns the problems of the job and of its runs, errors first, then those that began last."""
-    found = [*_of_job(job), *_of_workers(job), *_of_outages(job)]
+    found = [_with_job(one, job.directory) for one in (*_of_job(job), *_of_workers(job), *_of_outages(job))]
     for run in job.runs:
         found += problems_of_run(run, job.now, job.directory)
     return sorted(found, key=lambda problem: (problem.severity != "error", -(problem.since or 0.0)))
@@ -117,7 +122,13 @@ def problems_of_run(run: RunFacts, now: float, job: Path) -> list[Problem]:
         found += _no_difference(run, job)
         for rule in (_stalled, _discarded, _failures, _shares, _environment_restarts, _mismatch, _not_finite, _lag):
             found += rule(run, now)
-    return found
+    return [_with_job(problem, job) for problem in found]
+
+
+def _with_job(problem: Problem, job: Path) -> Problem:
+    """Completes commands in the advice, so that they can be pasted wherever one stands."""
+    of_job = f" --job {shlex.quote(str(job))}`"
+    return replace(problem, advice=_LOGS.sub(lambda found: found[1] + of_job, problem.advice))
 
 
 def _of_job(job: JobFacts) -> Iterator[Problem]:

@@ -124,6 +124,7 @@ export function runActions(context) {
     element: root,
     update(found) {
       const mayChange = context.mayChange();
+      setAttribute(root, "hidden", found.state === "done");
       for (const one of Object.values(buttons)) setAttribute(one, "disabled", !mayChange);
       setAttribute(root, "title", mayChange ? null : "This token may only look. Use the admin token to change anything.");
       isPaused = found.paused;

@@ -65,6 +65,7 @@ def only(job: JobFacts) -> Problem:
     assert len(problems) == 1, problems
     assert problems[0].reason
     assert problems[0].advice
+    assert problems[0].advice.count("`counterpoint logs ") == problems[0].advice.count(" --job job`"), "to be pasted"
     return problems[0]
 
 
