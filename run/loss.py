@@ -176,7 +176,7 @@ class LossConfig(Config):
     """Weight of the entropy of each trained token's distribution; above zero for more exploration."""
 
     reward_coefficient: float | None = Field(default=None, ge=0)
-    """For `distillation`: the weight of the task's advantage beside what the teacher says of a token."""
+    """The weight, with `distillation`, of the task's advantage beside what the teacher says of a token."""
 
     args: dict[str, Any] = {}
     """Further keyword arguments for a custom loss."""

@@ -129,7 +129,7 @@ class Answer(Config):
     """For `save`: the durable step. For `copy`: the receiver's step that the copy took the place of. For `change`: the first
     step with the new values. For `dump`: the step that was dumped. For the others: the newest committed step."""
     source_step: int | None = None
-    """For `copy`: the source's step that was copied."""
+    """The source's step that a `copy` has copied."""
     reason: str = ""
     """Why the request was refused."""
     kind: str = ""

@@ -17,7 +17,7 @@ CONNECT_SECONDS, READ_SECONDS = 5, 10
 _REFUSED = frozenset({"PreconditionFailed", "ConditionalRequestConflict", "412", "409"})
 _ABSENT = frozenset({"NoSuchKey", "404"})
 _PASSING = frozenset({"RequestTimeout"})
-"""With the status 400: the connection was idle for too long."""
+"""This error has status 400, and says that the connection was idle for too long."""
 
 
 class S3Store:

@@ -24,7 +24,7 @@ from transport.frames import Framing
 
 REQUESTS = Framing(1 << 24)
 ANSWERS = Framing((1 << 32) - 1)
-"""As long as the operator lets a program's output be."""
+"""The operator's limit on a program's output bounds an answer; its frame bounds nothing more."""
 REQUEST_SECONDS = 30.0
 READ_BYTES = 1 << 16
 DRAIN_SECONDS = 5.0

@@ -61,7 +61,7 @@ def test_silence_begins_with_the_first_request() -> None:
 
 
 def test_a_pause_of_this_process_is_no_silence_of_the_server() -> None:
-    """As by a debugger, `docker pause` or a blocked loop: all stood still, and the first look shows what it was before."""
+    """A debugger, `docker pause` or a blocked loop pauses so: all stood still, and the first look shows what was before."""
     before = [(float(now), 8, 3, report(8, 50)) for now in range(100, 110, 2)]
     for pause in (STUCK_SECONDS + 10, LONGEST + 10):
         assert first_reason([*before, (108 + pause, 8, 3, report(8, 50)), (110 + pause, 8, 3, report(8, 60))]) is None
@@ -71,7 +71,7 @@ def test_a_pause_of_this_process_is_no_silence_of_the_server() -> None:
 
 
 def test_steps_that_take_longer_are_waited_for_once_that_was_seen() -> None:
-    """Of a prompt that one step computes in 200 s: the first one is given up, a later one is not."""
+    """A prompt takes one step of 200 s: the first one is given up, a later one is not."""
     progress = Progress(LONGEST, PAUSE)
 
     def is_given_up(now: int) -> bool:
