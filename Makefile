@@ -6,8 +6,8 @@
 #   make demo-cluster the programs in examples/, as jobs whose workers and master are killed while they work (ARGS="--backend ray")
 #   make demo-tune    a population of eight runs in one job, beside random search with the same budget
 #   make demo-math    arithmetic with a calculator: a tiny model learns to call a tool (ARGS=--fresh or --resume to run it again)
-#   make test         every test, in four processes, on two quiet cores in 20 minutes
-#   make test-fast    the tests that take less than a quarter of a second each and start no vLLM, in a minute
+#   make test         every test, in four processes, on two cores in half an hour
+#   make test-fast    the tests that take less than a quarter of a second each and start no vLLM, in five minutes
 #   make image-test   build the orchestrator's image and play a run with it, as root with podman (docs/operations.md)
 #   make lint         style and types
 #   make wheel-test   build the wheel, install it into an empty environment, and run it from there

@@ -63,6 +63,6 @@ def test_make_reads_every_file_of_pips_configuration(tmp_path: Path) -> None:
 
 
 def test_every_package_is_typed_for_those_who_import_it() -> None:
-    """By PEP 561; without the file a type checker takes what a wheel has for Any."""
+    """PEP 561 wants the file: without it a type checker takes what a wheel has for Any."""
     assert PROJECT["tool"]["setuptools"]["package-data"]["*"] == ["py.typed"]
     assert {path.parent.name for path in REPOSITORY.glob("*/py.typed")} == PACKAGES

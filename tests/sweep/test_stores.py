@@ -237,7 +237,7 @@ def hanging_up() -> Iterator[str]:
 @pytest.mark.parametrize("scheme", ["s3", "gs"])
 @pytest.mark.parametrize("is_there", [False, True], ids=["refuses", "hangs_up"])
 def test_a_lost_connection_passes(scheme: str, is_there: bool, s3_bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a 503 does: both are sent again."""
+    """A lost connection counts as a 503 does: the request is sent again."""
     with hanging_up() if is_there else contextlib.nullcontext("http://127.0.0.1:9") as address:
         monkeypatch.setenv("AWS_ENDPOINT_URL", address)
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", address)

@@ -134,7 +134,7 @@ async def test_received_arrays_can_be_written(config: TransportConfig, receiver:
 async def test_a_link_that_is_replaced_now_and_then_comes_back_each_time(
     config: TransportConfig, receiver: BatchReceiver, tmp_path: Path
 ) -> None:
-    """By a HELLO of its own that is read late. Several in a row are another matter."""
+    """A HELLO of its own that is read late replaces it. Several in a row are another matter."""
     link = await connect(config, tmp_path)
     await handshake(link, receiver)
     for step in range(1, 7):

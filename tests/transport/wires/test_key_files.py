@@ -64,7 +64,7 @@ def test_what_is_there_stays(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 @pytest.mark.parametrize(("public", "secret"), [(TRAINER, TRAINER_SECRET), (ORCHESTRATOR, ORCHESTRATOR_SECRET)])
 def test_a_public_key_whose_secret_is_elsewhere_is_an_error(tmp_path: Path, public: str, secret: str) -> None:
-    """As on the machine of the other end, which was given the public key alone."""
+    """The other end's machine has the public key alone."""
     make_key_files(tmp_path / "here")
     there = tmp_path / "there" / public
     there.parent.mkdir(parents=True)
@@ -79,7 +79,7 @@ def test_a_public_key_whose_secret_is_elsewhere_is_an_error(tmp_path: Path, publ
 
 @pytest.mark.parametrize(("public", "secret"), [(TRAINER, TRAINER_SECRET), (ORCHESTRATOR, ORCHESTRATOR_SECRET)])
 def test_a_missing_public_key_is_made_from_its_secret(tmp_path: Path, public: str, secret: str) -> None:
-    """As after a kill between the two files."""
+    """A kill between the two files leaves this."""
     make_key_files(tmp_path)
     before = contents(tmp_path)
     key, _ = zmq.auth.load_certificate(tmp_path / public)

@@ -55,7 +55,7 @@ def test_a_trial_that_fails_is_not_waited_for() -> None:
 
 
 def bohb() -> FakeTrials:
-    """With max_t 3 and a factor of 3: brackets of three trials with a halving at 1, then of two that run to 3 at once."""
+    """Brackets, with max_t 3 and a factor of 3, have three trials with a halving at 1, then two that run to 3 at once."""
     return FakeTrials(HyperBandForBOHB(metric="score", mode="max", max_t=3, reduction_factor=3))
 
 
