@@ -61,7 +61,17 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 8,
         "head_dim": 128,
     },
+    "4b": {
+        "vocab_size": 151_936,
+        "hidden_size": 2560,
+        "intermediate_size": 9728,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+    },
 }
+"""Of Qwen3-0.6B and Qwen3-4B, and of a small one for a CPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +84,19 @@ class Settings:
     prompt: int
     """Tokens of a prompt, which the rollouts of a group share."""
     completion: int
-    """Tokens of the longest completion; the shortest has a quarter of it."""
+    """Tokens of the longest completion."""
     steps: int
     row_tokens: int
     """Tokens that are computed at once: of a row of ours, and of a padded micro-batch of TRL's."""
+    group_size: int = GROUP_SIZE
+    shortest: int | None = None
+    """Tokens of the shortest completion; None: a quarter of the longest."""
+    lora_rank: int = 0
+    """Of our side; 0 trains all weights."""
+    checkpointing: bool = False
+    """Ours computes each layer again in the backward pass."""
+    compiled: bool = False
+    """Ours compiles the layers."""
 
     @property
     def dtype(self) -> str:
@@ -104,13 +123,13 @@ Train = Callable[[Batch], float]
 def measure(settings: Settings) -> tuple[Measured, Measured]:
     """Trains the same batches by both sides, in turns: ours, TRL's."""
     with tempfile.TemporaryDirectory(prefix="step_speed_") as directory:
-        model = _write_model(Path(directory) / "model", settings)
-        sides = (_ours(model, Path(directory), settings), _trl(model, Path(directory), settings))
+        model = write_model(Path(directory) / "model", settings)
+        sides = (our_trainer(model, Path(directory), settings), _trl(model, Path(directory), settings))
         seconds: tuple[list[float], list[float]] = ([], [])
         peaks: tuple[list[int], list[int]] = ([], [])
         losses: tuple[list[float], list[float]] = ([], [])
         for step in range(settings.steps + 1):
-            batch = _batch(settings, step)
+            batch = random_batch(settings, step)
             for side in (0, 1) if step % 2 else (1, 0):
                 before = _before(settings.device)
                 began = time.perf_counter()
@@ -137,27 +156,30 @@ def _peak(device: str) -> int:
     return torch.cuda.max_memory_allocated() if device == "cuda" else 0
 
 
-def _write_model(directory: Path, settings: Settings) -> Path:
+def write_model(directory: Path, settings: Settings) -> Path:
+    """Writes a model of random weights with a tokenizer, and returns its directory."""
     torch.manual_seed(0)
     longest = settings.prompt + settings.completion
     config = Qwen3Config(**SHAPES[settings.shape], tie_word_embeddings=True, max_position_embeddings=longest)
-    model: Any = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, settings.dtype))
+    with torch.device(settings.device):  # a GPU draws billions of weights in a moment
+        model: Any = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, settings.dtype))
     model.save_pretrained(directory)
     write_tokenizer(directory, longest)
     return directory
 
 
-def _batch(settings: Settings, step: int) -> Batch:
+def random_batch(settings: Settings, step: int) -> Batch:
     """Returns rollouts of random tokens, as if a uniform policy had drawn them."""
     random = np.random.default_rng(step)
     vocabulary = SHAPES[settings.shape]["vocab_size"]
-    count = settings.groups * GROUP_SIZE
-    lengths = random.integers(max(1, settings.completion // 4), settings.completion, count, endpoint=True)
+    count = settings.groups * settings.group_size
+    shortest = max(1, settings.completion // 4) if settings.shortest is None else settings.shortest
+    lengths = random.integers(shortest, settings.completion, count, endpoint=True)
     lengths[0] = settings.completion
     prompts = random.integers(0, vocabulary, (settings.groups, settings.prompt), dtype=np.int32)
     tokens, masks = [], []
     for index, length in enumerate(lengths):
-        tokens += [prompts[index // GROUP_SIZE], random.integers(0, vocabulary, length, dtype=np.int32)]
+        tokens += [prompts[index // settings.group_size], random.integers(0, vocabulary, length, dtype=np.int32)]
         masks += [np.zeros(settings.prompt, np.uint8), np.ones(length, np.uint8)]
     token_ids_T, mask_T = np.concatenate(tokens), np.concatenate(masks)
     advantages = np.repeat(random.standard_normal(count), settings.prompt + lengths)
@@ -173,29 +195,12 @@ def _batch(settings: Settings, step: int) -> Batch:
     )
 
 
-def _ours(model: Path, directory: Path, settings: Settings) -> Train:
-    run = RunConfig.model_validate(
-        {
-            "output_dir": directory,
-            "model": str(model),
-            "steps": settings.steps + 1,
-            "environments": [{"name": "random", "kind": "reverse-text"}],
-            "training": TRAINING | {"loss": {"kind": "dapo", "clip_low": CLIP_LOW, "clip_high": CLIP_HIGH}},
-            "sampling": {"max_tokens": settings.completion},
-        }
-    )
+def our_trainer(model: Path, directory: Path, settings: Settings) -> Train:
+    """Returns what trains a step by our learner, of a run in `directory`."""
+    run, config = configurations(model, directory, settings)
     control = run_directory(directory, run.run_id) / "control"
     control.mkdir(parents=True)
     (control / "orch.toml").write_text(tomli_w.dumps(run.model_dump(mode="json", exclude_none=True)))
-    config = TrainerConfig(
-        output_dir=directory,
-        model=str(model),
-        device=settings.device,
-        dtype=settings.dtype,
-        max_tokens=settings.row_tokens,
-        threads=1,
-        router_replay=False,
-    )
     manager = MultiRunManager(directory, config.max_runs)
     learner = Learner(config, Ranks(0, 1, torch.device(settings.device), None), manager)
     manager.discover_runs()
@@ -207,6 +212,34 @@ def _ours(model: Path, directory: Path, settings: Settings) -> Train:
         return loss
 
     return train
+
+
+def configurations(model: Path, directory: Path, settings: Settings) -> tuple[RunConfig, TrainerConfig]:
+    """Returns the configurations of our side: of its run, and of its trainer."""
+    lora = {"lora": {"rank": settings.lora_rank}} if settings.lora_rank else {}
+    loss = {"loss": {"kind": "dapo", "clip_low": CLIP_LOW, "clip_high": CLIP_HIGH}}
+    run = RunConfig.model_validate(
+        {
+            "output_dir": directory,
+            "model": str(model),
+            "steps": settings.steps + 1,
+            "environments": [{"name": "random", "kind": "reverse-text"}],
+            "training": TRAINING | loss | lora,
+            "sampling": {"max_tokens": settings.completion},
+        }
+    )
+    config = TrainerConfig(
+        output_dir=directory,
+        model=str(model),
+        device=settings.device,
+        dtype=settings.dtype,
+        max_tokens=settings.row_tokens,
+        activation_checkpointing=settings.checkpointing,
+        compile=settings.compiled,
+        threads=1,
+        router_replay=False,
+    )
+    return run, config
 
 
 def _trl(model: Path, directory: Path, settings: Settings) -> Train:
@@ -319,7 +352,7 @@ def main() -> None:
 
 def report(settings: Settings, ours: Measured, trl: Measured) -> str:
     """Returns the lines for a person."""
-    tokens = statistics.fmean(len(_batch(settings, step).token_ids_T) for step in range(1, settings.steps + 1))
+    tokens = statistics.fmean(len(random_batch(settings, step).token_ids_T) for step in range(1, settings.steps + 1))
     name = torch.cuda.get_device_name() if settings.device == "cuda" else "CPU, one thread"
     lines = [
         f"{settings.shape}, {settings.dtype}, {name}: {tokens:,.0f} tokens a step, prompts counted for each rollout"

@@ -1,0 +1,156 @@
+"""The rows of a whole job, with vLLM and the trainer on one card: ways of publishing weights, staleness, a mixture of experts."""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from job.evaluation.server import cause_in, free_port
+from perf.gpu.models import write
+from perf.gpu.steps import Figures
+from transport.process.launch import guarded
+from transport.telemetry.spans import SPANS_FILE, Span, span_in
+
+NO_CHANGE = 1e-30
+"""A learning rate that changes nothing: it is below the rounding of every weight but zero, and what it makes of zero vanishes."""
+
+RUN = "run_default"
+JOB_SECONDS = 115.0
+
+PAUSED = re.compile(r"requests were paused for ([0-9.]+) s")
+
+
+def publishing(device: str, directory: Path, trainer: dict[str, Any], pool: dict[str, Any]) -> Figures:
+    """Trains full weights for a few steps; `trainer` and `pool` say how versions are published."""
+    job = _job(device, directory, steps=6)
+    job["trainer"] |= trainer
+    job["orchestrator"]["inference"] = pool
+    job["orchestrator"]["training"] = {"learning_rate": 1e-6}
+    output = _run(job, directory)
+    pauses = [float(each) for each in PAUSED.findall((output / "inference_0.log").read_text(errors="replace"))]
+    return _figures(output) | {
+        "load s": _median_of(output, "load"),
+        "pause ms": round(1000 * statistics.median(pauses), 1),
+        "longest": round(1000 * max(pauses), 1),
+        "proof ms": round(1000 * _median_of(output, "probe"), 1),
+        "broadcast s": round(statistics.median(each["phase/broadcast"] for each in _lines(output / "trainer")), 3),
+    }
+
+
+def staleness(device: str, directory: Path) -> Figures:
+    """Trains an adapter whose weights stay as they are; returns the mismatch by how many versions the rollouts are old.
+
+    All versions are equal, so a mismatch that grows is none of staleness: a server would answer with other weights than it says.
+    """
+    job = _job(device, directory, steps=16)
+    job["inference"]["lora"] = {"max_rank": 16, "max_adapters": 1}
+    # Three batches are in flight at once, so that most were begun under an older version than the newest.
+    inflight = 3 * job["inference"]["max_num_seqs"]
+    job["inference"]["max_num_seqs"] = inflight
+    job["orchestrator"]["schedule"] |= {
+        "max_lead_steps": 3,
+        "max_off_policy_steps": 4,
+        "max_inflight_rollouts": inflight,
+    }
+    job["orchestrator"]["training"] = {"learning_rate": NO_CHANGE, "lora": {"rank": 16}}
+    output = _run(job, directory)
+    old = {line["step"]: line["staleness/mean"] - 1 for line in _lines(output / RUN)}
+    by_age: dict[int, list[float]] = {}
+    for line in _lines(output / "trainer"):
+        by_age.setdefault(round(old[line["step"]]), []).append(line["mismatch_kl"])
+    return _figures(output) | {
+        f"KL at {age} old": f"{statistics.median(kls):.1e} ({len(kls)} steps)" for age, kls in sorted(by_age.items())
+    }
+
+
+def mixture(device: str, directory: Path) -> Figures:
+    """Trains a mixture of experts with recorded routing."""
+    job = _job(device, directory, steps=6, mixture=True)
+    job["inference"]["return_routed_experts"] = True
+    job["trainer"]["router_replay"] = True
+    job["orchestrator"]["training"] = {"learning_rate": 1e-6}
+    output = _run(job, directory)
+    lines = list(_lines(output / "trainer"))
+    return _figures(output) | {
+        "mismatch KL": f"{statistics.median(line['mismatch_kl'] for line in lines):.1e}",
+        "replayed": round(statistics.fmean(line["replayed_share"] for line in lines), 3),
+    }
+
+
+def _job(device: str, directory: Path, steps: int, *, mixture: bool = False) -> dict[str, Any]:
+    on_gpu = device == "cuda"
+    rollouts = 128 if on_gpu else 8
+    dtype = "bfloat16" if on_gpu else "float32"
+    return {
+        "output_dir": str(directory / "job"),
+        "model": str(write(directory / "model", device, mixture=mixture)),
+        "inference": {
+            "port": free_port("127.0.0.1", 0),
+            "dtype": dtype,
+            "max_model_len": 512,
+            "max_num_seqs": rollouts,
+            "max_num_batched_tokens": 16_384,
+            # A start is most of a row, and compiling most of a start.
+            "extra_args": ["--gpu-memory-utilization", "0.4", "--enforce-eager"] if on_gpu else [],
+        },
+        "trainer": {"device": device, "dtype": dtype, "max_tokens": 16_384 if on_gpu else 2048},
+        "orchestrator": {
+            "steps": steps,
+            "environments": [{"name": "reverse-text", "kind": "reverse-text"}],
+            "sampling": {"max_tokens": 256 if on_gpu else 16},
+            "schedule": {
+                "group_size": 8,
+                "rollouts_per_step": rollouts,
+                "max_inflight_rollouts": 2 * rollouts,
+                "on_filtered": "ship",
+            },
+        },
+    }
+
+
+def _run(job: dict[str, Any], directory: Path) -> Path:
+    """Runs the job to its end; returns its directory. Raises `RuntimeError` with the end of its output if it fails."""
+    file = directory / "job.toml"
+    file.write_text(tomli_w.dumps(job))
+    command = guarded([sys.executable, "-P", "-m", "cli.main", "run", str(file)])
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=JOB_SECONDS, check=False)
+    output = Path(job["output_dir"])
+    if done.returncode:
+        end = (done.stdout + done.stderr).decode(errors="replace")[-2000:]
+        cause = cause_in(output / "inference_0.log")
+        raise RuntimeError(f"the job ended with {done.returncode}{cause}:\n{end}")
+    return output
+
+
+def _figures(output: Path) -> Figures:
+    """Returns what each job has, of the steps after the first one."""
+    orchestrator, trainer = (list(_lines(output / each)) for each in (RUN, "trainer"))
+    return {
+        "step s": round(statistics.median(line["wall_seconds"] for line in orchestrator[1:]), 3),
+        "tokens/s trained": round(statistics.median(line["tokens_per_second"] for line in trainer[1:])),
+        "lag max ms": round(1000 * max(line["event_loop_lag/max"] for line in orchestrator[1:]), 1),
+    }
+
+
+def _lines(directory: Path) -> Iterator[dict[str, Any]]:
+    for line in (directory / "metrics.jsonl").read_text().splitlines():
+        yield json.loads(line)
+
+
+def _median_of(output: Path, name: str) -> float:
+    """Returns the median seconds of what a server did under that name, such as `load`."""
+    return round(statistics.median(span.end - span.begin for span in _spans(output / RUN) if span.name == name), 4)
+
+
+def _spans(directory: Path) -> Iterable[Span]:
+    for line in (directory / SPANS_FILE).read_text().splitlines():
+        if (span := span_in(json.loads(line))) is not None:
+            yield span

@@ -1,0 +1,97 @@
+"""The program that measures on a GPU works on a CPU, each kind of row small; a row that fails does not end the others."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoModelForCausalLM, Qwen3Config
+
+from perf.gpu.__main__ import Result, run_row, table
+from perf.gpu.rows import ROWS
+from perf.gpu.steps import full, lora, operations, small
+from perf.step_speed import SHAPES
+
+KINDS = {
+    "lora-16k": "tokens/s",
+    "full-64k": "planned GB",
+    "vllm-eager": "start s",
+    "mixture": "replayed",
+    "deltas": "pause ms",
+    "sent": "proof ms",
+    "staleness": "KL at 0 old",
+}
+"""A row of each kind, with a figure of it; those left out differ in a number. `trl` is in `test_step_speed.py`."""
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
+def test_each_kind_of_row_gives_its_figures(tmp_path: Path) -> None:
+    file = tmp_path / "gpu.json"
+    command = [sys.executable, "-m", "perf.gpu", *KINDS, "--device", "cpu", "--json", str(file)]
+    done = subprocess.run(
+        command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=1000, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = {row["row"]: row for row in json.loads(file.read_text())["rows"]}
+    assert [*rows] == [*KINDS]
+    for name, figure in KINDS.items():
+        assert rows[name]["error"] == ""
+        assert figure in rows[name]["figures"]
+
+
+@pytest.mark.slow
+def test_a_row_is_ended_at_its_deadline() -> None:
+    result = run_row("full-16k", "cpu", 0.2)
+    assert "deadline" in result.error
+    assert not result.figures
+
+
+def test_a_row_without_time_is_not_run() -> None:
+    result = run_row("full-16k", "cpu", 0.0)
+    assert "not run" in result.error
+    assert result.seconds == 0
+
+
+def test_the_table_names_what_failed() -> None:
+    shown = table("a machine", [Result("a", 1.0, {"tokens/s": 1000}), Result("b", 2.0, {}, "first\nlast")])
+    figures = list(shown.columns[2].cells)
+    assert figures == ["tokens/s 1,000", "FAILED: last"]
+
+
+def test_an_unknown_row_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    file = tmp_path / "gpu.json"
+    done = subprocess.run(
+        [sys.executable, "-m", "perf.gpu", "nothing", "--device", "cpu", "--json", str(file)],
+        cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "nothing" in done.stderr
+    assert all(name in done.stderr for name in ROWS)
+    assert not file.exists()
+
+
+@pytest.mark.parametrize("adapter", [False, True])
+def test_operations_are_those_that_torch_counts(adapter: bool) -> None:
+    """Products with weights, in a forward and a backward pass. An adapter leaves out those for the weights' gradients."""
+    settings = small(lora("0.6b", 4096, 1) if adapter else full(4096, 1))
+    tokens, shape = settings.row_tokens, SHAPES["small"]
+    config = Qwen3Config(**shape, tie_word_embeddings=True, max_position_embeddings=tokens)
+    model: Any = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+    if adapter:
+        model.requires_grad_(False)
+        model.model.embed_tokens.register_forward_hook(lambda _module, _inputs, output: output.requires_grad_())
+    counter = FlopCounterMode(display=False)
+    with counter:
+        model(input_ids=torch.zeros(1, tokens, dtype=torch.int64)).logits.sum().backward()
+    counts = {str(kind): count for kind, count in counter.get_flop_counts()["Global"].items()}
+    products = sum(count for kind, count in counts.items() if kind in ("aten.mm", "aten.addmm"))
+    heads = shape["num_attention_heads"] * shape["head_dim"]
+    attention = 3 * 2 * 2 * shape["num_hidden_layers"] * heads * tokens / 2
+    assert products == tokens * (operations(settings) - attention)
