@@ -1,4 +1,4 @@
-"""What an advantage function of your own gets and returns (docs/advantages_and_filters.md)."""
+"""What an advantage function of your own gets and returns (docs/algorithms.md)."""
 
 from __future__ import annotations
 

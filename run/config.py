@@ -232,7 +232,7 @@ class TrainingConfig(Config):
 
     updates_per_step: int = Field(default=1, ge=1, le=1024)
     """Updates of the weights in one step, `updates_per_step / epochs` of them on mini-batches of the step's samples in each
-    epoch. Still one step for everything else: versions, schedule, checkpoints (docs/updates.md)."""
+    epoch. Still one step for everything else: versions, schedule, checkpoints (docs/algorithm.md)."""
 
     epochs: int = Field(default=1, ge=1, le=1024)
     """How often each sample of a step is trained; `updates_per_step` is a multiple of it."""

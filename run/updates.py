@@ -1,4 +1,4 @@
-"""Configuration of what the trainer computes around a run's loss: the reference policy and the value head (`docs/updates.md`)."""
+"""Configuration of what surrounds a run's loss: the reference policy and the value head (`docs/algorithm.md`)."""
 
 from __future__ import annotations
 
