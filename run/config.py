@@ -417,7 +417,7 @@ class RunConfig(Config):
     reaches the port can read them."""
 
     trace_rollouts: float = Field(default=0.0, ge=0, le=1)
-    """Share of the rollouts that get a trace (docs/tracing.md): their turns, their environment's time and their scoring."""
+    """Share of the rollouts that get a trace (docs/tracking.md): their turns, their environment's time and their scoring."""
 
     log_format: Literal["text", "json"] = "text"
     """The format of `orchestrator.log`."""
