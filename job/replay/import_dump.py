@@ -1,6 +1,6 @@
 """Imports the reference system's step, a pickled `list[RolloutOutput]` (prime-rl, verifiers), as a dump of ours.
 
-Only the fields that a replay needs are imported (`docs/dumps.md`). Versions of that system write routed experts in different
+Only the fields that a replay needs are imported (`docs/debugging.md`). Versions of that system write routed experts in different
 ways; all known ones are read. A rollout that cannot be read becomes a failed one. A file without such a list is refused.
 """
 

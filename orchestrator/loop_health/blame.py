@@ -3,7 +3,7 @@
 The loop beats: a timer records when it is due and how late it ran. A thread watches the beat. While a beat is overdue, the thread
 samples the loop's stack and the threads' clocks, at growing intervals. At the next beat
 `orchestrator/loop_health/blame_evidence.py` finds the reason for each interval; slow spots are collected by place and logged.
-While beats are in time, the cost per beat is one timer and the reading of a few clocks. `docs/blame.md` explains method and
+While beats are in time, the cost per beat is one timer and the reading of a few clocks. `docs/debugging.md` explains method and
 limits.
 """
 

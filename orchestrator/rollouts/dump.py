@@ -1,7 +1,7 @@
 """Dumps: a step's rollouts in full, for replay.
 
 Written when `dump_raw_rollouts = true`, by `counterpoint synthesize` and by `counterpoint import-dump`; read by memory map.
-`docs/dumps.md` has the format.
+`docs/debugging.md` has the format.
 
 A dump is a published directory of `header.json` (its contents, and the part of the configuration that a replay needs) and
 `rollouts.bin` (`rollout_file.py`). A header's claims are checked against the bytes present before they are used.

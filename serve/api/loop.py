@@ -37,7 +37,7 @@ class LoopParameters(WindowParameters):
 
 
 class Blamed(Config):
-    """One place that made the loop late (docs/blame.md). Seconds are at least those shown."""
+    """One place that made the loop late (docs/debugging.md). Seconds are at least those shown."""
 
     kind: Kind
     """What the place did."""

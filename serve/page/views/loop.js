@@ -22,7 +22,7 @@ const PEAKS = 100;
 /** The default of `lag.blame_seconds`. */
 const LATE_SECONDS = 0.05;
 
-/** What each kind of late moment means (docs/blame.md). */
+/** What each kind of late moment means (docs/debugging.md). */
 const KINDS = {
   callback: { text: "own work", tone: "warn", help: "The loop ran code" },
   gil: { text: "GIL held", tone: "warn", help: "Another thread held the GIL" },
