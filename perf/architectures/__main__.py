@@ -1,4 +1,4 @@
-"""Checks a tiny model of every causal architecture of transformers, and prints the table of `docs/architectures.md`.
+"""Checks a tiny model of every causal architecture of transformers, and prints the table of `docs/models.md`.
 
     python -m perf.architectures [--dtype float32 --dtype bfloat16] [--jobs 2] [--seconds 60] [KIND ...]
 

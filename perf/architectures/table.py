@@ -1,4 +1,4 @@
-"""Makes the table of `docs/architectures.md` of what was found."""
+"""Makes the table of `docs/models.md` of what was found."""
 
 from __future__ import annotations
 
