@@ -185,7 +185,7 @@ class PoolConfig(Config):
     """Deadline of one weight update of one server, the sending included."""
 
     send_weights: bool | Literal["nixl"] = False
-    """Send new weights to the servers over HTTP, for servers that do not see the job's directory (docs/weights.md). `"nixl"`:
+    """Send new weights to the servers over HTTP, for servers that do not see the job's directory (docs/inference.md). `"nixl"`:
     those in shared memory are read by the servers, through InfiniBand or RoCE where there is any. False: they get the path, and
     read the files themselves."""
 

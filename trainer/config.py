@@ -76,8 +76,8 @@ class TrainerConfig(Config):
     times `max_tokens`. It divides the number of ranks."""
 
     expert_parallel: int = Field(default=1, ge=1)
-    """Ranks that divide a mixture's experts among them: each owns an equal part, and tokens travel to the owners of their experts
-    (docs/models.md). It divides the number of ranks and of experts. 1: a rank has all experts, or gathers them with `sharding`."""
+    """Ranks that divide a mixture's experts: each owns an equal part, and tokens travel to the owners of their experts
+    (docs/models.md). It divides the number of ranks and of experts. 1: a rank has all experts, or gathers them if `sharding`."""
 
     rank_silence_seconds: float = Field(default=600.0, ge=5)
     """Longest time for which one of several ranks may keep the others waiting, as when it hangs; then all end, and the log says

@@ -323,9 +323,7 @@ def _lag(run: RunFacts, now: float) -> Iterator[Problem]:
             worst = slow_spots_of([line]).worst(2)
             blame = f"; of it {slow_spots_in_words(worst)}" if worst else ""
             reason = f"the event loop was late in step {line['step']}: {', '.join(above)}{blame}"
-            advice = (
-                "see the loop's view for the code that made it late, and docs/debugging.md for what to do about each kind"
-            )
+            advice = "see the loop's view for the code that made it late, and docs/debugging.md for what to do about each kind"
             yield Problem(Kind.LAG, "warning", reason, advice, line["time"], run.run_id)
             return
 
