@@ -165,7 +165,7 @@ def test_import_paths_for_users_are_public() -> None:
         (page, path) for page, text in texts.items() for path in re.findall(r"\b(\w+)(?:\.\w+)*:[A-Z][a-z]\w+", text)
     ]
     assert not [(page, top) for page, top in paths if top in OWN]
-    assert ("docs/channel.md", "counterpoint") in paths
+    assert ("docs/cluster.md", "counterpoint") in paths
 
 
 def test_the_table_of_packages_is_true() -> None:

@@ -27,7 +27,7 @@ def main(arguments: list[str]) -> int:
         print(
             f"counterpoint: all roles of {given.file} will be on one of the {request.nodes} nodes: they find each other by "
             'addresses of their own machine. inference.host = "0.0.0.0" with an api_key_file, and '
-            'transport.kind = "filesystem", let them be on any (docs/ray.md)',
+            'transport.kind = "filesystem", let them be on any (docs/cluster.md)',
             file=sys.stderr,
         )
     if given.scheduler == "slurm":

@@ -1,7 +1,7 @@
 """What makes at-least-once delivery exactly once: a consumer stores which records it has committed together with its state.
 
 `CommittedPositions` is a value to be kept in the consumer's own checkpoint, if that is written atomically; `CommitFile` is such
-a checkpoint for consumers that have none. `docs/channel.md` has the argument.
+a checkpoint for consumers that have none. `docs/cluster.md` has the argument.
 """
 
 from __future__ import annotations

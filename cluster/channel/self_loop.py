@@ -2,7 +2,7 @@
 
 Its user writes only `process`. The role's `config` has the channels as tables, `input` and, except for a sink, `output`. A stage
 acknowledges a record once what was made of it is stored; a sink commits its state together with the positions of the records in
-it. So each record counts once, whichever process is killed (`docs/channel.md`).
+it. So each record counts once, whichever process is killed (`docs/cluster.md`).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Any of them, and the hosts of the channels, may be killed at any moment. A source computes where to go on from what the channel
 has; tokenizers and samplers keep nothing; a trainer commits its table and the positions of the records in it by one atomic
-write. So each record counts once. The argument is in `docs/channel.md`.
+write. So each record counts once. The argument is in `docs/cluster.md`.
 """
 
 from __future__ import annotations
