@@ -1,4 +1,4 @@
-"""Configuration of a teacher: a served model whose log-probabilities the loss uses (docs/distillation.md)."""
+"""Configuration of a teacher: a served model whose log-probabilities the loss uses (docs/sft.md)."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def check_teacher(
     if teacher is None:
         if loss == "distillation":
             raise ValueError(
-                'training.loss.kind = "distillation" needs a teacher; add [teacher] with model, or urls (docs/distillation.md)'
+                'training.loss.kind = "distillation" needs a teacher; add [teacher] with model, or urls (docs/sft.md)'
             )
         return
     if is_built_in and loss != "distillation":
