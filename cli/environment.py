@@ -41,7 +41,7 @@ USAGE = """usage: counterpoint env check KIND [--args JSON] [--model MODEL] [--s
 
 check  plays the environment KIND against a real server, and prints a transcript and what would break in training
 new    writes an environment that works, its test, and a file that trains on it
-serve  plays an environment's rollouts here for a run on another machine, as FILE says (docs/env_workers.md)
+serve  plays an environment's rollouts here for a run on another machine, as FILE says (docs/environments.md)
 
 `counterpoint env check --help` and `counterpoint env new --help` say more."""
 
@@ -78,7 +78,7 @@ def _serve(arguments: list[str]) -> int:
         description="Plays an environment's rollouts on this machine for a run on another one, until it is ended.",
         allow_abbrev=False,
     )
-    parser.add_argument("file", metavar="FILE", type=Path, help="the host's configuration, TOML (docs/env_workers.md)")
+    parser.add_argument("file", metavar="FILE", type=Path, help="the host's configuration, TOML (docs/environments.md)")
     file = parser.parse_args(arguments).file
     from environments.workers.host import HostConfig, run
     from transport.configuration.explain import validate

@@ -118,7 +118,7 @@ class CurriculumConfig(Config):
 class HostsConfig(Config):
     """Where the orchestrator listens for hosts: other machines that play rollouts (`counterpoint env serve`).
 
-    docs/env_workers.md says how to make the keys.
+    docs/environments.md says how to make the keys.
     """
 
     address: str
@@ -179,7 +179,7 @@ class EnvironmentConfig(Config):
 
     workers: int = Field(default=0, ge=0, le=1024)
     """Processes of its own that play its rollouts, so that its crash, leak or blocked loop costs only what they play
-    (docs/env_workers.md). 0: it runs in the orchestrator's process, or with `hosts` only there."""
+    (docs/environments.md). 0: it runs in the orchestrator's process, or with `hosts` only there."""
 
     hosts: HostsConfig | None = None
     """Play its rollouts on other machines, too."""

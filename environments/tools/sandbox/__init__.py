@@ -10,5 +10,5 @@
 `python_sandbox` is the caller's side. It starts `zygote`, an interpreter in namespaces of its own (`namespaces`), which forks a
 process for each run. `supervisor` watches that process, and `confined` is what it does before and while it runs the code
 (`seccomp` is its filter of system calls). These four import nothing but the standard library and `transport/frames.py`.
-`docs/tools.md` says what this protects against and what not.
+`docs/environments.md` says what this protects against and what not.
 """
