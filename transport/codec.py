@@ -3,7 +3,7 @@
 A message is `[kind, header]`, a batch `[b"BATCH", header, sidecar...]`, with its session after the kind when it is sent. A
 batch's header is a row of small msgpack values, one after the other: a preamble, then one a sample, then one a sidecar.
 Nothing is nested, so neither end ever makes one long call into msgpack while holding the GIL, and a false length cannot make
-the receiver allocate. `docs/transport.md` has the tables.
+the receiver allocate. `docs/contracts.md` has the tables.
 """
 
 from __future__ import annotations
