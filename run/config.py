@@ -369,7 +369,7 @@ class RunConfig(Config):
     """The inference servers."""
 
     opponents: dict[Identifier, OpponentConfig] = {}
-    """Other policies that rollouts may ask, by name (docs/several_policies.md). Each is a table with `model`, and may have
+    """Other policies that rollouts may ask, by name (docs/gateway.md). Each is a table with `model`, and may have
     `served_model`, `protocol`, `api_key_file` and `max_concurrent_requests`."""
 
     teacher: TeacherConfig | None = None

@@ -1,4 +1,4 @@
-"""Configuration of opponents: other policies than the run's, which its rollouts may ask (docs/several_policies.md)."""
+"""Configuration of opponents: other policies than the run's, which its rollouts may ask (docs/gateway.md)."""
 
 from __future__ import annotations
 
