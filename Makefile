@@ -12,6 +12,7 @@
 #   make lint         style and types
 #   make wheel-test   build the wheel, install it into an empty environment, and run it from there
 #   make systemd-test play a job's unit under a systemd in a container (root, podman, debootstrap; a quarter of an hour)
+#   make docs         build the site of docs/ into build/site, searchable; a broken link ends it
 #   make lock         resolve requirements/cpu.lock anew
 #   make help         show these lines
 #
@@ -31,7 +32,7 @@ FIND_LINKS = $(shell links="$${PIP_FIND_LINKS:-$$($(PIP_LINKS))}"; echo $$links 
 UV = $(if $(FIND_LINKS),UV_FIND_LINKS="$(FIND_LINKS)") VIRTUAL_ENV=.venv $(BIN)/uv pip
 TORCH = $(if $(FIND_LINKS),,--torch-backend cpu)
 
-.PHONY: setup demo demo-multi demo-sweep demo-cluster demo-tune demo-math test test-fast wheel-test image-test systemd-test lint format lock help
+.PHONY: setup demo demo-multi demo-sweep demo-cluster demo-tune demo-math test test-fast wheel-test image-test systemd-test docs lint format lock help
 .DELETE_ON_ERROR:
 
 setup: $(INSTALLED)
@@ -101,6 +102,12 @@ image-test: $(INSTALLED)
 # A job's unit under a systemd of its own, in a container. It needs root, podman and debootstrap, and says so where they are missing.
 systemd-test: $(INSTALLED)
 	$(BIN)/python -m tests.deploy.play_units
+
+# In an environment of its own: the site needs nothing of the project, and the project nothing of it.
+docs: $(BIN)/uv
+	$(BIN)/uv venv --quiet --allow-existing --python $(PYTHON) build/docs
+	$(BIN)/uv pip install --quiet --python build/docs/bin/python --group docs
+	NO_MKDOCS_2_WARNING=1 build/docs/bin/mkdocs build
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check

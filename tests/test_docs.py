@@ -114,6 +114,14 @@ def test_every_page_is_linked_from_the_index() -> None:
     }
 
 
+def test_every_page_is_in_the_site_s_navigation() -> None:
+    named = re.findall(
+        r"^ +- (?:\w.*: )?(\S+\.md)$|^  - (\S+\.md)$", (REPOSITORY / "mkdocs.yml").read_text(), re.MULTILINE
+    )
+    outside = {"contributing.md", "benchmarks.md"}  # docs/site.py makes them
+    assert {inner or outer for inner, outer in named} - outside == {path.name for path in REPOSITORY.glob("docs/*.md")}
+
+
 @pytest.mark.slow
 def test_the_job_of_the_readme_is_valid(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -19,7 +19,7 @@ from tests.support.polling import DEADLINE_SECONDS, wait_until
 
 REPOSITORY = Path(__file__).parents[2]
 JOB = REPOSITORY / "examples" / "pipeline" / "job.toml"
-LINES = (REPOSITORY / "docs" / "channel.md").read_text().splitlines()
+LINES = (REPOSITORY / "docs" / "cluster.md").read_text().splitlines()
 SOURCES, DRAWS, PER_KILL = 2, 64, 60
 
 
