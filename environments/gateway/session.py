@@ -12,7 +12,7 @@ from typing import Any, ParamSpec
 import orjson
 
 from environments.base import Model, Reply
-from environments.chat import LONG_TEXT
+from environments.chat import LONG_TEXT, packed
 from environments.gateway.conversation import Conversations
 from environments.gateway.errors import Refused
 from environments.gateway.messages import template_messages
@@ -195,10 +195,10 @@ class Session:
 async def _off_the_loop(
     length: int, prompt: Callable[Parameters, Sequence[int]], *given: Parameters.args, **named: Parameters.kwargs
 ) -> Sequence[int]:
-    """Calls `prompt`, in a thread if it may have to encode a long text."""
+    """Calls `prompt`, in a thread if it may have to encode a long text; its ids are then packed there."""
     if length <= LONG_TEXT:
         return prompt(*given, **named)
-    return await asyncio.to_thread(prompt, *given, **named)
+    return await asyncio.to_thread(lambda: packed(prompt(*given, **named)))
 
 
 def _cut(text: str, stop: Sequence[str]) -> str:
