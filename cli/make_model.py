@@ -1,4 +1,4 @@
-"""`counterpoint make-model NAME...`: builds a tiny model, or finds a hub model or a directory, and prints its directory."""
+"""`counterpoint make-model NAME...`: builds a built-in model, or finds a hub model or a directory, and prints its directory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from transport.errors import UserError
 
 USAGE = """usage: counterpoint make-model NAME...
 
-NAME is a built-in model (tiny-moe, tiny-dense, tiny-math), a hub name or a directory. Prints one directory a line."""
+NAME is a built-in model (tiny-moe, tiny-dense, tiny-math, smollm2), a hub name or a directory. Prints one directory a line."""
 
 
 def main(arguments: list[str]) -> int:

@@ -48,7 +48,7 @@ class InferenceConfig(Config):
     """One vLLM server, started as a subprocess with our plugin."""
 
     model: str
-    """A local directory, a hub name, or a model that `make-model` builds (`tiny-moe`, `tiny-dense`, `tiny-math`)."""
+    """A local directory, a hub name, or a model that `make-model` builds (`tiny-moe`, `tiny-dense`, `tiny-math`, `smollm2`)."""
 
     host: str = "127.0.0.1"
     """Address to listen on. Anything but loopback needs `api_key_file`."""

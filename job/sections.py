@@ -52,7 +52,7 @@ class JobSections(Config):
     """The job's directory. It must be empty, unless `--resume` or `--fresh` is given."""
 
     model: str
-    """A local directory, a hub name, or a model that `make-model` builds (`tiny-moe`, `tiny-dense`, `tiny-math`)."""
+    """A local directory, a hub name, or a model that `make-model` builds (`tiny-moe`, `tiny-dense`, `tiny-math`, `smollm2`)."""
 
     seed: int = 0
     """The seed of everything random in all three roles."""

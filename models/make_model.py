@@ -1,8 +1,9 @@
 """Resolves a model's name to a directory: builds built-in models into a cache, checks directories, fetches hub names.
 
-A built-in model (`models.tiny_models`) has random weights and a short warm-up (`models.warm_up`), built offline and the same
-every time. The cache names a model by a hash of all that determines it: this project's code for it, its seed, and the versions of
-torch and transformers. So a change of these builds it again, and nothing else does.
+A built-in model is built offline and the same every time. The tiny ones (`models.tiny_models`) have random weights and a short
+warm-up (`models.warm_up`); `smollm2` is converted from a package (`models.smollm2`). The cache names a model by a hash of all
+that determines it: this project's code for it, its seed, and the versions of the packages that build it. So a change of these
+builds it again, and nothing else does.
 """
 
 from __future__ import annotations
@@ -18,13 +19,18 @@ from contextlib import contextmanager
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
+from models import smollm2
 from models.tiny_models import ARCHITECTURES
 from transport.files.atomic import STABLE, make_readable, publish_directory
 from transport.files.lock import take_lock
 from transport.process.extras import lacking
 
 logger = logging.getLogger(__name__)
+
+BUILT_IN = (*ARCHITECTURES, smollm2.NAME)
+"""The names of the built-in models."""
 
 Progress = Callable[[str], None]
 """Called with a line about the progress of the building."""
@@ -70,7 +76,7 @@ def resolve_model(name: str, on_progress: Progress = logger.info) -> Path:
     found = _found(name)
     if found is not None:
         return found
-    return make_model(name, on_progress=on_progress) if name in ARCHITECTURES else _fetch(name)
+    return make_model(name, on_progress=on_progress) if name in BUILT_IN else _fetch(name)
 
 
 def check_model(name: str) -> str:
@@ -78,7 +84,7 @@ def check_model(name: str) -> str:
 
     Returns why this is not known, of a name whose hub does not answer; else nothing. Raises `ValueError` as `resolve_model`.
     """
-    if _found(name) is not None or name in ARCHITECTURES:
+    if _found(name) is not None or name in BUILT_IN:
         return ""
     if find_spec("huggingface_hub") is None:
         return f"model = {name!r} is not here{_nearest(name)}; huggingface_hub is not installed, so the hub cannot be asked"
@@ -105,14 +111,14 @@ def check_model(name: str) -> str:
 def _found(name: str) -> Path | None:
     """The directory of a model that is named by its path; None for a name. Raises `ValueError` for a path without a model."""
     directory = Path(name)
-    expected = f"expected a directory, a built-in model ({', '.join(ARCHITECTURES)}) or the name of a model of the hub"
+    expected = f"expected a directory, a built-in model ({', '.join(BUILT_IN)}) or the name of a model of the hub"
     if directory.is_dir():
         if not (directory / "config.json").is_file():
             raise ValueError(
                 f"model = {name!r}: {directory.resolve()} is not a model: it has no config.json; {expected}"
             )
         return directory.resolve()
-    if name in ARCHITECTURES:
+    if name in BUILT_IN:
         return None
     if directory.exists():
         raise ValueError(f"model = {name!r}: this is a file; {expected}")
@@ -127,9 +133,9 @@ def make_model(name: str, directory: Path | None = None, seed: int = 0, on_progr
     Processes that need the same model at once build it once.
 
     Args:
-        name: of `ARCHITECTURES`.
+        name: of `BUILT_IN`.
         directory: where to build it, new or empty. None: in the cache, unless it is there already.
-        seed: of the weights and the warm-up.
+        seed: of the weights and the warm-up of a tiny model.
         on_progress: called with each line about the progress.
 
     Raises:
@@ -137,9 +143,9 @@ def make_model(name: str, directory: Path | None = None, seed: int = 0, on_progr
         TimeoutError: another process has been building the model for `LONGEST_WAIT_SECONDS`.
         OSError: the disk is full, or fails.
     """
-    if name not in ARCHITECTURES:
-        raise ValueError(f"model {name!r} is not built in ({', '.join(ARCHITECTURES)}{_nearest(name)})")
-    if reason := lacking(*_BUILDERS):
+    if name not in BUILT_IN:
+        raise ValueError(f"model {name!r} is not built in ({', '.join(BUILT_IN)}{_nearest(name)})")
+    if reason := lacking(*_BUILDERS) or (name == smollm2.NAME and lacking(*smollm2.PACKAGES)):
         raise ValueError(
             f"model = {name!r} is built on this machine, which {reason}; or name a directory that has a model"
         )
@@ -161,19 +167,25 @@ def _build(name: str, directory: Path, seed: int, on_progress: Progress) -> None
     # torch and transformers take seconds to import, and finding a model in the cache needs neither.
     from transformers.utils import logging as transformers_logging
 
-    from models.tiny_models import write_untrained
-    from models.warm_up import LESSONS, warm_up
-
     transformers_logging.disable_progress_bar()  # one file is saved at once
 
     on_progress(f"{name}: building it at {directory}")
     started = time.monotonic()
     with publish_directory(directory) as partial:
-        model = write_untrained(name, partial, seed)
-        warm_up(model, LESSONS[name], partial, seed, lambda line: on_progress(f"{name}: {line}"))
+        converted = name == smollm2.NAME
+        model = smollm2.write_converted(partial) if converted else _warmed_up(name, partial, seed, on_progress)
         model.save_pretrained(partial)
         make_readable(partial)
     on_progress(f"{name}: built in {time.monotonic() - started:.0f} s")
+
+
+def _warmed_up(name: str, directory: Path, seed: int, on_progress: Progress) -> Any:
+    from models.tiny_models import write_untrained
+    from models.warm_up import LESSONS, warm_up
+
+    model = write_untrained(name, directory, seed)
+    warm_up(model, LESSONS[name], directory, seed, lambda line: on_progress(f"{name}: {line}"))
+    return model
 
 
 def _cache() -> Path:
@@ -198,8 +210,10 @@ def _make_writable(cache: Path) -> None:
 
 def _fingerprint(name: str, seed: int) -> str:
     """Returns 16 hex digits, a hash of everything that determines the model."""
-    digest = hashlib.sha256(f"{name} {seed} {metadata.version('torch')} {metadata.version('transformers')}".encode())
-    for module in _DETERMINING_MODULES:
+    converted = name == smollm2.NAME
+    packages = ("torch", "transformers", *(smollm2.DISTRIBUTIONS if converted else ()))
+    digest = hashlib.sha256(" ".join([name, str(seed), *map(metadata.version, packages)]).encode())
+    for module in ("models.smollm2",) if converted else _DETERMINING_MODULES:
         spec = find_spec(module)
         assert spec is not None
         assert spec.origin is not None
@@ -248,11 +262,11 @@ def _fetch(name: str) -> Path:
 
 def _unfetched(name: str, error: Exception) -> ValueError:
     return ValueError(
-        f"model = {name!r} is no directory here, not built in ({', '.join(ARCHITECTURES)}{_nearest(name)}), and cannot be "
+        f"model = {name!r} is no directory here, not built in ({', '.join(BUILT_IN)}{_nearest(name)}), and cannot be "
         f"fetched from the hub: {type(error).__name__}: {' '.join(str(error).splitlines()[:1])}"
     )
 
 
 def _nearest(name: str) -> str:
-    matches = difflib.get_close_matches(name, ARCHITECTURES, n=1)
+    matches = difflib.get_close_matches(name, BUILT_IN, n=1)
     return f"; did you mean {matches[0]!r}?" if matches else ""
