@@ -226,6 +226,9 @@ def server_command(config: InferenceConfig) -> list[str]:
     command += ["--disable-uvicorn-access-log", "--no-enable-log-requests"]
     if _on_cpu():
         command += ["--enforce-eager"]
+        if not config.sets("--block-size"):
+            # On a CPU vLLM chooses 128, and it caches whole blocks alone: a shorter prompt never. Its kernels take multiples of 32.
+            command += ["--block-size", "32"]
         if _computes_in_engine(config):
             command += ["--distributed-executor-backend", "uni"]
     if config.return_routed_experts:

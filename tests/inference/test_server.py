@@ -358,6 +358,19 @@ def test_on_a_cpu_the_engine_computes_by_itself(
     assert environment["VLLM_WORKER_MULTIPROC_METHOD"] == ("fork" if in_engine else "spawn")
 
 
+def test_on_a_cpu_blocks_are_short_enough_that_a_prompt_is_cached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "_on_cpu", lambda: True)
+    command = server.server_command(config_of(tmp_path, {}))
+    assert command[command.index("--block-size") + 1] == "32"
+    for own in (["--block_size=64"], ["--block-size", "64"]):
+        words = [word for word in server.server_command(config_of(tmp_path, {}, extra_args=own)) if "block" in word]
+        assert words == own[:1], "the file decides"
+    monkeypatch.setattr(server, "_on_cpu", lambda: False)
+    assert "--block-size" not in server.server_command(config_of(tmp_path, {})), "on a GPU vLLM decides"
+
+
 @pytest.mark.parametrize("host", ["0.0.0.0", "10.1.2.3", "::", "somewhere.example"])
 def test_beyond_loopback_a_token_is_needed(tmp_path: Path, host: str) -> None:
     with pytest.raises(ValidationError, match="set api_key_file, or listen on 127"):
