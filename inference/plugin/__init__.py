@@ -1,7 +1,7 @@
-"""The part that runs inside vLLM, through its entry points only: `vllm.general_plugins` and `vllm.endpoint_plugins`.
+"""The part that runs inside vLLM, through its entry points only.
 
-Both must be named in `VLLM_PLUGINS`, as `inference.server` does. vllm is imported when vLLM calls this package, never
-before.
+They are `vllm.general_plugins`, `vllm.endpoint_plugins` and, for a CPU, `vllm.platform_plugins`. `VLLM_PLUGINS` must name
+them, as in `inference.server`. vllm is imported when vLLM calls this package, never before.
 """
 
 from __future__ import annotations
@@ -46,3 +46,10 @@ def endpoint_plugin() -> Any:
     from inference.plugin.routes import CounterpointRoutes
 
     return CounterpointRoutes()
+
+
+def platform_plugin() -> str | None:
+    """Returns the name of our platform where vLLM would choose that of a CPU, else None; vLLM calls it once in each process."""
+    from vllm.platforms import cpu_platform_plugin
+
+    return None if cpu_platform_plugin() is None else "inference.plugin.cpu.platform.GroupedCpuPlatform"
