@@ -20,8 +20,8 @@ import msgpack
 
 from cluster.channel.lending import LendingState
 from cluster.channel.positions import PositionSet
-from transport.files.atomic import Buffer, as_bytes_view, write_atomically, write_buffers
-from transport.files.checked_entries import DamagedEntry, head_of, read_entries
+from transport.files.atomic import Buffer, as_bytes_view, write_atomically
+from transport.files.checked_entries import DamagedEntry, EntryFile, head_of, read_entry_file
 from transport.files.lock import take_lock
 
 SEGMENT_BYTES = 64 * 2**20
@@ -61,8 +61,7 @@ class Journal:
         """Records in each segment that are not acknowledged."""
         self._pending: list[Buffer] = []
         self._pending_live: list[int] = []
-        self._descriptor = -1
-        self._length = 0
+        self._file: EntryFile | None = None
         try:
             self._current = self._read_all()
             self._begin_segment()
@@ -72,9 +71,8 @@ class Journal:
 
     def close(self) -> None:
         """Frees the files; entries that were not flushed are lost."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        if self._file is not None:
+            self._file.close()
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -114,21 +112,15 @@ class Journal:
         """
         if not self._pending:
             return
-        try:
-            write_buffers(self._descriptor, self._pending)
-            if self._sync:
-                os.fdatasync(self._descriptor)
-        except OSError:
-            os.ftruncate(self._descriptor, self._length)
-            raise
-        self._length = os.lseek(self._descriptor, 0, os.SEEK_CUR)
+        assert self._file is not None
+        self._file.append(self._pending, self._sync)
         self._pending = []
         for sequence in self._pending_live:
             if sequence in self.state.kept:
                 self._segment_of[sequence] = self._current
                 self._live[self._current] += 1
         self._pending_live = []
-        if self._length >= SEGMENT_BYTES:
+        if self._file.length >= SEGMENT_BYTES:
             self._begin_segment()
 
     def _note(self, header: list[object], frames: Sequence[memoryview] = ()) -> None:
@@ -142,11 +134,10 @@ class Journal:
         header = [STATE, self.generation, state.next_sequence, positions, sorted(state.ended), kept]
         path = self._path(self._current + 1)
         write_atomically(path, *_entry(header), durable=self._sync)
-        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-        self._descriptor, self._current = descriptor, self._current + 1
-        self._length = os.lseek(descriptor, 0, os.SEEK_END)
+        file, former = EntryFile(path), self._file
+        if former is not None:
+            former.close()
+        self._file, self._current = file, self._current + 1
         self._live[self._current] = 0
         for segment in [segment for segment, live in self._live.items() if live == 0 and segment != self._current]:
             self._path(segment).unlink(missing_ok=True)
@@ -231,7 +222,7 @@ def _entry(header: list[object], frames: Sequence[memoryview] = ()) -> list[Buff
 def _entries(path: Path) -> Iterator[tuple[list[Any], Sequence[Buffer]]]:
     """Yields headers and frames of a segment, without an entry at the end that was cut off. Raises `JournalError`."""
     try:
-        for body, _ in read_entries(path.read_bytes()):
+        for body, _ in read_entry_file(path):
             at = _LENGTH.size + _LENGTH.unpack_from(body)[0]
             header = msgpack.unpackb(body[_LENGTH.size : at], strict_map_key=False)
             frames = []
@@ -240,8 +231,4 @@ def _entries(path: Path) -> Iterator[tuple[list[Any], Sequence[Buffer]]]:
                 at += size
             yield header, frames
     except DamagedEntry as error:
-        begins = " (or an earlier version of Counterpoint wrote it)" if not error.offset else ""
-        raise JournalError(
-            f"{path} is damaged: {error}{begins}. Restore it from a copy, or go on with what was before by cutting it off there "
-            f"(truncate -s {error.offset})"
-        ) from None
+        raise JournalError(str(error)) from None

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from transport.files.atomic import write_atomically, write_buffers
-from transport.files.checked_entries import DamagedEntry, head_of, read_entries
+from transport.files.atomic import write_atomically
+from transport.files.checked_entries import DamagedEntry, EntryFile, head_of, read_entries, read_entry_file
 from transport.files.lock import holder_of, take_lock
 from tune.errors import TuneError
 
@@ -53,7 +53,7 @@ class ExperimentJournal:
         self.bytes_since_snapshot = 0
         self.snapshot_bytes = 0
         self._number = 0
-        self._descriptor: int | None = None
+        self._file: EntryFile | None = None
         directory.mkdir(parents=True, exist_ok=True)
         self._lock = _take(directory / LOCK_NAME)
 
@@ -68,20 +68,14 @@ class ExperimentJournal:
         self.snapshot_bytes = len(snapshot or b"")
         records, end = read_records(journal_path(self.directory, self._number))
         self.bytes_since_snapshot = end
-        self._open(end)
+        self._file = EntryFile(journal_path(self.directory, self._number), end)
         return snapshot, records
 
     def append(self, records: Sequence[bytes]) -> None:
-        """Adds records, in one write. Raises `OSError` (disk full): the journal is then as before."""
-        assert self._descriptor is not None, "the journal is read or begun first"
-        framed = [part for record in records for part in (head_of([record]), record)]
-        begin = os.lseek(self._descriptor, 0, os.SEEK_END)
-        try:
-            write_buffers(self._descriptor, [b"".join(framed)])
-        except OSError:
-            os.ftruncate(self._descriptor, begin)
-            raise
-        self.bytes_since_snapshot += sum(map(len, framed))
+        """Adds records. Raises `OSError` (disk full): the journal is then as before."""
+        assert self._file is not None, "the journal is read or begun first"
+        self._file.append([part for record in records for part in (head_of([record]), record)])
+        self.bytes_since_snapshot = self._file.length
 
     def write_snapshot(self, state: bytes) -> None:
         """Makes a state durable, and discards what came before it. Raises `OSError`, after which nothing is missing."""
@@ -89,7 +83,7 @@ class ExperimentJournal:
         write_atomically(snapshot_path(self.directory, number), head_of([state]), state)
         self._close_journal()
         self._number = number
-        self._open(0)
+        self._file = EntryFile(journal_path(self.directory, number), 0)
         self.snapshot_bytes, self.bytes_since_snapshot = len(state), 0
         for kind in ("journal", "snapshot"):
             for old in self._numbers(kind):
@@ -99,10 +93,10 @@ class ExperimentJournal:
 
     def flush(self) -> None:
         """Waits until all that was appended is on the disk. May be called in a thread, beside `append`."""
-        descriptor = self._descriptor
-        if descriptor is not None:
+        file = self._file
+        if file is not None:
             with suppress(OSError):  # a snapshot may have replaced and closed it since; that is on the disk
-                os.fdatasync(descriptor)
+                file.flush()
 
     def close(self) -> None:
         """Flushes, and releases the lock."""
@@ -110,15 +104,10 @@ class ExperimentJournal:
         self._close_journal()
         os.close(self._lock)
 
-    def _open(self, end: int) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        self._descriptor = os.open(journal_path(self.directory, self._number), flags, 0o644)
-        os.ftruncate(self._descriptor, end)
-
     def _close_journal(self) -> None:
-        descriptor, self._descriptor = self._descriptor, None
-        if descriptor is not None:
-            os.close(descriptor)
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
 
     def _numbers(self, kind: str) -> list[int]:
         found = (_NAME.fullmatch(entry.name) for entry in self.directory.iterdir())
@@ -139,13 +128,9 @@ class ExperimentJournal:
 def read_records(path: Path) -> tuple[list[bytes], int]:
     """Returns the whole records of a journal and the offset of their end. Raises `TuneError` for damage."""
     try:
-        entries = list(read_entries(path.read_bytes() if path.exists() else b""))
+        entries = list(read_entry_file(path)) if path.exists() else []
     except DamagedEntry as error:
-        begins = " (or an earlier version of Counterpoint wrote it)" if not error.offset else ""
-        raise TuneError(
-            f"{path} is damaged at byte {error.offset}: the checksum of its record does not hold{begins}. Restore it from a "
-            f"copy, or go on with what was before by cutting the file off there (truncate -s {error.offset})"
-        ) from None
+        raise TuneError(str(error)) from None
     return [bytes(record) for record, _ in entries], entries[-1][1] if entries else 0
 
 

@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cluster.errors import StaleMasterError
 from cluster.master import journal as journal_module
 from cluster.master.journal import History, Journal, answer_of, perform
-from cluster.master.journal_format import EntryTooLarge, JournalError, entry_key
+from cluster.master.journal_format import Entry, EntryTooLarge, JournalError, entry_key, entry_of_bytes, to_bytes
 from sweep.protocol import Write
 from sweep.store import Store, StoreError
 from sweep.stores.local import LocalStore
@@ -108,6 +110,18 @@ def test_a_damaged_entry_is_named(store: LocalStore, damage: Any, message: str) 
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(JournalError, match=rf"entry-000000000003 of the journal is damaged.*{message}.*restore"):
         opened(store, 2)
+
+
+@given(place=st.integers(0, 400), by=st.integers(1, 255), kept=st.integers(0, 400))
+def test_an_entry_cut_at_any_byte_or_with_any_byte_altered_is_refused(place: int, by: int, kept: int) -> None:
+    entry = Entry(7, 3, False, [{"kind": "Tick", "at": 2.5}, {"kind": "Begin", "at": 0.0}], {"node": {"pid": 5}})
+    whole = to_bytes(entry)
+    assert entry_of_bytes(whole, 7, "place") == entry
+    altered = bytearray(whole)
+    altered[place % len(whole)] ^= by
+    for damaged in (bytes(altered), whole[: kept % (len(whole) - 1)]):  # without the last line end it is still whole
+        with pytest.raises(JournalError, match="entry-000000000007"):
+            entry_of_bytes(damaged, 7, "place")
 
 
 def test_a_missing_entry_is_named(store: LocalStore) -> None:
