@@ -45,6 +45,7 @@ from orchestrator.metrics import MetricsLine
 from orchestrator.opponents import opponents_of
 from orchestrator.policy import PolicyWatcher, check_base_model
 from orchestrator.rollouts.failures import most_frequent, sum_failures
+from orchestrator.rollouts.playing import Playing
 from orchestrator.rollouts.tracing import RolloutTracing
 from orchestrator.rollouts.transcripts import Transcriber
 from orchestrator.run_directory import (
@@ -232,10 +233,10 @@ class Daemon:
             await self._pool.start()
         await check_base_model(self._pool, config)
         opponents = await resources.enter_async_context(opponents_of(config, self._outages))
-        self._dispatcher.opponents = self._evaluations.opponents = opponents
-        self._dispatcher.teacher = await resources.enter_async_context(teacher_of(config, loaded.chat, self._outages))
+        self._playing.opponents = self._evaluations.opponents = opponents
+        self._playing.teacher = await resources.enter_async_context(teacher_of(config, loaded.chat, self._outages))
         if config.trace_rollouts > 0:
-            self._dispatcher.tracing = RolloutTracing(self._activity.spans, config.run_id, config.trace_rollouts)
+            self._playing.tracing = RolloutTracing(self._activity.spans, config.run_id, config.trace_rollouts)
         version = await first_version(self._sender, config)
         policy = PolicyWatcher(
             config.run_dir, self._pool, _adapter(config), self._report_policy, lambda: self._sender.newest_step
@@ -294,13 +295,12 @@ class Daemon:
         self._activity.observe(self._pool, newest_step)
 
         self._scheduler = Scheduler(config.schedule, config.steps, self._mix)
+        self._playing = Playing(config, environments, loaded.chats, self._pool)
         self._dispatcher = Dispatcher(
             config,
             scheduler=self._scheduler,
-            environments=environments,
+            playing=self._playing,
             advantage=loaded.advantage,
-            chats=loaded.chats,
-            pool=self._pool,
             sender=self._sender,
             boundary=StepBoundary(
                 config.run_dir,
@@ -385,7 +385,8 @@ class Daemon:
         former, self._config = self._config.schedule.max_inflight_rollouts, config
         self._mix.reweight({environment.name: environment.ratio for environment in config.environments})
         self._evaluations.set_shares(config)
-        self._dispatcher.reconfigure(config, advantage, chats)
+        self._playing.reconfigure(config, chats)
+        self._dispatcher.reconfigure(config, advantage)
         set_level(config.log_level)
         if (limit := config.schedule.max_inflight_rollouts) != former:
             former_threads, self._threads = self._threads, give_environments_threads(limit)

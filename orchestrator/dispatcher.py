@@ -16,9 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from environments.chat import Chat
 from environments.lifecycle import metrics_of
-from inference.base import SamplingParameters
 from orchestrator.decisions import Decision, DecisionLog
 from orchestrator.evaluation.evaluations import Evaluations
 from orchestrator.logging_setup import set_context
@@ -29,9 +27,8 @@ from orchestrator.loop_health.resident import resident_bytes
 from orchestrator.loop_health.threads import in_thread
 from orchestrator.metrics import MetricsLine
 from orchestrator.rollouts.dump import header_of
-from orchestrator.rollouts.play import LoadedEnvironment, PolicyModel, play, sampling_parameters, score_group
-from orchestrator.rollouts.players import GroupsPool
-from orchestrator.rollouts.tracing import RolloutTracing
+from orchestrator.rollouts.play import score_group
+from orchestrator.rollouts.playing import Playing
 from orchestrator.scheduling.events import (
     BatchCommitted,
     CancelEvaluation,
@@ -62,7 +59,6 @@ from orchestrator.step.phases import PhaseClock
 from orchestrator.step.records import recorded_line
 from orchestrator.step.sender import Sender
 from orchestrator.step.shares import Fate, metric_of
-from orchestrator.teacher import Teacher
 from run.config import RunConfig
 from transport.records import Rollout
 from transport.telemetry.intervals import Interval
@@ -110,10 +106,8 @@ class Dispatcher:
         config: RunConfig,
         *,
         scheduler: Scheduler,
-        environments: Mapping[str, LoadedEnvironment],
+        playing: Playing,
         advantage: Advantage,
-        chats: Mapping[str, Chat],
-        pool: GroupsPool,
         sender: Sender,
         boundary: StepBoundary,
         lag: EventLoopLagMonitor,
@@ -130,17 +124,8 @@ class Dispatcher:
         """`identity` is that of the configuration as given, where it has been changed since."""
         self._identity = identity or identity_of(config)
         self._scheduler = scheduler
-        self._environments = environments
-        self._pool = pool
-        self.opponents: Mapping[str, GroupsPool] = {}
-        """The pools of other policies by name, set before the first rollout."""
-        self.teacher: Teacher | None = None
-        """Asked about each completed rollout; set with the opponents."""
-        self.tracing: RolloutTracing | None = None
-        """Traces some of the rollouts; set with the opponents."""
-        self._calling: dict[str, tuple[Chat, SamplingParameters]] = {}
-        """Chat template and sampling parameters by environment."""
-        self.reconfigure(config, advantage, chats)
+        self._playing = playing
+        self.reconfigure(config, advantage)
         self.between_steps = asyncio.Lock()
         """Held by a step boundary; whoever else holds it is between two."""
         self._sender = sender
@@ -182,13 +167,10 @@ class Dispatcher:
         self.finished = asyncio.Event()
         """Set once the last step is committed."""
 
-    def reconfigure(self, config: RunConfig, advantage: Advantage, chats: Mapping[str, Chat]) -> None:
-        """Uses this configuration for what begins from now on: rollouts by their sampling, groups by their advantages."""
+    def reconfigure(self, config: RunConfig, advantage: Advantage) -> None:
+        """Uses this configuration for the groups that are finalized from now on."""
         self._config = config
         self._finalizer = Finalizer(advantage, config.filters, keep_routing=config.dump_raw_rollouts)
-        for environment in config.environments:
-            chat = chats[environment.name]
-            self._calling[environment.name] = chat, sampling_parameters(config.sampling_of(environment), chat)
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Restores the scheduler's state and the rollouts that no step has counted. Raises `ValueError` for a damaged state."""
@@ -330,14 +312,9 @@ class Dispatcher:
 
     async def _play(self, group: Group, rollout: Rollout) -> None:
         set_context(group=group.group_id, rollout=rollout.rollout_id)
-        chat, sampling = self._calling[group.environment]
-        trace = None if self.tracing is None else self.tracing.begin(rollout)
-        model = PolicyModel(rollout, chat, self._pool, sampling, self.opponents, trace)
         try:
             with self._interruptible(group):
-                await play(self._environments[group.environment], rollout, model)
-                if self.teacher is not None and rollout.error is None:
-                    await self.teacher.ask(rollout)
+                await self._playing.play(rollout)
                 if group.began is not None:
                     group.seconds[rollout.rollout_id] = time.monotonic() - group.began
                 outcome = outcome_of(rollout)
@@ -352,15 +329,9 @@ class Dispatcher:
         self._rollout_counts.ended += 1
         group.playing -= 1
         if not group.playing:
-            self._forget_group_of(rollout)
+            self._playing.forget_group(rollout)
         oldest = rollout.oldest_policy_version if rollout.turns else None
         self.handle(RolloutEnded(group.group_id, rollout.rollout_id, outcome, oldest))
-
-    def _forget_group_of(self, rollout: Rollout) -> None:
-        for pool in (self._pool, *self.opponents.values()):
-            pool.forget_group(rollout.rollout_id)
-        if self.teacher is not None:
-            self.teacher.forget_group(rollout)
 
     def _pause_after(self, error: str | None, outcome: RolloutOutcome) -> float:
         """Seconds before another rollout may take the place of one that has ended."""
@@ -372,7 +343,7 @@ class Dispatcher:
 
     async def _finalize(self, group: Group) -> None:
         set_context(group=group.group_id)
-        loaded = self._environments[group.environment]
+        loaded = self._playing.environments[group.environment]
         if loaded.environment.group_scoring:
             try:
                 with self._interruptible(group):
@@ -429,7 +400,7 @@ class Dispatcher:
         """Returns the boundary of a step, with a dump if one is wanted."""
         if not (self._config.dump_raw_rollouts or self.is_dump_asked(step)):
             return self._boundary
-        environments = self._environments.items()
+        environments = self._playing.environments.items()
         group_scoring = [name for name, each in environments if each.environment.group_scoring]
         return replace(self._boundary, dump=header_of(self._config, group_scoring))
 
@@ -473,7 +444,7 @@ class Dispatcher:
             **self._scheduler.take_example_metrics(),
             **self._lag.take().metrics(),
             **self._blame.take().metrics(),
-            **metrics_of(loaded.environment for loaded in self._environments.values()),
+            **metrics_of(loaded.environment for loaded in self._playing.environments.values()),
             "inflight/rollouts": snapshot.in_flight_rollouts,
             "inflight/evaluation_rollouts": snapshot.evaluation_rollouts,
             **(self.evaluations.take_metrics() if self.evaluations is not None else {}),

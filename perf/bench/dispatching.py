@@ -16,6 +16,7 @@ from orchestrator.loop_health.gc_tuning import RolloutCounts
 from orchestrator.loop_health.lag import EventLoopLagMonitor
 from orchestrator.rollouts.play import LoadedEnvironment
 from orchestrator.rollouts.players import GroupsPool
+from orchestrator.rollouts.playing import Playing
 from orchestrator.scheduling.events import CapacityChanged, PolicyUpdated
 from orchestrator.scheduling.scheduler import Scheduler
 from orchestrator.step.advantages import load_advantage
@@ -45,10 +46,13 @@ async def run_to_the_end(
             dispatcher = trainer.dispatcher = Dispatcher(
                 config,
                 scheduler=Scheduler(config.schedule, config.steps, _Examples(entry.name)),
-                environments={entry.name: LoadedEnvironment(entry, environment)},
+                playing=Playing(
+                    config,
+                    {entry.name: LoadedEnvironment(entry, environment)},
+                    {entry.name: cast(Chat, NoTokenizer())},
+                    pool,
+                ),
                 advantage=load_advantage(config.advantage),
-                chats={entry.name: cast(Chat, NoTokenizer())},
-                pool=pool,
                 sender=cast(Sender, trainer),
                 boundary=StepBoundary(config.run_dir, config.run_id, {entry.name: []}),
                 lag=lag,
