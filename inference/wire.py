@@ -24,6 +24,7 @@ from inference.loads import Origin
 from transport.arrays import CodecError, pack_arrays, unpack_arrays
 from transport.files.atomic import as_bytes_view
 from transport.records import Int32Array
+from transport.unpacked import unpacked
 
 GENERATE_PATH = "/counterpoint/v1/generate"
 SCORE_PATH = "/counterpoint/v1/score"
@@ -165,10 +166,7 @@ def _provenance(header: dict[str, Any]) -> tuple[Origin, bytes]:
 
 
 def _fields(body: bytes) -> dict[Any, Any]:
-    try:
-        fields = msgpack.unpackb(body, max_array_len=MAX_STOP_TOKENS, max_map_len=16, max_ext_len=0)
-    except (ValueError, msgpack.UnpackException) as error:
-        raise ValueError(f"the body is not a msgpack map: {error or type(error).__name__}") from error
+    fields = unpacked(body, "the body", CodecError, max_array_len=MAX_STOP_TOKENS, max_map_len=16, max_ext_len=0)
     if not isinstance(fields, dict):
         raise ValueError(f"the body is a msgpack {type(fields).__name__}, a map is expected")
     return fields

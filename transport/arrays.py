@@ -7,7 +7,7 @@ checked against the bytes present before memory is allocated, so a false one cos
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from transport.files.atomic import Buffer, as_bytes_view
+from transport.unpacked import unpacked
 
 AnyArray = npt.NDArray[Any]
 
@@ -66,21 +67,23 @@ def view_array(specified: object, data: Buffer, name: str) -> AnyArray:
             raise CodecError(
                 f"{name}: {_shown(specified)} is not [dtype, shape, bytes] with a dtype of {', '.join(DTYPES)}"
             )
-    if (
-        len(shape) > MAX_DIMENSIONS
-        or not all(type(size) is int and size >= 0 for size in shape)
-        or prod(max(1, size) for size in shape) > MAX_ELEMENTS  # numpy does not take more beside a size of 0, either
-    ):
-        raise CodecError(
-            f"{name}: {_shown(shape)} is not a shape of at most {MAX_DIMENSIONS} sizes and {MAX_ELEMENTS} elements"
-        )
-    dtype = DTYPES[dtype_name]
-    claimed = prod(shape) * dtype.itemsize
-    present = as_bytes_view(data)
-    if not claimed == nbytes == present.nbytes:
-        raise CodecError(
-            f"{name}: {dtype_name} {shape} takes {claimed} bytes, the header says {nbytes}, {present.nbytes} are present"
-        )
+    if len(shape) > MAX_DIMENSIONS or not all(type(size) is int and size >= 0 for size in shape):
+        raise CodecError(f"{name}: {_shown(shape)} is not a shape of at most {MAX_DIMENSIONS} sizes")
+    if nbytes != as_bytes_view(data).nbytes:
+        raise CodecError(f"{name}: the header says {nbytes} bytes, {as_bytes_view(data).nbytes} are present")
+    return array_over(DTYPES[dtype_name], shape, data, name)
+
+
+def array_over(dtype: np.dtype[Any], shape: Sequence[int], data: Buffer, name: str) -> AnyArray:
+    """Returns an array of this dtype and of this shape, whose sizes are not negative, as a view of `data`.
+
+    A misaligned one is copied. Raises `CodecError`, which begins with `name`, unless `data` has just its size.
+    """
+    if prod(max(1, size) for size in shape) > MAX_ELEMENTS:  # numpy does not take more beside a size of 0, either
+        raise CodecError(f"{name}: {_shown(shape)} is no shape of at most {MAX_ELEMENTS} elements")
+    claimed, present = prod(shape) * dtype.itemsize, as_bytes_view(data)
+    if claimed != present.nbytes:
+        raise CodecError(f"{name}: {dtype.name} {shape} takes {claimed} bytes, {present.nbytes} are present")
     array = np.frombuffer(present, dtype=dtype).reshape(shape)
     # ZMQ hands out small frames inside a larger buffer, at any address; large ones are aligned.
     return array if array.flags.aligned else array.copy()
@@ -121,7 +124,8 @@ def unpack_arrays(data: Buffer) -> tuple[dict[str, Any], dict[str, AnyArray]]:
     (length,) = struct.unpack_from("<I", view, 4)
     if length > min(view.nbytes - 8, _MAX_PACKED_HEADER_BYTES):
         raise CodecError(f"packed arrays: a header of {length} bytes is claimed, in a frame of {view.nbytes}")
-    match _unpack_header(view[8 : 8 + length]):
+    limits = {"max_array_len": _MAX_PACKED_CONTAINER, "max_map_len": _MAX_PACKED_CONTAINER, "max_ext_len": 0}
+    match unpacked(view[8 : 8 + length], "packed arrays: the header", CodecError, **limits):
         case [dict(header), dict(specifications)]:
             pass
         case other:
@@ -139,16 +143,6 @@ def unpack_arrays(data: Buffer) -> tuple[dict[str, Any], dict[str, AnyArray]]:
     if offset != view.nbytes:
         raise CodecError(f"packed arrays: the header describes {offset} bytes, {view.nbytes} are present")
     return header, arrays
-
-
-def _unpack_header(data: memoryview) -> object:
-    try:
-        unpacked: object = msgpack.unpackb(
-            data, max_array_len=_MAX_PACKED_CONTAINER, max_map_len=_MAX_PACKED_CONTAINER, max_ext_len=0
-        )
-    except (ValueError, msgpack.UnpackException) as error:
-        raise CodecError(f"packed arrays: the header is not msgpack: {error or type(error).__name__}") from error
-    return unpacked
 
 
 def _padding(length: int) -> bytes:

@@ -36,6 +36,7 @@ from transport.messages import (
 )
 from transport.process.yield_gil import yielding_gil
 from transport.records import TOKEN_COLUMNS, Batch, SampleInfo
+from transport.unpacked import unpacked
 from transport.validation import MAX_NAME_LENGTH, validate
 
 __all__ = [
@@ -283,12 +284,8 @@ def decode_message(frames: Sequence[Buffer]) -> Message:
         raise CodecError(
             f"{len(frames)} frames of {frames_size(frames)} bytes and kind {kind!r} are no message we know"
         )
-    try:
-        fields = msgpack.unpackb(
-            as_bytes_view(frames[1]), max_array_len=0, max_map_len=8, max_ext_len=0, max_bin_len=0, strict_map_key=True
-        )
-    except (ValueError, msgpack.UnpackException) as error:
-        raise CodecError(f"{kind.decode()}: not msgpack: {error or type(error).__name__}") from error
+    limits = {"max_array_len": 0, "max_map_len": 8, "max_ext_len": 0, "max_bin_len": 0}
+    fields = unpacked(frames[1], f"{kind.decode()}: its header", CodecError, **limits)
     expected = dataclasses.fields(_KINDS[kind])
     if not isinstance(fields, dict) or set(fields) != {field.name for field in expected}:
         raise CodecError(f"{kind.decode()}: {fields!r:.80}; expected {', '.join(field.name for field in expected)}")

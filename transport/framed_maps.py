@@ -8,6 +8,7 @@ from typing import Any
 import msgpack
 
 from transport.frames import BadFrame, Framing
+from transport.unpacked import unpacked
 
 
 class FramedMaps:
@@ -32,10 +33,7 @@ class FramedMaps:
         """Returns the message in `data`."""
         if len(data) > self._framing.most:
             raise BadFrame(f"a message has {len(data)} bytes; at most {self._framing.most} are read")
-        try:
-            message = msgpack.unpackb(data)
-        except (ValueError, RecursionError, msgpack.UnpackException) as error:
-            raise BadFrame(f"a message is not msgpack: {error!r}") from None
+        message = unpacked(data, "a message", BadFrame)
         if not isinstance(message, dict) or not isinstance(message.get("kind"), str):
             raise BadFrame("a message is not a map with a `kind`")
         return message

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
-from math import prod
 from typing import Any, Final
 
 import msgpack
 import numpy as np
 
-from transport.arrays import MAX_ELEMENTS, AnyArray, CodecError
+from transport.arrays import AnyArray, CodecError, array_over
 from transport.files.atomic import Buffer, as_bytes_view
+from transport.unpacked import unpacked
 
 __all__ = ["CodecError", "decode", "encode", "encode_parts"]
 
@@ -198,13 +198,8 @@ class _Decoder:
         """Tuple marks read, less those that began a list."""
 
     def value(self, tree: memoryview) -> Any:
-        try:
-            _check_lengths(tree)
-            value = msgpack.unpackb(tree, ext_hook=self._extension, list_hook=self._list, strict_map_key=False)
-        except CodecError:
-            raise
-        except (ValueError, TypeError, msgpack.UnpackException) as error:  # TypeError: a key that has no hash
-            raise CodecError(f"the tree is not msgpack: {error or type(error).__name__}") from error
+        hooks = {"ext_hook": self._extension, "list_hook": self._list}
+        value = unpacked(tree, "the tree", CodecError, **hooks, strict_map_key=False)
         if self._marks:
             raise CodecError(f"{self._marks} marks of tuples stand where no tuple begins")
         if self._taken != len(self._sidecars):
@@ -236,31 +231,20 @@ class _Decoder:
         if number >= len(_DTYPES) or dimensions > MAX_DIMENSIONS or len(data) != _ARRAY_HEAD.size + 8 * dimensions:
             raise CodecError(f"{data!r:.80} specifies no array")
         shape, dtype = struct.unpack_from(f"<{dimensions}Q", data, _ARRAY_HEAD.size), _DTYPES[number]
-        if prod(max(1, size) for size in shape) > MAX_ELEMENTS:  # numpy does not take more beside a size of 0, either
-            raise CodecError(f"{shape} is no shape of at most {MAX_ELEMENTS} elements")
-        frame = self._sidecar(prod(shape) * dtype.itemsize, f"{dtype.name} {shape}")
-        array = np.frombuffer(frame, dtype).reshape(shape)
-        # ZMQ hands out small frames inside a larger buffer, at any address; large ones are aligned.
-        return _checked(array if array.flags.aligned else array.copy())
+        return _checked(array_over(dtype, shape, self._next(f"{dtype.name} {shape}"), "an array"))
 
     def _sidecar(self, size: int, what: str) -> memoryview:
         """Returns the next sidecar, which has to be of this size in bytes."""
-        if self._taken == len(self._sidecars):
-            raise CodecError(f"{what}: there is no sidecar left of {len(self._sidecars)}")
-        frame = as_bytes_view(self._sidecars[self._taken])
+        frame = self._next(what)
         if frame.nbytes != size:
             raise CodecError(f"{what}: the tree says {size} bytes, {frame.nbytes} are present")
-        self._taken += 1
         return frame
 
-
-def _check_lengths(tree: memoryview) -> None:
-    """Raises unless the tree is one whole value: msgpack makes a list of any claimed length before it reads the elements."""
-    unpacker = msgpack.Unpacker(max_buffer_size=max(tree.nbytes, 1))
-    unpacker.feed(tree)
-    unpacker.skip()
-    if unpacker.tell() != tree.nbytes:
-        raise CodecError(f"the tree goes on after {unpacker.tell()} of its {tree.nbytes} bytes")
+    def _next(self, what: str) -> memoryview:
+        if self._taken == len(self._sidecars):
+            raise CodecError(f"{what}: there is no sidecar left of {len(self._sidecars)}")
+        self._taken += 1
+        return as_bytes_view(self._sidecars[self._taken - 1])
 
 
 def _checked(array: AnyArray) -> AnyArray:

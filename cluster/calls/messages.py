@@ -12,6 +12,7 @@ import msgpack
 
 from transport.arrays import CodecError
 from transport.files.atomic import Buffer, as_bytes_view
+from transport.unpacked import unpacked
 
 HELLO, METHODS = b"HELLO", b"METHODS"
 CALL, RESULT, RAISED, REFUSED, BUSY = b"CALL", b"RESULT", b"RAISED", b"REFUSED", b"BUSY"
@@ -71,10 +72,7 @@ def unpack(header: Buffer) -> list[object]:
     data = as_bytes_view(header)
     if data.nbytes > MAX_HEADER_BYTES:
         raise CodecError(f"a header of {data.nbytes} bytes; at most {MAX_HEADER_BYTES} travel")
-    try:
-        values = msgpack.unpackb(data, max_array_len=8, max_map_len=2048, max_ext_len=0)
-    except (ValueError, TypeError, msgpack.UnpackException) as error:
-        raise CodecError(f"the header is not msgpack: {error or type(error).__name__}") from error
+    values = unpacked(data, "the header", CodecError, max_array_len=8, max_map_len=2048, max_ext_len=0)
     if not isinstance(values, list):
         raise CodecError(f"{values!r:.80} is no header")
     return values

@@ -14,6 +14,7 @@ import msgpack
 
 from transport.arrays import CodecError
 from transport.files.atomic import Buffer, as_bytes_view
+from transport.unpacked import unpacked
 
 PROTOCOL = 1
 
@@ -92,12 +93,8 @@ def unpack(frames: Sequence[Buffer]) -> tuple[bytes, Any, Sequence[Buffer]]:
         raise CodecError(
             f"a kind of {kind.nbytes} bytes and a header of {header.nbytes}; at most 16 and {MAX_HEADER_BYTES}"
         )
-    try:
-        # A list claims at most as many elements as it has bytes, or unpacking fails before it is made.
-        value = msgpack.unpackb(header, max_array_len=5 * MAX_RECORDS, max_map_len=0, max_ext_len=0, max_bin_len=0)
-    except (ValueError, TypeError, msgpack.UnpackException) as error:
-        raise CodecError(f"the header is not msgpack: {error or type(error).__name__}") from error
-    return bytes(kind), value, frames[2:]
+    limits = {"max_array_len": 5 * MAX_RECORDS, "max_map_len": 0, "max_ext_len": 0, "max_bin_len": 0}
+    return bytes(kind), unpacked(header, "the header", CodecError, **limits), frames[2:]
 
 
 def pack_hello(hello: Hello) -> list[Buffer]:

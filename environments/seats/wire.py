@@ -21,7 +21,8 @@ from typing import Any
 import msgpack
 
 from environments.base import Unavailable
-from transport.frames import Framing
+from transport.frames import BadFrame, Framing
+from transport.unpacked import unpacked
 
 PROTOCOL = 1
 
@@ -55,11 +56,11 @@ class Connection:
     async def receive(self) -> dict[str, Any]:
         """Returns the next message. Raises `PartnerGone` at the end of the connection, or for what is no message."""
         try:
-            message = msgpack.unpackb(await _FRAMING.read_from(self._reader), max_ext_len=0)
+            message = unpacked(await _FRAMING.read_from(self._reader), "it", BadFrame, max_ext_len=0)
         except (OSError, asyncio.IncompleteReadError) as error:
             raise PartnerGone(f"{self._peer} ended the connection") from error
-        except (ValueError, msgpack.UnpackException) as error:
-            raise PartnerGone(f"{self._peer} sent what is no message: {error!r}") from error
+        except ValueError as error:
+            raise PartnerGone(f"{self._peer} sent what is no message: {error}") from error
         if not isinstance(message, dict):
             raise PartnerGone(f"{self._peer} sent a {type(message).__name__}; expected a map")
         return message

@@ -16,6 +16,7 @@ import orjson
 
 from transport.json_values import encode_values
 from transport.records import Rollout, Turn
+from transport.unpacked import unpacked
 
 Message = list[Any]
 
@@ -66,10 +67,8 @@ def pack(messages: Sequence[Message]) -> bytes:
 
 def unpack(frame: bytes) -> list[Message]:
     """Returns the messages of a frame. Raises `ProtocolError`."""
-    try:
-        messages = msgpack.unpackb(frame, max_array_len=MAX_CONTAINER, max_map_len=MAX_CONTAINER, max_ext_len=0)
-    except (ValueError, msgpack.UnpackException) as error:
-        raise ProtocolError(f"a frame of {len(frame)} bytes is not msgpack: {error or type(error).__name__}") from None
+    limits = {"max_array_len": MAX_CONTAINER, "max_map_len": MAX_CONTAINER, "max_ext_len": 0}
+    messages = unpacked(frame, f"a frame of {len(frame)} bytes", ProtocolError, **limits)
     if type(messages) is not list or not all(type(each) is list and each and type(each[0]) is int for each in messages):
         raise ProtocolError(f"a frame of {len(frame)} bytes is no list of messages")
     if len(messages) > MAX_BATCH:  # they are handled before other workers' are read

@@ -71,7 +71,7 @@ def test_a_request_arrives_as_it_was_sent(
         ({"routed_experts_start": 3}, "routed_experts_start = 3"),
         ({"routed_experts_start": -1}, "routed_experts_start = -1"),
         ({"stop_token_ids": [-1]}, "stop_token_ids"),
-        ({"stop_token_ids": [1] * 1000}, "not a msgpack map"),
+        ({"stop_token_ids": [1] * 1000}, "the body is not msgpack"),
         ({"stop": ["x"] * 33}, "stop: at most 32 strings of at most 256 characters"),
         ({"stop": ["x" * 257]}, "stop: at most 32 strings of at most 256 characters"),
         ({"stop": [1]}, "stop: at most"),

@@ -1,0 +1,79 @@
+"""`transport.unpacked`: what is one value arrives as it was, and what is none costs no more memory than its bytes."""
+
+from __future__ import annotations
+
+import tracemalloc
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster.calls import codec as calls
+from cluster.calls import messages as calls_messages
+from cluster.channel import protocol as channel
+from environments.workers import protocol as workers
+from inference import wire
+from transport import codec
+from transport.arrays import CodecError, unpack_arrays
+from transport.framed_maps import FramedMaps
+from transport.frames import BadFrame, Framing
+from transport.unpacked import unpacked
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.binary(max_size=20) | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@given(value=VALUES, data=st.data())
+def test_one_value_arrives_and_nothing_else_does(value: Any, data: st.DataObject) -> None:
+    packed = msgpack.packb(value)
+    assert unpacked(packed, "it", CodecError) == value
+    kept = data.draw(st.integers(0, len(packed) - 1))
+    for other in (packed[:kept], packed + b"\xc0"):
+        with pytest.raises(CodecError, match=r"^it "):
+            unpacked(other, "it", CodecError)
+
+
+def test_limits_hold_and_a_hook_refuses_in_its_own_words() -> None:
+    with pytest.raises(CodecError, match=r"^it is not msgpack: .*max_array_len"):
+        unpacked(msgpack.packb([1, 2, 3]), "it", CodecError, max_array_len=2)
+
+    def refuse(code: int, data: bytes) -> object:
+        raise CodecError(f"{code} is unknown")
+
+    with pytest.raises(CodecError, match=r"^7 is unknown$"):
+        unpacked(msgpack.packb(msgpack.ExtType(7, b"")), "it", CodecError, ext_hook=refuse)
+
+
+NESTED = b"\xdd" + (2**15).to_bytes(4, "big")
+"""A list that claims so many elements, of which the first is to follow."""
+CLAIM = 30 * NESTED + b"\xc0" * 2**16
+MAP = b"\x81\xa4kind" + CLAIM
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda: unpack_arrays(b"CPA1" + len(CLAIM).to_bytes(4, "little") + CLAIM),
+        lambda: codec.decode_message([b"HELLO", b"\x81\xa1a" + 30 * NESTED]),
+        lambda: FramedMaps(Framing(2**20)).unpack(MAP),
+        lambda: workers.unpack(CLAIM),
+        lambda: wire.decode_request(MAP),
+        lambda: calls.decode([CLAIM]),
+        lambda: calls_messages.unpack(30 * NESTED),
+        lambda: channel.unpack([b"KIND", 30 * NESTED]),
+    ],
+)
+def test_lists_that_claim_what_is_not_there_take_no_memory(read: Any) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises((CodecError, BadFrame, workers.ProtocolError)):
+            read()
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 4 * len(CLAIM)
