@@ -7,13 +7,14 @@ of ten workers and of ten thousand; what concerns many workers costs as much as 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cluster.manager.events import (
     Allocated,
     AllocationFailed,
     Begin,
+    CheckChildren,
     ChildrenChecked,
     Created,
     CreateFailed,
@@ -23,13 +24,16 @@ from cluster.manager.events import (
     FailoverDone,
     GuestsChanged,
     Instruction,
+    Kill,
     ManagerStage,
     MasterChanged,
     NodeLost,
     Outcome,
+    Release,
     ReplaceRequested,
     ScaleRequested,
     Start,
+    Stop,
     StopRequested,
     Tick,
     WorkerExited,
@@ -40,35 +44,40 @@ from cluster.manager.events import (
     WorkerSuspected,
     WorkFinished,
 )
-from cluster.manager.ledger import Ledger
-from cluster.manager.outstanding import outstanding
-from cluster.manager.placement import allocate, no_place, retry_later, use_all_nodes
 from cluster.manager.restarts import (
     create_failed,
     end_announced,
     exited,
     extension_requested,
     kill_stuck,
+    make_room,
     node_lost,
     overdue,
     replace_requested,
+    scale,
     silent,
     suspect,
 )
-from cluster.manager.scaling import make_room, scale
 from cluster.manager.starting import (
+    allocate,
     allocated,
     became_ready,
     begin,
     children_checked,
     created,
+    creation,
     failover_done,
     finished,
+    no_place,
+    notice,
+    request,
+    retry_later,
     started,
+    use_all_nodes,
 )
-from cluster.manager.state import BundleRecord, JobState, Phase, Place, RoleRecord, WorkerRecord, first_state
+from cluster.manager.state import BundleRecord, JobState, Ledger, Phase, Place, RoleRecord, WorkerRecord, first_state
 from cluster.manager.stopping import STOPPED_EARLY, stop, stop_requested, stop_when_idle
-from cluster.spec import JobSpec, RoleSpec
+from cluster.spec import JobSpec, RoleSpec, sub_master_name
 from cluster.worker import Member
 
 TAKEOVER_SECONDS = 10.0
@@ -256,3 +265,43 @@ def member(state: JobState, worker: str) -> Member:
     """Returns a worker as the others see it."""
     record = state.workers[worker]
     return Member(worker, record.incarnation, record.stage, record.address, record.node, record.server_key)
+
+
+# --- what is asked and not answered: a new master repeats exactly this ---
+
+
+def outstanding(state: JobState) -> list[Instruction]:
+    """Returns every instruction that may not have been carried out, in an order in which they may be.
+
+    It may name more than what was lost with the former master: an instruction that was carried out, whose answer is on its way.
+    So whoever carries them out is idempotent.
+    """
+    instructions: list[Instruction] = []
+    for bundle in state.bundles.values():
+        if bundle.place is Place.RELEASED or (bundle.place is Place.ALLOCATING and bundle.attempt > 1):
+            instructions.append(Release(bundle.name))
+        if bundle.place is Place.ALLOCATING:
+            instructions.append(request(state.set_aside, bundle))
+    for worker in state.workers.values():
+        instructions += _of_worker(worker)
+    for role in state.roles.values():
+        if role.checking:
+            sub_master = state.workers[sub_master_name(role.name)]
+            instructions.append(CheckChildren(sub_master.name, sub_master.incarnation, role.check))
+    return instructions
+
+
+def _of_worker(worker: WorkerRecord) -> Iterator[Instruction]:
+    match worker.phase:
+        case Phase.CREATING:
+            yield creation(worker)
+        case Phase.STARTING:
+            yield Start(worker.name, worker.incarnation)
+        case Phase.STUCK:
+            yield Kill(worker.name, worker.incarnation)
+        case Phase.STOPPING | Phase.RECYCLING if worker.killed:
+            yield Kill(worker.name, worker.incarnation)
+        case Phase.STOPPING | Phase.RECYCLING:
+            yield Stop(worker.name, worker.incarnation)
+    if worker.noticed and worker.phase in (Phase.READY, Phase.STARTING, Phase.RUNNING, Phase.FINISHED):
+        yield notice(worker)

@@ -1,4 +1,4 @@
-"""What follows from a death: who is created again, after which pause, and when that is over.
+"""Who is created again, and who leaves: after a death, and when a role gets more workers or fewer.
 
 By its role's restart scope the worker alone is created again, or all of its role, or the whole job: those are asked to end
 first, *recycled*. The scope counts for a worker that had begun to work; one that died before that has left no mark on others, and
@@ -21,16 +21,15 @@ from cluster.manager.events import (
     ManagerStage,
     NodeLost,
     ReplaceRequested,
+    ScaleRequested,
     Stop,
     WorkerExited,
     WorkerHeard,
     WorkerSilent,
     WorkerSuspected,
 )
-from cluster.manager.ledger import Ledger
-from cluster.manager.placement import allocate, lose_node
-from cluster.manager.starting import create_if_possible, release_held
-from cluster.manager.state import ALIVE, WELL, Phase, WorkerRecord
+from cluster.manager.starting import allocate, create_if_possible, lose_node, release_held, retry_later
+from cluster.manager.state import ALIVE, DEAD, WELL, BundleRecord, Ledger, Phase, Place, WorkerRecord, add_worker
 from cluster.manager.stopping import (
     ended,
     failed_for_good,
@@ -40,7 +39,7 @@ from cluster.manager.stopping import (
     kill_grace,
     stop,
 )
-from cluster.spec import RestartScope
+from cluster.spec import RestartScope, worker_name
 from transport.process.permanent_errors import DISK_FULL
 
 FIRST_BACKOFF_SECONDS = 1.0
@@ -350,3 +349,67 @@ def _unkillable(ledger: Ledger, worker: WorkerRecord, words: str, at: float) -> 
         failed_to_stop(ledger, worker, 1)
         return ended(ledger, worker, Phase.FAILED, at)
     return failed_for_good(ledger, worker, 1, at)
+
+
+# --- more workers, or fewer: somebody asks for it, or there is no place for all of them ---
+
+
+def scale(ledger: Ledger, event: ScaleRequested) -> list[Instruction]:
+    """Brings a role to so many workers. A count beyond the role's limits changes nothing."""
+    role = ledger.state.roles.get(event.role)
+    if role is None or ledger.stops or not ledger.state.begun:
+        return []
+    spec, before = ledger.roles[event.role], role.wanted
+    if not spec.fewest <= event.count <= spec.most:
+        return []
+    role.wanted = event.count
+    instructions: list[Instruction] = []
+    for rank in range(before, event.count):
+        instructions += _add(ledger, event.role, rank, event.at)
+    for rank in reversed(range(event.count, before)):
+        instructions += _take_out(ledger, event.role, rank, event.at)
+    return instructions
+
+
+def _add(ledger: Ledger, role: str, rank: int, at: float) -> list[Instruction]:
+    """Creates a worker of a new rank, or of one that had been taken out; one that is still ending will be created again."""
+    worker = ledger.state.workers.get(worker_name(role, rank))
+    if worker is None:
+        worker = add_worker(ledger.state, ledger.spec, role, rank)
+        ledger.add(worker)
+    elif worker.phase is Phase.REMOVED:
+        ledger.set_phase(worker, Phase.WAITING)
+    else:
+        return []
+    worker.unblocked = ledger.state.stage is not ManagerStage.INIT
+    ledger.state.roles[role].changed.append(worker.name)
+    bundle = ledger.state.bundles[worker.bundle]
+    if bundle.place in (Place.NONE, Place.RELEASED):
+        return allocate(ledger, bundle)
+    return create_if_possible(ledger, worker, at)
+
+
+def _take_out(ledger: Ledger, role: str, rank: int, at: float) -> list[Instruction]:
+    worker = ledger.state.workers[worker_name(role, rank)]
+    if worker.phase in DEAD:
+        return remove(ledger, worker, at)
+    if worker.settled or worker.phase not in WELL | {Phase.CREATING}:  # it ends by itself, or has ended
+        return []
+    return recycle(ledger, worker, at)
+
+
+def make_room(ledger: Ledger, bundle: BundleRecord, at: float) -> list[Instruction] | None:
+    """Goes on with one worker fewer if a worker can never be placed; None if its role needs all that it has.
+
+    The highest rank leaves, whoever has no place, and so may leave its own place to it.
+    """
+    worker = ledger.state.workers.get(bundle.workers[0])
+    if worker is None or worker.rank < 0 or len(bundle.workers) > 1:
+        return None
+    role = ledger.state.roles[worker.role]
+    leaving = ledger.recycling[worker.role] > 0
+    if not leaving and role.wanted <= ledger.spec_of(worker).fewest:
+        return None
+    if leaving or worker.rank < role.wanted - 1:
+        retry_later(ledger, bundle, at)
+    return [] if leaving else scale(ledger, ScaleRequested(worker.role, role.wanted - 1, at))

@@ -1,18 +1,21 @@
 """What a PrimeManager knows of its job: plain records, which a snapshot holds as JSON.
 
-Nothing here is computed from something else; the counters over these records are in `ledger`, and are counted anew from a
-snapshot. What may change together changes through the ledger.
+The records are not computed from anything else. `Ledger` is these records with their counters: every change of a worker's
+phase goes through it, and costs the same in any job. The counters and sets follow from the records alone, and are counted anew
+when a snapshot is read. The rules that read and change them are in `starting`, `restarts` and `stopping`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import heapq
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from cluster.manager.events import ManagerStage, Outcome
-from cluster.spec import JobSpec, sub_master_name, worker_name
+from cluster.spec import JobSpec, RestartScope, RoleSpec, StartGate, sub_master_name, worker_name
 from cluster.worker import Stage
 
 
@@ -189,7 +192,7 @@ class JobState:
     stop_requests: int = 0
     stop_requested_at: float | None = None
     stop_group: int = -1
-    """Up to which group of workers (`ledger.stop_group`) all were asked to stop."""
+    """Up to which group of workers (`Ledger.stop_group`) all were asked to stop."""
     decided: Outcome | None = None
     """The outcome that the job is being stopped with; None until an event decides it."""
     failed_task: Outcome | None = None
@@ -251,3 +254,221 @@ def add_worker(state: JobState, spec: JobSpec, role_name: str, rank: int) -> Wor
         ]
         state.bundles[bundle] = BundleRecord(bundle, members or [name])
     return state.workers[name]
+
+
+# --- the records with their counters ---
+
+_LEFT_BEHIND = 64
+"""Entries of the heap that may be void before it is looked over."""
+
+Timed = WorkerRecord | RoleRecord | BundleRecord
+"""What may have a deadline."""
+
+
+class Ledger:
+    """A job's state and what is counted of it."""
+
+    def __init__(self, spec: JobSpec, state: JobState) -> None:
+        self.spec = spec
+        self.state = state
+        self.roles = {role.name: role for role in spec.roles}
+        self.dependents: dict[str, list[str]] = {
+            role.name: [other.name for other in spec.roles if role.name in other.after] for role in spec.roles
+        }
+        self._position = {role.name: position for position, role in enumerate(spec.roles)}
+        self.members: dict[str, list[str]] = {name: [] for name in self.roles}
+        """Workers of each role that were ever added, its SubMaster included."""
+        self.unready = dict.fromkeys(self.roles, 0)
+        """Workers of each role that are not ready, its SubMaster included."""
+        self.unended = dict.fromkeys(self.roles, 0)
+        """Workers of each role that have not ended, its SubMaster not included."""
+        self.recycling = dict.fromkeys(self.roles, 0)
+        self.waiting: dict[str, set[str]] = {name: set() for name in self.roles}
+        self.held: dict[str, set[str]] = {name: set() for name in self.roles}
+        self.to_start: dict[str, set[str]] = {name: set() for name in self.roles}
+        self.not_passed: set[str] = set()
+        """Roles that are not ready: a worker is not, or its SubMaster has not passed it."""
+        self.not_running = 0
+        """Workers that have not begun to work."""
+        self.creating = 0
+        """Workers whose processes were asked for."""
+        self.unended_tasks = 0
+        self.alive_in_group: dict[int, int] = defaultdict(int)
+        self.left_in_bundle: dict[str, int] = defaultdict(int)
+        """Workers of each bundle that have not ended."""
+        self.bundles_on: dict[str, set[str]] = defaultdict(set)
+        self.changes: dict[str, None] = {}
+        """Workers whose `Member` may have changed since this was last emptied."""
+        self._heap: list[tuple[float, str, str]] = []
+        self._tables: dict[str, Mapping[str, Timed]] = {
+            "worker": state.workers,
+            "role": state.roles,
+            "bundle": state.bundles,
+        }
+        self._timed = 0
+        for record in state.workers.values():
+            self.members[record.role].append(record.name)
+            self._count(record, 1)
+        for bundle in state.bundles.values():
+            if bundle.node:
+                self.bundles_on[bundle.node].add(bundle.name)
+        for name in self.roles:
+            self.review(name)
+        self._refill_heap()
+
+    # --- reading ---
+
+    def spec_of(self, record: WorkerRecord) -> RoleSpec:
+        """Returns the worker's role."""
+        return self.roles[record.role]
+
+    def scope_of(self, record: WorkerRecord) -> RestartScope:
+        """Returns what is created again when this worker dies at work; a SubMaster's children always go on."""
+        return RestartScope.WORKER if record.rank < 0 else self.roles[record.role].restart
+
+    def sub_master(self, role: str) -> WorkerRecord | None:
+        """Returns the role's SubMaster, if it has one."""
+        return self.state.workers[sub_master_name(role)] if self.roles[role].sub_master is not None else None
+
+    def current(self, worker: str, incarnation: int) -> WorkerRecord | None:
+        """Returns the worker if it lives with that incarnation, as far as is known."""
+        record = self.state.workers.get(worker)
+        return record if record is not None and record.incarnation == incarnation and record.phase in ALIVE else None
+
+    def in_order(self, names: Iterable[str]) -> list[WorkerRecord]:
+        """Returns workers in the order in which they start: by role, the SubMaster first, then by rank."""
+        return sorted((self.state.workers[name] for name in names), key=self.order)
+
+    def order(self, record: WorkerRecord) -> tuple[int, int]:
+        """The sort key of that order."""
+        return self._position[record.role], record.rank
+
+    def stop_group(self, record: WorkerRecord) -> int:
+        """Returns when a worker is stopped: group 0, the tasks, at once; then role by role in reverse, its SubMaster last."""
+        return 0 if record.task else 2 * (len(self._position) - self._position[record.role]) - (record.rank >= 0)
+
+    def in_stop_group(self, group: int) -> list[str]:
+        """Returns the workers of that group."""
+        roles = self.spec.roles if group == 0 else (self.spec.roles[-((group + 1) // 2)],)
+        names = (name for role in roles for name in self.members[role.name])
+        return [name for name in names if self.stop_group(self.state.workers[name]) == group]
+
+    def is_awaited(self, role: str) -> bool:
+        """Whether the workers of roles that start after this one have to wait for it."""
+        return role in self.not_passed if self.roles[role].start is StartGate.WORKER else self.unready[role] > 0
+
+    @property
+    def last_stop_group(self) -> int:
+        """The number of the last group."""
+        return 2 * len(self._position)
+
+    @property
+    def stops(self) -> bool:
+        """Whether the job is being stopped, or has ended."""
+        return self.state.stage in (ManagerStage.STOPPING, ManagerStage.STOPPED)
+
+    # --- changing ---
+
+    def add(self, record: WorkerRecord) -> None:
+        """Counts a worker that was added to the state."""
+        self.members[record.role].append(record.name)
+        self._count(record, 1)
+        self.review(record.role)
+
+    def set_phase(self, record: WorkerRecord, phase: Phase, deadline: float | None = None) -> None:
+        """Moves a worker on. Its deadline is the given one, and none unless given."""
+        self._count(record, -1)
+        record.phase = phase
+        self._count(record, 1)
+        self.set_deadline(record, deadline)
+        if phase in UNREADY:
+            self.void_check(self.state.roles[record.role])
+        self.review(record.role)
+
+    def void_check(self, role: RoleRecord) -> None:
+        """Notes that the role's last check says nothing about its workers of now."""
+        role.checked = role.checking = False
+        self.set_deadline(role, None)
+        self.review(role.name)
+
+    def review(self, name: str) -> None:
+        """Notes whether a role is ready."""
+        if self.unready[name] == 0 and (self.roles[name].sub_master is None or self.state.roles[name].checked):
+            self.not_passed.discard(name)
+        else:
+            self.not_passed.add(name)
+
+    def set_node(self, bundle: BundleRecord, node: str) -> None:
+        """Notes where a bundle is; empty: nowhere."""
+        if node == bundle.node:
+            return
+        self.bundles_on[bundle.node].discard(bundle.name)
+        if not self.bundles_on[bundle.node]:
+            del self.bundles_on[bundle.node]
+        bundle.node = node
+        if node:
+            self.bundles_on[node].add(bundle.name)
+
+    def _count(self, record: WorkerRecord, sign: int) -> None:
+        role, phase = record.role, record.phase
+        self.changes[record.name] = None
+        self.unready[role] += sign * (phase in UNREADY)
+        self.recycling[role] += sign * (phase is Phase.RECYCLING)
+        self.creating += sign * (phase is Phase.CREATING)
+        self.not_running += sign * (phase in UNREADY or phase in (Phase.READY, Phase.STARTING))
+        for sets, belongs in ((self.waiting, Phase.WAITING), (self.held, Phase.HELD), (self.to_start, Phase.READY)):
+            if phase is belongs:
+                (sets[role].add if sign > 0 else sets[role].discard)(record.name)
+        if phase not in ENDED:
+            self.unended_tasks += sign * record.task
+            self.unended[role] += sign * (record.rank >= 0)
+            self.alive_in_group[self.stop_group(record)] += sign
+            self.left_in_bundle[record.bundle] += sign
+
+    # --- deadlines ---
+
+    def set_deadline(self, record: Timed, deadline: float | None) -> None:
+        """Sets when something is due; None: nothing is."""
+        if record.deadline == deadline:
+            return
+        self._timed += (deadline is not None) - (record.deadline is not None)
+        record.deadline = deadline
+        if deadline is not None:
+            heapq.heappush(self._heap, (deadline, _kind(record), record.name))
+            if len(self._heap) > 2 * self._timed + _LEFT_BEHIND:
+                self._refill_heap()
+
+    @property
+    def deadline(self) -> float | None:
+        """The earliest deadline."""
+        while self._heap:
+            at, kind, name = self._heap[0]
+            if self._tables[kind][name].deadline == at:
+                return at
+            heapq.heappop(self._heap)
+        return None
+
+    def take_due(self, at: float) -> Timed | None:
+        """Returns the first of those that are due, without its deadline."""
+        deadline = self.deadline
+        if deadline is None or deadline > at:
+            return None
+        _, kind, name = heapq.heappop(self._heap)
+        record = self._tables[kind][name]
+        self._timed -= 1
+        record.deadline = None
+        return record
+
+    def _refill_heap(self) -> None:
+        self._heap = [
+            (record.deadline, kind, name)
+            for kind, table in self._tables.items()
+            for name, record in table.items()
+            if record.deadline is not None
+        ]
+        self._timed = len(self._heap)
+        heapq.heapify(self._heap)
+
+
+def _kind(record: Timed) -> str:
+    return "worker" if isinstance(record, WorkerRecord) else "role" if isinstance(record, RoleRecord) else "bundle"

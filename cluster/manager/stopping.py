@@ -17,10 +17,8 @@ from cluster.manager.events import (
     Stop,
     StopRequested,
 )
-from cluster.manager.ledger import Ledger
-from cluster.manager.placement import release
-from cluster.manager.starting import advance
-from cluster.manager.state import ALIVE, DEAD, ENDED, Phase, WorkerRecord
+from cluster.manager.starting import advance, release
+from cluster.manager.state import ALIVE, DEAD, ENDED, Ledger, Phase, WorkerRecord
 from cluster.spec import RestartScope
 from transport.process.stop_requests import REPETITION_SECONDS
 

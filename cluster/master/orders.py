@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cluster.backends.base import Bundle, WorkerOrder
-from cluster.manager.placement import needs_of
+from cluster.manager.starting import needs_of
 from cluster.manager.state import BundleRecord, WorkerRecord
 from cluster.spec import JobSpec, role_of
 from cluster.worker_process.description import COMMAND, description_of

@@ -37,9 +37,8 @@ from cluster.manager.events import (
     WorkerSilent,
     WorkerSuspected,
 )
-from cluster.manager.ledger import Ledger
 from cluster.manager.manager import PrimeManager
-from cluster.manager.state import ENDED, JobState, Phase
+from cluster.manager.state import ENDED, JobState, Ledger, Phase
 from cluster.spec import JobSpec, RestartScope, StartGate
 from tests.cluster.manager.backend_model import NODES, Backend
 from tests.cluster.manager.driver import command, managed, role

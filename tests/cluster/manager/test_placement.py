@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cluster.manager.events import Allocate, Allocated, Outcome
-from cluster.manager.placement import LOSS_WINDOW_SECONDS, LOSSES, needs_of
+from cluster.manager.starting import LOSS_WINDOW_SECONDS, LOSSES, needs_of
 from cluster.spec import JobSpec, Resources, RestartScope
 from tests.cluster.manager.driver import Driver, managed, role
 
