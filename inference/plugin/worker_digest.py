@@ -130,18 +130,18 @@ def held_weights(model: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Te
     for prefix, module in model.named_modules():
         for name, parameter in module.named_parameters(prefix, recurse=False):
             packed = hasattr(module, "cpu_linear") and parameter is module.weight and not parameter.is_meta
-            computed = _parts(module, _read_through(module)) if packed else []
+            computed = _hashed_through(module, dtype) if packed else []
             known = id(parameter) in seen
             seen.add(id(parameter))
             if packed and not parameter.numel():
-                yield from ((f"{name}#{index}", hash_sum(part, dtype)) for index, part in enumerate(computed))
+                yield from ((f"{name}#{index}", value) for index, value in enumerate(computed))
                 continue
             for index, part in enumerate(_parts(module, parameter)):
                 value = hash_sum(part, dtype)
                 if not known:
                     yield f"{name}#{index}", value
                 if packed:
-                    yield f"{name}#{index} in its kernel", value - hash_sum(computed[index], dtype)
+                    yield f"{name}#{index} in its kernel", value - computed[index]
 
 
 def written_weights(
@@ -166,26 +166,30 @@ def held_adapter(modules: dict[str, nn.Module], slot: int, dtype: torch.dtype) -
                     yield f"{prefix}.{name}#{index}", hash_sum(slots[slot], dtype)
 
 
-def _parts(module: nn.Module, weight: Tensor) -> tuple[Tensor, ...]:
-    """Returns the matrices that form `weight` on this rank, such as those of q, k and v."""
+def _parts(module: nn.Module, weight: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
+    """Returns the matrices that form `weight` on this rank, such as those of q, k and v; `dim` is that of its outputs."""
     sizes = getattr(module, "output_partition_sizes", None)
-    if sizes is None or not weight.dim() or sum(sizes) != len(weight):
+    if sizes is None or not weight.dim() or sum(sizes) != weight.shape[dim]:
         return (weight,)
-    return weight.split(list(sizes))
+    return weight.split(list(sizes), dim)
 
 
-def _read_through(module: nn.Module) -> Tensor:
-    """Returns the weight `[out, in]` by which the kernel of `module` multiplies: exact, since each product is with 0 or 1."""
+def _hashed_through(module: nn.Module, dtype: torch.dtype) -> list[Tensor]:
+    """Returns the `hash_sum` of each part of the weight by which the kernel of `module` multiplies.
+
+    The weight is read exactly, since each product is with 0 or 1, and some columns at a time: the order does not matter.
+    """
     inputs = (
         module.weight.shape[1] if module.weight.numel() else getattr(module, "input_size_per_partition", None)
     ) or module.input_size
-    dtype = module.weight.dtype
-    columns = []
+    sums: list[Tensor] = []
     for start in range(0, inputs, COLUMNS_AT_ONCE):
-        ones = torch.zeros(min(COLUMNS_AT_ONCE, inputs - start), inputs, dtype=dtype)
+        ones = torch.zeros(min(COLUMNS_AT_ONCE, inputs - start), inputs, dtype=module.weight.dtype)
         ones.diagonal(start).fill_(1)
-        columns.append(module.cpu_linear(ones, module.weight, None))
-    return torch.cat(columns).t()
+        parts = _parts(module, module.cpu_linear(ones, module.weight, None), dim=1)
+        found = [hash_sum(part, dtype) for part in parts]
+        sums = [total + value for total, value in zip(sums, found, strict=True)] if sums else found
+    return sums
 
 
 @torch.inference_mode()
