@@ -22,6 +22,7 @@ from serve.api import (
     fleet,
     groups,
     guests_and_servers,
+    logs,
     loop,
     overview,
     population,
@@ -77,6 +78,7 @@ ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (
     *population.ENDPOINTS,
     *sweep.ENDPOINTS,
     *cluster.ENDPOINTS,
+    *logs.ENDPOINTS,
 )
 """Every operation of the API: one line a file of `serve/api/`."""
 

@@ -6,6 +6,7 @@ import { stateOfJob } from "./overview.js";
 import { link, parametersOf } from "./router.js";
 import { chosenTheme } from "./theme.js";
 import { toneOf } from "../widgets/badge.js";
+import { changeName, nameOf } from "../widgets/name.js";
 
 const RUNS_SHOWN = 40;
 const SCOPES = [[], ["job"], ["job", "run"]];
@@ -62,7 +63,7 @@ export class Navigation {
     this.#toggleMenu(false);
     const { job, run } = address.parameters;
     const parts = [job !== undefined && [job, this.target(this.#home(1)?.path)], run !== undefined && [run, this.target(this.#home(2)?.path)]].filter(Boolean);
-    setChildren(this.crumbs, parts.map(([text, to]) => [element("span", { class: "crumb-separator", "aria-hidden": "true" }, "/"), to ? element("a", { href: to }, element("bdi", {}, visible(text, 48))) : element("bdi", {}, visible(text, 48))]));
+    setChildren(this.crumbs, parts.map(([text, to]) => [element("span", { class: "crumb-separator", "aria-hidden": "true" }, "/"), to ? element("a", { href: to }, crumb(text)) : crumb(text)]));
     this.#draw();
   }
 
@@ -156,7 +157,7 @@ export class Navigation {
   }
 
   #makeJob() {
-    return element("li", {}, element("a", { class: "side-job" }, dot(), element("bdi", { class: "side-name" })), element("ul", { class: "side-runs" }), element("p", { class: "side-note" }));
+    return element("li", {}, element("a", { class: "side-job" }, dot(), nameOf("side-name")), element("ul", { class: "side-runs" }), element("p", { class: "side-note" }));
   }
 
   #changeJob(node, job) {
@@ -166,7 +167,7 @@ export class Navigation {
     const first = job.runs.slice(0, RUNS_SHOWN);
     const open = job.runs.find((run) => this.parameters.job === job.job && run.run === this.parameters.run);
     if (open && !first.includes(open)) first.push(open);
-    keep(runs, first, (run) => run.run, () => element("li", {}, element("a", { class: "side-run" }, dot(), element("bdi", { class: "side-name" }), element("span", { class: "side-step" }))), (item, run) =>
+    keep(runs, first, (run) => run.run, () => element("li", {}, element("a", { class: "side-run" }, dot(), nameOf("side-name"), element("span", { class: "side-step" }))), (item, run) =>
       changeLink(item.firstChild, run.run, run.state, run.step > 0 ? whole(run.step) : "", this.#runTarget(job.job, run.run), this.parameters.job === job.job && this.parameters.run === run.run));
     setText(note, job.runs.length > first.length ? `${whole(job.runs.length - first.length)} more: type to find one` : "");
   }
@@ -177,8 +178,14 @@ function changeLink(node, name, state, step, href, isCurrent) {
   setAttribute(node, "aria-current", isCurrent ? "page" : null);
   setAttribute(node, "title", `${visible(name, 200)}: ${visible(state ?? "", 80)}`);
   node.children[0].dataset.tone = toneOf(state);
-  setText(node.children[1], visible(name, 64));
+  changeName(node.children[1], name);
   if (node.children[2]) setText(node.children[2], step);
+}
+
+function crumb(text) {
+  const name = nameOf();
+  changeName(name, text);
+  return name;
 }
 
 function dot() {

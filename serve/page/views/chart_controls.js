@@ -4,6 +4,7 @@ import { element, setAttribute, setChildren, setText } from "../shell/dom.js";
 import { visible } from "../shell/format.js";
 import { openDialog } from "../widgets/dialog.js";
 import { swatch } from "../widgets/chart_legend.js";
+import { changeName, nameOf } from "../widgets/name.js";
 import { styleOf } from "../widgets/palette.js";
 
 const AXES = [["step", "Step"], ["elapsed", "Elapsed"], ["time", "Time"]];
@@ -83,7 +84,7 @@ export function chartControls(context, { onChange, onRuns }) {
       const name = encode(section);
       context.setQuery({ open: (open.includes(name) ? open.filter((one) => one !== name) : [...open, name]).join(",") });
     },
-    others: () => pairs().map(([job, run]) => ({ job, run, label: visible(labelOf(job, run), 48) })),
+    others: () => pairs().map(([job, run]) => ({ job, run, label: visible(labelOf(job, run), 200) })),
   };
 }
 
@@ -105,7 +106,13 @@ function runChoices(context, chosen) {
 }
 
 function item(style, text, onRemove) {
-  return element("li", {}, swatch(style), element("bdi", {}, visible(text, 48)), onRemove && element("button", { type: "button", class: "remove", "aria-label": `Leave out ${visible(text, 48)}`, on: { click: onRemove } }, "×"));
+  return element("li", {}, swatch(style), named(text), onRemove && element("button", { type: "button", class: "remove", "aria-label": `Leave out ${visible(text, 48)}`, on: { click: onRemove } }, "×"));
+}
+
+function named(text) {
+  const name = nameOf("legend-name");
+  changeName(name, text);
+  return name;
 }
 
 function encode(text) {

@@ -12,6 +12,7 @@ import * as cluster from "./cluster.js";
 import * as fleet from "./fleet.js";
 import * as groups from "./groups.js";
 import * as job from "./job.js";
+import * as logs from "./logs.js";
 import * as loop from "./loop.js";
 import * as overview from "./overview.js";
 import * as population from "./population.js";
@@ -22,4 +23,4 @@ import * as run from "./run.js";
 import * as step from "./step.js";
 import * as sweep from "./sweep.js";
 
-export const views = [overview, job, fleet, population, sweep, cluster, run, step, groups, rollouts, rollout, loop, profile];
+export const views = [overview, job, fleet, population, sweep, cluster, logs, run, step, groups, rollouts, rollout, loop, profile];

@@ -37,7 +37,7 @@ export function render(root, context) {
   const lag = chart({ title: "Loop lag", help: "How late a timer on the orchestrator's event loop ran, per step", format: seconds, group, height: 240, isWide: true, onPick: (step) => pick(step) });
   const note = element("p", { class: "empty" }, "Reading the run's metrics.");
   const health = element("p", { class: "loop-health" });
-  const peaks = table({ caption: "Peaks", columns: peakColumns(), keyOf: (peak) => String(peak.step), sort: { key: "lag", descending: true }, tone: (peak) => (peak.step === picked ? "warn" : ""), empty: "No moment was late enough to be blamed on anything." });
+  const peaks = table({ caption: "Peaks", columns: peakColumns(), keyOf: (peak) => peak.key, sort: { key: "lag", descending: true }, tone: (peak) => (peak.steps.includes(picked) ? "warn" : ""), empty: "No moment was late enough to be blamed on anything." });
   const places = table({ caption: "Places by time", columns: placeColumns(), keyOf: keyOfPlace, sort: { key: "seconds", descending: true }, empty: "Nothing was to blame so far." });
   const kinds = figures("Late moments by cause");
   let answer = null;
@@ -55,7 +55,7 @@ export function render(root, context) {
     const nearest = latePeaks(answer.peaks).reduce((best, peak) => (best === null || Math.abs(peak.step - step) < Math.abs(best.step - step) ? peak : best), null);
     if (!nearest) return;
     picked = nearest.step;
-    peaks.update(latePeaks(answer.peaks));
+    peaks.update(peakRows(answer.peaks));
     root.querySelector("tr[data-tone=warn]")?.scrollIntoView({ block: "center" });
     context.announce(`Peak at step ${whole(picked)}: ${seconds(nearest.seconds)}, ${nearest.blame[0] ? describePlace(nearest.blame[0]) : "without blame"}`);
   }
@@ -65,7 +65,7 @@ export function render(root, context) {
     const { x, columns } = joined(shown.map((one) => ({ x: one.x, columns: [one.metric === "event_loop_lag/max" ? one.high : one.mean] })));
     lag.update({ x, axis: "step", curves: shown.map((one, index) => ({ key: one.metric, label: CURVES[one.metric][0], style: styleOf(CURVES[one.metric][1]), mean: columns[index][0] })) });
     kinds.update([{ name: "Late moments", value: whole(answer.late) }, ...Object.entries(KINDS).map(([kind, { text, help }]) => ({ name: text, value: seconds(answer.seconds_by_kind[kind]), help }))]);
-    peaks.update(latePeaks(answer.peaks));
+    peaks.update(peakRows(answer.peaks));
     places.update(totalsOf(answer.peaks));
     setText(health, answer.late === 0 && x.length > 0 ? "Never late in the steps shown." : "");
     setText(note, answer.unreadable ? visible(answer.unreadable, 300) : "No step is complete yet. Lag is measured from the first one.");
@@ -88,7 +88,7 @@ export function render(root, context) {
 
 function peakColumns() {
   return [
-    { key: "step", title: "Step", width: 90, number: true, value: (peak) => peak.step, cell: (peak) => whole(peak.step) },
+    { key: "step", title: "Step", width: 130, number: true, value: (peak) => peak.step, cell: stepsOf },
     { key: "lag", title: "Late by", width: 100, number: true, value: (peak) => peak.seconds, cell: (peak) => seconds(peak.seconds) },
     { key: "kind", title: "Cause", width: 130, value: (peak) => peak.blame[0]?.kind, change: (cell, peak) => changeKind(cell, peak.blame[0]) },
     { key: "place", title: "Function", wide: true, value: (peak) => peak.blame[0]?.function ?? "", change: (cell, peak) => changePlace(cell, peak.blame[0], peak.blame.length - 1) },
@@ -132,6 +132,25 @@ function keyOfPlace(place) {
 /** The steps that were late by enough to ask why. */
 function latePeaks(peaks) {
   return peaks.filter((peak) => peak.blame.length > 0 || peak.seconds >= LATE_SECONDS);
+}
+
+/** The peaks as rows: those for which no code is to blame are one row for each cause, with all their steps. */
+function peakRows(peaks) {
+  const rows = new Map();
+  for (const peak of latePeaks(peaks)) {
+    const place = peak.blame[0];
+    const isNamed = Boolean(place?.function || place?.thread);
+    const key = isNamed ? `step ${peak.step}` : `cause ${place?.kind}`;
+    const before = rows.get(key);
+    const worst = before && before.seconds >= peak.seconds ? before : peak;
+    rows.set(key, { ...worst, key, steps: [...(before?.steps ?? []), peak.step] });
+  }
+  return [...rows.values()];
+}
+
+/** The step of a row, or how many there are and which was the worst. */
+function stepsOf({ step, steps }) {
+  return steps.length === 1 ? whole(step) : `${whole(step)}, and ${whole(steps.length - 1)} more`;
 }
 
 /** What each place took over all peaks. */

@@ -1,8 +1,11 @@
 // The list of what is wrong: where, why, since when, and what to do about it. It is on top of the overview and of each run.
-import { element, keep, setAttribute, setText } from "../shell/dom.js";
+import { element, keep, setAttribute, setChildren, setText } from "../shell/dom.js";
 import { ago, passage, visible, whole } from "../shell/format.js";
+import { changeName, nameOf } from "../widgets/name.js";
 
 const SHOWN = 12;
+/** Runs with the same problem that are named. */
+const OTHERS = 40;
 const TONES = { error: "bad", warning: "warn" };
 const NAMES = { error: "Error", warning: "Warning" };
 
@@ -18,30 +21,37 @@ export function problemList(context, { isOfOneRun = false } = {}) {
   let all = false;
 
   function draw() {
-    const shown = all ? problems.slice(0, 500) : problems.slice(0, SHOWN);
+    const groups = alike(problems);
+    const shown = all ? groups.slice(0, 500) : groups.slice(0, SHOWN);
     keep(list, shown, keyOf, make, change);
     setAttribute(list, "hidden", problems.length === 0);
     setAttribute(well, "hidden", isOfOneRun || problems.length > 0);
-    setAttribute(more, "hidden", shown.length === problems.length);
-    setText(more, `Show ${whole(problems.length - shown.length)} more`);
+    setAttribute(more, "hidden", shown.length === groups.length);
+    setText(more, `Show ${whole(groups.length - shown.length)} more`);
     setText(rest, unlisted > 0 ? `and ${whole(unlisted)} more that are not listed` : "");
   }
 
   function make(problem) {
-    const where = isOfOneRun ? element("span", {}) : element("a", { class: "problem-where" }, element("bdi", {}));
-    return element("li", { class: "problem" }, where, element("span", { class: "problem-reason" }, element("bdi", {})), element("span", { class: "problem-since" }), element("span", { class: "problem-advice" }));
+    const where = isOfOneRun ? element("span", {}) : element("a", { class: "problem-where" }, nameOf());
+    return element("li", { class: "problem" }, where, element("span", { class: "problem-reason" }, element("bdi", {})), element("span", { class: "problem-since" }), element("span", { class: "problem-advice" }), element("span", { class: "problem-others" }));
   }
 
   function change(node, problem) {
-    const [where, reason, since, advice] = node.children;
+    const [where, reason, since, advice, others] = node.children;
     setAttribute(node, "data-tone", TONES[problem.severity] ?? "warn");
     if (!isOfOneRun) {
-      setAttribute(where, "href", problem.run ? context.link("/jobs/{job}/runs/{run}", problem) : context.link("/jobs/{job}", problem));
-      setText(where.firstChild, visible(problem.run || problem.job, 64));
+      setAttribute(where, "href", hrefOf(problem));
+      changeName(where.firstChild, problem.run || problem.job);
     } else setText(where, NAMES[problem.severity] ?? "");
     setText(reason.firstChild, passage(problem.reason, 600));
     setText(since, problem.since ? ago(problem.since, now) : "");
     setText(advice, passage(problem.advice ?? "", 600));
+    setAttribute(others, "hidden", problem.others.length === 0);
+    setChildren(others, problem.others.length > 0 ? [`the same of ${whole(problem.others.length)} more: `, problem.others.slice(0, OTHERS).flatMap((one, index) => [index > 0 ? ", " : "", element("a", { href: hrefOf(one) }, element("bdi", {}, visible(one.run || one.job, 64)))]), problem.others.length > OTHERS ? ", ..." : ""] : []);
+  }
+
+  function hrefOf(problem) {
+    return problem.run ? context.link("/jobs/{job}/runs/{run}", problem) : context.link("/jobs/{job}", problem);
   }
 
   return {
@@ -53,6 +63,17 @@ export function problemList(context, { isOfOneRun = false } = {}) {
       draw();
     },
   };
+}
+
+/** Problems that say the same of several runs of a job as one, with the `others`. */
+function alike(problems) {
+  const groups = new Map();
+  for (const problem of problems) {
+    const key = JSON.stringify([problem.job, problem.kind, problem.severity, problem.reason, problem.advice]);
+    if (groups.has(key)) groups.get(key).others.push(problem);
+    else groups.set(key, { ...problem, others: [] });
+  }
+  return [...groups.values()];
 }
 
 function keyOf(problem) {

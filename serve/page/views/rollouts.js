@@ -4,6 +4,7 @@ import { fill } from "../shell/api.js";
 import { element, keep, setAttribute, setText } from "../shell/dom.js";
 import { bytes, number, visible, whole } from "../shell/format.js";
 import { badge, changeBadge } from "../widgets/badge.js";
+import { fold } from "../widgets/fold.js";
 import { table } from "../widgets/table.js";
 import { rolloutSearch } from "./rollout_search.js";
 
@@ -13,6 +14,7 @@ export const key = "w";
 
 export const ROLLOUT = "/jobs/{job}/runs/{run}/steps/{step}/rollouts/{number}";
 const LIMIT = 50;
+const FILTERS = ["step", "environment", "outcome", "player", "least_reward", "most_reward", "text"];
 const SORTS = [["newest", "Newest"], ["worst", "Worst"], ["best", "Best"], ["longest", "Longest"]];
 /** The tones of outcomes; of any other it is `bad`. */
 export const OUTCOME_TONES = { completed: "good", filtered: "warn", stale: "warn", dropped: "warn" };
@@ -37,10 +39,11 @@ export function render(root, context) {
   const before = pageButton("Previous", () => turn(-1));
   const after = pageButton("Next", () => turn(1));
   const search = rolloutSearch(context, () => ({ environment: wanted.environment, outcome: wanted.outcome, least_reward: wanted.least_reward, most_reward: wanted.most_reward, player: wanted.player }));
+  const filters = fold("Filters and search", () => FILTERS.some((name) => wanted[name]), steps, span, sort, environment, outcome, player, least, most, search.form);
   root.append(
-    element("div", { class: "view-title" }, element("h1", {}, "Rollouts"), element("span", { class: "spacer" }), search.form),
+    element("div", { class: "view-title" }, element("h1", {}, "Rollouts")),
+    filters.element,
     search.element,
-    element("div", { class: "controls" }, steps, span, sort, environment, outcome, player, least, most),
     summary, problems, list.element, element("div", { class: "pager" }, before, after));
 
   function choose(changes) {
@@ -74,7 +77,10 @@ export function render(root, context) {
       shown = answer;
       draw(answer);
     },
-    destroy: search.destroy,
+    destroy() {
+      filters.destroy();
+      search.destroy();
+    },
   };
 }
 

@@ -21,7 +21,7 @@ export function render(root, context) {
   const { job, run } = context.parameters;
   const state = badge("");
   const updated = element("span", { class: "muted" });
-  const configuration = element("button", { type: "button", class: "button small", disabled: true, title: "The configuration that the run has", on: { click: () => showConfiguration(run, detail) } }, "Configuration");
+  const configuration = element("button", { type: "button", class: "button small", disabled: true, title: "The configuration that the run has", on: { click: () => compareConfigurations() } }, "Configuration");
   const actions = runActions(context);
   const problems = problemList(context, { isOfOneRun: true });
   const numbers = figures("Newest numbers");
@@ -35,6 +35,13 @@ export function render(root, context) {
   let runs = [];
   let detail = null;
   root.append(element("div", { class: "view-title" }, element("h1", {}, element("bdi", {}, visible(run, 64))), state, updated, element("span", { class: "spacer" }), configuration, actions.element), problems.element, numbers.element, controls.element, unreadable, grid.element);
+
+  /** Shows the run's configuration, and where those of the runs beside it differ. A run that is gone is left out. */
+  async function compareConfigurations() {
+    const others = runs.slice(1);
+    const answers = await Promise.allSettled(others.map((other) => context.get(fill(path, other))));
+    showConfiguration(run, detail, answers.flatMap(({ value }, index) => (value ? [{ label: others[index].label, configuration: value.configuration }] : [])));
+  }
 
   function draw() {
     if (controls.axis() !== axis) {
@@ -52,10 +59,16 @@ export function render(root, context) {
     const found = detail.run;
     problems.update(detail.problems, now);
     changeBadge(state, found.state);
-    setText(updated, found.updated ? `newest step ${ago(found.updated, now)}` : "no step yet");
+    setText(updated, found.updated ? `numbers of the newest step, ${ago(found.updated, now)}` : "no step yet");
     setAttribute(configuration, "disabled", false);
-    numbers.update(figuresOf(found));
+    showNumbers();
     actions.update(found);
+  }
+
+  /** The header: numbers of the newest step, those that charts show, too, from their curves. */
+  function showNumbers() {
+    const newest = Object.entries(FROM_CURVES).map(([name, metric]) => [name, curves.get(job, run, metric)?.mean.at(-1) ?? detail.run[name]]);
+    numbers.update(figuresOf({ ...detail.run, ...Object.fromEntries(newest) }));
   }
 
   /** Notes when each run began and how far all reach, which zoomed curves do not say. */
@@ -77,26 +90,30 @@ export function render(root, context) {
       showRun();
       const others = controls.others();
       const areSame = runs.length === others.length + 1 && others.every((other, index) => other.job === runs[index + 1].job && other.run === runs[index + 1].run);
-      runs = [{ job, run, label: visible(run, 48) }, ...others];
+      runs = [{ job, run, label: visible(run, 200) }, ...others];
       const first = began.get(`${job}/${run}`) ?? 0;
       const range = group.range && (axis === "elapsed" ? group.range.map((x) => x + first) : group.range);
       const names = grid.names(detail.metrics);
       const changed = names.length > 0 && (await curves.fetch(context, runs, names, { axis, range }));
       if (changed && !range) noteExtent();
       if (changed) group.setMarks(marksOf(curves.annotations.filter((one) => one.job === job && one.run === run), axis, first));
+      if (changed && !range) showNumbers();
       if (changed || isNew || !areSame) draw();
     },
     destroy: () => grid.destroy(),
   };
 }
 
+/** The numbers of the header that have a chart, by their names in the answer. What the answer itself has may be over several steps. */
+const FROM_CURVES = { reward: "reward/mean", tokens_per_second: "completion_tokens_per_second", seconds_a_step: "seconds_a_step", mismatch_kl: "mismatch_kl", staleness: "staleness/mean", lag_p99: "event_loop_lag/p99" };
+
 /** The newest numbers of a run. */
 function figuresOf(run) {
   return [
     { name: "Step", value: whole(run.step), unit: run.steps > 0 ? `of ${whole(run.steps)}` : "" },
     { name: "Reward", value: number(run.reward, 3) },
-    { name: "Tokens", value: count(run.tokens_per_second), unit: "/s", help: "Completion tokens, over the newest ten steps" },
-    { name: "A step takes", value: seconds(run.seconds_a_step) },
+    { name: "Tokens generated", value: count(run.tokens_per_second), unit: "/s", help: "Completion tokens a second in the newest step" },
+    { name: "A step takes", value: seconds(run.seconds_a_step), help: "Between the newest two steps" },
     { name: "Staleness", value: number(run.staleness, 3), unit: "steps" },
     { name: "Mismatch KL", value: number(run.mismatch_kl, 3) },
     { name: "Loop lag p99", value: seconds(run.lag_p99), help: "Of the newest step" },

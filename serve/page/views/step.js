@@ -17,13 +17,17 @@ const ROLES = [
   ["trainer", "Trainer idle", "Share of the time in which it worked on no run."],
 ];
 
-/** The style of each kind of span: a number of the CSS's series. What is not here has the last one. */
-const STYLES = { merge: "1", records: "6", commit: "2", finalize: "3", malloc_trim: "8", deliver: "5", load_weights: "2", serve: "1", load: "2", probe: "7", forward: "1", backward: "3", measure: "7", optimizer: "2", broadcast: "4", conclude: "8", write_checkpoint: "6" };
+/** The style of each kind of span of a role: a number of the CSS's series, different ones within a role. What is not here has the role's `rest`. */
+const STYLES = {
+  orchestrator: { merge: "1", records: "6", commit: "2", finalize: "3", malloc_trim: "8", deliver: "5", load_weights: "4", rest: "7" },
+  inference: { serve: "1", load: "2", probe: "7", rest: "8" },
+  trainer: { forward: "1", backward: "3", measure: "7", optimizer: "2", broadcast: "4", conclude: "8", write_checkpoint: "6", rest: "5" },
+};
 
 /** Draws the view. */
 export function render(root, context) {
   const idle = figures("Idle shares");
-  const chart = gantt({ label: "What each role did", styleOf: (bar) => (bar.name === "out" ? "out" : bar.waiting ? "wait" : (STYLES[bar.name] ?? "8")), announce: context.announce });
+  const chart = gantt({ label: "What each role did", styleOf, announce: context.announce });
   const note = element("p", { class: "empty" }, "Reading the run's spans.");
   const left = element("p", { class: "muted", hidden: true });
   const where = element("span", { class: "muted step-where" });
@@ -92,6 +96,12 @@ export function render(root, context) {
     },
     destroy: () => {},
   };
+}
+
+/** The style of a bar: `out`, `wait`, or a number of the CSS's series. */
+function styleOf(bar, { role }) {
+  const styles = STYLES[role] ?? STYLES.inference;
+  return bar.name === "out" ? "out" : bar.waiting ? "wait" : Object.hasOwn(styles, bar.name) ? styles[bar.name] : styles.rest;
 }
 
 function spanOf(context) {

@@ -1,10 +1,11 @@
 // A sweep: its targets with state, owner, attempts and result; and, where the sweep's file is known, every target as a line across the
 // keys of the grid to its reward (parallel coordinates).
 import { fill } from "../shell/api.js";
-import { element, setChildren, setText } from "../shell/dom.js";
+import { element, setAttribute, setChildren, setText } from "../shell/dom.js";
 import { clock, number, seconds, visible, whole } from "../shell/format.js";
 import { badge, changeBadge } from "../widgets/badge.js";
 import { figures } from "../widgets/figures.js";
+import { changeName, nameOf } from "../widgets/name.js";
 import { table } from "../widgets/table.js";
 import { coordinates } from "./sweep_coordinates.js";
 
@@ -58,7 +59,7 @@ function makeTable(keys) {
     tone: (target) => (TONES[target.state] === "bad" ? "bad" : target.is_lost ? "warn" : ""),
     empty: "No target yet.",
     columns: [
-      { key: "target", title: "Target", value: (target) => target.target, cell: (target) => visible(target.target, 64) },
+      { key: "target", title: "Target", value: (target) => target.target, change: changeTarget },
       { key: "state", title: "State", value: (target) => target.state, change: changeState },
       ...keys.map((one, index) => ({ key: `key ${one}`, title: visible(one.split(".").pop(), 24), help: visible(one, 200), number: true, value: (target) => target.numbers[index] ?? target.texts[index], cell: (target) => (target.numbers[index] === null ? visible(target.texts[index], 40) : number(target.numbers[index])) })),
       { key: "reward", title: "Reward", number: true, help: "Mean of the last steps", value: (target) => target.reward, cell: (target) => number(target.reward) },
@@ -70,6 +71,12 @@ function makeTable(keys) {
       { key: "error", title: "Last error", wide: true, value: (target) => target.error, cell: (target) => visible(target.error, 160) },
     ],
   });
+}
+
+function changeTarget(cell, target) {
+  if (!cell.firstChild) cell.append(nameOf());
+  setAttribute(cell, "title", visible(target.target, 200));
+  changeName(cell.firstChild, target.target);
 }
 
 function changeState(cell, target) {

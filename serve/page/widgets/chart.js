@@ -92,7 +92,7 @@ class Chart {
     const name = element("span", { class: "chart-title", title: help || null }, title, unit && element("span", { class: "unit" }, unit));
     setAttribute(this.reset, "hidden", this.group.range === null);
     setAttribute(this.tableButton, "aria-expanded", "false");
-    this.element = element("figure", { class: isWide ? "chart wide" : "chart" }, element("figcaption", { class: "chart-head" }, name, this.at, this.value, this.reset, this.tableButton), element("div", { class: "chart-body" }, this.canvas, this.empty), this.legend.element, this.numbers);
+    this.element = element("figure", { class: isWide ? "chart wide" : "chart", "aria-label": unit ? `${title}, ${unit}` : title }, element("figcaption", { class: "chart-head" }, name, this.at, this.value, this.reset, this.tableButton), element("div", { class: "chart-body" }, this.canvas, this.empty), this.legend.element, this.numbers);
     this.canvas.addEventListener("keydown", (event) => this.group.onKey(event, this.data.x, this.onPick));
     this.canvas.addEventListener("dblclick", () => this.group.reset());
   }

@@ -2,6 +2,7 @@
 import { element, keep, setAttribute, setText } from "../shell/dom.js";
 import { UNKNOWN, visible } from "../shell/format.js";
 import { valueAt } from "./chart_series.js";
+import { changeName, nameOf } from "./name.js";
 
 /** Makes a legend; `update` takes the curves and the hidden keys, `values` the point whose values are shown (null: the newest). */
 export function legend({ format, onToggle }) {
@@ -9,7 +10,7 @@ export function legend({ format, onToggle }) {
   const buttons = new Map();
 
   function make(curve) {
-    const button = element("button", { type: "button", class: "legend-item", on: { click: () => onToggle(curve.key) } }, swatch(curve.style), element("bdi", { class: "legend-name", title: visible(curve.label, 200) }, visible(curve.label, 60)), element("span", { class: "legend-value" }));
+    const button = element("button", { type: "button", class: "legend-item", on: { click: () => onToggle(curve.key) } }, swatch(curve.style), labelled(curve.label), element("span", { class: "legend-value" }));
     buttons.set(curve.key, button);
     return element("li", {}, button);
   }
@@ -38,6 +39,13 @@ export function legend({ format, onToggle }) {
       }
     },
   };
+}
+
+function labelled(label) {
+  const name = nameOf("legend-name");
+  setAttribute(name, "title", visible(label, 200));
+  changeName(name, label);
+  return name;
 }
 
 /** A short line in a curve's colour and dash. */

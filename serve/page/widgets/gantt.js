@@ -14,10 +14,10 @@ const MOST_TICKS = 7;
  *
  * @param {Object} options
  * @param {string} options.label - What it shows, for screen readers.
- * @param {function(Object): string} options.styleOf - The style of a bar: a number of the CSS's series, or `wait`, `out`.
+ * @param {function(Object, Object): string} options.styleOf - The style of a bar of a lane: a number of the CSS's series, or `wait`, `out`.
  * @param {function(string): void} options.announce - Reads a text out.
  * @returns {{element: Element, update: function({begin: number, end: number, marks: Array<{label: string, at: number}>,
- *   lanes: Array<{key: string, title: string, group: string, bars: Array}>}): void}} `marks` divide the time, which is in seconds.
+ *   lanes: Array<{key: string, title: string, role: string, bars: Array}>}): void}} `marks` divide the time, which is in seconds.
  */
 export function gantt({ label, styleOf, announce }) {
   let shown = { begin: 0, end: 1, marks: [], lanes: [] };
@@ -25,7 +25,7 @@ export function gantt({ label, styleOf, announce }) {
   const axis = element("div", { class: "gantt-axis", "aria-hidden": "true" });
   const lanes = element("div", { class: "gantt-lanes" });
   const detail = element("p", { class: "gantt-detail" }, "");
-  const legend = element("ul", { class: "legend gantt-legend" });
+  const legend = element("ul", { class: "gantt-legend" });
   const rows = table({ caption: `${label}, as a table`, columns: columns(() => shown.begin), keyOf: (bar) => bar.key, sort: { key: "begin", descending: false } });
   const toggle = element("button", { type: "button", class: "button small", "aria-expanded": "false", on: { click: () => showTable(rows.element.hidden) } }, "Table");
   const root = element("div", { class: "gantt", role: "group", "aria-label": label }, element("div", { class: "gantt-row" }, element("span", {}), axis), lanes, element("div", { class: "gantt-foot" }, detail, toggle), legend, rows.element);
@@ -85,7 +85,7 @@ export function gantt({ label, styleOf, announce }) {
     const at = (time) => (100 * (time - shown.begin)) / span;
     const lines = shown.marks.map((mark) => rect({ class: "gantt-mark", x: `${at(mark.at)}%`, y: 0, width: 1, height: LANE_PIXELS }));
     const bars = lane.bars.map((bar, index) => {
-      const style = styleOf(bar);
+      const style = styleOf(bar, lane);
       const isThin = style === "wait";
       const node = rect({ class: "gantt-bar", "data-style": style, "data-index": index, x: `${at(bar.begin)}%`, width: `${Math.max(0.12, at(bar.end) - at(bar.begin))}%`, y: isThin ? 8 : 3, height: isThin ? LANE_PIXELS - 16 : LANE_PIXELS - 6, rx: 2 });
       node.setAttribute("fill-opacity", bar.end > bar.begin ? Math.max(0.35, Math.min(1, bar.busy / (bar.end - bar.begin))).toFixed(2) : "1");
@@ -128,12 +128,21 @@ function drawAxis(axis, { begin, end, marks }) {
   setChildren(axis, ...names, ...ticks);
 }
 
+/** One line for the lanes of a role, whose bars have their styles in common: its name, then what each style means there. */
 function drawLegend(legend, lanes, styleOf) {
-  const names = new Map();
-  for (const lane of lanes) for (const bar of lane.bars) if (!names.has(bar.name)) names.set(bar.name, styleOf(bar));
-  keep(legend, [...names].slice(0, 32), ([name]) => name, () => element("li", { class: "gantt-key" }, element("span", { class: "gantt-swatch" }), element("bdi", {})), (node, [name, style]) => {
-    node.firstChild.dataset.style = style;
-    setText(node.lastChild, visible(name, 40).replaceAll("_", " "));
+  const roles = new Map();
+  for (const lane of lanes) {
+    if (!roles.has(lane.role)) roles.set(lane.role, new Map());
+    const names = roles.get(lane.role);
+    for (const bar of lane.bars) if (!names.has(bar.name)) names.set(bar.name, styleOf(bar, lane));
+  }
+  const make = () => element("li", { class: "gantt-legend-line" }, element("bdi", { class: "gantt-title" }), element("ul", { class: "legend" }));
+  keep(legend, [...roles], ([role]) => role, make, (line, [role, names]) => {
+    setText(line.firstChild, visible(role, 40));
+    keep(line.lastChild, [...names].slice(0, 16), ([name]) => name, () => element("li", { class: "gantt-key" }, element("span", { class: "gantt-swatch" }), element("bdi", {})), (node, [name, style]) => {
+      node.firstChild.dataset.style = style;
+      setText(node.lastChild, visible(name, 40).replaceAll("_", " "));
+    });
   });
 }
 

@@ -37,6 +37,12 @@ export function table({ caption, columns, keyOf, empty = "Nothing here yet.", so
   if (isFixed) grid.style.minWidth = `${columns.reduce((sum, column) => sum + (column.width ?? column.least ?? SHARE_PIXELS), 0)}px`;
   const scroller = element("div", { class: "table-scroll", tabindex: "0", role: "region", "aria-label": caption }, grid);
   const box = element("div", { class: "table" }, scroller, nothing, more);
+  const showMore = () => {
+    const left = scroller.scrollWidth - scroller.clientWidth - scroller.scrollLeft;
+    setAttribute(box, "data-more", left > 1 ? "" : null);
+  };
+  scroller.addEventListener("scroll", showMore, { passive: true });
+  new ResizeObserver(showMore).observe(scroller);
 
   function sortBy(column) {
     const isSame = order?.key === column.key;
@@ -58,6 +64,7 @@ export function table({ caption, columns, keyOf, empty = "Nothing here yet.", so
     setText(more, `Show more of ${whole(sorted.length)} rows`);
     setAttribute(scroller, "hidden", rows.length === 0);
     setAttribute(nothing, "hidden", rows.length > 0);
+    showMore();
   }
 
   return {

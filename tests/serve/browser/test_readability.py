@@ -1,0 +1,136 @@
+"""What a reader can tell apart: long names, phases of a role, numbers, repeated lines; and that a table goes on to the right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from playwright.async_api import expect
+
+from tests.serve.activity.jobs import write_spans
+from tests.serve.browser.jobs import small_job
+from tests.serve.browser.reader import Reader
+
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="package")]
+
+Open = Callable[..., AbstractAsyncContextManager[Reader]]
+
+RUN = "/jobs/job/runs/run-0000"
+SWEEP = ("demo.learning_rate-0.0003__seed-1", "demo.learning_rate-0.0003__seed-2")
+
+ENDS = """selector => [...document.querySelectorAll(selector)].map((end) => {
+    const [inner, outer] = [end.getBoundingClientRect(), end.closest("td, a").getBoundingClientRect()];
+    return [end.textContent, end.scrollWidth <= end.clientWidth && inner.right <= outer.right + 1];
+})"""
+"""The ends of names, and whether all of each is inside of its cell or link."""
+
+STYLES = """() => [...document.querySelectorAll(".gantt-legend-line")].map((line) =>
+    [...line.querySelectorAll(".gantt-key")].map((key) => [key.textContent, key.firstChild.dataset.style]))"""
+"""For each line of the legend, what has which style."""
+
+
+def change_lines(job: Path, run: str, change: Callable[[dict[str, Any]], Any]) -> None:
+    """Changes each of a run's lines of metrics."""
+    file = job / f"run_{run}" / "metrics.jsonl"
+    lines = [orjson.loads(line) for line in file.read_bytes().splitlines()]
+    for line in lines:
+        change(line)
+    file.write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in lines))
+
+
+@pytest.mark.parametrize("width", [1280, 360])
+async def test_names_that_differ_at_their_end_look_different(reader: Open, tmp_path: Path, width: int) -> None:
+    job = small_job(tmp_path / "job")
+    for number, name in enumerate(SWEEP):
+        (job / f"run_run-000{number}").rename(job / f"run_{name}")
+        change_lines(job, name, lambda line, name=name: line | {"run_id": name})  # type: ignore[misc]
+    async with reader(job, width=width) as page:
+        for places in ("td .name-end", "a.side-run .name-end") if width > 640 else ("td .name-end",):
+            await expect(page.page.locator(places, has_text="seed")).to_have_count(2)
+            ends = [end for end in await page.page.evaluate(ENDS, places) if "seed" in end[0]]
+            assert len({text for text, _ in ends}) == 2
+            assert all(is_whole for _, is_whole in ends), ends
+        await expect(page.page.locator("td .name", has_text="seed-1")).to_have_text(SWEEP[0])
+
+
+async def test_no_two_phases_of_a_role_share_a_colour(reader: Open, tmp_path: Path) -> None:
+    job = small_job(tmp_path / "job", steps=6)
+    write_spans(job, "run-0000", 6)
+    async with reader(job, path=f"{RUN}/step") as page:
+        await expect(page.page.locator(".gantt-legend-line")).to_have_count(3)
+        for keys in await page.page.evaluate(STYLES):
+            coloured = [style for _, style in keys if style not in ("wait", "out")]
+            assert coloured
+            assert len({*coloured}) == len(coloured), keys
+
+
+async def test_header_and_charts_have_the_same_numbers(reader: Open, tmp_path: Path) -> None:
+    async with reader(small_job(tmp_path / "job"), path=RUN) as page:
+        for title, figure in (("Tokens generated per second", "Tokens generated"), ("Time of a step", "A step takes")):
+            chart = page.page.get_by_role("figure", name=title)
+            await expect(chart.locator(".chart-value")).not_to_be_empty()
+            value = await chart.locator(".chart-value").inner_text()
+            await expect(page.page.locator(".figure", has_text=figure).locator("dd")).to_contain_text(value)
+        await expect(page.page.get_by_role("figure", name="Tokens trained per second")).to_be_visible()
+        await expect(page.page.locator(".view-title")).to_contain_text("numbers of the newest step")
+
+
+async def test_the_same_problem_of_several_runs_is_one(reader: Open, tmp_path: Path) -> None:
+    job = small_job(tmp_path / "job", runs=4)
+    for number in range(4):
+        (job / f"run_run-000{number}" / "control" / "evicted.txt").write_text("its samples are too long")
+    async with reader(job) as page:
+        problem = page.page.locator(".problem", has_text="too long")
+        await expect(problem).to_have_count(1)
+        await expect(problem.locator(".problem-others a")).to_have_count(3)
+
+
+async def test_late_moments_without_code_to_blame_are_one_row(reader: Open, tmp_path: Path) -> None:
+    job = small_job(tmp_path / "job", runs=1, steps=12)
+    blame = {"kind": "machine", "seconds": 0.2, "worst": 0.2, "count": 1}
+    change_lines(job, "run-0000", lambda line: line.update({"event_loop_lag/max": 0.2, "event_loop_blame": [blame]}))
+    async with reader(job, path=f"{RUN}/loop") as page:
+        rows = page.page.locator("table").first.locator("tbody tr")
+        await expect(rows).to_have_count(1)
+        await expect(rows.first).to_contain_text("and 11 more")
+
+
+async def test_on_a_phone_a_table_shows_that_it_scrolls_and_filters_fold(reader: Open, tmp_path: Path) -> None:
+    async with reader(small_job(tmp_path / "job"), width=360) as page:
+        table = page.page.locator(".table").first
+        await expect(table).to_have_attribute("data-more", "")
+        await table.locator(".table-scroll").evaluate("box => { box.scrollLeft = box.scrollWidth }")
+        await expect(table).not_to_have_attribute("data-more", "")
+        await page.go(f"{RUN}/rollouts")
+        filters = page.page.get_by_label("Outcome", exact=True)
+        await expect(filters).to_be_hidden()
+        await page.page.get_by_text("Filters and search").click()
+        await expect(filters).to_be_visible()
+
+
+async def test_where_two_configurations_differ_is_shown(reader: Open, tmp_path: Path) -> None:
+    job = small_job(tmp_path / "job")
+    for number in range(2):
+        control = job / f"run_run-000{number}" / "control"
+        (control / "orch.toml").write_text(
+            f'run_id = "run-000{number}"\n[training]\nlearning_rate = 1e-{number + 3}\nseed = 1\n'
+        )
+    async with reader(job, path=f"{RUN}?with=job~run-0001") as page:
+        await page.page.get_by_role("button", name="Configuration").click()
+        differences = page.page.get_by_role("region", name="Where the runs differ")
+        await expect(differences.locator("tbody tr")).to_have_count(1)
+        await expect(differences).to_contain_text("training.learning_rate")
+
+
+async def test_a_log_is_read_and_followed(reader: Open, tmp_path: Path) -> None:
+    job = small_job(tmp_path / "job")
+    (job / "trainer.log").write_text("one line\n<script>window.hacked = 1</script>\n")
+    async with reader(job, path="/jobs/job/logs?name=trainer") as page:
+        await expect(page.page.get_by_role("region", name="The end of the log")).to_contain_text("<script>")
+        with (job / "trainer.log").open("a") as file:
+            file.write("another line\n")
+        await expect(page.page.get_by_role("region", name="The end of the log")).to_contain_text("another line")
