@@ -54,6 +54,15 @@ class ListParameters(Filtered):
     """Most rollouts."""
 
 
+class Bars(Config):
+    """A histogram; empty without values."""
+
+    edges: list[float]
+    """Where the bars begin, and the end of the last."""
+    counts: list[int]
+    """How many rollouts are in each."""
+
+
 class RolloutList(Config):
     """One part of a list of rollouts."""
 
@@ -69,6 +78,10 @@ class RolloutList(Config):
     """The environments in them."""
     players: list[str]
     """The players in them."""
+    rewards: Bars
+    """The rewards of all that the filter takes."""
+    lengths: Bars
+    """The completion tokens of all that the filter takes."""
     rollouts: list[RolloutEntry]
     """This part."""
     progress: IndexProgress
@@ -91,6 +104,8 @@ def list_rollouts(jobs: Jobs, given: ListParameters) -> RolloutList:
         of=found.of,
         environments=sorted(found.environments)[:200],
         players=sorted(found.players)[:200],
+        rewards=Bars(edges=found.rewards.edges, counts=found.rewards.counts),
+        lengths=Bars(edges=found.lengths.edges, counts=found.lengths.counts),
         rollouts=[entry_of(placed, record) for placed, record in zip(found.part, records, strict=True)],
         progress=progress_of(progress),
     )

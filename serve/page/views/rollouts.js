@@ -5,6 +5,7 @@ import { element, keep, setAttribute, setText } from "../shell/dom.js";
 import { bytes, number, visible, whole } from "../shell/format.js";
 import { badge, changeBadge } from "../widgets/badge.js";
 import { fold } from "../widgets/fold.js";
+import { histogram } from "../widgets/histogram.js";
 import { table } from "../widgets/table.js";
 import { rolloutSearch } from "./rollout_search.js";
 
@@ -36,6 +37,8 @@ export function render(root, context) {
   const summary = element("p", { class: "muted", role: "status" });
   const problems = element("ul", { class: "notes" });
   const list = table({ caption: "Rollouts", columns: columns(context), keyOf: (entry) => `${entry.step}/${entry.number}`, tone: (entry) => (entry.outcome === "failed" || entry.outcome === "damaged" ? "bad" : ""), empty: "No rollout is kept that fits. Rollouts appear when a step is committed." });
+  const rewards = histogram("Rewards", number);
+  const lengths = histogram("Completion tokens", number);
   const before = pageButton("Previous", () => turn(-1));
   const after = pageButton("Next", () => turn(1));
   const search = rolloutSearch(context, () => ({ environment: wanted.environment, outcome: wanted.outcome, least_reward: wanted.least_reward, most_reward: wanted.most_reward, player: wanted.player }));
@@ -44,6 +47,7 @@ export function render(root, context) {
     element("div", { class: "view-title" }, element("h1", {}, "Rollouts")),
     filters.element,
     search.element,
+    element("div", { class: "histograms" }, rewards.element, lengths.element),
     summary, problems, list.element, element("div", { class: "pager" }, before, after));
 
   function choose(changes) {
@@ -61,6 +65,8 @@ export function render(root, context) {
     fillOptions(environment, [["", "Any environment"], ...answer.environments.map((one) => [one, visible(one, 40)])], wanted.environment ?? "");
     fillOptions(player, [["", "Any player"], ...answer.players.map((one) => [one, visible(one, 40)])], wanted.player ?? "");
     setAttribute(player, "hidden", answer.players.length === 0 && !wanted.player);
+    rewards.update(answer.rewards);
+    lengths.update(answer.lengths);
     list.update(answer.rollouts);
     const last = wanted.offset + answer.rollouts.length;
     setText(summary, `${answer.total > 0 ? `${whole(wanted.offset + 1)} to ${whole(last)} of ` : ""}${whole(answer.total)} rollouts${answer.total < answer.of ? `, of ${whole(answer.of)} in all` : ""}${progressOf(answer.progress)}`);

@@ -26,6 +26,8 @@ from serve.readers.rollouts.line_index import (
 
 Sort = Literal["worst", "best", "newest", "longest"]
 
+BARS = 20
+
 Placed = tuple[int, Row]
 """A step, and a row of it."""
 
@@ -69,6 +71,29 @@ class RowFilter:
 
 
 @dataclass(frozen=True, slots=True)
+class Histogram:
+    """How many values lie in each of some equal stretches, the last of which includes its end. Without values it is empty."""
+
+    edges: list[float]
+    """One more than `counts`."""
+    counts: list[int]
+
+
+def histogram(values_N: NDArray[np.float64]) -> Histogram:
+    """Returns the histogram of the finite values, in at most `BARS` stretches."""
+    finite_N = values_N[np.isfinite(values_N)]
+    if finite_N.size == 0:
+        return Histogram([], [])
+    least, greatest = float(finite_N.min()), float(finite_N.max())
+    with np.errstate(over="ignore", invalid="ignore"):
+        edges = np.linspace(least, greatest, BARS + 1)
+        can_be_divided = bool(np.isfinite(edges).all() and (np.diff(edges) > 0).all())
+    if not can_be_divided:  # one value, neighbouring numbers, or the whole range of float64
+        return Histogram([least, greatest], [finite_N.size])
+    return Histogram(edges.tolist(), np.histogram(finite_N, bins=edges)[0].tolist())
+
+
+@dataclass(frozen=True, slots=True)
 class Selection:
     """A part of a list."""
 
@@ -80,6 +105,10 @@ class Selection:
     environments: set[str]
     """In all rows."""
     players: set[str]
+    rewards: Histogram
+    """Of the rows that the filter takes and that have a reward."""
+    lengths: Histogram
+    """The completion tokens of the rows that the filter takes."""
 
 
 def select(
@@ -92,6 +121,7 @@ def select(
     environments: set[str] = set()
     players: set[str] = set()
     keys, places = [np.empty(0)], [np.empty((2, 0), np.int64)]
+    rewards, lengths = [np.empty(0)], [np.empty(0)]
     of = 0
     for position, (step, index) in enumerate(indexes):
         columns = index.columns()
@@ -101,6 +131,8 @@ def select(
             players.update(name if isinstance(name := columns.names[code], tuple) else ())
         numbers_N = np.flatnonzero(wanted.taken(columns))
         keys.append(_keys(columns, step, sort)[numbers_N])
+        rewards.append(columns.rewards_R[numbers_N])
+        lengths.append(columns.completion_tokens_R[numbers_N].astype(np.float64))
         places.append(np.stack([np.full(len(numbers_N), position), numbers_N]))
     order_N = np.argsort(np.concatenate(keys), kind="stable")
     end = None if limit is None else offset + limit
@@ -110,7 +142,8 @@ def select(
         for position, number in chosen
         if (row := indexes[position][1].row(number)) is not None
     ]
-    return Selection(part, len(order_N), of, environments, players)
+    bars = [histogram(np.concatenate(values)) for values in (rewards, lengths)]
+    return Selection(part, len(order_N), of, environments, players, *bars)
 
 
 def _keys(columns: Columns, step: int, sort: Sort) -> NDArray[np.float64]:

@@ -52,6 +52,8 @@ async def stays_text(page: Reader) -> None:
 async def test_the_worst_rollout_opens_and_its_tokens_are_coloured(reader: Open, tmp_path: Path) -> None:
     async with reader(job_with_rollouts(tmp_path / "job"), path=ROLLOUTS, width=400) as page:
         await expect(page.page.get_by_role("status").filter(has_text="1 to 3 of 3 rollouts")).to_be_visible()
+        await expect(page.page.get_by_role("img", name=re.compile("^Completion tokens: 3 rollouts"))).to_be_visible()
+        await page.page.get_by_text("Filters and search").click()
         await page.page.get_by_label("Outcome").select_option("failed")
         await page.page.get_by_role("link", name="9-0").click()
         await expect(page.page.get_by_role("heading", level=1)).to_have_text("Rollout 9-0")

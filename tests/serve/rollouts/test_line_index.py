@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 import tracemalloc
 from pathlib import Path
 from typing import get_args
 
+import numpy as np
 import orjson
 import pytest
 from hypothesis import given, settings
@@ -16,7 +18,7 @@ from hypothesis import strategies as st
 from environments.chat import Chat
 from serve.readers.rollouts import line_index, step_indexes
 from serve.readers.rollouts.line_index import StepIndex, record_in
-from serve.readers.rollouts.selection import RowFilter, Sort, select
+from serve.readers.rollouts.selection import RowFilter, Sort, histogram, select
 from serve.readers.rollouts.step_indexes import StepIndexes, moment
 from tests.serve.rollouts.jobs import spoken, write_lines, write_step
 from transport.files.untrusted import UntrustedFileError
@@ -223,3 +225,13 @@ def test_a_row_is_made_without_a_copy_of_all_names(tmp_path: Path) -> None:
     assert row is not None
     assert row.environment == "toy-1999"
     assert peak < 8000, "2,000 names take 16,000 bytes"
+
+
+@given(values=st.lists(st.floats(allow_infinity=True, allow_nan=True), max_size=50))
+def test_a_histogram_counts_each_finite_value_once(values: list[float]) -> None:
+    found = histogram(np.array(values, np.float64))
+    finite = [value for value in values if math.isfinite(value)]
+    assert sum(found.counts) == len(finite)
+    assert len(found.edges) == (len(found.counts) + 1 if finite else 0)
+    if finite:
+        assert found.edges[0] <= min(finite) <= max(finite) <= found.edges[-1]
