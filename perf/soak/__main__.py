@@ -161,6 +161,8 @@ def _watch(
     with _viewed(directory / "job", environment):
         while step < steps and job.poll() is None:
             step = _newest_step(directory / "job")
+            if step >= steps:
+                break  # its processes end now, and growth is of those that are there to the end
             held = [[*key, value] for key, value in held_below(os.getpid(), directory / "counts").items()]
             for name, files in (("job's directory", "job"), ("temporary directories", "tmp")):
                 held += [[name, *found] for found in files_below(directory / files).items()]
