@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Sequence
+from importlib.metadata import EntryPoint
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -123,3 +126,16 @@ def test_the_platform_is_vllms_own_in_everything_else() -> None:
     assert resolve_obj_by_qualname(platform.get_punica_wrapper()) is GroupedPunicaWrapper
     assert not platform().is_out_of_tree()
     assert platform().is_cpu()
+
+
+def test_vllm_takes_the_platform_that_the_project_declares(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.platforms import resolve_current_platform_cls_qualname
+
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
+    group = "vllm.platform_plugins"
+    declared = [EntryPoint(name, value, group) for name, value in project["entry-points"][group].items()]
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: declared if group == declared[0].group else [])
+    monkeypatch.setenv("VLLM_PLUGINS", "counterpoint")
+    assert resolve_current_platform_cls_qualname() == platform_plugin()
+    monkeypatch.setenv("VLLM_PLUGINS", "another")
+    assert resolve_current_platform_cls_qualname() != platform_plugin()
