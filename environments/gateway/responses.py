@@ -70,7 +70,7 @@ def chat_answer(choices: Sequence[Choice], chat: Chat, *, log_probabilities: boo
             {
                 "index": index,
                 "message": assistant_message(choice),
-                "logprobs": {"content": _chat_log_probabilities(choice.turn, chat)} if log_probabilities else None,
+                "logprobs": {"content": chat_log_probabilities(choice.turn, chat)} if log_probabilities else None,
                 "finish_reason": _chat_finish_reason(choice),
             }
             for index, choice in enumerate(choices)
@@ -146,7 +146,8 @@ def _usage(choices: Sequence[Choice], prompts: int) -> dict[str, int]:
     return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
 
-def _chat_log_probabilities(turn: Turn, chat: Chat) -> list[dict[str, Any]]:
+def chat_log_probabilities(turn: Turn, chat: Chat) -> list[dict[str, Any]]:
+    """The log-probability of each token of a turn, in nats, as the chat API writes them."""
     values = turn.log_probabilities.tolist()
     return [
         {"token": token, "logprob": value, "bytes": list(token.encode()), "top_logprobs": []}

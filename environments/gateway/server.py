@@ -19,9 +19,8 @@ import logging
 import secrets
 import traceback
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 from aiohttp import web
 
@@ -29,6 +28,7 @@ from environments.base import Model
 from environments.gateway.errors import Refused
 from environments.gateway.json_body import parse_body
 from environments.gateway.responses import MODEL, events
+from environments.gateway.responses_answer import responses_events
 from environments.gateway.session import Limits, Session
 from transport.connections import BoundedConnections
 from transport.process.descriptors import MOST_DESCRIPTORS, raise_descriptor_limit
@@ -149,17 +149,23 @@ class Gateway:
             return web.json_response({"object": "list", "data": [served]})
         if request.method == "GET" and path == f"v1/models/{MODEL}":
             return web.json_response(served)
-        if path not in ("v1/chat/completions", "v1/completions"):
+        if path not in ("v1/chat/completions", "v1/completions", "v1/responses"):
             raise Refused(f"there is no {request.method} /{path[:80]} here", status=404)
         if request.method != "POST":
             raise Refused(f"{request.method} is not allowed here; POST is", status=405)
         with session.admitted():
             fields = parse_body(await _body(request, session.limits.body_bytes))
-            work = session.chat(fields) if path == "v1/chat/completions" else session.complete(fields)
-            answer, asked = await work
+            if path == "v1/chat/completions":
+                answer, asked = await session.chat(fields)
+            elif path == "v1/completions":
+                answer, asked = await session.complete(fields)
+            else:
+                answer, asked = await session.respond(fields)
         if not asked.stream:
             return web.json_response(answer)
-        return await _stream(request, answer, include_usage=asked.include_usage)
+        is_response = answer["object"] == "response"
+        made = responses_events(answer) if is_response else events(answer, include_usage=asked.include_usage)
+        return await _stream(request, made)
 
     def _authorized(self, identity: str, authorization: str) -> Session:
         """The session of that id, if the key is its own. Raises `Refused`; it takes as long for every wrong id or key."""
@@ -195,10 +201,10 @@ async def _body(request: web.BaseRequest, most_bytes: int) -> bytes:
     return bytes(received)
 
 
-async def _stream(request: web.BaseRequest, answer: dict[str, Any], *, include_usage: bool) -> web.StreamResponse:
+async def _stream(request: web.BaseRequest, made: Iterator[bytes]) -> web.StreamResponse:
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
     await response.prepare(request)
-    for event in events(answer, include_usage=include_usage):
+    for event in made:
         await response.write(event)
     await response.write_eof()
     return response

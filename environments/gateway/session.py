@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ParamSpec
+from typing import Any, ParamSpec, TypeVar
 
 import orjson
 
@@ -18,10 +18,13 @@ from environments.gateway.errors import Refused
 from environments.gateway.messages import template_messages
 from environments.gateway.requests import Asked, ChatRequest, CompletionRequest, chat_request, completion_request
 from environments.gateway.responses import Choice, assistant_message, chat_answer, completion_answer, unsendable
+from environments.gateway.responses_answer import responses_answer
+from environments.gateway.responses_request import chat_fields
 from transport.printable import shortened
 from transport.records import Turn
 
 Parameters = ParamSpec("Parameters")
+Made = TypeVar("Made")
 
 _KEPT_ERRORS = 8
 _LONGEST_ERROR = 500
@@ -60,7 +63,7 @@ class Session:
         self._conversations = Conversations(model.chat)
         self._open = 0
         self._turns_begun = 0
-        self._tasks: set[asyncio.Task[dict[str, Any]]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
 
     @contextmanager
     def admitted(self) -> Iterator[None]:
@@ -85,7 +88,17 @@ class Session:
     async def chat(self, fields: dict[str, Any]) -> tuple[dict[str, Any], Asked]:
         """Returns the answer to a chat request, and what was asked. Raises `Refused`."""
         request = chat_request(fields, self._model.sampling, agent_sampling=self._agent_sampling)
-        return await self._ended_with_session(self._chat(request)), request.asked
+        choices = await self._ended_with_session(self._chat(request))
+        log_probabilities = request.asked.log_probabilities
+        return chat_answer(choices, self._model.chat, log_probabilities=log_probabilities), request.asked
+
+    async def respond(self, fields: dict[str, Any]) -> tuple[dict[str, Any], Asked]:
+        """The same for a request of the Responses API."""
+        request = chat_request(chat_fields(fields), self._model.sampling, agent_sampling=self._agent_sampling)
+        [choice] = await self._ended_with_session(self._chat(request))
+        log_probabilities = request.asked.log_probabilities
+        answer = responses_answer(choice, fields, self._model.chat, log_probabilities=log_probabilities)
+        return answer, request.asked
 
     async def complete(self, fields: dict[str, Any]) -> tuple[dict[str, Any], Asked]:
         """The same for a completions request."""
@@ -102,12 +115,12 @@ class Session:
         if tasks:
             await asyncio.wait(tasks, timeout=_END_SECONDS)
 
-    async def _ended_with_session(self, work: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
+    async def _ended_with_session(self, work: Coroutine[Any, Any, Made]) -> Made:
         """Awaits `work` in a task that the session's end cancels, and so does the client's disconnection."""
         if self.has_ended:  # while the request's body arrived
             work.close()
             raise _ended()
-        task: asyncio.Task[dict[str, Any]] = asyncio.create_task(work, name="a request at the gateway")
+        task: asyncio.Task[Made] = asyncio.create_task(work, name="a request at the gateway")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         try:
@@ -117,7 +130,7 @@ class Session:
                 raise _ended() from None
             raise
 
-    async def _chat(self, request: ChatRequest) -> dict[str, Any]:
+    async def _chat(self, request: ChatRequest) -> list[Choice]:
         try:
             # All that a template may write: calls, reasoning and tools are text as well.
             length = len(orjson.dumps([request.messages, request.tools]))
@@ -128,7 +141,7 @@ class Session:
         for choice in choices:
             [answer] = template_messages([assistant_message(choice)])
             self._conversations.remember(request.messages, request.tools, answer, choice.turn)
-        return chat_answer(choices, self._model.chat, log_probabilities=request.asked.log_probabilities)
+        return choices
 
     async def _complete(self, request: CompletionRequest) -> dict[str, Any]:
         prompts: list[Sequence[int]] = [

@@ -32,7 +32,8 @@ class RecordingModel(ScriptedModel):
         self.asked.append(sampling)
         turn = await super().generate(prompt_ids, sampling)
         if "cut" in self.chat.decode(turn.completion_ids.tolist()):
-            turn = self.turns[-1] = replace(turn, completion_ids=turn.completion_ids[:-1], finish_reason="length")
+            ids, values = turn.completion_ids[:-1], turn.log_probabilities[:-1]
+            turn = self.turns[-1] = replace(turn, completion_ids=ids, log_probabilities=values, finish_reason="length")
         return turn
 
     async def parse(self, turn: Turn, tools: Sequence[Tool] = ()) -> Reply:

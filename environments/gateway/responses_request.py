@@ -1,0 +1,185 @@
+"""Reads requests of OpenAI's Responses API as chat requests, so that both share one history, one check and one way to tokens.
+
+Consecutive items of an assistant (reasoning, message, calls) are one message of a chat: what `responses_answer` writes for one
+turn comes back as that turn's message, and continues its tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from environments.gateway.errors import Refused
+from environments.gateway.messages import MOST_MESSAGES
+from environments.messages import shown
+
+LOG_PROBABILITIES = "message.output_text.logprobs"
+_INCLUDED = (LOG_PROBABILITIES, "reasoning.encrypted_content")
+_SAME = frozenset(
+    {
+        "metadata", "min_p", "model", "parallel_tool_calls", "prompt_cache_key", "prompt_cache_retention", "safety_identifier",
+        "service_tier", "store", "stream", "temperature", "top_k", "top_logprobs", "top_p", "user",
+    }
+)  # fmt: skip
+"""Fields that mean what they mean in a chat request."""
+_READ = frozenset(
+    {
+        "include",
+        "input",
+        "instructions",
+        "max_output_tokens",
+        "reasoning",
+        "stream_options",
+        "text",
+        "tool_choice",
+        "tools",
+    }
+)
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "background": (False,),
+    "conversation": (),
+    "context_management": (),
+    "max_tool_calls": (),
+    "previous_response_id": (),
+    "prompt": (),
+    "truncation": ("disabled",),
+}
+_ADVICE = {
+    "conversation": "answers are not kept by id here; send the whole conversation as input",
+    "previous_response_id": "answers are not kept by id here; send the whole conversation as input",
+}
+_TEXTS = ("input_text", "output_text", "text")
+
+
+def chat_fields(fields: dict[str, Any]) -> dict[str, Any]:
+    """Returns the fields of the chat request that asks for the same. Raises `Refused`, which names the field at fault."""
+    for name, value in fields.items():
+        if name in _NEUTRAL:
+            if value is not None and value not in _NEUTRAL[name]:
+                _refuse(name, value, _ADVICE.get(name, "it cannot be honoured; leave it out"))
+        elif name not in _SAME and name not in _READ:
+            _refuse(name[:64], value, "this field cannot be honoured; leave it out")
+    made = {name: value for name, value in fields.items() if name in _SAME}
+    made["messages"] = _messages(fields.get("instructions"), fields.get("input"))
+    made["tools"] = _tools(fields.get("tools"))
+    made["max_tokens"] = _whole("max_output_tokens", fields.get("max_output_tokens"))
+    made["tool_choice"] = _tool_choice(fields.get("tool_choice"))
+    reasoning = _table("reasoning", fields.get("reasoning"), {"effort", "summary", "generate_summary"})
+    made["reasoning_effort"] = reasoning.get("effort")
+    text = _table("text", fields.get("text"), {"format", "verbosity"})
+    made["verbosity"] = text.get("verbosity")
+    made["response_format"] = _response_format(text.get("format"))
+    _table("stream_options", fields.get("stream_options"), {"include_obfuscation"})
+    include = fields.get("include") or []
+    if not isinstance(include, list) or not all(each in _INCLUDED for each in include):
+        _refuse("include", include, f"expected a list of {', '.join(_INCLUDED)}")
+    made["logprobs"] = LOG_PROBABILITIES in include
+    return {name: value for name, value in made.items() if value is not None}
+
+
+def _messages(instructions: object, given: object) -> list[dict[str, Any]]:
+    if instructions is not None and not isinstance(instructions, str):
+        _refuse("instructions", instructions, "expected text")
+    messages: list[dict[str, Any]] = [{"role": "system", "content": instructions}] if instructions else []
+    if isinstance(given, str):
+        return [*messages, {"role": "user", "content": given}]
+    if not isinstance(given, list) or not given:
+        _refuse("input", given, "expected text, or a list of items")
+    if len(given) > MOST_MESSAGES:
+        raise Refused(f"{len(given)} items; at most {MOST_MESSAGES} are taken", parameter="input")
+    for index, item in enumerate(given):
+        where = f"input[{index}]"
+        if not isinstance(item, dict):
+            _refuse(where, item, "expected an object")
+        _add(messages, item, where)
+    return messages
+
+
+def _add(messages: list[dict[str, Any]], item: dict[str, Any], where: str) -> None:
+    """Adds an item, to the assistant's message in progress if it is part of it."""
+    kind = item.get("type") or "message"
+    if kind == "message":
+        role, content = item.get("role"), _text(f"{where}.content", item.get("content"))
+        if role == "assistant":
+            _assistant(messages, "content")["content"] = content
+        else:
+            messages.append({"role": role, "content": content})
+    elif kind == "function_call":
+        call = {"name": item.get("name"), "arguments": item.get("arguments")}
+        calls = _assistant(messages, "").setdefault("tool_calls", [])
+        calls.append({"id": item.get("call_id"), "type": "function", "function": call})
+    elif kind == "function_call_output":
+        content = _text(f"{where}.output", item.get("output"))
+        messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": content})
+    elif kind == "reasoning":
+        # Reasoning begins a message. A summary is not what was reasoned; without the text the turn's own tokens have it.
+        if content := _text(f"{where}.content", item.get("content"), "reasoning_text"):
+            _assistant(messages, "reasoning_content")["reasoning_content"] = content
+    else:
+        _refuse(f"{where}.type", kind, "expected message, function_call, function_call_output or reasoning")
+
+
+def _assistant(messages: list[dict[str, Any]], field: str) -> dict[str, Any]:
+    """The assistant's message that an item with `field` belongs to: the last one, unless it has that field or a later one."""
+    order = ["reasoning_content", "content", "tool_calls"]
+    last = messages[-1] if messages else {}
+    taken = order[order.index(field) :] if field else []
+    if last.get("role") != "assistant" or any(each in last for each in taken):
+        messages.append({"role": "assistant"})
+    return messages[-1]
+
+
+def _text(where: str, value: object, *kinds: str) -> str:
+    """The text of a content; parts are joined by a line break, as in a chat request."""
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        _refuse(where, value, "expected text, or a list of parts of text")
+    for index, part in enumerate(value):
+        kind = part.get("type") if isinstance(part, dict) else part
+        if kind not in (kinds or _TEXTS) or not isinstance(part.get("text"), str):
+            _refuse(f"{where}[{index}]", kind, f"only parts of type {', '.join(kinds or _TEXTS)} are taken")
+    return "\n".join(part["text"] for part in value)
+
+
+def _tools(tools: object) -> object:
+    if tools is None:
+        return None
+    if not isinstance(tools, list):
+        _refuse("tools", tools, "expected a list of tools")
+    for index, tool in enumerate(tools):
+        if not isinstance(tool, dict) or tool.get("type") != "function":
+            kind = tool.get("type") if isinstance(tool, dict) else tool
+            _refuse(f"tools[{index}]", kind, "only tools of type function are served: the agent runs them")
+    return [{"type": "function", "function": {key: tool[key] for key in tool if key != "type"}} for tool in tools]
+
+
+def _tool_choice(value: object) -> object:
+    if isinstance(value, dict) and value.get("type") == "function":
+        return {"type": "function", "function": {"name": value.get("name")}}
+    return value
+
+
+def _response_format(value: object) -> object:
+    if isinstance(value, dict) and value.get("type") == "json_schema":
+        return {"type": "json_schema", "json_schema": {key: value[key] for key in value if key != "type"}}
+    return value
+
+
+def _table(name: str, value: object, known: set[str]) -> dict[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict) or not value.keys() <= known:
+        _refuse(name, value, f"expected an object with {', '.join(sorted(known))}")
+    return value
+
+
+def _whole(name: str, value: object) -> int | None:
+    if value is not None and (type(value) is not int or not 1 <= value <= 2**31):
+        _refuse(name, value, "expected a whole number of at least 1")
+    return value
+
+
+def _refuse(name: str, value: object, expected: str) -> NoReturn:
+    raise Refused(f"{name} is {shown(value)}; {expected}", parameter=name)
