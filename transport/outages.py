@@ -1,8 +1,10 @@
 """One list of outages: who does not do what this process needs of it, since when, and the newest reason.
 
 Whoever notices an outage begins it, begins it again with each further reason, and ends it. The log gets the beginning, each
-reason that is new, a reminder at growing intervals, and the end. In an orchestrator `fleet.json` (with it `counterpoint status`
-and the page), the watchdog, systemd's status and the metrics show what `current` returns; in a trainer its status and metrics do.
+reason that is new, a reminder at growing intervals, and the end. What is out at the level INFO is expected, such as a peer that
+still starts: the log has it once it has lasted for `EXPECTED_SECONDS`. In an orchestrator `fleet.json` (with it
+`counterpoint status` and the page), the watchdog, systemd's status and the metrics show what `current` returns; in a trainer its
+status and metrics do.
 """
 
 from __future__ import annotations
@@ -24,6 +26,9 @@ MAX_REASON = 300
 
 REMIND_SECONDS = (2.0, 60.0)
 """The first and the longest time between two reminders."""
+
+EXPECTED_SECONDS = 30.0
+"""Before an outage that is expected at a start is in the log, in a reminder."""
 
 _OLD_SECONDS = 12 * 3600
 """After which a moment needs its date."""
@@ -94,10 +99,13 @@ class Outages:
             outage = self._current[who] = Outage(kind, who, what, since, reason)
             level = self._levels[who] = self._levels.get(who, logging.ERROR) if level is None else level
             is_new = self._is_new(outage)
-            if is_new:
-                self._remind_from(REMIND_SECONDS[0])
+            expected = level <= logging.INFO
+            if is_new and not (expected and self._due < float("inf")):
+                self._remind_from(EXPECTED_SECONDS if expected else REMIND_SECONDS[0])
         if is_new:
-            logger.log(level, "%s", f"{who} {what}: {reason}" if former is None else f"{outage}")
+            logger.log(
+                logging.DEBUG if expected else level, "%s", f"{who} {what}: {reason}" if former is None else f"{outage}"
+            )
         if former is None or replace(former, since=since) != outage:
             self._on_change()
         return outage

@@ -103,3 +103,17 @@ def test_a_flood_of_outages_and_reasons_stays_bounded(outages: Outages, caplog: 
     for number in range(100):
         outages.begin(Kind.SERVER, f"server {number}", "takes no traffic", "no answer")
     assert len(outages.describe()) < 8000
+
+
+def test_a_peer_that_still_starts_is_in_the_log_once_it_takes_long(
+    outages: Outages, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    outages.begin(Kind.SERVER, SERVER, "takes no traffic", "refused", level=logging.INFO)
+    outages.begin(Kind.SERVER, SERVER, "takes no traffic", "is loading")
+    outages.remind()
+    assert not caplog.records
+    clock.now += module.EXPECTED_SECONDS + 1
+    outages.remind()
+    assert [(SERVER in record.getMessage(), record.levelno) for record in caplog.records] == [(True, logging.INFO)]
+    outages.end(SERVER)
+    assert len(caplog.records) == 1
