@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 import tomllib
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -179,11 +180,12 @@ def test_no_help_points_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.fixture(scope="module")
 def scripts() -> dict[str, str]:
-    command = [sys.executable, "-m", "cli.main", "completion"]
-    return {
-        shell: subprocess.run([*command, shell], capture_output=True, text=True, check=True).stdout
-        for shell in ("bash", "zsh", "fish")
-    }
+    written = {}
+    for shell in ("bash", "zsh", "fish"):
+        with redirect_stdout(StringIO()) as output:
+            assert main(["completion", shell]) == 0
+        written[shell] = output.getvalue()
+    return written
 
 
 def completed(script: str, *words: str) -> list[str]:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -206,27 +207,34 @@ def loss(inputs):
 """
 
 
+NAMED_BY_IMPORT_PATH = [
+    ("--orchestrator.environments", '[{"name": "mine", "kind": "my_tasks:Sums"}]'),
+    ("--orchestrator.advantage.kind", "my_tasks:advantage"),
+    ("--orchestrator.training.loss.kind", "my_tasks:loss"),
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("key", "kind"),
-    [
-        ("--orchestrator.environments", '[{"name": "mine", "kind": "my_tasks:Sums"}]'),
-        ("--orchestrator.advantage.kind", "my_tasks:advantage"),
-        ("--orchestrator.training.loss.kind", "my_tasks:loss"),
-    ],
-)
-def test_what_cannot_be_imported_is_refused_before_anything_is_written(
+@pytest.mark.parametrize("flag", NAMED_BY_IMPORT_PATH)
+def test_whatever_is_named_by_an_import_path_is_loaded_before_anything_is_written(
+    flag: tuple[str, str],
     job_file: Path,
     tmp_path: Path,
-    key: str,
-    kind: str,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """It is loaded by a process of its own: whatever it does there is not done to ours."""
-    flags = (str(job_file), key, kind)
     monkeypatch.delenv("PYTHONPATH", raising=False)
-    assert "put the directory of my_tasks on PYTHONPATH" in refused_here(capfd, "run", *flags)
+    said = refused_here(capfd, "run", str(job_file), *flag, "--dry-run")
+    assert "put the directory of my_tasks on PYTHONPATH" in said
+    assert list(tmp_path.iterdir()) == [job_file]
+
+
+@pytest.mark.slow
+def test_what_cannot_be_imported_is_refused_before_anything_is_written(
+    job_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It is loaded by a process of its own: whatever it does there is not done to ours."""
+    flags = (str(job_file), *NAMED_BY_IMPORT_PATH[0])
     modules = tmp_path / "modules"
     modules.mkdir()
     monkeypatch.setenv("PYTHONPATH", str(modules))
@@ -236,10 +244,12 @@ def test_what_cannot_be_imported_is_refused_before_anything_is_written(
         assert said in message
         assert "PYTHONPATH" not in message
     (modules / "my_tasks.py").write_text("import os; os.kill(os.getpid(), 11)")
-    assert "was killed by SIGSEGV" in refused_here(capfd, "run", *flags)
+    assert "was killed by SIGSEGV" in refused_here(capfd, "run", *flags, "--dry-run")
     (modules / "my_tasks.py").write_text(MY_TASKS)
-    assert main(["run", *flags, "--dry-run"]) == 0
-    assert "my_tasks" in capfd.readouterr().out
+    assert main(["run", str(job_file), *chain.from_iterable(NAMED_BY_IMPORT_PATH), "--dry-run"]) == 0
+    shown = capfd.readouterr().out
+    for name in ("my_tasks:Sums", "my_tasks:advantage", "my_tasks:loss"):
+        assert name in shown
     assert "my_tasks" not in sys.modules
     assert sorted(path.name for path in tmp_path.iterdir()) == ["job.toml", "modules"]
 
