@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch.utils import cpp_extension
 
 NAME = "host"
-"""Of the device, and of the backend of its collective calls."""
+"""The name of the device, and of the backend of its collective calls."""
 
 ON_HOST = "TESTS_ON_HOST_DEVICE"
 """Set in the environment of tests that use the device, in a process of their own: torch counts its devices once, when it first

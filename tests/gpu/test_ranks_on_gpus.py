@@ -44,7 +44,7 @@ def found(dense_directory: Path, moe_directory: Path, tmp_path_factory: pytest.T
 @pytest.mark.parametrize("way", ["sharded", "shared"])
 @pytest.mark.parametrize("name", NAMES)
 def test_ranks_with_a_device_each_train_as_a_cpu(found: dict[str, Any], way: str, name: str) -> None:
-    """Of which the model is divided, or the rows."""
+    """Either the model is divided among them, or the rows."""
     assert_close(found[way][name], found["plain"][name], list(SCENARIOS[name][1]))
 
 

@@ -27,7 +27,7 @@ WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "reference": ({}, {"lora": LORA, "reference": {"reward_coefficient": 0.4}}),
     "value head": ({}, {"value_head": {}}),
 }
-"""Of the trainer, and of `[training]`."""
+"""The settings of the trainer, and of `[training]`, by name."""
 
 
 def train(
@@ -78,7 +78,7 @@ def test_bfloat16_with_an_adapter_follows_float32(dense_directory: Path, tmp_pat
 
 
 def test_chunks_take_less_memory_than_whole_logits(gpu: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 4,096 tokens and 32,000 words, whose logits take 524 MB."""
+    """There are 4,096 tokens and 32,000 words; their logits take 524 MB."""
     hidden_PH = torch.randn(4096, 64, device=gpu, requires_grad=True)
     weight_VH = torch.randn(32_000, 64, device=gpu, requires_grad=True)
     targets_P = torch.randint(0, 32_000, (4096,), device=gpu)

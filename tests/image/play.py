@@ -21,7 +21,7 @@ from tests.support.polling import wait_until
 from tests.support.ports import free_port
 
 USER = 10001
-"""Of the image."""
+"""The image's user."""
 
 STEPS = 100
 

@@ -138,7 +138,7 @@ async def test_an_update_of_one_run_leaves_the_requests_of_others_alone(
 
 
 UPDATES, ANSWERS, AT_ONCE = 20, 500, 16
-"""Of each of two runs."""
+"""Each of two runs has so many."""
 
 
 def telling_prompt(policies: list[list[Policy]]) -> tuple[Int32Array, list[list[int]]]:

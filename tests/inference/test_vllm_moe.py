@@ -91,7 +91,7 @@ def request(
 def disagreement(
     server: ServerProcess, version: int, turn: Turn | Completion, prompt: Int32Array, temperature: float
 ) -> Float32Array:
-    """Of each completion token, the distance from the log-probability that Hugging Face computes."""
+    """Returns each completion token's distance from the log-probability that Hugging Face computes."""
     tokens = turn.completion_ids if isinstance(turn, Turn) else turn.token_ids
     expected = log_probabilities(server.models[version], np.concatenate([prompt, tokens]), temperature)[
         len(prompt) - 1 :

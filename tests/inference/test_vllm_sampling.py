@@ -34,7 +34,7 @@ WARM = SamplingParameters(temperature=0.8, max_tokens=64, stop_token_ids=(END,))
 
 @asynccontextmanager
 async def clients_of(server: ServerProcess) -> AsyncIterator[list[ServerClient]]:
-    """Of a server that has the weights of version 0."""
+    """Yields the clients of a server that has the weights of version 0."""
     directory = server.directories[0]
     async with HttpSessions(PoolConfig()) as connections:
         binary = BinaryClient(server.url, connections)
@@ -104,7 +104,7 @@ async def test_a_completion_may_fill_the_context_at_a_stock_server(moe_server: S
 def truncated_log_probabilities(
     server: ServerProcess, completion: Completion, sampling: SamplingParameters
 ) -> Float32Array:
-    """Of each completion token: Hugging Face's logits, over the temperature, cut as min-p, top-k and top-p say, normalised."""
+    """Returns those of the completion's tokens: Hugging Face's logits over the temperature, cut by min-p, top-k and top-p."""
     import torch
 
     tokens = torch.tensor(np.concatenate([PROMPT, completion.token_ids]).astype(np.int64))

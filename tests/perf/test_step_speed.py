@@ -36,7 +36,7 @@ def losses_of(settings: Settings) -> tuple[list[float], list[float]]:
 
 @pytest.mark.slow
 def test_both_sides_compute_the_same_losses() -> None:
-    """Of three steps, so the updates are equal, too, as far as they change the next loss."""
+    """There are three steps, so the updates are equal, too, as far as they change the next loss."""
     ours, trl = losses_of(SMALL)
     assert ours == pytest.approx(trl, abs=1e-5)
     assert len(set(ours)) == len(ours) == SMALL.steps + 1

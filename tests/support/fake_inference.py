@@ -28,7 +28,7 @@ from inference.loads import Claim, Load, Loads, NotOwner, Origin
 from inference.sent_weights import LENGTH_BYTES, OFFER_PATH, SEND_PATH, Offer
 
 LAYERS, TOP_K = 2, 2
-"""Of the routing of every completion."""
+"""The shape of every completion's routing."""
 
 ROUTES = (
     ("POST", wire.GENERATE_PATH),
@@ -49,7 +49,7 @@ ROUTES = (
 PROBE_TOKENS = [1, 2, 3]
 
 CLAIM = Claim("a test's", "a test", takes_over=True)
-"""Of what a test loads without a pool."""
+"""The claim on what a test loads without a pool."""
 
 
 def probe_answer(version: int, token_ids: list[int]) -> list[float]:
@@ -80,7 +80,7 @@ class FakeServer:
         self.held = 0
         """The version whose digests it reports."""
         self.secret: bytes | None = None
-        """Of the job that it belongs to."""
+        """The secret of the job that it belongs to."""
         self.loads = Loads("first")
         """What was loaded under each name, and whose it is."""
         self.tokens: tuple[str, ...] = ()

@@ -93,7 +93,7 @@ class Handler(BaseHTTPRequestHandler):
         self._reply(200, _resource(name, generation))
 
     def do_DELETE(self) -> None:
-        """Of one object."""
+        """Deletes one object."""
         name = self._asked()[0].partition("/o/")[2]
         found = self.bucket.objects.pop(name, None)
         if found is None:

@@ -101,7 +101,7 @@ def test_a_store_that_keeps_its_conditions_is_accepted_and_left_clean(root: str)
 
 @pytest.fixture
 def slow_bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
-    """Of a Google's storage that takes a name's next write a twentieth of a second after the last; the real one, a second."""
+    """A bucket that takes a name's next write a twentieth of a second after the last; Google's takes it after a second."""
     bucket = Bucket()
     bucket.interval = 0.05
     monkeypatch.setattr(GoogleStore, "write_interval", 0.05)

@@ -112,7 +112,7 @@ def train_failing(directory: Path, model: Path, group: Ranks, **trainer: Any) ->
 
 
 def train_without_memory(directory: Path, model: Path, group: Ranks) -> str:
-    """Of a step in which the last rank lacks memory for any token: what every rank raises, or why the run's step is refused."""
+    """Trains a step in which the last rank lacks memory for any token. Returns what all ranks raise, or why it is refused."""
     _, runs, routed = SCENARIOS[FULL]
     place = directory / "without-memory"
     if group.index == 0:

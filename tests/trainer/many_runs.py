@@ -71,7 +71,7 @@ class Bench:
         )  # fmt: skip
 
     def parameters(self, slot: int) -> dict[str, nn.Parameter]:
-        """Of slot `slot`, by layer and name."""
+        """Returns the parameters of slot `slot`, by layer and name."""
         return {
             f"{name}.{own}": parameter
             for name, layer in self.layers.items()

@@ -29,7 +29,7 @@ from transport.messages import Acknowledged, Ready
 pytestmark = pytest.mark.slow
 
 PART: dict[str, Any] = {"steps": 9, "checkpoint_interval": 2, "learning_rate": 1e-4}
-"""Of a run that is stopped."""
+"""The settings of a run that is stopped."""
 
 
 @pytest.fixture(scope="module")

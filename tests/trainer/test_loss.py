@@ -18,7 +18,7 @@ from trainer.losses.load import load_loss
 
 
 def inputs_of(trainer_P: Tensor, inference_P: Tensor, advantages_P: Tensor) -> LossInputs:
-    """Of two samples, the first with a third of the tokens."""
+    """Returns the inputs of two samples; the first has a third of the tokens."""
     sample_P = (torch.arange(len(trainer_P)) >= len(trainer_P) // 3).long()
     return LossInputs(trainer_P, inference_P, advantages_P, sample_P, 2, torch.ones_like(inference_P))
 

@@ -124,7 +124,7 @@ def test_any_finite_master_survives_its_halves(patterns: list[int]) -> None:
 
 
 def test_ties_are_rounded_away_from_zero_and_survive() -> None:
-    """Of 1 + 2^-8 and the like, half are rounded up and half down by torch."""
+    """Torch rounds half of 1 + 2^-8 and the like up, and half down."""
     master = torch.tensor([1 + 2**-8, 1 + 3 * 2**-8, -1 - 2**-8, -1 - 3 * 2**-8, float("inf"), float("nan"), 0.0, -0.0])
     weight, lower = _halves(master)
     assert weight[:4].tolist() == [1 + 2**-7, 1 + 2**-6, -1 - 2**-7, -1 - 2**-6]

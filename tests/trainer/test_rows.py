@@ -245,7 +245,7 @@ class BesideAnotherRank:
     def __init__(self, fits: int) -> None:
         self.fits, self.lacked_memory = fits, False
         self.tokens = 0
-        """Of the current piece of this rank."""
+        """The tokens of the current piece of this rank."""
 
     def holders(self, own: bool) -> list[int]:
         return [0] if own else []

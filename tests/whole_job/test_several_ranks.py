@@ -24,7 +24,7 @@ from transport.codec import read_file
 pytestmark = pytest.mark.slow
 
 ROLLOUTS = 16
-"""Of a step."""
+"""The rollouts of a step."""
 
 
 def completions_for(steps: int) -> int:

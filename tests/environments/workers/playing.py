@@ -25,7 +25,7 @@ from tests.support.rollouts import make_turn
 from transport.records import Int32Array, Rollout, Turn
 
 DEADLINE: ContextVar[float] = ContextVar("deadline", default=60.0)
-"""Of the rollout that the current task plays, in seconds: a run has one for all."""
+"""The deadline of the rollout that the current task plays, in seconds: a run has one for all."""
 
 KIND = "tests.environments.workers.faulty:Faulty"
 NEVER_ANSWERED = 666
@@ -59,7 +59,7 @@ class Playing:
     chat: Chat
     number: int = 0
     model: PolicyModel | None = None
-    """Of the newest rollout."""
+    """The model of the newest rollout."""
 
     async def play(self, fault: str, seconds: float = 60.0) -> Rollout:
         """One rollout of that fault, ended. `seconds` is its deadline."""

@@ -123,7 +123,7 @@ def test_the_class_is_never_imported_here() -> None:
 
 
 async def test_a_worker_runs_code_that_sets_alarms_in_its_main_thread(tmp_path: Path, model: Path) -> None:
-    """Of the verifiers library, whose environments run in a thread where they have no process of their own."""
+    """The code is the verifiers library's; its environments run in a thread where they have no process of their own."""
     config = EnvironmentConfig(
         name="sums",
         kind="verifiers",

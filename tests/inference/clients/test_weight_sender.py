@@ -110,7 +110,7 @@ async def test_files_arrive_as_they_are_though_the_trainer_removes_them(update: 
 
 
 async def test_a_refusal_says_why_and_costs_no_transfer(update: WeightUpdate) -> None:
-    """Of the offer, in the middle, and after all of it."""
+    """The server refuses the offer, or the weights that follow it."""
     paths: list[str] = []
 
     async def refuse_offer(head: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

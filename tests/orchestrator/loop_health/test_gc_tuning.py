@@ -64,7 +64,7 @@ def test_growth_counts_be_it_of_small_objects_or_of_buffers(now: Memory, grown: 
 async def test_only_growth_since_rollouts_have_ended_may_be_garbage(
     monkeypatch: pytest.MonkeyPatch, looks: list[tuple[int, int]], collections: int
 ) -> None:
-    """Of 100 rollouts in flight, the memory and the number of those that have ended at each look; 100 before the first."""
+    """`looks` are, for 100 rollouts in flight, the memory and the number that have ended at each look; 100 before the first."""
     counts, found = RolloutCounts(begun=100), list[int]()
     memory = iter([100, *(blocks for blocks, _ in looks), 100])
     ends = iter([ended for _, ended in looks])

@@ -60,7 +60,7 @@ class Counted:
 
 
 def costs(groups: int) -> list[float]:
-    """Of a few steps: groups end in another order than they began, become ready, ship, and others start."""
+    """Returns the costs of a few steps: groups end in another order than they began, become ready, ship, and others start."""
     counted = Counted(groups)
     counted.handle(PolicyUpdated(0))
     shipped = 0

@@ -48,7 +48,7 @@ class PlayedLink:
         self.sent: list[Batch] = []
         self.commits: list[int] = []
         self.sessions: list[int] = []
-        """Of everything sent."""
+        """The session of everything sent."""
         self.hello: Hello | None = None
         self.durable = 0
         self.outage: Outage | None = None
@@ -360,7 +360,7 @@ async def test_a_silent_trainer_is_not_waited_for_beyond_the_patience(tmp_path: 
 
 
 async def test_a_trainer_with_another_batch_of_a_known_step_ends_the_process(tmp_path: Path) -> None:
-    """Of one in memory, then sent and forgotten, and of one that an earlier process has recorded."""
+    """The step is in memory, or sent and forgotten, or recorded by an earlier process."""
     record(tmp_path, 1)
     async with running(tmp_path, newest_step=1) as (sender, link):
         await link.say(Ready(2, credit=4, session=1, batch=codec.digest_of(make_batch(1))))

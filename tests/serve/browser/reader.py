@@ -15,7 +15,7 @@ from playwright.async_api import Browser, ConsoleMessage, Page, Request, expect
 from tests.serve.api_client import ADMIN, Client, api
 
 DEADLINE_MILLISECONDS = 60_000
-"""Of every wait. Nothing takes so long; a busy machine may take a while."""
+"""The end of every wait. Nothing takes so long; a busy machine may take a while."""
 
 expect.set_options(timeout=DEADLINE_MILLISECONDS)
 

@@ -28,7 +28,7 @@ pytestmark = [
 DEMO = Path(__file__).parents[3] / "configs" / "demo.toml"
 
 PATIENCE_MILLISECONDS = 4 * DEADLINE_MILLISECONDS
-"""Of what needs the server, which yields the CPU to vLLM."""
+"""The longest wait for what needs the server, which yields the CPU to vLLM."""
 
 SCRIPT = "<script>document.title='owned'</script>"
 

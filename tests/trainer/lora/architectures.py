@@ -54,7 +54,7 @@ _OWN: dict[str, dict[str, Any]] = {
     "zaya": {"num_experts_per_tok": 1},
 }
 _FOUR_LAYERS = {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "nemotron_h"}
-"""Of several kinds, of which the last has attention."""
+"""Their four layers are of several kinds, of which the last has attention."""
 
 
 def make_tiny(kind: str, directory: Path) -> Path:

@@ -46,7 +46,7 @@ def trainers() -> tuple[Any, Any]:
 
 
 class Accelerator:
-    """Of one process."""
+    """The part of accelerate's class that TRL reads, in one process."""
 
     num_processes = 1
     sync_gradients = False

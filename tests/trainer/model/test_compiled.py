@@ -58,7 +58,7 @@ def assert_same_steps(compiled: LoneRun, plain: LoneRun, routed: bool) -> None:
 def test_twenty_steps_are_those_of_layers_as_they_are(
     dense_directory: Path, moe_directory: Path, tmp_path: Path, checkpointing: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Of a dense model, and of a mixture with recorded routing whose layers are computed again in the backward pass."""
+    """The models are a dense one, and a mixture with recorded routing whose layers are computed again in the backward pass."""
     model = moe_directory if checkpointing else dense_directory
     trainer: dict[str, Any] = {"max_tokens": 48, "activation_checkpointing": checkpointing}
     plain = make_lone_run(tmp_path / "plain", model, trainer, learning_rate=1e-4)

@@ -63,7 +63,7 @@ class Adapted:
         return (values_P * torch.linspace(-1, 1, len(values_P))).sum() + entropies_P.sum()
 
     def gradients(self) -> dict[str, Tensor | None]:
-        """Of both runs' adapters."""
+        """Returns the gradients of both runs' adapters."""
         return {
             f"{slot}.{name}": parameter.grad
             for slot in (1, 3)

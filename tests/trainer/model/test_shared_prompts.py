@@ -51,7 +51,7 @@ def without_sharing(lone: LoneRun) -> LoneRun:
 
 
 def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
-    """Of metrics but times, and of weights."""
+    """Asserts that weights and metrics are the same, times excepted."""
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         if not name.startswith(("phase/", "tokens_per_second")):

@@ -23,7 +23,7 @@ def own_rows(rank: int, ranks: int, parallel: int = 1) -> dict[str, tuple[int, i
 
 
 def state(rank: int, ranks: int, parallel: int = 1) -> dict[str, torch.Tensor]:
-    """Of one rank, with the moments of an optimizer."""
+    """Returns the state of one rank, with the moments of an optimizer."""
     tensors: dict[str, torch.Tensor] = {}
     for name, (first, last) in own_rows(rank, ranks, parallel).items():
         tensors |= {f"master.{name}": WEIGHTS[name][first:last].clone(), f"step.{name}": torch.tensor(7.0)}
