@@ -69,19 +69,13 @@ def test_keys_that_may_change_do_and_others_are_named() -> None:
     for bad in ({"sampling.temperature": -1}, {"sampling.warmth": 1}, {"training.learning_rate": math.inf}):
         with pytest.raises(ChangeRefused, match=r"(?i)greater|there is no key sampling\.warmth|finite"):
             apply(config, bad)
-    with pytest.raises(
-        ChangeRefused, match=r"^there is no key sampling\.temprature; did you mean sampling\.temperature\?$"
-    ):
+    with pytest.raises(ChangeRefused, match=r"sampling\.temprature\b.*\bsampling\.temperature\b"):
         apply(config, {"sampling.temprature": 0.8})
-    with pytest.raises(
-        ChangeRefused, match=r"^a run has no key training\.learning_rat; did you mean training\.learning_rate\?"
-    ):
+    with pytest.raises(ChangeRefused, match=r"training\.learning_rat\b.*\btraining\.learning_rate\b"):
         apply(config, {"training.learning_rat": 1e-4})
-    with pytest.raises(
-        ChangeRefused, match=r"^a run has no key environments\.a\.rtio; did you mean environments\.<name>\.ratio"
-    ):
+    with pytest.raises(ChangeRefused, match=r"environments\.a\.rtio\b.*environments\.<name>\.ratio\b"):
         apply(config, {"environments.a.rtio": 2})
-    with pytest.raises(ChangeRefused, match=r"^a run has no key xyz\. Of its keys, those that can change .* filters, "):
+    with pytest.raises(ChangeRefused, match=r"\bxyz\b.* filters, "):
         apply(config, {"xyz": 1})
     with pytest.raises(ChangeRefused, match=r"^sampling\.temperature = 'hot': expected a valid number"):
         apply(config, {"sampling.temperature": "hot"})

@@ -122,13 +122,11 @@ async def test_another_tokenizer_is_refused(make_config: Callable[..., RunConfig
     config = make_config(teacher={"model": "wise"}, **DISTILLING)
     chat = Chat(config.model)
     inference.texts = lambda ids: chat.transcribe([ids])[0].replace("a", "b")
-    with pytest.raises(
-        ConfigurationError, match=r"teacher: its tokenizer is not the run's: between the token ids 0 and "
-    ):
+    with pytest.raises(ConfigurationError, match=r"^teacher: .*tokenizer.* 0 and "):
         async with teacher_of(config, chat):
             pass
     inference.texts = lambda ids: chat.transcribe([ids])[0] + "?"
-    with pytest.raises(ConfigurationError, match=r"the run's reads '' where the teacher's reads '\?'"):
+    with pytest.raises(ConfigurationError, match=r"run.*''.*teacher.*'\?'"):
         async with teacher_of(config, chat):
             pass
 

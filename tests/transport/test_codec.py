@@ -296,5 +296,5 @@ def test_what_cannot_travel_is_refused_when_packed() -> None:
 
 @pytest.mark.parametrize("container", [dict.fromkeys(map(str, range(4097))), list(range(4097)), tuple(range(4097))])
 def test_a_header_that_could_not_be_read_again_is_not_packed(container: object) -> None:
-    with pytest.raises(ValueError, match="players has 4097 elements; at most 4096 travel in a header"):
+    with pytest.raises(ValueError, match=r"^players .*\b4097\b.*\b4096\b"):
         codec.pack_arrays({"players": container}, {})

@@ -123,7 +123,7 @@ def test_a_dump_that_fails_leaves_nothing(tmp_path: Path) -> None:
 
     with pytest.raises(OSError, match="No space left"):
         write_dump(tmp_path / "dump", HEADER, rollouts())
-    with pytest.raises(ValueError, match="a dump of 0 rollouts; expected 1 or more"):
+    with pytest.raises(ValueError, match=r"\b0 rollouts.* 1\b"):
         write_dump(tmp_path / "dump", HEADER, [])
     assert list(tmp_path.iterdir()) == []
 
@@ -215,10 +215,10 @@ def test_the_directory_of_all_steps_names_them(tmp_path: Path) -> None:
     for step in (2, 10):
         write_dump(tmp_path / f"raw_rollouts/step_{step}", HEADER, make_rollouts())
     for parent in (tmp_path, tmp_path / "raw_rollouts"):
-        with pytest.raises(DumpError, match=r"holds the dumps of steps 2 to 10; name one of them, such as .*/step_10"):
+        with pytest.raises(DumpError, match=r"\b2 to 10\b.*/step_10"):
             open_dump(parent)
     with pytest.raises(DumpError, match="does not exist"):
         open_dump(tmp_path / "raw_rollouts/step_3")
     write_dump(tmp_path / "job/run_one/raw_rollouts/step_4", HEADER, make_rollouts())
-    with pytest.raises(DumpError, match=r"run_one/raw_rollouts holds the dumps of step 4; name one of them, such as "):
+    with pytest.raises(DumpError, match=r"run_one/raw_rollouts .*\bstep 4\b.*/step_4"):
         open_dump(tmp_path / "job")

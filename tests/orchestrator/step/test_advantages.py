@@ -134,7 +134,7 @@ def test_a_custom_function_is_called_once_before_it_is_needed(caplog: pytest.Log
     kind = f"{__name__}:half"
     with pytest.raises(ValueError, match=f"'{kind}', called with a made-up group: .* 4 advantages for 8 rollouts"):
         try_advantage(load_advantage(AdvantageConfig(kind=kind)), 8)
-    with pytest.raises(ValueError, match="missing a required argument: 'weight'; expected a function of Adv"):
+    with pytest.raises(ValueError, match=r"'weight'.*Adv"):
         load_advantage(AdvantageConfig(kind=f"{__name__}:of_two"))
     for kind in ("standardised", f"{__name__}:best_only"):
         try_advantage(load_advantage(AdvantageConfig(kind=kind)), 8)

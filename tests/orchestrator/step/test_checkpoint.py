@@ -63,7 +63,7 @@ def test_a_checkpoint_of_another_version_is_called_that(tmp_path: Path, monkeypa
         newer.setattr("orchestrator.step.checkpoint.FORMAT", 2)
         write_checkpoint(config.run_dir, make_checkpoint(config, 1), keep=2)
     for read in (load_newest, check_resumable):
-        with pytest.raises(CheckpointError, match="cannot be read: a newer version of Counterpoint wrote it"):
+        with pytest.raises(CheckpointError, match=r"cannot be read.*\bnewer\b"):
             read(config)
 
 

@@ -103,10 +103,10 @@ def test_a_name_that_is_no_column_is_refused(frames: list[bytes]) -> None:
 
 
 def test_a_column_without_a_name_and_a_name_without_a_column_are_refused() -> None:
-    with pytest.raises(CodecError, match="the samples claim 0 routing chunks, 1 are present"):
+    with pytest.raises(CodecError, match=r"\b0 routing chunks, 1\b"):
         codec.decode(header_with(), LIMIT)
     frames = header_with(TEACHER_LOG_PROBABILITIES)[:-1]
-    with pytest.raises(CodecError, match="the header claims 6 arrays, 5 are present, at least 6 expected"):
+    with pytest.raises(CodecError, match=r"\b6 arrays, 5\b.*\b6\b"):
         codec.decode(frames, LIMIT)
 
 
@@ -132,7 +132,7 @@ def test_a_bad_column_is_named(column: np.ndarray, message: str) -> None:
 
 
 def test_an_unknown_column_does_not_validate() -> None:
-    with pytest.raises(ValueError, match="columns: 'other' is no column; expected names of teacher_log_probabilities"):
+    with pytest.raises(ValueError, match=r"^columns: 'other'.*teacher_log_probabilities"):
         codec.validate(replace(columned(), columns={"other": np.zeros(8, np.float32)}))
 
 
@@ -148,7 +148,7 @@ def test_turns_become_a_batch() -> None:
 
 def test_some_samples_with_a_column_are_no_batch() -> None:
     samples = merge_all([make_asked(), make_rollout(0, 1)])
-    with pytest.raises(ValueError, match=r"rollout 0-1 has the columns \[\], rollout 0-0 has \['teacher_log_prob"):
+    with pytest.raises(ValueError, match=r"0-1 .*\[\].* 0-0 .*\['teacher_log_prob"):
         assemble_batch("default", 1, samples)
 
 
