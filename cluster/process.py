@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,10 +16,8 @@ from pathlib import Path
 from cluster.notify import NotifySocket
 from transport.files.untrusted import UntrustedFileError, open_regular
 from transport.process import launch
+from transport.process.child import own_environment, size_of, spawn
 from transport.process.launch import guarded
-
-SYSTEMD_VARIABLES = frozenset({"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"})
-"""For the supervisor itself when systemd runs it; a worker gets its own."""
 
 INHERITED = 3
 """The number under which a worker finds a descriptor that it inherits."""
@@ -30,8 +27,6 @@ MOST_AT_ONCE = 1000
 
 LONGEST_PID = 9
 """Digits."""
-
-RESET_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGPIPE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +67,7 @@ class Process:
         self._extension = 0.0
         self.trouble = ""
         """The problem that it last reported by `X_TROUBLE=`."""
-        self.log_from = _size(command.log_file)
+        self.log_from = size_of(command.log_file)
         """Where its output begins in the log, in bytes: earlier processes may have written to it, too."""
         self.notifications = NotifySocket()
         try:
@@ -84,26 +79,13 @@ class Process:
     def _spawn(self) -> int:
         command = self.command
         command.log_file.parent.mkdir(parents=True, exist_ok=True)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-        environment = {key: value for key, value in os.environ.items() if key not in SYSTEMD_VARIABLES}
-        environment |= command.environment
+        environment = {**own_environment(), **command.environment}
         environment |= {"NOTIFY_SOCKET": self.notifications.address, "PYTHONUNBUFFERED": "1"}
         if command.silence_timeout_seconds is not None:
             environment["WATCHDOG_USEC"] = str(int(command.silence_timeout_seconds * 1e6))
-        return os.posix_spawn(
-            sys.executable,
-            guarded(command.arguments, command.nice, self._fence_seconds),
-            environment,
-            file_actions=[
-                *([] if self._inherited is None else [(os.POSIX_SPAWN_DUP2, self._inherited, INHERITED)]),
-                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-                (os.POSIX_SPAWN_OPEN, 1, str(command.log_file), flags, 0o644),
-                (os.POSIX_SPAWN_DUP2, 1, 2),
-            ],
-            setpgroup=0,
-            setsigmask=(),
-            setsigdef=RESET_SIGNALS,
-        )
+        guardian = guarded(command.arguments, command.nice, self._fence_seconds, notifies=True)
+        inherited = {} if self._inherited is None else {self._inherited: INHERITED}
+        return spawn(guardian, command.log_file, environment, inherited=inherited)
 
     def terminate(self) -> None:
         """Sends the command SIGTERM."""
@@ -151,18 +133,10 @@ def last_lines(log_file: Path, count: int = 20, start: int = 0, end: int | None 
     """Returns the last lines of a worker's output, between two positions in bytes; empty when it wrote none."""
     try:
         with open_regular(log_file) as file:
-            end = min(_size(log_file), end) if end is not None else _size(log_file)
+            end = min(size_of(log_file), end) if end is not None else size_of(log_file)
             first = max(start, end - 64 * 1024)
             file.seek(first)
             lines = file.read(max(0, end - first)).decode(errors="replace").splitlines()
     except (FileNotFoundError, UntrustedFileError):
         return []
     return [line.rstrip() for line in lines[-count:]]
-
-
-def _size(file: Path) -> int:
-    """Returns the size of a log; 0 if it cannot be read, since it is for display only and must not disturb supervision."""
-    try:
-        return file.stat().st_size
-    except OSError:
-        return 0

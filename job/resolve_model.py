@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-from cluster.process import SYSTEMD_VARIABLES
 from transport.errors import UserError
 from transport.process.launch import guarded
 
@@ -42,9 +41,8 @@ def resolve_model(name: str) -> Path:
         _check_readable(Path(name))
         return Path(name).resolve()
     command = guarded([sys.executable, "-P", "-m", "cli.main", "make-model", name])
-    environment = {key: value for key, value in os.environ.items() if key not in SYSTEMD_VARIABLES}
     try:
-        completed = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, env=environment)
+        completed = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
             f"interrupted while the model {name} was found or built; nothing else was started. "

@@ -13,8 +13,9 @@ from cluster.agent.protocol import MARK
 from cluster.agent.remains import start_of
 from cluster.agent.settings import AgentEndpoint, AgentSettings, lock_file, read_endpoint
 from cluster.errors import BackendError
-from cluster.process import RESET_SIGNALS, SYSTEMD_VARIABLES, last_lines
+from cluster.process import last_lines
 from transport.files.lock import holder_of
+from transport.process.child import own_environment, spawn
 
 START_SECONDS = 60.0
 """Longest time from the start of an agent to its endpoint."""
@@ -25,20 +26,8 @@ POLL_SECONDS = 0.01
 def spawn_agent(settings: AgentSettings) -> int:
     """Starts an agent in a session of its own; returns its process, a child of this one. Raises `OSError`."""
     settings.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    environment = {key: value for key, value in os.environ.items() if key not in SYSTEMD_VARIABLES}
-    return os.posix_spawn(
-        sys.executable,
-        [sys.executable, "-m", "cluster.agent.main", settings.model_dump_json()],
-        environment | {MARK: settings.mark},
-        file_actions=[
-            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-            (os.POSIX_SPAWN_OPEN, 1, str(settings.log_file), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600),
-            (os.POSIX_SPAWN_DUP2, 1, 2),
-        ],
-        setsid=True,
-        setsigmask=(),
-        setsigdef=RESET_SIGNALS,
-    )
+    command = [sys.executable, "-m", "cluster.agent.main", settings.model_dump_json()]
+    return spawn(command, settings.log_file, own_environment() | {MARK: settings.mark}, session=True, mode=0o600)
 
 
 def start_steps(settings: AgentSettings) -> Iterator[AgentEndpoint | None]:

@@ -16,11 +16,11 @@ import time
 from concurrent.futures import Future
 from typing import Any
 
-import transport.process.launch
 from cluster.agent.protocol import MARK
 from cluster.agent.settings import MAX_ENDPOINT_BYTES, AgentEndpoint, AgentSettings
 from cluster.backends.ray_places import node_name
 from cluster.process import last_lines
+from transport.process.launch import COMMAND_NOT_STARTED, guarded
 
 LAST_SECONDS = 120.0
 """How long the last actor of a bundle waits for the others before it leaves the placement group to its job's next start."""
@@ -64,7 +64,7 @@ class AgentActor:
         ray.actor.exit_actor()
 
     def _run(self) -> None:
-        code = transport.process.launch.COMMAND_NOT_STARTED
+        code = COMMAND_NOT_STARTED
         try:
             with _start(self._settings) as process:
                 assert process.stdout is not None
@@ -109,19 +109,10 @@ class AgentActor:
 def _start(settings: AgentSettings) -> subprocess.Popen[bytes]:
     """Starts an agent below a guardian."""
     settings.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    guardian = [
-        sys.executable,
-        "-I",
-        "-S",
-        transport.process.launch.__file__,
-        str(os.getpid()),
-        "0",
-        "0",
-    ]  # nice, and no fence
     marking = ["env", f"{MARK}={settings.mark}"]  # not the guardian: an agent first kills all others with its mark
     with open(os.open(settings.log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as log:
         return subprocess.Popen(
-            [*guardian, *marking, sys.executable, "-m", "cluster.agent.main", settings.model_dump_json()],
+            guarded([*marking, sys.executable, "-m", "cluster.agent.main", settings.model_dump_json()]),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,

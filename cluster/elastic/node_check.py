@@ -19,7 +19,8 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
-from cluster.elastic.ranks import LOOPBACK, child_environment, interfaces, kill_guarded, listen
+from cluster.elastic.ranks import LOOPBACK, child_environment, interfaces, listen
+from transport.process.child import kill_guarded
 from transport.process.imports import without_gc
 from transport.process.launch import guarded
 

@@ -21,7 +21,7 @@ from ipaddress import ip_address
 from typing import Any
 
 from cluster.agent.protocol import CONTROL_FD
-from cluster.process import SYSTEMD_VARIABLES
+from transport.process.child import kill_guarded
 from transport.process.launch import guarded
 
 LOOPBACK = "127.0.0.1"
@@ -31,9 +31,6 @@ MAX_MESSAGES = 2**20
 
 LONGEST_REASON = 2000
 """Characters of a failure's reason."""
-
-KILL_AGAIN_SECONDS = 0.1
-"""After which a guardian that has not ended is told again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,19 +88,7 @@ def interfaces(host: str) -> dict[str, str]:
 
 def child_environment() -> dict[str, str]:
     """Returns this process's environment without what concerns itself alone."""
-    return {key: value for key, value in os.environ.items() if key not in SYSTEMD_VARIABLES | {CONTROL_FD}}
-
-
-def kill_guarded(process: subprocess.Popen[bytes]) -> None:
-    """Kills a guarded child with everything below it, and waits for its end.
-
-    A guardian that has just been started does not hear it where SIGHUP is ignored, as below `nohup`; so it is told again.
-    """
-    while process.poll() is None:
-        for number in (signal.SIGHUP, signal.SIGCONT):
-            process.send_signal(number)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(KILL_AGAIN_SECONDS)
+    return {key: value for key, value in os.environ.items() if key != CONTROL_FD}
 
 
 class RanksProcess:

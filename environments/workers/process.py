@@ -16,7 +16,8 @@ from pathlib import Path
 
 from environments.workers.boot import Boot
 from transport.printable import ending, printable, shortened
-from transport.process.launch import guarded
+from transport.process.child import size_of, spawn
+from transport.process.launch import exit_code_of, guarded
 
 NICE = 5
 """Added to a worker's niceness, so that the orchestrator's loop comes first where there are fewer cores than workers."""
@@ -24,8 +25,6 @@ NICE = 5
 STACK_SIGNAL = signal.SIGRTMIN + 7
 """Makes a worker write the stacks of its threads to its stack file, even while one of them holds the GIL."""
 
-_RESET = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGPIPE)
-_STRIPPED = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
 _TAIL_BYTES = 4096
 _LAST_OUTPUT, _LONGEST_LINE = 300, 120
 _CRASH = "Fatal Python error"
@@ -67,21 +66,8 @@ class WorkerProcess:
                 os.kill(self.pid, STACK_SIGNAL)
 
     def _spawn(self, orders: int) -> int:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-        environment = {name: value for name, value in os.environ.items() if name not in _STRIPPED}
-        return os.posix_spawn(
-            sys.executable,
-            guarded([sys.executable, "-P", "-m", "environments.workers.worker"], NICE),
-            environment | {"PYTHONUNBUFFERED": "1"},
-            file_actions=[
-                (os.POSIX_SPAWN_DUP2, orders, 0),
-                (os.POSIX_SPAWN_OPEN, 1, str(self.log_file), flags, 0o644),
-                (os.POSIX_SPAWN_DUP2, 1, 2),
-            ],
-            setpgroup=0,
-            setsigmask=(),
-            setsigdef=_RESET,
-        )
+        command = guarded([sys.executable, "-P", "-m", "environments.workers.worker"], NICE)
+        return spawn(command, self.log_file, os.environ | {"PYTHONUNBUFFERED": "1"}, standard_input=orders)
 
     def _reap(self) -> None:
         pid, status = os.waitpid(self.guardian, os.WNOHANG)
@@ -90,16 +76,7 @@ class WorkerProcess:
         self._loop.remove_reader(self._descriptor)
         os.close(self._descriptor)
         self._descriptor = -1
-        code = os.waitstatus_to_exitcode(status)
-        self._ended(128 - code if code < 0 else code)
-
-
-def size_of(path: Path) -> int:
-    """Returns the size of a file in bytes; 0 if there is none."""
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
+        self._ended(exit_code_of(status))
 
 
 def in_words(code: int) -> str:

@@ -11,10 +11,11 @@ import logging
 from collections.abc import Callable
 
 from environments.config import EnvironmentConfig
-from environments.workers.process import WorkerProcess, blocked_at, size_of
+from environments.workers.process import WorkerProcess, blocked_at
 from environments.workers.supply import Supply, Worker
 from environments.workers.upkeep import Usage, look_at_all
 from transport.config import machine_memory
+from transport.process.child import size_of
 
 logger = logging.getLogger(__name__)
 

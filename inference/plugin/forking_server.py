@@ -2,6 +2,8 @@
 
 vLLM can fork its engine, and does so where it is used as a library. Its API server spawns it by default, and on a CPU vLLM 0.30
 overwrites what the environment asks for (`CpuPlatform.check_and_update_config`). `ForkingArguments` restores it.
+`multiprocessing`'s fork server does not serve: vLLM takes `fork` or `spawn` only, and the imports to be shared are those of this
+process.
 
 It is forked by the main thread before this process has computed anything: a forked process has only the thread that forked it,
 and would wait for ever for OpenMP's other threads if there had been any.

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster.process import SYSTEMD_VARIABLES, last_lines
+from cluster.process import last_lines
 from job.admin.ask import NotAnswered, Refused, require_job
 from job.check import SAFE_PATH, check_imports, check_run
 from job.configuration.layers import ENVIRONMENT_PREFIX, NOT_CONFIGURATION
@@ -33,6 +33,7 @@ from trainer.runs.control_files import MAX_CONFIG_BYTES
 from transport.errors import UserError
 from transport.files.atomic import write_atomically
 from transport.files.lock import take_lock
+from transport.process.child import own_environment
 
 GUESTS = "guests"
 """In the job's directory: the files and the output of the runs that joined here."""
@@ -171,5 +172,4 @@ def _environment() -> dict[str, str]:
         for name in os.environ
         if (name.startswith(ENVIRONMENT_PREFIX) and name not in NOT_CONFIGURATION) or name.startswith("CLUSTER_")
     }
-    kept = {name: value for name, value in os.environ.items() if name not in left_out | SYSTEMD_VARIABLES}
-    return kept | SAFE_PATH
+    return {name: value for name, value in own_environment().items() if name not in left_out} | SAFE_PATH

@@ -14,7 +14,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cluster.process import SYSTEMD_VARIABLES
 from inference.base import InferenceError
 from inference.config import InferenceConfig, LoraServingConfig, PoolConfig, check_url
 from inference.pool.sources import parse_listing, read_text
@@ -110,10 +109,9 @@ async def server_running(
     file = directory / "inference.toml"
     write_atomically(file, to_toml(config).encode())
     command = guarded([sys.executable, "-P", "-m", "cli.main", "inference", str(file)])
-    kept = {name: value for name, value in os.environ.items() if name not in SYSTEMD_VARIABLES}
     # A group of its own: Ctrl-C is ours to pass on.
     process = await asyncio.create_subprocess_exec(
-        *command, env=kept | dict(SAFE_PATH) | dict(environment), process_group=0, stdin=asyncio.subprocess.DEVNULL
+        *command, env={**os.environ, **SAFE_PATH, **environment}, process_group=0, stdin=asyncio.subprocess.DEVNULL
     )
     ended = asyncio.create_task(process.wait(), name="inference server")
     try:

@@ -116,11 +116,8 @@ class Tracking:
         beats, given = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(beats, False)
         command = [sys.executable, "-m", sink.spec.program, str(given), sink.spec.to_json()]
-        environment = {
-            name: value for name, value in os.environ.items() if name not in ("NOTIFY_SOCKET", "WATCHDOG_USEC")
-        }
         try:
-            sink.process = subprocess.Popen(guarded(command), pass_fds=(given,), stdin=subprocess.PIPE, env=environment)
+            sink.process = subprocess.Popen(guarded(command), pass_fds=(given,), stdin=subprocess.PIPE)
         except OSError as error:
             os.close(beats)
             self._failed(sink, f"could not be started: {error}", now)

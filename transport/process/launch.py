@@ -1,12 +1,17 @@
 """The guardian of one worker: a small process between the supervisor and a command, after which no process is left.
 
-It runs as a script, on its own (`python -I -S launch.py PARENT_PID NICE FENCE COMMAND...`), and imports only the standard
-library, so that it costs some 10 MB and a few milliseconds. It starts the command in a process group of its own and waits.
-It passes SIGTERM and SIGINT on to the command. On SIGHUP, which the kernel sends when the supervisor dies for any reason, it
-kills the command and everything below it. When the command ends, the guardian also kills all processes that the command
-left: as a *subreaper* it inherits every orphan below it, even one that began a session. Its exit code is the command's, or
-128 + the signal that ended the command. The command has a temporary directory of its own, which goes with it.
-`cluster.process` is the other end for a worker of a job, `environments.workers` for a worker of an environment.
+It runs as a script, on its own (`python -I -S launch.py PARENT_PID NICE FENCE NOTIFIES COMMAND...`), and imports only the
+standard library, so that it costs some 10 MB and a few milliseconds. It starts the command in a process group of its own and
+waits. It passes SIGTERM and SIGINT on to the command. On SIGHUP, which the kernel sends when the supervisor dies for any
+reason, it kills the command and everything below it. When the command ends, the guardian also kills all processes that the
+command left: as a *subreaper* it inherits every orphan below it, even one that began a session. Its exit code is the
+command's, or 128 + the signal that ended the command. The command has a temporary directory of its own, which goes with it.
+`transport.process.child` is the other end; `cluster.process` for a worker of a job, `environments.workers` for a worker of an
+environment.
+
+Unless it `NOTIFIES`, the command does not get the variables by which the supervisor itself is supervised (`SYSTEMD_VARIABLES`):
+what is sent to that address would be taken for the supervisor's own. With 1 they are the command's, and the guardian sends the
+command's pid there first.
 
 With a `FENCE` above 0 it also kills everything when the supervisor has not sent `SIGNAL_OF_LIFE` for so many seconds: a
 supervisor that is stopped, or whose machine slept, may have been replaced meanwhile.
@@ -47,16 +52,36 @@ LONGEST_TEMPORARY = 107 - 55
 SHARED_TMPDIR = "X_SHARED_TMPDIR"
 """The variable with the temporary directory that is nobody's own, for what processes of a job must find there."""
 
+SYSTEMD_VARIABLES = frozenset({"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"})
+"""By these a process is supervised that systemd or an agent of `cluster` runs; none is for its children."""
+
 COMMAND_NOT_STARTED = 127
 """Exit code when the command could not be executed, as in a shell."""
 
 
-def guarded(command: Sequence[str], nice: int = 0, fence_seconds: float = 0.0) -> list[str]:
+def guarded(command: Sequence[str], nice: int = 0, fence_seconds: float = 0.0, *, notifies: bool = False) -> list[str]:
     """Returns the command that runs `command` under a guardian which dies with this process.
 
-    With a fence this process must send each guardian `SIGNAL_OF_LIFE` more often than that.
+    With a fence this process must send each guardian `SIGNAL_OF_LIFE` more often than that. Only what `notifies` finds in the
+    environment that it is given the address to which it sends its notifications.
     """
-    return [sys.executable, "-I", "-S", __file__, str(os.getpid()), str(nice), f"{fence_seconds:g}", *command]
+    guardian = [
+        sys.executable,
+        "-I",
+        "-S",
+        __file__,
+        str(os.getpid()),
+        str(nice),
+        f"{fence_seconds:g}",
+        f"{notifies:d}",
+    ]
+    return [*guardian, *command]
+
+
+def exit_code_of(status: int) -> int:
+    """Returns the exit code of a process by what `os.waitpid` returned: 128 + signal for one that was killed."""
+    code = os.waitstatus_to_exitcode(status)
+    return 128 - code if code < 0 else code
 
 
 class TemporaryDirectory:
@@ -187,8 +212,7 @@ def reap() -> list[tuple[int, int]]:
             return ended
         if pid == 0:
             return ended
-        code = os.waitstatus_to_exitcode(status)
-        ended.append((pid, 128 - code if code < 0 else code))
+        ended.append((pid, exit_code_of(status)))
 
 
 def kill_descendants(timeout_seconds: float = 10.0) -> list[int]:
@@ -357,4 +381,7 @@ def _log(line: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(guard(sys.argv[4:], int(sys.argv[2]), int(sys.argv[1]), float(sys.argv[3])))
+    if sys.argv[4] != "1":
+        for name in SYSTEMD_VARIABLES:
+            os.environ.pop(name, None)
+    sys.exit(guard(sys.argv[5:], int(sys.argv[2]), int(sys.argv[1]), float(sys.argv[3])))

@@ -13,7 +13,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from cluster.process import SYSTEMD_VARIABLES
 from transport.process.launch import guarded
 from tune.executors.fork_server import MAX_PACKET, command
 from tune.executors.forked_here import ForkedHere
@@ -142,7 +141,6 @@ def _started(module: str, cold: bool) -> tuple[subprocess.Popen[bytes], socket.s
                 guarded(command(theirs.fileno(), module, search_path(), cold)),
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                env={name: value for name, value in os.environ.items() if name not in SYSTEMD_VARIABLES},
                 process_group=0,
             )
     except BaseException:

@@ -1,5 +1,8 @@
 """A process that has imported a trainable's module, and forks a process for each of its trials in milliseconds.
 
+`multiprocessing`'s fork server with its preload does not serve: what it has forked outlives it, no minder takes what a trial
+leaves behind, its first message is a pickle, and a module that starts a thread while it is imported would be forked all the same.
+
 It runs below a guardian (`transport.process.launch`), which ends everything here when the executor dies. Each trial has a
 *minder*, forked from here, and the trial's own process, forked from the minder. The minder inherits whatever the trial
 leaves behind, and kills

@@ -7,13 +7,12 @@ directory (`docs/serve.md`).
 from __future__ import annotations
 
 import logging
-import signal
 import subprocess
 import sys
 import tempfile
-from contextlib import suppress
 from pathlib import Path
 
+from transport.process.child import end_guarded
 from transport.process.launch import guarded
 from tune.errors import TuneError, on_one_line
 
@@ -58,13 +57,7 @@ class ExperimentServer:
 
     def end(self) -> None:
         """Ends it."""
-        with suppress(ProcessLookupError):
-            self._process.send_signal(signal.SIGTERM)
-        try:
-            self._process.wait(END_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        end_guarded(self._process, END_SECONDS)
         assert self._process.stdout is not None
         self._process.stdout.close()
         self._said.close()

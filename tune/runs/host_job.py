@@ -21,6 +21,7 @@ from job.check import SAFE_PATH
 from job.directory import JOB_FILE, is_running, living_runs, runs_at_once
 from job.processes_file import read_workers
 from transport.errors import UserError
+from transport.process.child import own_environment
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +74,12 @@ class HostJob:
         self.log_file.parent.mkdir(parents=True, exist_ok=True)
         with open(self.log_file, "ab") as log:
             self._process = subprocess.Popen(
-                tied, stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0, env=os.environ | SAFE_PATH
+                tied,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                process_group=0,
+                env=own_environment() | SAFE_PATH,
             )
         logger.info("the job starts from %s; its output is in %s", self._file, self.log_file)
 

@@ -20,6 +20,7 @@ from run.config import RunConfig
 from transport.configuration.toml_file import Table
 from transport.errors import UserError
 from transport.files.atomic import write_atomically
+from transport.process.launch import exit_code_of
 from tune.errors import on_one_line
 
 logger = logging.getLogger(__name__)
@@ -106,6 +107,5 @@ class OrchestratorProcess:
     def _wait(self, options: int) -> None:
         pid, status = os.waitpid(self._process.guardian_pid, options)
         if pid != 0:
-            code = os.waitstatus_to_exitcode(status)
-            self.code = 128 - code if code < 0 else code
+            self.code = exit_code_of(status)
             self._process.close()

@@ -3,7 +3,8 @@
 It imports what programs usually import, so that a run costs a fork and no start of an interpreter. Its parent, `python_sandbox`,
 sends a socket for each run by its standard input, and the process that is forked serves that run (`supervisor`). It ends, and all
 runs with it, when that input ends. It holds no secret: its environment is made by its parent, and the files that it could open
-are those of the root that it builds.
+are those of the root that it builds. `multiprocessing`'s fork server does not serve: it says by a pickle what a fork is
+to run, and it has the environment of its parent. A run must have neither.
 """
 
 from __future__ import annotations

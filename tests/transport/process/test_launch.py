@@ -193,11 +193,12 @@ def test_what_a_command_leaves_in_its_temporary_directory_goes_with_it() -> None
     guardian = [sys.executable, "-I", "-S", launch.__file__]
     nested = """
     import os, subprocess, sys
-    subprocess.run([sys.executable, "-I", "-S", sys.argv[1], str(os.getpid()), "0", "0", *sys.argv[2:]], check=True)
+    subprocess.run([sys.executable, "-I", "-S", sys.argv[1], str(os.getpid()), "0", "0", "0", *sys.argv[2:]], check=True)
     """
     words = [
         *guardian,
         str(os.getpid()),
+        "0",
         "0",
         "0",
         *program,
@@ -221,7 +222,7 @@ def test_what_a_command_leaves_in_its_temporary_directory_goes_with_it() -> None
 @pytest.mark.slow
 def test_what_a_killed_guardian_leaves_is_removed_by_the_next_and_what_a_live_one_has_stays() -> None:
     short = Path(tempfile.mkdtemp(prefix="c", dir="/tmp"))
-    words = [sys.executable, "-I", "-S", launch.__file__, str(os.getpid()), "0", "0"]
+    words = [sys.executable, "-I", "-S", launch.__file__, str(os.getpid()), "0", "0", "0"]
     program = "import tempfile, time; print(tempfile.gettempdir(), flush=True); time.sleep(600)"
     environment = {name: value for name, value in os.environ.items() if name != launch.SHARED_TMPDIR}
     guardian = subprocess.Popen(

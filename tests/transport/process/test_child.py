@@ -1,0 +1,96 @@
+"""`transport.process.child`: what a child inherits, where its output goes, and that nothing of it is left once it is ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from transport.process.child import end_guarded, own_environment, size_of, spawn
+from transport.process.launch import SYSTEMD_VARIABLES, exit_code_of, guarded
+
+SHOW = "import os; print(*(name for name in sorted(os.environ) if name in ('NOTIFY_SOCKET', 'WATCHDOG_USEC', 'WATCHDOG_PID')))"
+
+
+@pytest.mark.parametrize("notifies", [False, True])
+def test_only_who_notifies_is_taken_for_the_supervised_process(tmp_path: Path, notifies: bool) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as supervisor:
+        supervisor.bind(str(tmp_path / "notify"))
+        supervisor.setblocking(False)
+        environment = os.environ | {
+            "NOTIFY_SOCKET": str(tmp_path / "notify"),
+            "WATCHDOG_USEC": "1",
+            "WATCHDOG_PID": "2",
+        }
+        command = guarded([sys.executable, "-I", "-c", SHOW], notifies=notifies)
+        shown = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
+        assert set(shown.split()) == (SYSTEMD_VARIABLES if notifies else set())
+        if notifies:
+            assert supervisor.recv(100).startswith(b"MAINPID=")
+        else:
+            with pytest.raises(BlockingIOError):
+                supervisor.recv(100)
+
+
+def test_a_child_without_a_guardian_inherits_nothing_of_that_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NOTIFY_SOCKET", "/nowhere")
+    monkeypatch.setenv("KEPT", "1")
+    assert own_environment() == {name: value for name, value in os.environ.items() if name != "NOTIFY_SOCKET"}
+
+
+@pytest.mark.parametrize("session", [False, True])
+def test_output_is_appended_and_descriptors_are_found(tmp_path: Path, session: bool) -> None:
+    log = tmp_path / "log"
+    log.write_text("before\n")
+    program = (
+        "import os, sys; print(sys.stdin.read(), os.read(7, 9).decode(), os.getpgid(0) == os.getpid(), end=' ');"
+        "print(os.getsid(0) == os.getpid()); sys.stdout.flush(); os.kill(os.getpid(), 10)"
+    )
+    given, kept = os.pipe()
+    os.write(kept, b"told")
+    try:
+        pid = spawn(
+            [sys.executable, "-I", "-c", program], log, os.environ, inherited={given: 7}, session=session, mode=0o600
+        )
+    finally:
+        os.close(given)
+        os.close(kept)
+    assert exit_code_of(os.waitpid(pid, 0)[1]) == 128 + signal.SIGUSR1
+    assert log.read_text() == f"before\n told True {session}\n"
+    assert size_of(log) == log.stat().st_size
+    assert size_of(tmp_path / "none") == 0
+
+
+def test_who_does_not_end_in_time_is_killed_with_all_that_it_started() -> None:
+    program = """
+import os, signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if os.fork() == 0:
+    os.setsid()
+print(os.getpid(), flush=True)
+time.sleep(600)
+"""
+    process = subprocess.Popen(guarded([sys.executable, "-I", "-c", program]), stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    pids = [int(process.stdout.readline()) for _ in range(2)]
+    assert not end_guarded(process, 0.05)
+    assert process.stdout.read() == ""  # nobody has the pipe any more
+    process.stdout.close()
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_who_ends_in_time_is_not_killed() -> None:
+    program = "import time; print(1, flush=True); time.sleep(600)"
+    process = subprocess.Popen(guarded([sys.executable, "-I", "-c", program]), stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    assert end_guarded(process, 60.0)
+    assert process.returncode == 128 + signal.SIGTERM
+    process.stdout.close()
