@@ -16,7 +16,7 @@ from typing import Any
 
 import uvloop
 
-from cluster.notify import StatusLine, notify
+from cluster.notify import notify
 from environments.base import EnvironmentContext
 from environments.chat import Chat
 from environments.describe_error import describe_error
@@ -26,7 +26,6 @@ from inference.answer_bounds import read_bounds
 from inference.pool.pool import InferencePool
 from inference.pool.sources import OPERATOR_FILE
 from orchestrator import metrics
-from orchestrator.activity import RunActivity
 from orchestrator.changes import Changes, read_changes
 from orchestrator.decisions import Decision, DecisionLog
 from orchestrator.dispatcher import Dispatcher
@@ -40,11 +39,11 @@ from orchestrator.loop_health.blame import LoopBlame
 from orchestrator.loop_health.gc_tuning import RolloutCounts, collect_as_memory_grows, freeze_gc, infrequent_gc
 from orchestrator.loop_health.lag import EventLoopLagMonitor
 from orchestrator.loop_health.threads import give_environments_threads, in_thread, prompt_switching
-from orchestrator.loop_health.watchdog import Watchdog, awaiting
+from orchestrator.loop_health.watchdog import awaiting
 from orchestrator.metrics import MetricsLine
 from orchestrator.opponents import opponents_of
 from orchestrator.policy import PolicyWatcher, check_base_model
-from orchestrator.rollouts.failures import most_frequent, sum_failures
+from orchestrator.reports import Reports
 from orchestrator.rollouts.playing import Playing
 from orchestrator.rollouts.tracing import RolloutTracing
 from orchestrator.rollouts.transcripts import Transcriber
@@ -76,13 +75,11 @@ from orchestrator.step.checkpoint import Checkpoint, CheckpointError, committed_
 from orchestrator.step.filters import with_vocabulary
 from orchestrator.step.merge_process import MergeProcess
 from orchestrator.step.sender import Sender
-from orchestrator.step.shares import ShortfallLog
 from orchestrator.teacher import teacher_of
 from orchestrator.telemetry import RunTelemetry
 from run.changes import JOURNAL, Change
 from run.config import RunConfig
 from run.pause import Pause, read_pause
-from transport.outages import Outages
 from transport.process.descriptors import allow_connections
 from transport.process.permanent_errors import exit_code_of
 from transport.wires.open import open_link
@@ -154,19 +151,13 @@ class Daemon:
     def __init__(self, config: RunConfig, on_ready: Callable[[], None], signals: ShutdownSignals) -> None:
         self._config = config
         self._on_ready = on_ready
-        self._shortfalls = ShortfallLog()
         self._signals = signals
-        self._status = ""
-        self._status_line = StatusLine()
-        self._outages = Outages(self._send_status)
-        self._watchdog = Watchdog(
-            config.stall_warning_seconds, config.stall_timeout_seconds, self._describe, self._outages
-        )
+        reports = self._reports = Reports(config, self._describe)
+        self._outages, self._watchdog, self._activity = reports.outages, reports.watchdog, reports.activity
         self._lag = EventLoopLagMonitor(config.lag, self._watchdog.beat)
         self._blame = LoopBlame(config.lag.blame_seconds)
         self._rollout_counts = RolloutCounts()
         self._decisions = DecisionLog(config.run_dir)
-        self._activity = RunActivity(config.run_dir, config.run_id, self._outages)
         self._scheduler: Scheduler | None = None
         self._is_paused = False
         self._steering: Steering | None = None
@@ -288,7 +279,7 @@ class Daemon:
             config.run_id,
             newest_step,
             config.transport.largest_batch,
-            self._report_waiting,
+            self._reports.waiting,
             self._activity.spans,
         )
         resources.push_async_callback(self._sender.close)
@@ -318,7 +309,7 @@ class Daemon:
             decisions=self._decisions,
             tasks=self._tasks,
             publish=lambda line: self._publish(telemetry, line),
-            report_discarded=self._report_discarded,
+            report_discarded=lambda report: self._reports.discarded(report, self._tasks),
             on_progress=self._watchdog.progress,
             commit_in_progress=self._signals.commit_in_progress,
             identity=self._identity,
@@ -404,7 +395,7 @@ class Daemon:
         self._decisions.of_run(Decision.PAUSED if pause is not None else Decision.CONTINUED, step)
         words = "the run goes on" if pause is None else f"paused{f': {pause.reason}' if pause.reason else ''}"
         logger.info("%s, after step %d of %d", words, step, self._config.steps)
-        self._set_status(f"step {step} of {self._config.steps}" + (f"; {words}" if pause is not None else ""))
+        self._reports.set_status(f"step {step} of {self._config.steps}" + (f"; {words}" if pause is not None else ""))
         self._watchdog.progress()
         self._dispatcher.handle(PauseRequested() if pause is not None else ResumeRequested())
 
@@ -461,19 +452,6 @@ class Daemon:
         logger.debug("inference has capacity for %d concurrent requests", rollouts)
         self._dispatcher.handle(CapacityChanged(rollouts))
 
-    def _report_waiting(self, reason: str) -> None:
-        self._watchdog.progress()
-        self._set_status(f"waiting for the trainer: {reason}")
-
-    def _set_status(self, status: str) -> None:
-        self._status = status
-        self._send_status()
-
-    def _send_status(self) -> None:
-        """Sends the status, and what is out, to the supervisor. Any thread calls it."""
-        parts = [part for part in (self._status, self._outages.describe()) if part]
-        self._status_line.show("; ".join(parts))
-
     def _report_policy(self, event: PolicyUpdateStarting | PolicyUpdated) -> None:
         self._watchdog.progress()
         self._activity.policy(event)
@@ -484,15 +462,7 @@ class Daemon:
     def _publish(self, telemetry: RunTelemetry, line: MetricsLine) -> None:
         telemetry.publish(line)
         self._activity.end_step(line, self._dispatcher.last_phases)
-        metrics.log_step(line, self._config.steps)
-        self._shortfalls.take(line)
-        self._set_status(f"step {line['step']} of {self._config.steps}")
-
-    def _report_discarded(self, report: discarded.Report) -> None:
-        kind = most_frequent(sum_failures([report]))
-        self._watchdog.failing = kind and f"{kind}; {discarded.short_reason(report)}"
-        self._set_status(f"step {report['step']} of {self._config.steps}; {discarded.in_words(report)}")
-        self._tasks.create_task(in_thread(discarded.save, report, self._config.run_dir))
+        self._reports.step_committed(line)
 
     def _describe(self) -> str:
         if self._scheduler is None:

@@ -1,0 +1,60 @@
+"""What a run says of itself while it goes on: to the supervisor, to the watchdog, and to its log. It decides nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from cluster.notify import StatusLine
+from orchestrator import metrics
+from orchestrator.activity import RunActivity
+from orchestrator.loop_health.threads import in_thread
+from orchestrator.loop_health.watchdog import Watchdog
+from orchestrator.metrics import MetricsLine
+from orchestrator.rollouts.failures import most_frequent, sum_failures
+from orchestrator.step import discarded
+from orchestrator.step.shares import ShortfallLog
+from run.config import RunConfig
+from transport.outages import Outages
+
+
+class Reports:
+    """The status of one run, its outages, and who watches whether it goes on."""
+
+    def __init__(self, config: RunConfig, waiting_for: Callable[[], str]) -> None:
+        """`waiting_for` says what the run waits for, for the watchdog."""
+        self._config = config
+        self._status = ""
+        self._status_line = StatusLine()
+        self._shortfalls = ShortfallLog()
+        self.outages = Outages(self._send_status)
+        self.watchdog = Watchdog(config.stall_warning_seconds, config.stall_timeout_seconds, waiting_for, self.outages)
+        self.activity = RunActivity(config.run_dir, config.run_id, self.outages)
+
+    def set_status(self, status: str) -> None:
+        """Shows another status."""
+        self._status = status
+        self._send_status()
+
+    def _send_status(self) -> None:
+        """Sends the status, and what is out, to the supervisor. Any thread calls it."""
+        parts = [part for part in (self._status, self.outages.describe()) if part]
+        self._status_line.show("; ".join(parts))
+
+    def waiting(self, reason: str) -> None:
+        """The trainer has no room for a batch."""
+        self.watchdog.progress()
+        self.set_status(f"waiting for the trainer: {reason}")
+
+    def step_committed(self, line: MetricsLine) -> None:
+        """A step is committed, with these metrics."""
+        metrics.log_step(line, self._config.steps)
+        self._shortfalls.take(line)
+        self.set_status(f"step {line['step']} of {self._config.steps}")
+
+    def discarded(self, report: discarded.Report, tasks: asyncio.TaskGroup) -> None:
+        """Rollouts of a step so far were discarded; the report is also saved, in a thread."""
+        kind = most_frequent(sum_failures([report]))
+        self.watchdog.failing = kind and f"{kind}; {discarded.short_reason(report)}"
+        self.set_status(f"step {report['step']} of {self._config.steps}; {discarded.in_words(report)}")
+        tasks.create_task(in_thread(discarded.save, report, self._config.run_dir))
