@@ -309,11 +309,19 @@ LINES = (
     ),
     LineName("event_loop_lag/max", "highest lag since the last step, in seconds", LAG_MAX),
     LineName("event_loop_lag/n", "samples of the lag"),
-    LineName("event_loop_late/n", "late moments ([Blame](blame.md)); absent once the loop is no longer watched", LATE),
-    LineName("event_loop_late/<kind>", "seconds for which the loop was late, by what made it so", LATE_SECONDS),
-    LineName("event_loop_blame", "a list: the code that made the loop late ([Blame](blame.md))"),
     LineName(
-        "changes", "a table: the keys that have new values from this step on ([Steering](steering.md)); else absent"
+        "event_loop_late/n",
+        "late moments ([Blame](debugging.md#blame-which-code-made-the-event-loop-late)); absent once the loop is not watched",
+        LATE,
+    ),
+    LineName("event_loop_late/<kind>", "seconds for which the loop was late, by what made it so", LATE_SECONDS),
+    LineName(
+        "event_loop_blame",
+        "a list: the code that made the loop late ([Blame](debugging.md#blame-which-code-made-the-event-loop-late))",
+    ),
+    LineName(
+        "changes",
+        "a table: the keys that have new values from this step on ([Steering](serve.md#steering-a-job-that-runs)); else absent",
     ),
     LineName(
         "phase/<phase>",
