@@ -9,6 +9,8 @@ from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from transport.printable import printable
 
 
@@ -31,6 +33,8 @@ def show(given: argparse.Namespace, result: object, sentence: str) -> int:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        return _plain(value.model_dump())
     if is_dataclass(value) and not isinstance(value, type):
         return _plain(asdict(value))
     if isinstance(value, Mapping):

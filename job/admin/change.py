@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +23,18 @@ from run.changes import (
 )
 from run.config import RunConfig
 from run.requests import ChangeRequest
+from transport.config import Config
 
 
-@dataclass(frozen=True, slots=True)
-class Changed:
-    """New values, and the first step that has them."""
+class Changed(Config, frozen=True):
+    """New values."""
 
     run_id: str
+    """The run's id."""
     step: int
+    """The first step that has them."""
     changes: dict[str, Any]
+    """By dotted key."""
 
 
 def change_run(
@@ -49,7 +51,7 @@ def change_run(
     """
     _check_lengths(job, run_id, changes)
     answer = ask(job, run_id, ChangeRequest, {"changes": dict(changes)}, request_id, timeout)
-    return Changed(run_id, answer.step or 0, dict(changes))
+    return Changed(run_id=run_id, step=answer.step or 0, changes=dict(changes))
 
 
 def changeable_values(job: Path, run_id: str) -> dict[str, Any]:

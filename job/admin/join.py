@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.process import last_lines
@@ -30,6 +29,7 @@ from job.join import check_goes_on, check_joins, values_of_job
 from orchestrator.run_directory import holds_run
 from run.config import RunConfig
 from trainer.runs.control_files import MAX_CONFIG_BYTES
+from transport.config import Config
 from transport.errors import UserError
 from transport.files.atomic import write_atomically
 from transport.files.lock import take_lock
@@ -50,14 +50,17 @@ DETACH = (
 """Run by a process that ends at once: what it starts is nobody's child, and no zombie when it ends."""
 
 
-@dataclass(frozen=True, slots=True)
-class Joined:
-    """A guest whose orchestrator has begun."""
+class Joined(Config, frozen=True):
+    """A guest that has begun."""
 
     run_id: str
+    """The run's id."""
     pid: int
+    """The process id of its orchestrator."""
     file: Path
+    """The run's file."""
     log: Path
+    """Its output."""
 
 
 def join_run(
@@ -149,7 +152,7 @@ def _start(job: Path, config: RunConfig, file: Path, timeout: float) -> Joined:
             state = "has not begun" if _lives(pid) else "has ended"
             raise NotAnswered(f"the orchestrator of run {config.run_id} {state}; the end of {log}:\n{end}")
         time.sleep(POLL_SECONDS)
-    return Joined(config.run_id, pid, file, log)
+    return Joined(run_id=config.run_id, pid=pid, file=file, log=log)
 
 
 def command_of(job: Path, config: RunConfig, file: Path) -> list[str]:

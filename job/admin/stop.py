@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from job.admin.ask import run_directory
@@ -12,19 +11,21 @@ from job.directory import orchestrator_of, steps_of
 from job.inspection.history import History
 from job.stop_run import await_end, await_orchestrator, stop_timeout, terminate
 from trainer.runs.control_files import evict
+from transport.config import Config
 from transport.files.lock import Holder
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(Config, frozen=True):
     """What has come of ending a run."""
 
     run_id: str
+    """The run's id."""
     evicted: bool
+    """Whether it was evicted."""
     pid: int | None
-    """The process id of its orchestrator; None if it did not run."""
+    """The process id of its orchestrator; null if it did not run."""
     has_ended: bool
-    """Whether the orchestrator has ended within the time that was waited."""
+    """Whether its orchestrator has ended within the time that was waited."""
     seconds: float
     """How long that took."""
     progress: str
@@ -78,11 +79,18 @@ def evict_run(
 
 def _ended(job: Path, run_id: str, holder: Holder, began: float, timeout: float, *, evicted: bool) -> Ended:
     has_ended = await_end(job, run_id, holder, timeout)
-    return Ended(run_id, evicted, holder.pid, has_ended, time.monotonic() - began, _progress(job, run_id))
+    return Ended(
+        run_id=run_id,
+        evicted=evicted,
+        pid=holder.pid,
+        has_ended=has_ended,
+        seconds=time.monotonic() - began,
+        progress=_progress(job, run_id),
+    )
 
 
 def _not_running(job: Path, run_id: str, *, evicted: bool) -> Ended:
-    return Ended(run_id, evicted, None, True, 0.0, _progress(job, run_id))
+    return Ended(run_id=run_id, evicted=evicted, pid=None, has_ended=True, seconds=0.0, progress=_progress(job, run_id))
 
 
 def _progress(job: Path, run_id: str) -> str:

@@ -7,16 +7,25 @@ lost connection: it is carried out once.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from pydantic import Field
 
-from job.admin.change import change_run
+from job.admin.change import Changed, change_run
 from job.admin.inspect import inspect_run
-from job.admin.run_requests import checkpoint_now, dump_next_step, pause_run, profile_loop, resume_run
-from job.admin.stop import evict_run, stop_run
+from job.admin.run_requests import (
+    Dumped,
+    Paused,
+    Profiled,
+    Saved,
+    checkpoint_now,
+    dump_next_step,
+    pause_run,
+    profile_loop,
+    resume_run,
+)
+from job.admin.stop import Ended, evict_run, stop_run
 from serve.endpoint import Endpoint
 from serve.jobs import Jobs
 from transport.config import Config, Identifier
@@ -117,82 +126,6 @@ class PauseNote(Config):
     """As given."""
 
 
-class Paused(Config):
-    """Whether a run is paused."""
-
-    run_id: str
-    """The run's id."""
-    paused: bool
-    """Whether it is."""
-    step: int
-    """Its newest committed step."""
-
-
-class Ended(Config):
-    """What has come of ending a run."""
-
-    run_id: str
-    """The run's id."""
-    evicted: bool
-    """Whether it was evicted."""
-    pid: int | None
-    """The process id of its orchestrator; null if it did not run."""
-    has_ended: bool
-    """Whether its orchestrator has ended within the time that was waited."""
-    seconds: float
-    """How long that took."""
-    progress: str
-    """Its step, as `12/100`."""
-
-
-class Saved(Config):
-    """A durable step."""
-
-    run_id: str
-    """The run's id."""
-    step: int
-    """The step."""
-    directory: Path
-    """The checkpoint, which is kept until somebody removes it."""
-
-
-class Changed(Config):
-    """New values."""
-
-    run_id: str
-    """The run's id."""
-    step: int
-    """The first step that has them."""
-    changes: dict[str, Any]
-    """By dotted key."""
-
-
-class Dumped(Config):
-    """The dump of a step, for `counterpoint replay`."""
-
-    run_id: str
-    """The run's id."""
-    step: int
-    """The step."""
-    directory: Path
-    """The dump."""
-
-
-class Profiled(Config):
-    """A profile of an orchestrator's event loop."""
-
-    run_id: str
-    """The run's id."""
-    name: str
-    """Names the profile."""
-    seconds: float
-    """For how long."""
-    speedscope: Path
-    """JSON for https://www.speedscope.app."""
-    collapsed: Path
-    """A line for each stack, with its microseconds."""
-
-
 def _inspect(jobs: Jobs, asked: RunParameters) -> Control:
     job = jobs.get(asked.job)
     job.run_directory(asked.run)
@@ -216,16 +149,16 @@ def _verb(
     summary: str,
     parameters: type[RunParameters],
     result: type[Answered],
-    act: Callable[[Path, Any], Any],
+    act: Callable[[Path, Any], Answered],
     *,
     is_urgent: bool = False,
 ) -> Endpoint[Any, Any]:
-    """Returns the endpoint that does `act` to a run. `act` returns a record with the fields of `result`."""
+    """Returns the endpoint that does `act` to a run, and answers with its result."""
 
     def answer(jobs: Jobs, asked: RunParameters) -> Answered:
         job = jobs.get(asked.job)
         job.run_directory(asked.run)
-        return result.model_validate(asdict(act(job.directory, asked)))
+        return act(job.directory, asked)
 
     return Endpoint(
         "POST", f"/jobs/{{job}}/runs/{{run}}/{name}", summary, parameters, result, answer, "change",

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from job.admin.join import join_run
+from job.admin.join import Joined, join_run
 from job.admin.servers import JobServer, add_server, drain_server, list_servers, remove_server, undrain_server
 from job.serving.config import WORKER_VARIABLE
 from serve.endpoint import Endpoint, Refused
@@ -37,19 +37,6 @@ class JoinParameters(JobParameters):
     """The run's TOML file. What it names by import path is run, with the rights of `counterpoint serve`."""
     resume: bool = False
     """Go on from the run's newest checkpoint."""
-
-
-class Joined(Config):
-    """A guest that has begun."""
-
-    run_id: str
-    """The run's id."""
-    pid: int
-    """The process id of its orchestrator."""
-    file: Path
-    """The run's file."""
-    log: Path
-    """Its output."""
 
 
 class UrlParameters(JobParameters):
@@ -89,8 +76,7 @@ def _join(jobs: Jobs, asked: JoinParameters) -> Joined:
             "this server is a worker of the job, and what it starts would end with it",
             advice="start the guest with `counterpoint orchestrator FILE --join DIRECTORY`, or use a server of its own",
         )
-    found = join_run(jobs.get(asked.job).directory, asked.text, resume=asked.resume, timeout=JOIN_SECONDS)
-    return Joined.model_validate(asdict(found))
+    return join_run(jobs.get(asked.job).directory, asked.text, resume=asked.resume, timeout=JOIN_SECONDS)
 
 
 def _list(jobs: Jobs, asked: JobParameters) -> Servers:
