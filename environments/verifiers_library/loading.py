@@ -13,6 +13,7 @@ import importlib
 import importlib.util
 import logging
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
@@ -31,10 +32,23 @@ from environments.import_path import import_advice
 CHAT_HARNESS = "counterpoint_chat"
 MOST_TASKS = 10_000_000
 _DIGESTED = 1000
+_OLD_FORM = re.compile(r"^(?:def load_environment\(|from \S+ import .*\bload_environment\b)", re.MULTILINE)
 
 
 def load(identity: str, taskset: Mapping[str, Any], env: Mapping[str, Any]) -> Any:
     """Returns the library's `Env`. Raises `ValueError` that names the key and value at fault."""
+    try:
+        return _load(identity, taskset, env)
+    except Exception as error:
+        if _has_old_form(identity):
+            raise ValueError(
+                f"id = {identity!r}: it defines load_environment, the form of verifiers before 0.4, which release 0.4 cannot "
+                "load; use a release of this environment for verifiers 0.4, or migrate it (docs/verifiers.md)"
+            ) from error
+        raise
+
+
+def _load(identity: str, taskset: Mapping[str, Any], env: Mapping[str, Any]) -> Any:
     _quiet()
     _name(CHAT_HARNESS, importlib.import_module("environments.verifiers_library.chat_harness"))
     _refuse("taskset", taskset, {"id": "the argument `id` names it"})
@@ -49,6 +63,17 @@ def load(identity: str, taskset: Mapping[str, Any], env: Mapping[str, Any]) -> A
         return loaders.load_environment(loaders.resolve_env_config(settings))
     except ValidationError as error:
         raise ValueError(_described(error)) from error
+
+
+def _has_old_form(identity: str) -> bool:
+    """Whether the source of an environment that could not be loaded defines `load_environment`."""
+    name = identity.rstrip("/").rpartition("/")[2].partition("@")[0].partition(":")[0]
+    try:
+        spec = importlib.util.find_spec(name.removesuffix(".py").replace("-", "_"))
+        source = "" if spec is None or spec.origin is None else Path(spec.origin).read_text(errors="replace")
+    except (ImportError, AttributeError, ValueError, OSError):  # a parent module that fails, or no file
+        return False
+    return _OLD_FORM.search(source) is not None
 
 
 def select(taskset: Any, wanted: Mapping[str, Any]) -> list[Any]:

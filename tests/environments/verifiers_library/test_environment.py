@@ -280,6 +280,28 @@ def test_a_file_must_not_have_the_name_of_another_module(tmp_path: Path) -> None
         Verifiers(id=str(tmp_path / "json.py"))
 
 
+OLD_FORM = """import verifiers as vf
+
+
+def load_environment(**kwargs){annotation}:
+    return vf.SingleTurnEnv(rubric=vf.Rubric(funcs=[]), **kwargs)
+"""
+
+
+@pytest.mark.parametrize("annotation", ["", " -> vf.Environment"])
+def test_an_environment_of_the_form_before_0_4_is_told_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, annotation: str
+) -> None:
+    """With the annotation, even its import fails."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    name = f"old_form_{len(annotation)}"
+    (tmp_path / f"{name}.py").write_text(OLD_FORM.format(annotation=annotation))
+    with pytest.raises(ValueError, match=r"load_environment.*before 0\.4"):
+        Verifiers(id=str(tmp_path / f"{name}.py"))
+    with pytest.raises(ValueError, match=r"load_environment.*before 0\.4"):
+        Verifiers(id=name)  # as an installed package
+
+
 def test_an_infinite_taskset_needs_a_bound() -> None:
     with pytest.raises(ValueError, match="the taskset is infinite"):
         Verifiers(id=f"{__package__}.samples.guessing")
