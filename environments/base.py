@@ -80,7 +80,8 @@ class Model(Protocol):
         """Makes one model call and appends it to the rollout's turns.
 
         `sampling` overrides the environment's sampling parameters. Every token of the completion is trained, unless
-        `Turn.leave_untrained` excludes it, here or while the rollout or its group is scored.
+        `Turn.leave_untrained` excludes it, here or while the rollout or its group is scored. The model itself excludes
+        a call that `CallOverrides.json_schema` constrains.
         """
 
     async def parse(self, turn: Turn, tools: Sequence[Tool] = ()) -> Reply:

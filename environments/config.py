@@ -9,6 +9,9 @@ from pydantic import AfterValidator, Field, model_validator
 
 from transport.config import Config, Identifier
 
+LONGEST_SCHEMA = 16_384
+"""Characters of a JSON schema that constrains a call."""
+
 ALL = "all"
 """What stands for all environments together, and is no environment's name."""
 
@@ -83,6 +86,14 @@ class SamplingOverrides(Config):
 
     chat_template_kwargs: TemplateKwargs | None = None
     """As in `[sampling]`."""
+
+
+class CallOverrides(SamplingOverrides):
+    """Overrides of one model call. Unlike those of an environment, they may constrain what is written."""
+
+    json_schema: Annotated[str, Field(max_length=LONGEST_SCHEMA)] = ""
+    """A JSON schema as text: the completion is JSON that fits it. Empty: any text. The tokens are not trained: their
+    log-probabilities are those of the constrained distribution, which the trainer's model does not have."""
 
 
 class CurriculumConfig(Config):

@@ -16,7 +16,7 @@ import numpy as np
 
 from environments.base import Environment, Model, OnePolicy, Reply
 from environments.chat import Chat, Tool
-from environments.config import SamplingConfig, SamplingOverrides
+from environments.config import CallOverrides, SamplingConfig, SamplingOverrides
 from environments.tools.hermes import parse_hermes
 from transport.records import Rollout, Turn
 
@@ -37,7 +37,10 @@ class ScriptedModel(OnePolicy):
 
     async def generate(self, prompt_ids: Sequence[int], sampling: SamplingOverrides | None = None) -> Turn:
         """Returns the next answer as a turn. Raises `AssertionError` when there is none."""
-        return self._next("", prompt_ids)
+        turn = self._next("", prompt_ids)
+        if isinstance(sampling, CallOverrides) and sampling.json_schema:
+            turn.leave_untrained()
+        return turn
 
     def player(self, name: str) -> Model:
         """See `environments.base.Model`."""

@@ -94,6 +94,8 @@ class SamplingParameters:
     top_k: int = 0
     """0: all tokens."""
     min_p: float = 0.0
+    json_schema: str = ""
+    """A JSON schema, as text, that the completion fits; its log-probabilities are those after the constraint. Empty: any text."""
 
     def __post_init__(self) -> None:
         if not 0 < self.temperature < float("inf"):

@@ -51,6 +51,7 @@ uint8."""
 MAX_STOP_TOKENS = 256
 MAX_STOP_STRINGS = 32
 MAX_STOP_LENGTH = 256
+MAX_SCHEMA_LENGTH = 16_384
 MAX_MODEL_NAME = 4096
 _INT32 = np.dtype("<i4")
 
@@ -75,6 +76,7 @@ def encode_request(request: GenerateRequest) -> bytes:
             "min_p": request.sampling.min_p,
             "routed_experts_start": request.routed_experts_start,
             "request_id": request.request_id,
+            **({"json_schema": request.sampling.json_schema} if request.sampling.json_schema else {}),
         }
     )
     return body
@@ -99,6 +101,9 @@ def decode_request(body: bytes) -> GenerateRequest:
         raise ValueError(
             f"stop: at most {MAX_STOP_STRINGS} strings of at most {MAX_STOP_LENGTH} characters are expected"
         )
+    schema = _field(fields, "json_schema", str) if "json_schema" in fields else ""
+    if len(schema) > MAX_SCHEMA_LENGTH:
+        raise ValueError(f"json_schema: {len(schema)} characters; at most {MAX_SCHEMA_LENGTH} are taken")
     sampling = SamplingParameters(
         temperature=_field(fields, "temperature", float),
         max_tokens=_field(fields, "max_tokens", int),
@@ -107,6 +112,7 @@ def decode_request(body: bytes) -> GenerateRequest:
         top_p=_field(fields, "top_p", float),
         top_k=_field(fields, "top_k", int),
         min_p=_field(fields, "min_p", float),
+        json_schema=schema,
     )
     return GenerateRequest(model, prompt_ids, sampling, start, _request_id(fields))
 

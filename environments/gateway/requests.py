@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from environments.chat import Message, Tool
-from environments.config import SamplingConfig, SamplingOverrides
+from environments.config import CallOverrides, SamplingConfig, SamplingOverrides
+from environments.gateway.constraints import calls_schema, demanded_tools, response_schema
 from environments.gateway.errors import Refused
 from environments.gateway.messages import template_messages, template_tools
 from environments.messages import shown
@@ -42,13 +43,10 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "functions": ([],),
     "logit_bias": ({},),
     "modalities": (["text"],),
-    "parallel_tool_calls": (True,),
     "prediction": (),
     "presence_penalty": (0,),
     "reasoning_effort": (),
-    "response_format": ({"type": "text"},),
     "suffix": ("",),
-    "tool_choice": ("auto", "none"),
     "top_logprobs": (0,),
     "verbosity": (),
     "web_search_options": (),
@@ -90,6 +88,10 @@ class ChatRequest:
     """Those in the prompt."""
     parsed_tools: list[Tool]
     """Those whose calls are parsed: none with `tool_choice = "none"`."""
+    demanded_tools: list[Tool]
+    """Those one of which must be called; none where the model is free. The calls are JSON then (`constraints.calls_schema`)."""
+    one_call: bool
+    """An answer has at most one call."""
     asked: Asked
 
 
@@ -107,8 +109,16 @@ def chat_request(fields: dict[str, Any], sampling: SamplingConfig, *, agent_samp
     messages = template_messages(fields.get("messages"))
     tools = template_tools(fields.get("tools"))
     log_probabilities = _flag(fields, "logprobs")
-    asked = _asked(fields, sampling, agent_sampling=agent_sampling, log_probabilities=log_probabilities)
-    return ChatRequest(messages, tools, [] if fields.get("tool_choice") == "none" else tools, asked)
+    one_call = fields.get("parallel_tool_calls") is not None and not _flag(fields, "parallel_tool_calls")
+    schema = response_schema(fields.get("response_format"))
+    if demanded := demanded_tools(fields.get("tool_choice"), tools):
+        if schema:
+            _refuse(fields, "tool_choice", "a call cannot be demanded together with a response_format")
+        is_one = one_call or fields.get("tool_choice") != "required"
+        schema = calls_schema(demanded, parallel=not is_one)
+    asked = _asked(fields, sampling, agent_sampling=agent_sampling, log_probabilities=log_probabilities, schema=schema)
+    parsed_tools = [] if fields.get("tool_choice") == "none" else tools
+    return ChatRequest(messages, tools, parsed_tools, demanded, one_call, asked)
 
 
 def completion_request(
@@ -143,7 +153,14 @@ def _check_names(fields: dict[str, Any], own: frozenset[str]) -> None:
             )
 
 
-def _asked(fields: dict[str, Any], sampling: SamplingConfig, *, agent_sampling: bool, log_probabilities: bool) -> Asked:
+def _asked(
+    fields: dict[str, Any],
+    sampling: SamplingConfig,
+    *,
+    agent_sampling: bool,
+    log_probabilities: bool,
+    schema: str = "",
+) -> Asked:
     stop = _stop(fields)
     options = fields.get("stream_options") or {}
     if not isinstance(options, dict) or not options.keys() <= {"include_usage", "include_obfuscation"}:
@@ -156,7 +173,7 @@ def _asked(fields: dict[str, Any], sampling: SamplingConfig, *, agent_sampling: 
         if len(overrides["stop"]) > MOST_STOPS:
             _refuse(fields, "stop", f"with those of the environment at most {MOST_STOPS} strings are taken")
     return Asked(
-        SamplingOverrides(**overrides),
+        CallOverrides(**overrides, json_schema=schema) if schema else SamplingOverrides(**overrides),
         stop,
         choices=_whole(fields, "n", 1, MOST_CHOICES) or 1,
         stream=_flag(fields, "stream"),

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ParamSpec, TypeVar
 
 import orjson
 
 from environments.base import Model, Reply
 from environments.chat import LONG_TEXT, packed
+from environments.config import CallOverrides
+from environments.gateway.constraints import read_demanded
 from environments.gateway.conversation import Conversations
 from environments.gateway.errors import Refused
 from environments.gateway.messages import template_messages
@@ -21,11 +24,17 @@ from environments.gateway.responses import Choice, assistant_message, chat_answe
 from environments.gateway.responses_answer import responses_answer
 from environments.gateway.responses_request import chat_fields
 from transport.printable import shortened
+from transport.rate_limited_log import RateLimitedLog
 from transport.records import Turn
 
 Parameters = ParamSpec("Parameters")
 Made = TypeVar("Made")
 
+_log = RateLimitedLog(logging.getLogger(__name__))
+_UNTRAINED = (
+    "an agent constrains its answers (response_format, or a tool_choice that demands a call): they are served, and their "
+    "tokens are not trained (docs/gateway.md)"
+)
 _KEPT_ERRORS = 8
 _LONGEST_ERROR = 500
 _END_SECONDS = 10.0
@@ -190,13 +199,21 @@ class Session:
         self, prompt: Sequence[int], request: ChatRequest | CompletionRequest, made: list[Turn]
     ) -> Choice:
         """Adds the turn to `made` as soon as it is generated."""
-        turn = await self._model.generate(prompt, request.asked.overrides)
+        overrides = request.asked.overrides
+        if isinstance(overrides, CallOverrides):
+            _log.note(logging.WARNING, _UNTRAINED)
+        turn = await self._model.generate(prompt, overrides)
         made.append(turn)
         text = self._model.chat.decode(turn.completion_ids.tolist())
         if isinstance(request, CompletionRequest):
             reply = Reply(text)
         else:
-            reply = await self._model.parse(turn, request.parsed_tools)
+            if request.demanded_tools:
+                reply = read_demanded(text, request.demanded_tools)
+            else:
+                reply = await self._model.parse(turn, request.parsed_tools)
+            if request.one_call:
+                reply = replace(reply, calls=reply.calls[:1])
             if problem := unsendable(reply) or ("" if reply.calls else reply.malformed):
                 # Calls that cannot be parsed are text to the agent, as they are at a plain server.
                 reply = Reply(text, malformed=problem)

@@ -14,7 +14,7 @@ import numpy as np
 
 from environments.base import Model, Reply, ToolCall
 from environments.chat import Chat, Tool
-from environments.config import SamplingConfig, SamplingOverrides
+from environments.config import CallOverrides, SamplingConfig, SamplingOverrides
 from environments.workers import protocol
 from environments.workers.protocol import Message
 from transport.records import Rollout, Turn
@@ -73,6 +73,8 @@ class RemoteModel:
         overrides = None if sampling is None else sampling.model_dump(mode="json", exclude_none=True)
         turn = await self._call(protocol.GENERATE, [seat, base, overrides, rest], tokens, len(rest), seat)
         assert isinstance(turn, Turn)
+        if isinstance(sampling, CallOverrides) and sampling.json_schema:
+            turn.leave_untrained()
         return turn
 
     async def parse(self, turn: Turn, tools: Sequence[Tool] = ()) -> Reply:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from environments.base import Model
-from environments.config import SamplingOverrides
+from environments.config import CallOverrides
 from environments.workers import protocol
 from environments.workers.errors import WorkerError
 from environments.workers.protocol import Message, ProtocolError
@@ -174,8 +174,8 @@ class Session:
         return np.frombuffer(b"".join((turn.prompt_ids.tobytes(), turn.completion_ids.tobytes(), rest)), np.int32)
 
 
-def _overrides(given: dict[str, Any] | None) -> SamplingOverrides | None:
-    return None if given is None else SamplingOverrides.model_validate(given)
+def _overrides(given: dict[str, Any] | None) -> CallOverrides | None:
+    return None if given is None else CallOverrides.model_validate(given)
 
 
 def _seat(model: Model, seat: str) -> Model:

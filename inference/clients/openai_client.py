@@ -92,6 +92,7 @@ class OpenAIClient:
         most = request.sampling.max_tokens
         if self._context is not None:
             most = min(most, max(1, self._context - len(request.prompt_ids)))
+        schema = request.sampling.json_schema
         body = orjson.dumps(
             {
                 "model": self._name(request.model),
@@ -112,6 +113,7 @@ class OpenAIClient:
                 "return_tokens_as_token_ids": True,
                 "routed_experts_prompt_start": request.routed_experts_start,
                 "cache_salt": self._salt,
+                **({"structured_outputs": {"json": schema}} if schema else {}),
             },
             option=orjson.OPT_SERIALIZE_NUMPY,
         )

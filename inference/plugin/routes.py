@@ -25,7 +25,7 @@ from vllm.exceptions import VLLMClientError
 from vllm.inputs import tokens_input
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
-from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from inference import identity, wire
@@ -147,6 +147,9 @@ class CounterpointRoutes:
             top_p=request.sampling.top_p,
             top_k=request.sampling.top_k,
             min_p=request.sampling.min_p,
+            structured_outputs=StructuredOutputsParams(json=schema)
+            if (schema := request.sampling.json_schema)
+            else None,
             logprobs=0,
             flat_logprobs=True,
             # Stop strings are searched in the text, which is not needed otherwise.

@@ -16,7 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from environments.base import Environment, Model, Reply, Unavailable
 from environments.chat import Chat, Tool
-from environments.config import EnvironmentConfig, SamplingConfig, SamplingOverrides
+from environments.config import CallOverrides, EnvironmentConfig, SamplingConfig, SamplingOverrides
 from environments.describe_error import describe_error
 from environments.reward import Rewards, as_rewards
 from environments.tools.calls import read_calls
@@ -159,6 +159,8 @@ class PolicyModel:
         held = self._branches.rows_held(prompt)
         completion = await self.call(self._pool, prompt, sampling, routed_experts_start=held)
         turn = self._branches.add(replace(completion, player=player)).turns[-1]
+        if isinstance(sampling, CallOverrides) and sampling.json_schema:
+            turn.leave_untrained()
         self._rollout.turns.append(turn)
         return turn
 

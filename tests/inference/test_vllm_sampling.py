@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from inference.base import Completion, GenerateRequest, Probe, SamplingParameters, WeightUpdate
+from inference.base import Completion, GenerateRequest, Probe, RequestRefused, SamplingParameters, WeightUpdate
 from inference.clients.client import BinaryClient, ServerClient
 from inference.clients.http_sessions import HttpSessions
 from inference.clients.openai_client import OpenAIClient
@@ -136,3 +136,20 @@ async def test_log_probabilities_are_those_of_the_distribution_that_was_sampled_
             assert np.abs(completion.log_probabilities - expected).max() < TOLERANCE
             whole = truncated_log_probabilities(moe_server, completion, WARM)
             assert (whole - expected).min() < -0.01, "the whole distribution gives the same: nothing was cut"
+
+
+async def test_a_schema_constrains_and_log_probabilities_are_those_after_it(moe_server: ServerProcess) -> None:
+    """A token that the schema alone allows has probability 1."""
+    tokenizer = Tokenizer.from_file(f"{moe_server.config.model}/tokenizer.json")
+    schema = '{"const":"yes"}'
+    async with clients_of(moe_server) as clients:
+        for client in clients:
+            completion = await client.generate(request(moe_server, replace(WARM, json_schema=schema)))
+            written = tokenizer.decode(completion.token_ids.tolist(), skip_special_tokens=True)
+            assert written.strip() == '"yes"'
+            assert completion.log_probabilities.max() <= 0
+            whole = truncated_log_probabilities(moe_server, completion, WARM)
+            assert (completion.log_probabilities >= whole - TOLERANCE).all()
+            assert completion.log_probabilities.sum() > whole.sum() + 1
+            with pytest.raises(RequestRefused):
+                await client.generate(request(moe_server, replace(WARM, json_schema='{"type":"nothing"}')))

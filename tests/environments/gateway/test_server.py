@@ -116,7 +116,7 @@ async def test_an_agent_may_sample_where_the_environment_says_so(chat: Chat) -> 
 @pytest.mark.parametrize(
     ("fields", "parameter"),
     [
-        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}}, "response_format"),
+        ({"response_format": {"type": "structural_tag"}}, "response_format"),
         ({"logit_bias": {"1": 1}}, "logit_bias"),
         ({"frequency_penalty": 0.1}, "frequency_penalty"),
         ({"top_logprobs": 3, "logprobs": True}, "top_logprobs"),

@@ -15,7 +15,7 @@ import pytest
 
 from environments.base import Reply
 from environments.chat import Chat
-from environments.config import EnvironmentConfig, SamplingOverrides
+from environments.config import CallOverrides, EnvironmentConfig, SamplingOverrides
 from inference.base import InferenceError, ParsedText, RequestRefused, SamplingParameters
 from orchestrator.rollouts import play as play_module
 from orchestrator.rollouts.play import LoadedEnvironment, PolicyModel, play, score_group
@@ -65,6 +65,14 @@ async def test_a_call_may_be_sampled_otherwise() -> None:
     await model.generate([1, 2], SamplingOverrides(max_tokens=3, stop=["x"]))
     await model.generate([1, 2])
     assert pool.samplings == [replace(SAMPLING, max_tokens=3, stop=("x",)), SAMPLING]
+
+
+async def test_a_constrained_call_is_sampled_by_its_schema_and_not_trained() -> None:
+    model, pool, _ = make_model()
+    turn = await model.generate([1, 2], CallOverrides(json_schema="{}"))
+    free = await model.generate([1, 2], CallOverrides(max_tokens=3))
+    assert [each.json_schema for each in pool.samplings] == ["{}", ""]
+    assert (turn.trained_tokens, free.trained_tokens) == (0, len(free.completion_ids))
 
 
 async def test_an_environment_sees_how_its_calls_are_sampled() -> None:

@@ -1,0 +1,133 @@
+"""Constrained answers: JSON mode, JSON schemas, and calls of tools that a request demands.
+
+Each becomes one JSON schema, by which the server restricts every token. Schemas are the agent's, and so hostile: a server
+compiles them, and a schema that takes it long would hold up everybody's rollouts.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+from environments.base import Reply, ToolCall
+from environments.chat import Tool
+from environments.config import LONGEST_SCHEMA
+from environments.gateway.errors import Refused
+from environments.messages import is_deep, json_of, shown
+
+MOST_CHARACTERS = 256
+"""The largest `minLength` and `maxLength`: a text of at most 256 takes xgrammar 0.3 s, one of 1000 0.7 s, at 20,000 tokens."""
+MOST_COUNTED = 10_000
+"""The largest `minItems` and the like."""
+_COUNTS = {"minLength": MOST_CHARACTERS, "maxLength": MOST_CHARACTERS} | dict.fromkeys(
+    ("minItems", "maxItems", "minContains", "maxContains", "minProperties", "maxProperties"), MOST_COUNTED
+)
+_REFUSED = ("pattern", "patternProperties")
+"""Regular expressions: few characters of one may take any time."""
+_BY_NAME = ("properties", "$defs", "definitions", "dependentSchemas")
+"""Keys of a schema whose object has names of the author's, and schemas below them."""
+_DATA = ("const", "enum", "default", "examples")
+"""Keys whose value is no schema."""
+
+
+def response_schema(response_format: object) -> str:
+    """Returns the JSON schema that a `response_format` demands, as text; empty for text. Raises `Refused`."""
+    name = "response_format"
+    if response_format is None:
+        return ""
+    kind = response_format.get("type") if isinstance(response_format, dict) else response_format
+    if isinstance(response_format, dict) and kind == "text":
+        return ""
+    if isinstance(response_format, dict) and kind == "json_object":
+        return '{"type":"object"}'
+    if not isinstance(response_format, dict) or kind != "json_schema":
+        raise Refused(f"{name} is {shown(kind)}; expected the type text, json_object or json_schema", parameter=name)
+    described = response_format.get("json_schema")
+    schema = described.get("schema") if isinstance(described, dict) else None
+    return checked_schema(schema, f"{name}.json_schema.schema")
+
+
+def demanded_tools(tool_choice: object, tools: Sequence[Tool]) -> list[Tool]:
+    """Returns the tools one of which must be called; none where the model is free. Raises `Refused`."""
+    if tool_choice in (None, "auto", "none"):
+        return []
+    if tool_choice == "required" and tools:
+        return list(tools)
+    function = tool_choice.get("function") if isinstance(tool_choice, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    found = [tool for tool in tools if tool["function"]["name"] == name]
+    if not found:
+        expected = "auto, none, required (with tools), or a function of tools by its name"
+        raise Refused(f"tool_choice is {shown(name or tool_choice)}; expected {expected}", parameter="tool_choice")
+    return found
+
+
+def calls_schema(tools: Sequence[Tool], *, parallel: bool) -> str:
+    """Returns the schema of a list of calls of these tools: `[{"name": ..., "parameters": {...}}]`. Raises `Refused`."""
+    definitions: dict[str, Any] = {}
+    kinds = []
+    for tool in tools:
+        function = tool["function"]
+        parameters = dict(function.get("parameters") or {"type": "object"})
+        for key in ("$defs", "definitions"):  # references to them begin at the whole schema
+            for name, value in (parameters.pop(key, None) or {}).items():
+                if definitions.setdefault(key, {}).setdefault(name, value) != value:
+                    raise Refused(f"two tools define {shown(name)} in {key}, and otherwise", parameter="tools")
+        call = {"name": {"const": function["name"]}, "parameters": parameters}
+        kinds.append(
+            {"type": "object", "properties": call, "required": ["name", "parameters"], "additionalProperties": False}
+        )
+    schema = {"type": "array", "minItems": 1, "items": {"anyOf": kinds}, **definitions}
+    return checked_schema(schema if parallel else schema | {"maxItems": 1}, "tools")
+
+
+def read_demanded(text: str, tools: Sequence[Tool]) -> Reply:
+    """Returns the calls that a text of `calls_schema` has. One that was cut is no JSON, and stays text."""
+    calls, names = json_of(text), {tool["function"]["name"] for tool in tools}
+    if not isinstance(calls, list) or not calls:
+        return Reply(text, malformed="expected a list of calls as JSON")
+    made = []
+    for call in calls:
+        if not isinstance(call, dict) or call.get("name") not in names or not isinstance(call.get("parameters"), dict):
+            return Reply(text, malformed="expected calls with the name of a tool and its parameters")
+        made.append(ToolCall(f"call_{secrets.token_hex(8)}", call["name"], call["parameters"]))
+    return Reply("", calls=tuple(made))
+
+
+def checked_schema(schema: object, where: str) -> str:
+    """Returns a schema as text, if no server takes long over it. Raises `Refused`."""
+    if not isinstance(schema, dict) or is_deep(schema):
+        raise Refused(f"{where} is {shown(schema)}; expected a JSON schema", parameter=where)
+    _check(schema, where)
+    text = orjson.dumps(schema).decode()
+    if len(text) > LONGEST_SCHEMA:
+        raise Refused(f"{where} has {len(text)} characters; at most {LONGEST_SCHEMA} are taken", parameter=where)
+    return text
+
+
+def _check(schema: object, where: str) -> None:
+    """Raises `Refused` for a key of the schema, or of one within it, that may take a server long."""
+    if isinstance(schema, list):
+        for each in schema:
+            _check(each, where)
+    if not isinstance(schema, dict):
+        return
+    for key, value in schema.items():
+        if key in _REFUSED:
+            raise Refused(f"{where} has {key!r}; regular expressions are not taken", parameter=where)
+        if key in _COUNTS and (type(value) is not int or not 0 <= value <= _COUNTS[key]):
+            raise Refused(
+                f"{where} has {key} = {shown(value)}; expected a whole number to {_COUNTS[key]}", parameter=where
+            )
+        if key == "$ref" and not (isinstance(value, str) and value.startswith("#")):
+            raise Refused(
+                f"{where} has $ref = {shown(value)}; expected one within the schema: #/$defs/NAME", parameter=where
+            )
+        if key in _BY_NAME and isinstance(value, dict):
+            for each in value.values():
+                _check(each, where)
+        elif key not in _DATA:
+            _check(value, where)
