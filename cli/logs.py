@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+from cli.arguments.job import add_job, job_of
 from job.inspection.log_files import appended, last_bytes, log_files_in
 from transport.errors import UserError
 from transport.files.untrusted import UntrustedFileError
@@ -17,8 +18,9 @@ POLL_SECONDS = 0.2
 def main(arguments: list[str]) -> int:
     """Runs the command. Raises `UserError` if there is no such log."""
     given = _parser().parse_args(arguments)
-    logs = log_files_in(given.job)
-    directory, names = given.job.absolute(), ", ".join(logs)
+    job = job_of(given)
+    logs = log_files_in(job)
+    directory, names = job.absolute(), ", ".join(logs)
     if not logs:
         raise UserError(f"{directory} holds no log; --job names the job's directory")
     if given.name is None:
@@ -64,13 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "name", nargs="?", metavar="NAME", help="a run's id, or trainer, inference_0, orchestrator, ..."
     )
-    parser.add_argument(
-        "--job",
-        type=Path,
-        default=Path(),
-        metavar="DIRECTORY",
-        help="the job's output directory (default: the current one)",
-    )
+    add_job(parser)
     parser.add_argument(
         "--lines",
         type=_line_count,

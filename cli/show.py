@@ -1,10 +1,10 @@
-"""`counterpoint show JOB`: prints prompts, completions and rewards of a step's rollouts, from their records."""
+"""`counterpoint show`: prints prompts, completions and rewards of a step's rollouts, from their records."""
 
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
+from cli.arguments.job import add_job, job_of
 from cli.display.console import console_for
 from cli.display.rollouts import print_rollout, rollout_table
 from job.inspection.rollout_records import (
@@ -25,14 +25,15 @@ PIPE_WIDTH = 240
 def main(arguments: list[str]) -> int:
     """Runs the command. Raises `UserError` if there is nothing to show."""
     given = _parser().parse_args(arguments)
-    run_id = find_run(given.job, given.run)
+    job = job_of(given)
+    run_id = find_run(job, given.run)
     if given.no_difference:
         console = console_for(pipe_width=PIPE_WIDTH)
-        for record in records_without_difference(given.job, run_id):
+        for record in records_without_difference(job, run_id):
             print_rollout(console, f"run {run_id}, a group without a difference", record)
         return 0
-    step = find_step(given.job, run_id, given.step)
-    records = read_records(given.job, run_id, step)
+    step = find_step(job, run_id, given.step)
+    records = read_records(job, run_id, step)
     where, console = f"run {run_id}, step {step}", console_for(pipe_width=PIPE_WIDTH)
     if given.rollout is not None:
         chosen = record_of(records, given.rollout)
@@ -55,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Prints the prompts, completions and rewards of a step's rollouts: a line for each, or one in full.",
         allow_abbrev=False,
     )
-    parser.add_argument("job", type=Path, metavar="JOB", help="the job's output directory")
+    add_job(parser, positional=True)
     parser.add_argument("--step", type=int, metavar="N", help="the step (default: the newest)")
     parser.add_argument("--run", help="the run, if the job has several")
     which = parser.add_mutually_exclusive_group()

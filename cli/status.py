@@ -1,9 +1,10 @@
-"""`counterpoint status DIRECTORY`: prints a job's state; with `--health`, says by its exit code whether it is alive."""
+"""`counterpoint status`: prints a job's state; with `--health`, says by its exit code whether it is alive."""
 
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
+
+from cli.arguments.job import add_job, job_of
 
 WATCH_SECONDS = 2.0
 """Seconds between two updates of `--watch`."""
@@ -15,20 +16,21 @@ UNHEALTHY = 1
 def main(arguments: list[str]) -> int:
     """Runs the command. Returns 0 also for a job that failed, since its status was printed, but for `--health`."""
     given = _parser().parse_args(arguments)
+    directory = job_of(given)
     if given.health:  # every half minute, in a container: it imports little
         from job.inspection.health import health_of
 
-        health = health_of(given.directory)
+        health = health_of(directory)
         print("\n".join(health.faults or health.alive))
         return UNHEALTHY if health.faults else 0
     from cli.display import status_output
 
     if given.why is not None:
-        status_output.print_why(given.directory, given.why, given.json)
+        status_output.print_why(directory, given.why, given.json)
     elif given.watch:
-        status_output.watch(given.directory, given.json, WATCH_SECONDS)
+        status_output.watch(directory, given.json, WATCH_SECONDS)
     else:
-        status_output.print_once(given.directory, given.json)
+        status_output.print_once(directory, given.json)
     return 0
 
 
@@ -38,7 +40,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Prints a job's state from its output directory, also if its roles were started one by one.",
         allow_abbrev=False,
     )
-    parser.add_argument("directory", type=Path, metavar="DIRECTORY")
+    add_job(parser, positional=True)
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object for programs; with --watch, one per line"
     )

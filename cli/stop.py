@@ -7,6 +7,7 @@ import time
 from functools import partial
 from pathlib import Path
 
+from cli.arguments.job import add_job, job_of
 from cli.cluster.wait import job_in
 from cluster.errors import ClusterError, JobFailed
 from cluster.job_files import holds_job
@@ -20,7 +21,7 @@ USAGE = """usage: counterpoint stop RUN [--job DIRECTORY] [--evict REASON]
        counterpoint stop DIRECTORY
 
 Ends the run in order: its orchestrator drains, commits, and exits with 143. The run can be resumed.
-  --job DIRECTORY   the job's output directory; the current one unless given
+  --job DIRECTORY   the job's output directory; the only job at or below the working directory unless given
   --evict REASON    ends the run with that reason and exit code 3; it can be resumed only once its
                     control/evicted.txt is removed
 
@@ -35,10 +36,11 @@ def main(arguments: list[str]) -> int:
     given = _parse(arguments)
     if holds_job(Path(given.run)) and given.evict is None:
         return stop_job(Path(given.run))
+    job = job_of(given)
     if given.evict is None:
-        ended = stop_run(given.job, given.run, on_begin=partial(_print_beginning, given.run))
+        ended = stop_run(job, given.run, on_begin=partial(_print_beginning, given.run))
     else:
-        ended = evict_run(given.job, given.run, given.evict, on_begin=partial(_print_beginning, given.run))
+        ended = evict_run(job, given.run, given.evict, on_begin=partial(_print_beginning, given.run))
     return _print_end(ended)
 
 
@@ -67,7 +69,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     """Raises `UserError`, with the usage."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("run")
-    parser.add_argument("--job", type=Path, default=Path())
+    add_job(parser)
     parser.add_argument("--evict")
     try:
         given, unknown = parser.parse_known_args(arguments)

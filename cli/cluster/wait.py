@@ -1,10 +1,11 @@
-"""`counterpoint wait DIRECTORY`: waits for the end of a job of roles; gives it another master if it has none."""
+"""`counterpoint wait`: waits for the end of a job of roles; gives it another master if it has none."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
+from cli.arguments.job import add_job, job_of
 from cluster.errors import ClusterError, JobFailed
 from cluster.job_handle import JobHandle
 from transport.errors import UserError
@@ -19,8 +20,8 @@ def main(arguments: list[str]) -> int:
         "dead, another one is started, which goes on with the job. Ctrl-C ends the waiting only.",
         allow_abbrev=False,
     )
-    parser.add_argument("directory", type=Path, metavar="DIRECTORY")
-    return await_end(job_in(parser.parse_args(arguments).directory))
+    add_job(parser, positional=True)
+    return await_end(job_in(job_of(parser.parse_args(arguments))))
 
 
 def job_in(directory: Path) -> JobHandle:

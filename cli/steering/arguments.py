@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from cli.arguments.job import add_job
 from transport.printable import printable
 
 
@@ -19,9 +20,7 @@ def parser_of(command: str, description: str, *, run: bool = True) -> argparse.A
     parser = argparse.ArgumentParser(prog=f"counterpoint {command}", description=description, allow_abbrev=False)
     if run:
         parser.add_argument("run", metavar="RUN", help="the run's id")
-    parser.add_argument(
-        "--job", type=Path, default=Path(), metavar="DIRECTORY", help="the job's output directory (default: this one)"
-    )
+    add_job(parser)
     parser.add_argument("--json", action="store_true", help="print the result as JSON, for programs")
     return parser
 

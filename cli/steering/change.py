@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from cli.arguments.job import job_of
 from cli.steering.arguments import parser_of, show
 from job.admin.change import change_run, changeable_values
 from transport.errors import UserError
@@ -22,9 +23,9 @@ def main(arguments: list[str]) -> int:
     )
     given = parser.parse_intermixed_args(arguments)  # --job may stand anywhere
     if not given.changes:
-        values = changeable_values(given.job, given.run)
+        values = changeable_values(job_of(given), given.run)
         return show(given, values, "\n".join(f"{key} = {json.dumps(value)}" for key, value in values.items()))
-    changed = change_run(given.job, given.run, dict(_pair(word) for word in given.changes))
+    changed = change_run(job_of(given), given.run, dict(_pair(word) for word in given.changes))
     words = ", ".join(f"{key} = {value!r}" for key, value in changed.changes.items())
     return show(given, changed, f"run {changed.run_id}, from step {changed.step} on: {words}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cli.arguments.job import job_of
 from cli.steering.arguments import parser_of, show
 from job.admin.servers import (
     JobServer,
@@ -29,7 +30,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("url", nargs="?", metavar="URL", help="http://HOST:PORT")
     given = parser.parse_intermixed_args(arguments)  # --job may stand anywhere
     if given.verb == "list":
-        found = list_servers(given.job)
+        found = list_servers(job_of(given))
         return show(
             given,
             found,
@@ -38,11 +39,11 @@ def main(arguments: list[str]) -> int:
     if given.url is None:
         raise UserError(f"servers {given.verb}: which URL?")
     if given.verb == "remove":
-        remove_server(given.job, given.url)
+        remove_server(job_of(given), given.url)
         return show(given, {"url": given.url, "removed": True}, f"{given.url} is removed")
-    server = CHANGES[given.verb](given.job, given.url)
+    server = CHANGES[given.verb](job_of(given), given.url)
     if not server.drained:
-        server = await_use(given.job, server.url)
+        server = await_use(job_of(given), server.url)
     return show(given, server, _sentence(server))
 
 

@@ -1,4 +1,4 @@
-"""`counterpoint track JOB_DIR`: sends a job's metrics to TensorBoard, Trackio or W&B, while it runs or afterwards."""
+"""`counterpoint track`: sends a job's metrics to TensorBoard, Trackio or W&B, while it runs or afterwards."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cli.arguments.command import log_to_stderr
+from cli.arguments.job import add_job, job_of
 from cluster.notify import Heartbeat, notify_ready
 from job.directory import JOB_FILE, is_running, living_runs, read_json, run_ids_in
 from job.tracking.config import Destinations
@@ -17,14 +18,16 @@ from job.tracking.tracking import Tracking
 from transport.configuration.explain import validate
 from transport.errors import UserError
 
-USAGE = """usage: counterpoint track JOB_DIR [--to tensorboard|trackio|wandb]... [--project NAME] [--offline] [--name NAME]
-                              [--follow]
+USAGE = """usage: counterpoint track [--job DIRECTORY] [--to tensorboard|trackio|wandb]... [--project NAME] [--offline]
+                          [--name NAME] [--follow]
 
 Sends the metrics of all runs of the job: those that it has, and those that follow while it runs. What a sink has already is not
 sent again. Ends once the job has ended and everything is sent.
+  --job DIRECTORY  the job's output directory; the only job at or below the working directory unless given.
+                   DIRECTORY may stand alone, too
   --to SINK        where to; may be given more than once. Unless given: what [tracking] of the job's file says
   --project NAME   the project at W&B and Trackio; `counterpoint` unless given
-  --offline        W&B: write files below JOB_DIR/tracking/wandb, for `wandb sync`
+  --offline        W&B: write files below DIRECTORY/tracking/wandb, for `wandb sync`
   --name NAME      the job's name there; that of its directory unless given
   --follow         go on after the job has ended, until a signal"""
 
@@ -36,9 +39,9 @@ TRAINED = "trainer/metrics.jsonl"
 
 def main(arguments: list[str]) -> int:
     """Runs the command. Returns 0, or 1 if a sink lacks something."""
-    if not arguments or "-h" in arguments or "--help" in arguments:
+    if "-h" in arguments or "--help" in arguments:
         print(USAGE)
-        return 0 if arguments else 2
+        return 0
     given = _parse(arguments)
     if not run_ids_in(given.job) and not any((given.job / name).exists() for name in (JOB_FILE, TRAINED)):
         raise UserError(f"{given.job} holds no job; expected the output directory of one")
@@ -99,7 +102,7 @@ def _destinations(given: argparse.Namespace) -> Destinations:
 def _parse(arguments: list[str]) -> argparse.Namespace:
     """Raises `UserError`, with the usage."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("job", type=Path)
+    add_job(parser, positional=True)
     parser.add_argument("--to", action="append", choices=sorted(SINKS), default=[])
     parser.add_argument("--project")
     parser.add_argument("--offline", action="store_true")
@@ -111,4 +114,5 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         raise UserError(f"track: {error}\n{USAGE}") from None
     if unknown:
         raise UserError(f"track: {unknown[0]}: unexpected\n{USAGE}")
+    given.job = job_of(given)
     return given
