@@ -15,12 +15,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from environments.base import EnvironmentContext, Example, Model, Unavailable
+from environments.config import CallOverrides
 from transport.records import Rollout
 
 FAULTS = (
     "well", "raise", "nan", "text", "state", "exit", "interrupt", "hang", "unscored", "flood", "leave", "kill", "crash",
     "block", "hold", "fork", "leak", "socket", "forge", "overlap", "branch", "untrained", "stubborn", "cancel", "call", "orphan",
-    "players", "unavailable",
+    "players", "unavailable", "constrained",
 )  # fmt: skip
 
 
@@ -144,6 +145,9 @@ class Faulty:
 
     async def _untrained(self, model: Model, turn: Any, state: dict[str, Any]) -> None:
         turn.leave_untrained(1)
+
+    async def _constrained(self, model: Model, turn: Any, state: dict[str, Any]) -> None:
+        await model.generate([5, 6], CallOverrides(json_schema="{}"))
 
     async def _stubborn(self, model: Model, turn: Any, state: dict[str, Any]) -> None:
         while True:

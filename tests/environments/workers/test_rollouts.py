@@ -67,6 +67,8 @@ async def test_turns_and_masks_are_those_of_an_environment_without_workers(tmp_p
 
         untrained = await each.play("untrained")
         assert bytes(untrained.turns[0].untrained) == b"\x00\x01\x01"
+        constrained = await each.play("constrained")
+        assert [turn.trained_tokens for turn in constrained.turns] == [3, 0]
 
 
 async def test_a_group_is_scored_by_one_worker_with_all_that_it_left(tmp_path: Path, model: Path) -> None:
