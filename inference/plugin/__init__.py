@@ -49,7 +49,13 @@ def endpoint_plugin() -> Any:
 
 
 def platform_plugin() -> str | None:
-    """Returns the name of our platform where vLLM would choose that of a CPU, else None; vLLM calls it once in each process."""
+    """Returns the name of our platform where vLLM would choose that of a CPU, else None; vLLM calls it once in each process.
+
+    Where `VLLM_PLUGINS` is not set, vLLM calls every plugin that is installed: a vLLM that is not ours keeps its own platform.
+    """
+    from vllm import envs
     from vllm.platforms import cpu_platform_plugin
 
+    if BACKEND not in (envs.VLLM_PLUGINS or ()):
+        return None
     return None if cpu_platform_plugin() is None else "inference.plugin.cpu.platform.GroupedCpuPlatform"

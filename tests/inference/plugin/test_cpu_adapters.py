@@ -113,12 +113,13 @@ def test_rows_that_are_not_those_of_the_batch_are_refused() -> None:
         )
 
 
-def test_the_platform_is_vllms_own_in_everything_else() -> None:
+def test_the_platform_is_vllms_own_in_everything_else(monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm.platforms import current_platform
     from vllm.utils.import_utils import resolve_obj_by_qualname
 
     from inference.plugin.cpu.adapters import GroupedPunicaWrapper
 
+    monkeypatch.setenv("VLLM_PLUGINS", "counterpoint")
     name = platform_plugin()
     assert name is not None, "vLLM's CPU build is installed"
     platform = resolve_obj_by_qualname(name)
@@ -136,6 +137,9 @@ def test_vllm_takes_the_platform_that_the_project_declares(monkeypatch: pytest.M
     declared = [EntryPoint(name, value, group) for name, value in project["entry-points"][group].items()]
     monkeypatch.setattr("importlib.metadata.entry_points", lambda group: declared if group == declared[0].group else [])
     monkeypatch.setenv("VLLM_PLUGINS", "counterpoint")
-    assert resolve_current_platform_cls_qualname() == platform_plugin()
+    assert (ours := platform_plugin()) is not None
+    assert resolve_current_platform_cls_qualname() == ours
     monkeypatch.setenv("VLLM_PLUGINS", "another")
-    assert resolve_current_platform_cls_qualname() != platform_plugin()
+    assert resolve_current_platform_cls_qualname() != ours
+    monkeypatch.delenv("VLLM_PLUGINS")  # somebody's own vLLM, which calls whatever is installed
+    assert resolve_current_platform_cls_qualname() != ours
