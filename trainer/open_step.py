@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from run.config import TrainingConfig
-from trainer.losses.normalisation import divisor
+from trainer.losses.objectives import divisor
 from trainer.packer import environment_names, trained_tokens
 from trainer.runs.run import Run
 from trainer.telemetry.step_times import StepTimes

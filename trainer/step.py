@@ -24,7 +24,7 @@ from environments.describe_error import describe_error
 from trainer.faults import is_fatal, is_out_of_memory
 from trainer.lora.multi_lora import adapter_spans
 from trainer.losses.contract import Gradients, LossInputs, LossOutputs
-from trainer.losses.normalisation import token_weights
+from trainer.losses.objectives import token_weights
 from trainer.metrics import MetricValue
 from trainer.model.head import token_outputs
 from trainer.model.router_replay import RouterReplay

@@ -21,7 +21,7 @@ from tests.trainer.sharded_learner import RESUMED, SCENARIOS, train_all, train_o
 from tests.trainer.test_sharding import TIMES
 from trainer.losses.contract import OPTIONAL_INPUTS
 from trainer.losses.load import load_loss
-from trainer.losses.normalisation import divisor, token_weights
+from trainer.losses.objectives import divisor, token_weights
 from trainer.ranks import Ranks
 
 __all__ = ["models"]

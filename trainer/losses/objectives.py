@@ -2,13 +2,20 @@
 
 `run/loss.py`:`KINDS` has the kinds: which objective each maximises, its keys' defaults, and its source. In the formulas r is the
 ratio of the trained policy's probability to that of the policy that sampled the token (`ratio_to`), of a token or of its whole
-sample (`ratio_level`), log p the token's log-probability, sg stop-gradient. What the sum over tokens is divided by is in
-`trainer/losses/normalisation.py`.
+sample (`ratio_level`), log p the token's log-probability, sg stop-gradient.
+
+`divisor` and `token_weights` normalise the step's sum over tokens. The divisor is known from the batch before any of it is
+trained, and a sample is never split over rows. So a step's loss and its gradient depend neither on how its samples are packed
+into rows, nor on how many ranks train them.
+
+- `token`: the mean over tokens (DAPO, arXiv:2503.14476; of a step, not of a row or a rank).
+- `sequence`: the mean over samples of the mean over their tokens (GRPO, arXiv:2402.03300).
+- `sample`: the mean over samples of the sum over their tokens over a constant (Dr. GRPO, arXiv:2503.20783).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Literal
 
@@ -191,3 +198,22 @@ def divergence(
         return d_P.square() / 2
     d_P = d_P.clamp(max=LARGEST_LOG_RATIO)
     return d_P.exp() - 1 - d_P
+
+
+def divisor(config: LossConfig, trained: Collection[int]) -> float:
+    """Returns the divisor of samples that are trained together, from the number of trained tokens of each, at least 1."""
+    if config.normalisation == "sequence":
+        return max(1, len(trained))
+    if config.normalisation == "sample":
+        if config.normalisation_length is None:
+            raise ValueError('training.loss.normalisation = "sample" takes normalisation_length, which is not set')
+        return max(1, len(trained)) * config.normalisation_length
+    return max(1, sum(trained))
+
+
+def token_weights(config: LossConfig, inputs: LossInputs) -> Tensor | None:
+    """Returns the weight of each token, `[P]`: with `sequence` 1 over its sample's trained tokens; else None, as all are 1."""
+    if config.normalisation != "sequence":
+        return None
+    counts_S = torch.bincount(inputs.sample_P, minlength=inputs.samples)
+    return (1 / counts_S.to(inputs.advantages_P.dtype))[inputs.sample_P]

@@ -15,7 +15,7 @@ from tests.trainer.losses.cases import CASES
 from tests.trainer.losses.tokens import make_tokens
 from trainer.losses.contract import OPTIONAL_INPUTS
 from trainer.losses.load import load_loss
-from trainer.losses.normalisation import divisor, token_weights
+from trainer.losses.objectives import divisor, token_weights
 
 REPOSITORY = Path(__file__).parents[3]
 

@@ -14,8 +14,7 @@ from run.loss import KINDS, LossConfig, Objective
 from tests.trainer.losses.tokens import Tokens, make_tokens
 from trainer.losses.contract import Gradients, LossOutputs
 from trainer.losses.load import load_loss
-from trainer.losses.normalisation import divisor, token_weights
-from trainer.losses.objectives import OBJECTIVES, divergence
+from trainer.losses.objectives import OBJECTIVES, divergence, divisor, token_weights
 
 
 def computed(tokens: Tokens, given: dict[str, Any], *, with_old: bool = True) -> tuple[LossOutputs, Gradients]:
