@@ -5,7 +5,7 @@ from __future__ import annotations
 from trainer.fair_share import FairShare
 from trainer.learner import Learner
 from trainer.metrics import MetricValue
-from trainer.open_step import OpenStep
+from trainer.runs.run import OpenStep
 from transport.records import Batch
 
 

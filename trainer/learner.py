@@ -39,7 +39,6 @@ from trainer.model.divided_digest import digests_over_ranks
 from trainer.model.experts import expert_weights
 from trainer.model.passes import PassDiscarded
 from trainer.model.sharding import rest, rows_of, whole_weights
-from trainer.open_step import OpenStep
 from trainer.optimizer import Optimizer
 from trainer.packer import InvalidBatch, check
 from trainer.probe import BrokenWeights, ask
@@ -48,7 +47,7 @@ from trainer.rows import StepRow
 from trainer.runs import checkpoint, copies
 from trainer.runs.copies import Copy
 from trainer.runs.manager import MultiRunManager
-from trainer.runs.run import Run, Shards
+from trainer.runs.run import OpenStep, Run, Shards
 from trainer.runs.slices import OtherSlices, SliceWriter
 from trainer.step import described, finish, next_pass, refuse_if_any, train_row
 from trainer.telemetry.step_times import StepTimes
@@ -84,9 +83,6 @@ class Learner:
         self.runs: dict[int, Run] = {}
         """By slot, the runs that could be made; the records of the others say why not."""
         self.heartbeat_seconds = min(HEARTBEAT_SECONDS, config.rank_silence_seconds / 4)
-        self._open: dict[int, OpenStep] = {}
-        self._sent: dict[int, list[set[int]]] = {}
-        """By slot and rank, the samples of the open step that the rank has got; on rank 0."""
         self._slices = SliceWriter(config.output_dir, ranks.index)
         self._references = References(config.model, config.dtype, ranks, sharded=config.sharded)
         self.loaded = LoadedModel.load(config, ranks)
@@ -117,7 +113,7 @@ class Learner:
                 raise InvalidBatch(described(error, f"opening step {batch.step}")) from error
             self._command({"kind": "open", "slot": slot, "rate": rate, "batch": header})
             self.ranks.share(arrays)
-            self._sent[slot] = [set() for _ in range(self.ranks.count)]
+            self.runs[slot].sent = [set() for _ in range(self.ranks.count)]
         return self._begin(slot, batch.step, lambda: batch, rate)
 
     def train_rows(self, rows: Sequence[Row]) -> None:
@@ -137,9 +133,9 @@ class Learner:
         """Returns the samples of a rank's row that it has not got yet, by slot, with the frames of their batches."""
         parts: list[tuple[int, list[int], list[memoryview]]] = []
         for slot, samples in row:
-            if new := [sample for sample in samples if sample not in self._sent[slot][rank]]:
-                self._sent[slot][rank].update(new)
-                frames = codec.encode(batch_parts.part(self._open[slot].batch, new))
+            if new := [sample for sample in samples if sample not in self.runs[slot].sent[rank]]:
+                self.runs[slot].sent[rank].update(new)
+                frames = codec.encode(batch_parts.part(self._step(slot).batch, new))
                 parts.append((slot, new, [as_bytes_view(frame) for frame in frames]))
         return parts
 
@@ -148,7 +144,7 @@ class Learner:
 
         Its samples are those of the next pass. Raises `InvalidBatch`: the run is as before the step.
         """
-        step = self._open[slot]
+        step = self._step(slot)
         if step.is_last_pass:
             return None
         self._command({"kind": "pass", "slot": slot})
@@ -157,12 +153,12 @@ class Learner:
 
     def times(self, slot: int) -> StepTimes:
         """Returns the times of a run's open step, on this rank."""
-        return self._open[slot].times
+        return self._step(slot).times
 
     def finish_step(self, slot: int) -> dict[str, MetricValue]:
         """Updates a run whose samples are trained; returns its metrics. Raises `InvalidBatch`: the run is as before the step."""
         self._command({"kind": "finish", "slot": slot})
-        return finish(self._open.pop(slot), self.ranks)
+        return finish(self._close(slot), self.ranks)
 
     def copy_step(self, slot: int, step: int) -> Copy:
         """Puts the copy that a run has accepted for `step` in place of its update. Raises `InvalidBatch`, on every rank."""
@@ -236,16 +232,16 @@ class Learner:
                     for slot, samples, sizes in command["parts"][self.ranks.index]:
                         frames = _split(self.ranks.receive(sum(sizes)), sizes)
                         given = codec.decode(frames, self.config.transport.max_batch_bytes)
-                        batch_parts.fill(self._open[slot].batch, samples, given)
+                        batch_parts.fill(self._step(slot).batch, samples, given)
                     self._train(command["rows"])
                 case "pass":
                     try:
-                        next_pass(self._open[command["slot"]], self.ranks)
+                        next_pass(self._step(command["slot"]), self.ranks)
                     except InvalidBatch as error:
                         logger.debug("rank %d: %s", self.ranks.index, error)
                 case "finish":
                     try:
-                        finish(self._open.pop(command["slot"]), self.ranks)
+                        finish(self._close(command["slot"]), self.ranks)
                     except InvalidBatch as error:  # rank 0 has the same error and handles it
                         logger.debug("rank %d: %s", self.ranks.index, error)
                 case "copy":
@@ -284,15 +280,26 @@ class Learner:
             fault = described(error, f"opening step {number}")
         refuse_if_any(self.ranks, fault)
         run.optimizer.peak_rate = rate
-        self._open[slot] = step
+        run.step = step
+        return step
+
+    def _step(self, slot: int) -> OpenStep:
+        step = self.runs[slot].step
+        assert step is not None, f"the run in slot {slot} has no open step"
+        return step
+
+    def _close(self, slot: int) -> OpenStep:
+        step, self.runs[slot].step = self._step(slot), None
         return step
 
     def _train(self, rows: Sequence[Row]) -> None:
-        own = [(self._open[slot], samples) for slot, samples in rows[self.ranks.row]]
+        own = [(self._step(slot), samples) for slot, samples in rows[self.ranks.row]]
         self._watch_references()
         # Of divided experts, owners have gradients from the rows of other ranks, also of adapters.
         everyones = self.ranks.experts is not None
-        summed = [step for step in self._open.values() if everyones or step.run.shards is not None]
+        summed = [
+            run.step for run in self.runs.values() if run.step is not None and (everyones or run.shards is not None)
+        ]
         self.loaded.rows.train(own, self._train_row, summed)
 
     def _train_row(self, row: StepRow) -> None:
@@ -380,9 +387,11 @@ class Learner:
         return late
 
     def _drop(self, slot: int) -> None:
-        if self._open.pop(slot, None) is not None:
-            self.runs[slot].optimizer.zero_grad()
-            self.runs[slot].restore()
+        run = self.runs.get(slot)
+        if run is not None and run.step is not None:
+            run.step = None
+            run.optimizer.zero_grad()
+            run.restore()
 
     def _export_directory(self, run: Run) -> Path | None:
         exported = run.config.training.token_export
@@ -409,8 +418,8 @@ class Learner:
 
     def _create(self, slot: int, run_id: str) -> None:
         """Makes a run at the step that rank 0 has found. An error concerns this run alone; all ranks note it in the record."""
-        occupancy = self.manager.registry.in_slot(slot)
-        config = occupancy.config
+        run = self.manager.registry.in_slot(slot)
+        config = run.config
         try:
             # First: all ranks load it together, and an error of one of them is that of all.
             reference = self._references.open(slot, config.training, self.loaded.limits.vocabulary)
@@ -424,13 +433,12 @@ class Learner:
                 config.steps,
                 offload=self.config.optimizer_offload,
             )
-            loss = load_loss(config.training.loss, optional_inputs(config))
-            run = Run(slot, run_id, config, optimizer, loss, occupancy.progress, value_head=head, reference=reference)
+            run.loss = load_loss(config.training.loss, optional_inputs(config))
+            run.optimizer, run.value_head, run.reference = optimizer, head, reference
             if self.config.divided and config.training.lora is None:
                 run.shards = self._shards(slot)
             if step := run.progress.step:
                 checkpoint.load(run, self.config.output_dir, step, random_state=self.config.max_runs == 1)
-                occupancy.progress = run.progress
             elif config.training.start_from is not None:
                 copies.put(run, copies.read(run, self.config.output_dir, 0))
             if config.training.reference_is_start:
@@ -439,7 +447,7 @@ class Learner:
                 )
             failure = ""
         except (ValueError, checkpoint.CheckpointError) as error:
-            failure = occupancy.failure or str(error)
+            failure = run.failure or str(error)
         except Exception as error:  # a lack of memory, or any error of an adapter or optimizer
             if is_fatal(error):
                 raise
@@ -447,15 +455,17 @@ class Learner:
         failed = torch.tensor([float(bool(failure))], device=self.ranks.device)
         self.ranks.maximum(failed)
         if float(failed):
-            occupancy.failure = failure or "it could not be made on another rank; see that rank's log"
-            logger.warning("rank %d: run %s cannot be trained: %s", self.ranks.index, run_id, occupancy.failure)
+            run.failure = failure or "it could not be made on another rank; see that rank's log"
+            logger.warning("rank %d: run %s cannot be trained: %s", self.ranks.index, run_id, run.failure)
+            run.release()
             self._close_reference(slot)  # at once: ranks that share rows must agree on the models of a row
         else:
             self.runs[slot] = run
 
     def _delete(self, slot: int, run_id: str) -> None:
         self._drop(slot)
-        self.runs.pop(slot, None)
+        if (run := self.runs.pop(slot, None)) is not None:
+            run.release()
         self._close_reference(slot)
         self.manager.release_run_parameters(slot)
 
@@ -472,9 +482,9 @@ class Learner:
             self.loaded = self.loaded.loaded_again(self.manager)
         self.loaded.add_adapters(self.manager, lora)
         self.manager.reset_run_parameters(slot)
-        occupancy = self.manager.registry.in_slot(slot)
-        if occupancy.beginning is not None and not occupancy.progress.step:
-            load_adapter(lambda: self.manager.get_state_dict_for_run(slot), lora, occupancy.beginning)
+        run = self.manager.registry.in_slot(slot)
+        if run.beginning is not None and not run.progress.step:
+            load_adapter(lambda: self.manager.get_state_dict_for_run(slot), lora, run.beginning)
         return self.manager.get_named_parameters_for_run(slot)
 
     def _shards(self, slot: int) -> Shards:

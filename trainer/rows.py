@@ -23,8 +23,8 @@ from torch import cuda
 
 from trainer.faults import is_fatal, is_out_of_memory
 from trainer.model.passes import PassDiscarded, Passes
-from trainer.open_step import OpenStep
 from trainer.ranks import Ranks
+from trainer.runs.run import OpenStep
 
 logger = logging.getLogger(__name__)
 

@@ -28,10 +28,9 @@ from trainer.losses.objectives import token_weights
 from trainer.metrics import MetricValue
 from trainer.model.head import token_outputs
 from trainer.model.router_replay import RouterReplay
-from trainer.open_step import WITH_AGGREGATE, OpenStep
 from trainer.packer import InvalidBatch, MicroBatch, ModelLimits, pack
 from trainer.ranks import Ranks
-from trainer.runs.run import Run
+from trainer.runs.run import WITH_AGGREGATE, OpenStep, Run
 from trainer.updates.passes import OLD, REFERENCE
 from trainer.updates.value_head import differentiate, row_values
 
@@ -231,7 +230,7 @@ def _own_values(step: OpenStep, values_P: Tensor | None, own: slice) -> Tensor |
 def _with_value_loss(
     step: OpenStep, samples: Sequence[int], inputs: LossInputs, gradient: Gradients
 ) -> tuple[Gradients, list[Tensor]]:
-    """Adds the value head's part to the gradient; returns it, and the values `[P]` of `trainer.open_step.optional_means`."""
+    """Adds the value head's part to the gradient; returns it, and the values `[P]` of `trainer.runs.run.optional_means`."""
     means: list[Tensor] = []
     if inputs.reference_log_probabilities_P is not None:
         difference_P = (inputs.reference_log_probabilities_P - inputs.trainer_log_probabilities_P.detach()).double()

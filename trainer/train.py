@@ -29,7 +29,6 @@ from trainer.learner import Learner
 from trainer.lora.adapter_file import keep_start, start_directory
 from trainer.metrics import MetricsFile, MetricValue
 from trainer.model.load import choose_device
-from trainer.open_step import OpenStep
 from trainer.packer import InvalidBatch
 from trainer.probe import BrokenWeights, ask, check_base
 from trainer.runs import behind, checkpoint, control_files
@@ -37,9 +36,9 @@ from trainer.runs.checkpoints import Checkpoints
 from trainer.runs.copies import CopyRefused
 from trainer.runs.epochs import Epochs
 from trainer.runs.manager import get_multi_run_manager, setup_multi_run_manager
-from trainer.runs.record import Occupancy, Progress, Stage
+from trainer.runs.record import Stage
 from trainer.runs.requested import Requests
-from trainer.runs.run import Run
+from trainer.runs.run import OpenStep, Progress, Run
 from trainer.runs.sessions import Sessions
 from trainer.shared_memory import SharedMemory, remove_left_weights
 from trainer.telemetry.endpoint import TrainerEndpoint
@@ -165,7 +164,7 @@ class Trainer:
         )  # fmt: skip
         self.endpoint = TrainerEndpoint(config)
         """Replaced by the one that is served, if one is."""
-        self._requests = Requests(config.output_dir, learner.runs, self.checkpoints)
+        self._requests = Requests(config.output_dir, self.checkpoints)
         self._broadcasters: dict[int, Broadcaster] = {}
         """By slot; each writes one run's directory, and holds a tensor of its last probe."""
         self._status = StatusLine()
@@ -260,6 +259,7 @@ class Trainer:
             self._requests.start(run)
 
     def _on_forgotten(self, slot: int, run_id: str) -> None:
+        self._sessions.forget(run_id)
         self._close_step(slot)
         self._telemetry.left(run_id)
         self._broadcasters.pop(slot, None)
@@ -285,7 +285,7 @@ class Trainer:
         if self._memory is not None and not trained_in_full and not self.checkpoints.busy:
             self._memory.clear()
 
-    def _admit(self, run: Occupancy) -> None:
+    def _admit(self, run: Run) -> None:
         step, steps = run.progress.step, run.config.steps
         if self._memory is not None and run.config.training.lora is None:
             self.checkpoints.complete()
@@ -310,7 +310,7 @@ class Trainer:
         else:
             logger.info("run %s is ready for step %d of %d", run.run_id, step + 1, steps)
 
-    def _has_own_base(self, run: Occupancy) -> bool:
+    def _has_own_base(self, run: Run) -> bool:
         """Returns whether this model can be the one over which the run's first adapter was trained; else the run leaves."""
         learner = self._learner
         if run.beginning is None or run.progress.step:
@@ -332,7 +332,7 @@ class Trainer:
             return False
         return True
 
-    def _keep_start(self, run: Occupancy) -> None:
+    def _keep_start(self, run: Run) -> None:
         """Makes a new run independent of where its first adapter is from."""
         training, output_dir = run.config.training, self._config.output_dir
         lora = training.lora
@@ -342,7 +342,7 @@ class Trainer:
         with self._learner.kept_alive():
             keep_start(output_dir, run.run_id, lora, self._config.model, self._manager.modules, run.slot)
 
-    def _evict(self, run: Occupancy, reason: str) -> None:
+    def _evict(self, run: Run, reason: str) -> None:
         """Evicts a run; what it has trained is kept."""
         self._close_step(run.slot)
         self._manager.evict_run(run.slot, reason)
@@ -365,11 +365,11 @@ class Trainer:
                 continue
             self._share(run, step)
 
-    def _share(self, run: Occupancy, step: OpenStep) -> None:
+    def _share(self, run: Run, step: OpenStep) -> None:
         """Gives the samples of the step's current pass to the rows."""
         self._shares.add(run.slot, run.config.training.weight, {each: step.length(each) for each in step.samples})
 
-    def _copy(self, run: Occupancy, step: int) -> None:
+    def _copy(self, run: Run, step: int) -> None:
         """Takes over another run's state in place of the open step's update, and begins its checkpoint at once."""
         copy = self._learner.copy_step(run.slot, step)
         self._conclude(run, {"copied/run": copy.source, "copied/step": copy.source_step}, durable=True)
@@ -395,7 +395,7 @@ class Trainer:
             self._conclude(run, metrics, times)
 
     def _conclude(
-        self, run: Occupancy, metrics: dict[str, MetricValue], times: StepTimes | None = None, durable: bool = False
+        self, run: Run, metrics: dict[str, MetricValue], times: StepTimes | None = None, durable: bool = False
     ) -> None:
         """Publishes and reports what a step has made of the run, and begins its checkpoint if it is due, or `durable`."""
         started = time.monotonic()
@@ -408,7 +408,7 @@ class Trainer:
         metrics["phase/broadcast"] = published - started
         self._report(run, metrics)
         if durable or run.finished or run.progress.step % run.config.training.checkpoint_interval == 0:
-            self._begin_checkpoint(self._learner.runs[run.slot])
+            self._begin_checkpoint(run)
         self._telemetry.end_step(run, times, started, published)
         self._registry.advance(run.slot, time.monotonic())
 
@@ -423,7 +423,7 @@ class Trainer:
 
     # --- the disk ---
 
-    def _publish(self, run: Occupancy, anew: bool = False) -> bool:
+    def _publish(self, run: Run, anew: bool = False) -> bool:
         """Publishes the weights; returns False if it failed, and the run leaves. `anew` first removes later versions."""
         broadcaster = self._broadcasters[run.slot]
         try:
@@ -433,7 +433,7 @@ class Trainer:
                     self._requests.note_published(run)
                     broadcaster.remove_beyond(run.progress.step or -1)
                 learner = self._learner
-                broadcaster.publish(learner.loaded.model, learner.runs[run.slot], assembled)
+                broadcaster.publish(learner.loaded.model, run, assembled)
         except BrokenWeights as error:
             self._evict(run, str(error))
             return False
@@ -453,7 +453,7 @@ class Trainer:
             return False
         return True
 
-    def _report(self, run: Occupancy, metrics: dict[str, MetricValue]) -> None:
+    def _report(self, run: Run, metrics: dict[str, MetricValue]) -> None:
         line: dict[str, MetricValue] = {"run_id": run.run_id, "step": run.progress.step, "time": time.time()}
         self._write(line | metrics)
         if "copied/run" in metrics:
@@ -467,8 +467,7 @@ class Trainer:
             run.run_id, run.progress.step, metrics["loss"], metrics["mismatch_kl"], metrics["grad_norm"],
             metrics["tokens_per_second"],
         )  # fmt: skip
-        mismatches = self._learner.runs[run.slot].mismatches
-        self._mismatches.take(run.run_id, run.progress.step, float(metrics["mismatch_kl"]), mismatches)
+        self._mismatches.take(run.run_id, run.progress.step, float(metrics["mismatch_kl"]), run.mismatches)
 
     def _write(self, line: dict[str, MetricValue]) -> None:
         self._metrics.append(line)
@@ -485,7 +484,7 @@ class Trainer:
         self._requests.forget(run)
         self._requests.poll(run)
 
-    def _durable_step(self, run: Occupancy) -> int:
+    def _durable_step(self, run: Run) -> int:
         """Returns the step up to which batches are durable: at the end the last, before that of the oldest kept checkpoint."""
         newest = self.checkpoints.newest(run.run_id)
         return newest if newest >= run.config.steps else self.checkpoints.fallback(run.run_id)

@@ -19,9 +19,9 @@ from transformers import (
 
 from run.config import RunConfig
 from tests.trainer.orchestrator_end import preload
-from trainer.runs.control_files import Sighting
-from trainer.runs.record import Occupancy
+from trainer.runs.control_files import RunDirectory
 from trainer.runs.registry import RunRegistry
+from trainer.runs.run import Run
 from transport.records import Batch, SampleInfo
 
 VOCABULARY = 96
@@ -135,13 +135,13 @@ def make_run_config(output_dir: Path, model: Path, steps: int = 4, **training: A
     )
 
 
-def occupy_slot(registry: RunRegistry, config: RunConfig, step: int = 0) -> Occupancy:
+def occupy_slot(registry: RunRegistry, config: RunConfig, step: int = 0) -> Run:
     """Admits a run to slot 0 of a registry that has no other, with a directory and after `step`."""
     config.run_dir.mkdir(exist_ok=True)
-    sighting = Sighting(config.run_id, config.run_dir.stat().st_ino, config=(0, 0, 0), evicted=False)
-    registry.sight({config.run_id: sighting}, {})
-    registry.accept(sighting, config)
+    found = RunDirectory(config.run_id, config.run_dir.stat().st_ino, config=(0, 0, 0), evicted=False)
+    registry.take_scan({config.run_id: found}, {})
+    registry.accept(found, config)
     assert registry.plan().admitted == {0: config.run_id}
-    occupancy = registry.occupy(0, config.run_id)
-    occupancy.progress.step = occupancy.durable_step = step
-    return occupancy
+    run = registry.occupy(0, config.run_id)
+    run.progress.step = run.durable_step = step
+    return run

@@ -14,12 +14,10 @@ from trainer.config import TrainerConfig
 from trainer.fair_share import FairShare
 from trainer.learner import Learner
 from trainer.metrics import MetricValue
-from trainer.open_step import OpenStep
 from trainer.ranks import Ranks
 from trainer.runs import checkpoint
 from trainer.runs.manager import MultiRunManager
-from trainer.runs.record import Progress
-from trainer.runs.run import Run
+from trainer.runs.run import OpenStep, Progress, Run
 from transport.records import Batch
 
 ALONE = Ranks(0, 1, torch.device("cpu"), None)

@@ -18,11 +18,10 @@ from trainer.losses.load import load_loss
 from trainer.metrics import MetricValue
 from trainer.model.load import load_model
 from trainer.model.router_replay import RouterReplay
-from trainer.open_step import OpenStep
 from trainer.optimizer import Optimizer
 from trainer.packer import ModelLimits
 from trainer.ranks import Ranks
-from trainer.runs.run import Run
+from trainer.runs.run import OpenStep, Run
 from trainer.step import finish, train_row
 from transport.records import Batch
 
@@ -65,10 +64,10 @@ class Bench:
         for name, layer in self.layers.items():
             if is_target(name, adapter):
                 layer.admit(slot, adapter.rank, adapter.alpha, generator)
-        return Run(
-            slot, f"run-{slot}", config, Optimizer(self.parameters(slot), config.training, STEPS),
-            Loss(loss) if loss is not None else load_loss(config.training.loss),
-        )  # fmt: skip
+        run = Run(slot, f"run-{slot}", slot, config)
+        run.optimizer = Optimizer(self.parameters(slot), config.training, STEPS)
+        run.loss = Loss(loss) if loss is not None else load_loss(config.training.loss)
+        return run
 
     def parameters(self, slot: int) -> dict[str, nn.Parameter]:
         """Returns the parameters of slot `slot`, by layer and name."""

@@ -137,9 +137,9 @@ class Life:
     def close(self) -> None:
         """Gives back what a dead process would not hold."""
         self.trainer.close()
-        for occupancy in self.manager.registry.at():
-            if occupancy.descriptor is not None:
-                os.close(occupancy.descriptor)
+        for run in self.manager.registry.at():
+            if run.descriptor is not None:
+                os.close(run.descriptor)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from tests.trainer.runs.test_manager import write
 from trainer.runs.manager import MultiRunManager
-from trainer.runs.record import Progress
+from trainer.runs.run import Progress
 from transport.files.atomic import write_atomically
 
 

@@ -36,7 +36,7 @@ from trainer.ranks import Ranks
 from trainer.runs import checkpoint, shard_files
 from trainer.runs.checkpoints import Checkpoints
 from trainer.runs.manager import MultiRunManager
-from trainer.runs.record import Progress
+from trainer.runs.run import Progress
 from trainer.updates import reference
 from transport.files.atomic import published_steps
 from transport.telemetry.spans import SpanLog

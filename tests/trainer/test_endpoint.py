@@ -11,7 +11,7 @@ from run.config import TrainingConfig
 from tests.trainer.one_process_trainer import life, write_member
 from tests.transport.telemetry.scraping import families
 from trainer.config import TrainerConfig
-from trainer.open_step import optional_means
+from trainer.runs.run import optional_means
 from trainer.telemetry.endpoint import TrainerEndpoint
 from transport.outages import Kind, Outages
 from transport.telemetry.catalogue import trainer as catalogue

@@ -19,9 +19,9 @@ from tests.trainer.conftest import WINDOW, make_batch
 from tests.trainer.lone_run import make_lone_run
 from tests.trainer.many_runs import ALONE, Bench, gradients
 from trainer.losses.contract import LossInputs, LossOutputs
-from trainer.open_step import OpenStep
 from trainer.packer import InvalidBatch
 from trainer.rows import Rows
+from trainer.runs.run import OpenStep
 from trainer.step import finish
 
 MARK = 77

@@ -33,12 +33,12 @@ from trainer.losses.contract import LossInputs, LossOutputs
 from trainer.losses.load import TRIED_TOKENS
 from trainer.model.context import ContextGroup
 from trainer.model.load import log_probabilities
-from trainer.open_step import OpenStep
 from trainer.packer import InvalidBatch
 from trainer.ranks import Ranks
 from trainer.runs import checkpoint
 from trainer.runs.control_files import evict
 from trainer.runs.manager import MultiRunManager
+from trainer.runs.run import OpenStep
 from trainer.step import finish, next_pass, train_row
 from trainer.updates.measure import measure_row
 from trainer.updates.passes import Pass, plan_passes
@@ -292,7 +292,7 @@ def test_the_reference_of_a_run_that_cannot_be_made_is_released_at_once(
     def lack_memory(*_: Any, **__: Any) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(learner, "Run", lack_memory)
+    monkeypatch.setattr(learner, "Optimizer", lack_memory)
     manager = MultiRunManager(tmp_path, 1)
     own = learner.Learner(TrainerConfig(output_dir=tmp_path, model=str(dense_directory), threads=1), ALONE, manager)
     write_run(make_run_config(tmp_path, dense_directory, reference={}))

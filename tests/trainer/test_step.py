@@ -14,8 +14,8 @@ import torch
 from tests.trainer.conftest import make_batch
 from tests.trainer.lone_run import make_lone_run
 from trainer.losses.contract import Loss, LossInputs, LossOutputs
-from trainer.open_step import LARGEST, OpenStep
 from trainer.packer import InvalidBatch
+from trainer.runs.run import LARGEST, OpenStep
 from trainer.updates.columns import Columns
 from transport.records import Batch
 

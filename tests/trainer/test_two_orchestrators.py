@@ -21,7 +21,7 @@ from tests.trainer.conftest import make_run_config, occupy_slot
 from trainer.config import TrainerConfig
 from trainer.runs.epochs import Epochs
 from trainer.runs.manager import MultiRunManager
-from trainer.runs.record import Progress
+from trainer.runs.run import Progress
 from trainer.runs.sessions import Sessions
 from transport import codec
 from transport.files.atomic import Buffer, publish_directory

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from run.config import RunConfig
 from trainer.runs import control_files
-from trainer.runs.control_files import InvalidConfig, Sighting
+from trainer.runs.control_files import InvalidConfig, RunDirectory
 from trainer.runs.registry import RunRegistry
 
 logger = logging.getLogger(__name__)
@@ -36,26 +36,26 @@ class Admission:
         self._registry = registry
         self.hooks: list[ConfigValidationHook] = []
 
-    def scan(self) -> list[Sighting]:
+    def scan(self) -> list[RunDirectory]:
         """Scans the job's directory; returns the runs whose configurations are new or have changed, for `check`."""
         seen = control_files.scan(self._output_dir)
-        evictions = {run_id: self._eviction(run_id) for run_id, sighting in seen.items() if sighting.evicted}
-        return self._registry.sight(seen, evictions)
+        evictions = {run_id: self._eviction(run_id) for run_id, found in seen.items() if found.evicted}
+        return self._registry.take_scan(seen, evictions)
 
-    def check(self, sightings: Iterable[Sighting]) -> None:
+    def check(self, directories: Iterable[RunDirectory]) -> None:
         """Loads the configurations of these runs, and has the hooks check them."""
-        for sighting in sightings:
-            self._check(sighting)
+        for found in directories:
+            self._check(found)
 
-    def refuse(self, run_id: str, reason: str, sighting: Sighting | None = None) -> None:
-        """Refuses the configuration of `sighting`; without it, the configuration that was accepted."""
+    def refuse(self, run_id: str, reason: str, found: RunDirectory | None = None) -> None:
+        """Refuses the configuration of `found`; without it, the configuration that was accepted."""
         reason = reason[:MAX_REASON_LENGTH]
         logger.error("run %s is refused: %s", run_id, reason)
-        self._registry.refuse(run_id, reason, sighting)
+        self._registry.refuse(run_id, reason, found)
         self._write(run_id, partial(control_files.refuse_config, message=reason))
 
-    def _check(self, sighting: Sighting) -> None:
-        run_id = sighting.run_id
+    def _check(self, found: RunDirectory) -> None:
+        run_id = found.run_id
         try:
             config = control_files.read_config(self._output_dir, run_id)
             if config is None:
@@ -65,9 +65,9 @@ class Admission:
                 if not ok:
                     raise InvalidConfig(message)
         except InvalidConfig as error:
-            self.refuse(run_id, str(error), sighting)
+            self.refuse(run_id, str(error), found)
         else:
-            self._registry.accept(sighting, config)
+            self._registry.accept(found, config)
             self._write(run_id, control_files.accept_config)
 
     def _write(self, run_id: str, write: Callable[[Path, str], None]) -> None:

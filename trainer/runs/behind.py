@@ -11,12 +11,12 @@ from pathlib import Path
 from inference.delta import is_delta
 from trainer.runs import checkpoint
 from trainer.runs.control_files import run_directory
-from trainer.runs.record import Occupancy
+from trainer.runs.run import Run
 from trainer.shared_memory import has_links, has_lost_weights
 from transport.files.atomic import published_steps
 
 
-def refusal(output_dir: Path, run: Occupancy, durable: int) -> str | None:
+def refusal(output_dir: Path, run: Run, durable: int) -> str | None:
     """Returns why a run must not begin at its step, and the way out; None if nothing is against it.
 
     `durable` is the last step whose batch the run's orchestrator cannot send again.
@@ -38,7 +38,7 @@ def _holds(former: Path, durable: int) -> bool:
     return max(published_steps(former / "checkpoints"), default=0) >= durable
 
 
-def _way_on(output_dir: Path, run: Occupancy) -> str:
+def _way_on(output_dir: Path, run: Run) -> str:
     """Returns how another run goes on from the newest weights that are published and whole."""
     published = run_directory(output_dir, run.run_id) / "broadcast"
     versions = [published / f"step_{version}" for version in reversed(published_steps(published))]

@@ -24,8 +24,7 @@ from torch import Tensor
 
 from run.config import RunConfig
 from trainer.runs import control_files, shard_files
-from trainer.runs.record import Progress
-from trainer.runs.run import Run
+from trainer.runs.run import Progress, Run
 from trainer.runs.slices import OtherSlices
 from transport.config import IDENTIFIER_PATTERN
 from transport.files.atomic import flush_directory, publish_directory, published_steps, remove_directory
@@ -61,8 +60,8 @@ def finished_runs(output_dir: Path) -> list[RunConfig]:
     An empty list if one is not, by its checkpoints, or cannot be read.
     """
     finished: list[RunConfig] = []
-    for run_id, sighting in control_files.scan(output_dir).items():
-        if sighting.evicted:
+    for run_id, found in control_files.scan(output_dir).items():
+        if found.evicted:
             continue
         try:
             config = control_files.read_config(output_dir, run_id)

@@ -39,7 +39,7 @@ class InvalidConfig(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Sighting:
+class RunDirectory:
     """A run's directory with a `control/orch.toml`, valid or not."""
 
     run_id: str
@@ -59,30 +59,30 @@ def run_directory(output_dir: Path, run_id: str) -> Path:
     return output_dir / f"run_{run_id}"
 
 
-def scan(output_dir: Path) -> dict[str, Sighting]:
+def scan(output_dir: Path) -> dict[str, RunDirectory]:
     """Returns the runs in a job's directory by id.
 
     A run that appears or is deleted meanwhile may be missing or not; a run that may not be read is missing.
     """
-    seen: dict[str, Sighting] = {}
+    seen: dict[str, RunDirectory] = {}
     with os.scandir(output_dir) as entries:
         for entry in sorted(entries, key=lambda entry: entry.name):
             run_id = entry.name.removeprefix("run_")
             if run_id == entry.name or not re.fullmatch(IDENTIFIER_PATTERN, run_id):
                 continue
             try:
-                sighting = _sight(entry, run_id)
+                found = _run_in(entry, run_id)
             except (FileNotFoundError, NotADirectoryError):
                 continue
             except OSError as error:
                 logger.debug("%s cannot be read, and is not a run: %s", entry.path, error)
             else:
-                if sighting is not None:
-                    seen[run_id] = sighting
+                if found is not None:
+                    seen[run_id] = found
     return seen
 
 
-def _sight(directory: os.DirEntry[str], run_id: str) -> Sighting | None:
+def _run_in(directory: os.DirEntry[str], run_id: str) -> RunDirectory | None:
     """Returns the run in `directory`, if there is one. There may be thousands of old ones, so it makes few system calls."""
     control = f"{directory.path}/control"
     config = f"{control}/orch.toml"
@@ -92,7 +92,7 @@ def _sight(directory: os.DirEntry[str], run_id: str) -> Sighting | None:
         logger.debug("%s contains a link; ignored as a run", directory.path)
         return None
     changed = (found.st_mtime_ns, found.st_size, found.st_ino)
-    return Sighting(run_id, directory.stat().st_ino, changed, evicted=os.path.exists(f"{control}/{EVICTED}"))
+    return RunDirectory(run_id, directory.stat().st_ino, changed, evicted=os.path.exists(f"{control}/{EVICTED}"))
 
 
 def read_config(output_dir: Path, run_id: str) -> RunConfig | None:

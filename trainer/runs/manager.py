@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -30,9 +31,8 @@ from trainer.lora.multi_lora import peft_state
 from trainer.lora.targets import is_target
 from trainer.runs import control_files
 from trainer.runs.admission import Admission, ConfigValidationHook, hook_name
-from trainer.runs.record import Occupancy, Progress
 from trainer.runs.registry import RunRegistry
-from trainer.runs.scaling_factors import ScalingFactors
+from trainer.runs.run import Progress, Run
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +47,55 @@ DirectoryDeletedHook = Callable[[str], object]
 
 class HookError(RuntimeError):
     """A hook raised an error that is not fatal (`trainer/faults.py`); the message names the hook, the run and the error."""
+
+
+class ScalingFactors(Mapping[int, float]):
+    """By slot, alpha over rank of the runs that train adapters. A discovered hook may set the factor of its run.
+
+    They are kept in the configurations with which the runs were admitted, so that layers, exports and digests agree.
+    """
+
+    def __init__(self, registry: RunRegistry) -> None:
+        """Reads and changes the configurations in `registry`."""
+        self._registry = registry
+
+    def __getitem__(self, idx: int) -> float:
+        """Returns the factor of a run. Raises `KeyError`: the slot is free, or its run trains full weights."""
+        lora = self._registry.in_slot(idx).config.training.lora
+        if lora is None:
+            raise KeyError(idx)
+        return lora.alpha / lora.rank
+
+    def __iter__(self) -> Iterator[int]:
+        """Iterates over the slots whose runs train adapters."""
+        return (run.slot for run in self._registry.at() if run.config.training.lora is not None)
+
+    def __len__(self) -> int:
+        """Returns how many runs train adapters."""
+        return sum(1 for _ in self)
+
+    def __setitem__(self, idx: int, factor: float) -> None:
+        """Sets the factor of a run that is being admitted, on every rank, as another `training.lora.alpha` would.
+
+        Raises:
+            KeyError: the slot is free, or its run trains full weights.
+            RuntimeError: the run's adapter has been made.
+            ValueError: the factor is not a positive number.
+        """
+        if self[idx] == factor:
+            return  # alpha is not rounded
+        run = self._registry.in_slot(idx)
+        if run.created or run.admitted_with is None:
+            raise RuntimeError(
+                f"scaling_factors[{idx}] of run {run.run_id!r} was set after its adapter was made, or on another rank than "
+                "0; set it in a discovered hook"
+            )
+        if not (math.isfinite(factor) and factor > 0):
+            raise ValueError(f"scaling_factors[{idx}] = {factor}: expected a positive number")
+        training = run.config.training
+        assert training.lora is not None
+        lora = training.lora.model_copy(update={"alpha": factor * training.lora.rank})
+        run.config = run.config.model_copy(update={"training": training.model_copy(update={"lora": lora})})
 
 
 class MultiRunManager:
@@ -140,9 +189,9 @@ class MultiRunManager:
         changes = self.registry.plan(present)
         self._forget(changes.leaving)
         for slot, run_id in changes.admitted.items():
-            occupancy = self.registry.occupy(slot, run_id, self._open_directory(run_id))
-            occupancy.beginning = beginning(self._output_dir, occupancy.config)
-            self._call("discovered", run_id, slot, run_id, occupancy.config)
+            run = self.registry.occupy(slot, run_id, self._open_directory(run_id))
+            run.beginning = beginning(self._output_dir, run.config)
+            self._call("discovered", run_id, slot, run_id, run.config)
         if changes.waiting and changes.waiting != before:
             logger.info(
                 "all %d slots are taken; waiting, oldest first: %s", self.registry.max_runs, ", ".join(changes.waiting)
@@ -165,8 +214,8 @@ class MultiRunManager:
 
     def is_deleted(self, slot: int) -> bool:
         """Returns whether the directory from which the run was admitted is gone, or replaced by another; on rank 0."""
-        occupancy = self.registry.in_slot(slot)
-        return self.is_gone(occupancy.run_id, occupancy.directory)
+        run = self.registry.in_slot(slot)
+        return self.is_gone(run.run_id, run.directory)
 
     def is_gone(self, run_id: str, inode: int) -> bool:
         """Returns whether a run's directory is gone, or is not the one of that inode any more; on rank 0."""
@@ -222,16 +271,16 @@ class MultiRunManager:
             self._exchange(f"{_STORE_KEY}/{self._synchronized}")
         for departed in self.registry.take_departed():
             self._call("deletion", departed.run_id, departed.slot, departed.run_id)
-        for occupancy in self.registry.at():
-            if not occupancy.created:
-                self._call("creation", occupancy.run_id, occupancy.slot, occupancy.run_id)
-                occupancy.created = True
+        for run in self.registry.at():
+            if not run.created:
+                self._call("creation", run.run_id, run.slot, run.run_id)
+                run.created = True
 
     def _exchange(self, key: str) -> None:
         """Sends rank 0's slots to all ranks by the process group's store, in msgpack. The last reader removes the key."""
         store = dist.distributed_c10d._get_default_store()
         if dist.get_rank() == 0:
-            store.set(key, msgpack.packb([_packed(occupancy) for occupancy in self.registry.at()]))
+            store.set(key, msgpack.packb([_packed(run) for run in self.registry.at()]))
         else:
             self._take_over(msgpack.unpackb(store.get(key)))
         if store.add(f"{key}/read", 1) == dist.get_world_size():
@@ -240,9 +289,9 @@ class MultiRunManager:
 
     def _take_over(self, state: list[dict[str, Any]]) -> None:
         numbers = {each["slot"]: each["admission"] for each in state}
-        for occupancy in self.registry.at():
-            if numbers.get(occupancy.slot) != occupancy.number:
-                self._vacate(occupancy.slot)
+        for run in self.registry.at():
+            if numbers.get(run.slot) != run.number:
+                self._vacate(run.slot)
         for each in state:
             if each["slot"] not in self.registry.run_ids:
                 config = RunConfig.model_validate(json.loads(each["config"]))
@@ -324,10 +373,10 @@ class MultiRunManager:
             module.release(slot + self.registry.max_runs)
 
     def _lora(self, slot: int) -> LoraConfig:
-        occupancy = self.registry.in_slot(slot)
-        lora = occupancy.config.training.lora
+        run = self.registry.in_slot(slot)
+        lora = run.config.training.lora
         if lora is None:
-            raise ValueError(f"run {occupancy.run_id!r} trains full weights: it has no adapter")
+            raise ValueError(f"run {run.run_id!r} trains full weights: it has no adapter")
         return lora
 
 
@@ -364,12 +413,12 @@ def _rank() -> int:
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
-def _packed(occupancy: Occupancy) -> dict[str, Any]:
+def _packed(run: Run) -> dict[str, Any]:
     return {
-        "slot": occupancy.slot,
-        "run_id": occupancy.run_id,
-        "admission": occupancy.number,
-        "config": json.dumps(occupancy.config.model_dump(mode="json")),  # pydantic's own JSON has no infinity
-        "progress": asdict(occupancy.progress),
-        "beginning": None if occupancy.beginning is None else str(occupancy.beginning),
+        "slot": run.slot,
+        "run_id": run.run_id,
+        "admission": run.number,
+        "config": json.dumps(run.config.model_dump(mode="json")),  # pydantic's own JSON has no infinity
+        "progress": asdict(run.progress),
+        "beginning": None if run.beginning is None else str(run.beginning),
     }

@@ -1,4 +1,4 @@
-"""The record of one run: its stage, its directory and configuration, its orchestrator's presence, and what its slot holds.
+"""The record of one run id: its stage, its directory and configuration, its orchestrator, and its `Run` while it has a slot.
 
 Pure data. `trainer/runs/registry.py` has the records of all runs, and the only functions that change their stages.
 """
@@ -8,13 +8,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from enum import Enum
-from pathlib import Path
 from typing import Literal
 
 from run.config import RunConfig
-from trainer.runs.control_files import Sighting
+from trainer.runs.control_files import RunDirectory
+from trainer.runs.run import Run
 from transport.messages import Hello
-from transport.records import Batch
 
 
 class Stage(Enum):
@@ -55,74 +54,8 @@ TRANSITIONS: dict[Stage, frozenset[Stage]] = {
 
 
 @dataclass(slots=True)
-class Progress:
-    """How far a run has been trained."""
-
-    step: int = 0
-    """The last step trained, which is the policy version of the weights."""
-    total_tokens: int = 0
-    total_samples: int = 0
-    schedule_offset: int = 0
-    """Added to a step's number for its position in the learning-rate schedule; not 0 after a copy that took that over."""
-    batch: str = ""
-    """The digest of the batch of `step`; empty where it is not known."""
-
-
-@dataclass(slots=True)
-class Occupancy:
-    """What a slot holds of its run, from the admission until the run leaves. Nothing of it outlives that."""
-
-    slot: int
-    """The run's position among the trainer's `max_runs`."""
-    run_id: str
-    number: int
-    """The number of the admission: two admissions of one run differ."""
-    config: RunConfig
-    """With which the run is trained."""
-    admitted_with: RunConfig | None = None
-    """The same as its file has it: a discovered hook may have set another scaling factor; on rank 0."""
-    directory: int = 0
-    """Inode of the run's directory at the admission; on rank 0."""
-    descriptor: int | None = None
-    """Open file descriptor of that directory: while it is open, no other directory gets the inode; on rank 0."""
-    progress: Progress = field(default_factory=Progress)
-    """Set by rank 0's discovered hooks to the step from which the run continues; all ranks then have it."""
-    beginning: Path | None = None
-    """The directory of the adapter with which the run begins, if it has no checkpoint; rank 0 decides it for all ranks."""
-    created: bool = False
-    """Whether the creation hooks have been called on this rank."""
-    failure: str | None = None
-    """Why the run could not be made on the ranks."""
-    durable_step: int = 0
-    """Acknowledged as durable: the batches up to this step will not be needed again."""
-    session: int | None = None
-    """The number sent with the last READY."""
-    committed: int = 0
-    """The last step that the orchestrator has reported as committed."""
-    refusals: int = 0
-    """Batches rejected because they were beyond the run's credit."""
-    holder: str = ""
-    """The process of the orchestrator of which `waiting` and `committed` are."""
-    waiting: dict[int, Batch] = field(default_factory=dict)
-    """Batches received and not yet trained, by step."""
-    open_step: int | None = None
-    """The step in progress: its batch is no longer in `waiting`, and not yet trained."""
-    batch: str = ""
-    """The digest of the batch of the open step, or of the one opened last."""
-    waited: float = 0.0
-    """Seconds for which the batch of the open step was awaited."""
-    idle_since: float = 0.0
-    """When the last step ended, or the run became ready."""
-
-    @property
-    def finished(self) -> bool:
-        """Whether all its steps have been trained."""
-        return self.progress.step >= self.config.steps
-
-
-@dataclass(slots=True)
-class Presence:
-    """Whether a run's orchestrator is connected, and the last answer to it. Times are of one monotonic clock, in seconds."""
+class Orchestrator:
+    """Whether the orchestrator of a run is connected, and the last answer to it. Times are of one monotonic clock, in seconds."""
 
     connected: bool = False
     """From `HELLO` to `BYE`."""
@@ -147,16 +80,16 @@ class Presence:
 
 @dataclass(slots=True)
 class RunRecord:
-    """All that the trainer keeps of one run, except torch's state, which the learner has."""
+    """What the trainer knows of a run id, with and without a slot. What lasts as long as the slot is in `run`."""
 
     run_id: str
     stage: Stage = Stage.SEEN
-    sighting: Sighting | None = None
+    found: RunDirectory | None = None
     """The directory, as of the last discovery."""
     directory: int | None = None
     """Inode of the directory that was seen last; None once that was deleted."""
-    checked: Sighting | None = None
-    """The sighting whose configuration was checked."""
+    checked: RunDirectory | None = None
+    """The directory as it was when its configuration was checked."""
     config: RunConfig | None = None
     """The configuration, if it was accepted."""
     refusal: str | None = None
@@ -167,8 +100,9 @@ class RunRecord:
     """Whether its batches have ever been taken: the trainer's end depends on such runs alone."""
     ended: Literal[Stage.EVICTED, Stage.DELETED] | None = None
     """How the run ended after it had a slot; None before, and again after another admission."""
-    presence: Presence = field(default_factory=Presence)
-    occupancy: Occupancy | None = None
+    orchestrator: Orchestrator = field(default_factory=Orchestrator)
+    run: Run | None = None
+    """From the admission to a slot until the run leaves it."""
 
     @property
     def admissible(self) -> bool:

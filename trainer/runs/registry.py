@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Literal
 
 from run.config import RunConfig
-from trainer.runs.control_files import Sighting
-from trainer.runs.record import TAKES_BATCHES, TRANSITIONS, Occupancy, Progress, RunRecord, Stage
+from trainer.runs.control_files import RunDirectory
+from trainer.runs.record import TAKES_BATCHES, TRANSITIONS, RunRecord, Stage
+from trainer.runs.run import Progress, Run
 from trainer.runs.slot_plan import Changes, plan
 from transport.messages import Hello
 
@@ -29,7 +30,7 @@ class RunRegistry:
         """Runs that waited for a slot at the last `plan`, in the order in which they get one."""
         self._records: dict[str, RunRecord] = {}
         self._slots: dict[int, RunRecord] = {}
-        self._departed: list[Occupancy] = []
+        self._departed: list[Run] = []
         """Created on this rank and vacated since; their deletion hooks are still to be called."""
         self._missing: list[tuple[str, int]] = []
         self._admissions = 0
@@ -52,25 +53,25 @@ class RunRegistry:
     def slot_of(self, run_id: str) -> int | None:
         """Returns the slot of a run; None if it has none."""
         record = self._records.get(run_id)
-        return record.occupancy.slot if record is not None and record.occupancy is not None else None
+        return record.run.slot if record is not None and record.run is not None else None
 
-    def in_slot(self, slot: int) -> Occupancy:
+    def in_slot(self, slot: int) -> Run:
         """Returns what a slot holds. Raises `KeyError` if it is free."""
         if slot not in self._slots:
             raise KeyError(f"slot {slot} is free; in use are {sorted(self._slots)} of {self.max_runs} slots from 0 on")
-        occupancy = self._slots[slot].occupancy
-        assert occupancy is not None
-        return occupancy
+        run = self._slots[slot].run
+        assert run is not None
+        return run
 
-    def at(self, *stages: Stage) -> list[Occupancy]:
+    def at(self, *stages: Stage) -> list[Run]:
         """Returns what the slots hold whose runs are in one of these stages, by slot; without stages, of all runs."""
         found = [record for _, record in sorted(self._slots.items()) if not stages or record.stage in stages]
-        return [record.occupancy for record in found if record.occupancy is not None]
+        return [record.run for record in found if record.run is not None]
 
-    def taking(self, run_id: str) -> Occupancy | None:
+    def taking(self, run_id: str) -> Run | None:
         """Returns what the slot of a run holds, if the run's batches are taken; else None."""
         record = self._records.get(run_id)
-        return record.occupancy if record is not None and record.stage in TAKES_BATCHES else None
+        return record.run if record is not None and record.stage in TAKES_BATCHES else None
 
     @property
     def refused(self) -> dict[str, str]:
@@ -80,11 +81,11 @@ class RunRegistry:
     @property
     def unanswered(self) -> int:
         """How many orchestrators wait for an answer to their `HELLO`, or for a slot."""
-        return sum(record.presence.unanswered_since is not None for record in self)
+        return sum(record.orchestrator.unanswered_since is not None for record in self)
 
     # --- the directories ---
 
-    def sight(self, seen: Mapping[str, Sighting], evictions: Mapping[str, str]) -> list[Sighting]:
+    def take_scan(self, seen: Mapping[str, RunDirectory], evictions: Mapping[str, str]) -> list[RunDirectory]:
         """Takes over what a scan of the job's directory found.
 
         Args:
@@ -92,68 +93,68 @@ class RunRegistry:
             evictions: by run id, of those that are evicted, why.
 
         Returns:
-            The sightings whose configurations are to be checked: `accept` or `refuse` follows.
+            The directories whose configurations are to be checked: `accept` or `refuse` follows.
         """
         self._missing = [
             (record.run_id, record.directory)
             for record in self
-            if record.had_slot and record.occupancy is None and record.directory is not None
-            if (sighting := seen.get(record.run_id)) is None or sighting.directory != record.directory
+            if record.had_slot and record.run is None and record.directory is not None
+            if (found := seen.get(record.run_id)) is None or found.directory != record.directory
         ]
-        for run_id, sighting in seen.items():
+        for run_id, found in seen.items():
             record = self._record(run_id)
-            record.sighting, record.eviction = sighting, evictions.get(run_id)
-            record.directory = sighting.directory
+            record.found, record.eviction = found, evictions.get(run_id)
+            record.directory = found.directory
             self._settle(record)
         for record in list(self):
             if record.run_id not in seen:
-                record.sighting = record.checked = record.config = record.refusal = record.eviction = None
+                record.found = record.checked = record.config = record.refusal = record.eviction = None
                 self._settle(record)
         return [
-            sighting
-            for run_id, sighting in seen.items()
-            if run_id not in evictions and self._records[run_id].checked != sighting
+            found
+            for run_id, found in seen.items()
+            if run_id not in evictions and self._records[run_id].checked != found
         ]
 
     @property
     def missing(self) -> list[tuple[str, int]]:
-        """Runs that lost their slots before, and whose directories `sight` did not find, with the inodes of these."""
+        """Runs that lost their slots before, and whose directories `take_scan` did not find, with the inodes of these."""
         return list(self._missing)
 
     def directory_deleted(self, run_id: str) -> None:
         """Notes that the directory of a run without a slot was deleted, and not only its configuration."""
         record = self._records[run_id]
         record.ended = record.ended or Stage.DELETED
-        if record.sighting is None:
+        if record.found is None:
             record.directory = None
         self._settle(record)
 
-    def accept(self, sighting: Sighting, config: RunConfig) -> None:
-        """Notes that the configuration of a sighting can be trained."""
-        record = self._record(sighting.run_id)
-        record.checked, record.config, record.refusal = sighting, config, None
+    def accept(self, found: RunDirectory, config: RunConfig) -> None:
+        """Notes that the configuration in a directory can be trained."""
+        record = self._record(found.run_id)
+        record.checked, record.config, record.refusal = found, config, None
         self._settle(record)
 
-    def refuse(self, run_id: str, reason: str, sighting: Sighting | None = None) -> None:
-        """Notes that a configuration cannot be trained; without `sighting`, the configuration that was accepted.
+    def refuse(self, run_id: str, reason: str, found: RunDirectory | None = None) -> None:
+        """Notes that a configuration cannot be trained; without `found`, the configuration that was accepted.
 
         The run leaves its slot, if it has one, at the next discovery.
         """
         record = self._record(run_id)
-        record.checked, record.config, record.refusal = sighting or record.checked, None, reason
+        record.checked, record.config, record.refusal = found or record.checked, None, reason
         self._settle(record)
 
     # --- slots ---
 
     @property
     def gone(self) -> dict[int, str]:
-        """The slots, with their runs' ids, whose runs the last `sight` did not find, or found evicted or in another directory."""
+        """The slots, with their runs' ids, whose runs the last `take_scan` did not find, or found evicted or replaced."""
         return {
             slot: record.run_id
             for slot, record in sorted(self._slots.items())
-            if record.sighting is None
+            if record.found is None
             or record.eviction is not None
-            or record.sighting.directory != self.in_slot(slot).directory
+            or record.found.directory != self.in_slot(slot).directory
         }
 
     def plan(self, present: Collection[str] | None = None) -> Changes:
@@ -172,44 +173,42 @@ class RunRegistry:
         self.queue = changes.waiting
         return changes
 
-    def occupy(self, slot: int, run_id: str, descriptor: int | None = None) -> Occupancy:
+    def occupy(self, slot: int, run_id: str, descriptor: int | None = None) -> Run:
         """Admits a waiting run to a free slot, with the configuration that was accepted last."""
         record = self._records[run_id]
         assert record.config is not None
         assert record.checked is not None
         self._admissions += 1
         config = record.config
-        return self._put(
-            Occupancy(slot, run_id, self._admissions, config, config, record.checked.directory, descriptor)
-        )
+        return self._put(Run(slot, run_id, self._admissions, config, config, record.checked.directory, descriptor))
 
     def adopt(
         self, slot: int, run_id: str, number: int, config: RunConfig, progress: Progress, beginning: Path | None = None
     ) -> None:
         """Does on another rank what `occupy` has done on rank 0."""
         self._move(self._record(run_id), Stage.WAITING)
-        self._put(Occupancy(slot, run_id, number, config, progress=progress, beginning=beginning))
+        self._put(Run(slot, run_id, number, config, progress=progress, beginning=beginning))
 
     def leave(self, slot: int) -> None:
         """Stops taking batches of the run in a slot; it loses the slot at the next discovery."""
-        occupancy = self.in_slot(slot)
+        run = self.in_slot(slot)
         self._move(self._slots[slot], Stage.LEAVING)
-        occupancy.session, occupancy.committed, occupancy.refusals = None, 0, 0
-        occupancy.waiting.clear()
+        run.session, run.committed, run.refusals = None, 0, 0
+        run.waiting.clear()
 
-    def vacate(self, slot: int) -> Occupancy:
+    def vacate(self, slot: int) -> Run:
         """Frees a slot. Returns what it held; the caller closes its descriptor, if there is one."""
         self.leave(slot)
-        occupancy, record = self.in_slot(slot), self._slots.pop(slot)
-        record.occupancy = None
-        if occupancy.created:
-            self._departed.append(occupancy)
+        run, record = self.in_slot(slot), self._slots.pop(slot)
+        record.run = None
+        if run.created:
+            self._departed.append(run)
         self._settle(record)
-        return occupancy
+        return run
 
-    def take_departed(self) -> list[Occupancy]:
+    def take_departed(self) -> list[Run]:
         """Returns, once, what this rank has created and must delete, by slot."""
-        departed, self._departed = sorted(self._departed, key=lambda occupancy: occupancy.slot), []
+        departed, self._departed = sorted(self._departed, key=lambda run: run.slot), []
         return departed
 
     def end(self, run_id: str, how: Literal[Stage.EVICTED, Stage.DELETED]) -> None:
@@ -223,116 +222,116 @@ class RunRegistry:
 
         An orchestrator that missed the last acknowledgement, because it was killed, then has `trainer_timeout_seconds` to get it.
         """
-        record, occupancy = self._slots[slot], self.in_slot(slot)
-        finished = occupancy.finished
+        record, run = self._slots[slot], self.in_slot(slot)
+        finished = run.finished
         self._move(record, Stage.FINISHED if finished else Stage.TRAINING)
         record.had_slot, record.ended = True, None
-        record.presence.bye_deadline = now + occupancy.config.trainer_timeout_seconds if finished else math.inf
+        record.orchestrator.bye_deadline = now + run.config.trainer_timeout_seconds if finished else math.inf
 
     def open_step(self, slot: int, step: int, now: float) -> None:
         """Notes that the batch of `step` is being trained."""
-        occupancy = self.in_slot(slot)
-        assert occupancy.open_step is None, f"step {occupancy.open_step} of run {occupancy.run_id} is open"
-        occupancy.open_step, occupancy.waited = step, now - occupancy.idle_since
+        run = self.in_slot(slot)
+        assert run.open_step is None, f"step {run.open_step} of run {run.run_id} is open"
+        run.open_step, run.waited = step, now - run.idle_since
 
     def close_step(self, slot: int, now: float) -> bool:
         """Notes that the open step was trained or dropped. Returns whether there was one."""
-        occupancy = self.in_slot(slot)
-        was_open, occupancy.open_step = occupancy.open_step is not None, None
+        run = self.in_slot(slot)
+        was_open, run.open_step = run.open_step is not None, None
         if was_open:
-            occupancy.idle_since = now
+            run.idle_since = now
         return was_open
 
     @property
     def open_slots(self) -> list[int]:
         """The slots that have an open step."""
-        return [occupancy.slot for occupancy in self.at() if occupancy.open_step is not None]
+        return [run.slot for run in self.at() if run.open_step is not None]
 
     # --- the orchestrators ---
 
     def connected(self, hello: Hello) -> None:
         """Notes a `HELLO`."""
-        presence = self._record(hello.run_id).presence
-        presence.connected, presence.unreachable_since, presence.last_answer = True, math.inf, None
-        presence.hello, presence.confirmed = hello, False
+        orchestrator = self._record(hello.run_id).orchestrator
+        orchestrator.connected, orchestrator.unreachable_since, orchestrator.last_answer = True, math.inf, None
+        orchestrator.hello, orchestrator.confirmed = hello, False
 
     def durable(self, run_id: str) -> int:
         """Returns the last step whose batch the run's orchestrator cannot send again, as its last `HELLO` said."""
-        hello = self._record(run_id).presence.hello
+        hello = self._record(run_id).orchestrator.hello
         return hello.durable if hello is not None else 0
 
     def disconnected(self, run_id: str, now: float) -> None:
         """Notes a `BYE`. Batches that are not committed are dropped, since they may never be."""
         record = self._record(run_id)
-        record.presence.connected = False
-        if record.presence.bye_deadline < math.inf:
-            record.presence.bye_deadline = now
+        record.orchestrator.connected = False
+        if record.orchestrator.bye_deadline < math.inf:
+            record.orchestrator.bye_deadline = now
         self.drop_uncommitted(run_id)
         self.answered(run_id)
 
     def sent_away(self, run_id: str) -> None:
         """Notes that an orchestrator was sent `EVICTED`, or could not be reached to be sent `WAITING`; it may connect again."""
-        presence = self._record(run_id).presence
-        presence.connected, presence.bye_deadline = False, math.inf
+        orchestrator = self._record(run_id).orchestrator
+        orchestrator.connected, orchestrator.bye_deadline = False, math.inf
         self.answered(run_id)
 
     def unreachable(self, run_id: str, now: float, patience: float) -> None:
         """Notes that a message did not reach an orchestrator, which still counts as present for `patience` seconds."""
-        presence = self._record(run_id).presence
-        presence.unreachable_since = min(presence.unreachable_since, now)
-        presence.patience = patience
+        orchestrator = self._record(run_id).orchestrator
+        orchestrator.unreachable_since = min(orchestrator.unreachable_since, now)
+        orchestrator.patience = patience
 
     def await_answer(self, run_id: str, now: float) -> float:
         """Notes that the orchestrator of a run without a slot awaits an answer. Returns since when."""
-        presence = self._record(run_id).presence
-        if presence.unanswered_since is None:
-            presence.unanswered_since = now
-        return presence.unanswered_since
+        orchestrator = self._record(run_id).orchestrator
+        if orchestrator.unanswered_since is None:
+            orchestrator.unanswered_since = now
+        return orchestrator.unanswered_since
 
     def repeats(self, run_id: str, answer: str, now: float, seconds: float) -> bool:
         """Returns whether the same answer was given less than `seconds` ago; if not, notes it as given."""
-        presence = self._record(run_id).presence
+        orchestrator = self._record(run_id).orchestrator
         if (
-            presence.last_answer is not None
-            and presence.last_answer[0] == answer
-            and now - presence.last_answer[1] < seconds
+            orchestrator.last_answer is not None
+            and orchestrator.last_answer[0] == answer
+            and now - orchestrator.last_answer[1] < seconds
         ):
             return True
-        presence.last_answer = (answer, now)
+        orchestrator.last_answer = (answer, now)
         return False
 
     def answered(self, run_id: str) -> None:
         """Notes that the orchestrator no longer awaits an answer."""
         record = self._record(run_id)
-        record.presence.unanswered_since = record.presence.last_answer = None
+        record.orchestrator.unanswered_since = record.orchestrator.last_answer = None
         self._forget_stranger(record)
 
     def finished_before(self, run_id: str, bye_deadline: float) -> None:
         """Notes that an earlier process of this trainer trained the run to its end."""
         record = self._record(run_id)
-        record.had_slot, record.ended, record.presence.bye_deadline = True, None, bye_deadline
+        record.had_slot, record.ended, record.orchestrator.bye_deadline = True, None, bye_deadline
 
     def drop_uncommitted(self, run_id: str) -> None:
         """Drops the waiting batches that are not committed; those of the next session replace them.
 
         All are dropped, also commits, where another process has taken the run over: it sends those of its own history.
         """
-        if (occupancy := self.taking(run_id)) is not None:
-            hello = self._records[run_id].presence.hello
-            if hello is not None and hello.holder != occupancy.holder:
-                occupancy.holder, occupancy.committed = hello.holder, 0
-            occupancy.waiting = {
-                step: batch for step, batch in occupancy.waiting.items() if step <= occupancy.committed
-            }
+        if (run := self.taking(run_id)) is not None:
+            hello = self._records[run_id].orchestrator.hello
+            if hello is not None and hello.holder != run.holder:
+                run.holder, run.committed = hello.holder, 0
+            run.waiting = {step: batch for step, batch in run.waiting.items() if step <= run.committed}
 
     def present(self, now: float) -> set[str]:
         """Returns the runs whose orchestrators are present."""
-        return {record.run_id for record in self if record.presence.is_present(now)}
+        return {record.run_id for record in self if record.orchestrator.is_present(now)}
 
     def over(self, now: float) -> bool:
         """Returns whether every run that has had a slot has ended, and there was one."""
         known = [record for record in self if record.had_slot]
-        return bool(known) and all(record.ended is not None or now >= record.presence.bye_deadline for record in known)
+        return bool(known) and all(
+            record.ended is not None or now >= record.orchestrator.bye_deadline for record in known
+        )
 
     def all_evicted(self) -> bool:
         """Returns whether every run that has had a slot was evicted, and there was one."""
@@ -344,14 +343,14 @@ class RunRegistry:
     def _record(self, run_id: str) -> RunRecord:
         return self._records.setdefault(run_id, RunRecord(run_id))
 
-    def _put(self, occupancy: Occupancy) -> Occupancy:
-        record = self._records[occupancy.run_id]
-        assert occupancy.slot not in self._slots, f"slot {occupancy.slot} is taken"
-        assert 0 <= occupancy.slot < self.max_runs, f"slot {occupancy.slot} of {self.max_runs}"
+    def _put(self, run: Run) -> Run:
+        record = self._records[run.run_id]
+        assert run.slot not in self._slots, f"slot {run.slot} is taken"
+        assert 0 <= run.slot < self.max_runs, f"slot {run.slot} of {self.max_runs}"
         self._move(record, Stage.ADMITTED)
-        record.occupancy = occupancy
-        self._slots[occupancy.slot] = record
-        return occupancy
+        record.run = run
+        self._slots[run.slot] = record
+        return run
 
     def _move(self, record: RunRecord, stage: Stage) -> None:
         assert stage in TRANSITIONS[record.stage], f"run {record.run_id} cannot go from {record.stage} to {stage}"
@@ -359,7 +358,7 @@ class RunRegistry:
 
     def _settle(self, record: RunRecord) -> None:
         """Moves a run without a slot to the stage that its directory stands for."""
-        if record.occupancy is not None:
+        if record.run is not None:
             return
         if record.eviction is not None:
             self._move(record, Stage.EVICTED)
@@ -367,7 +366,7 @@ class RunRegistry:
             self._move(record, Stage.REFUSED)
         elif record.config is not None:
             self._move(record, Stage.WAITING)
-        elif record.ended is Stage.DELETED and record.sighting is None:
+        elif record.ended is Stage.DELETED and record.found is None:
             self._move(record, Stage.DELETED)
             record.directory = None
         else:
@@ -376,9 +375,9 @@ class RunRegistry:
 
     def _forget_stranger(self, record: RunRecord) -> None:
         """Removes the record of a run without directory, connection and past: any number of names may connect once."""
-        presence = record.presence
-        known = record.sighting is not None or record.occupancy is not None or record.had_slot
-        if not (known or presence.connected or presence.unanswered_since is not None):
+        orchestrator = record.orchestrator
+        known = record.found is not None or record.run is not None or record.had_slot
+        if not (known or orchestrator.connected or orchestrator.unanswered_since is not None):
             self._records.pop(record.run_id, None)
 
 
@@ -388,15 +387,13 @@ def _is_renewed(record: RunRecord) -> bool:
     It is leaving although it may stay, or it is another run of the same name, or its configuration has changed in what the
     trainer uses.
     """
-    occupancy, config, checked = record.occupancy, record.config, record.checked
-    assert occupancy is not None
-    assert occupancy.admitted_with is not None
+    run, config, checked = record.run, record.config, record.checked
+    assert run is not None
+    assert run.admitted_with is not None
     assert config is not None
     assert checked is not None
     return (
-        record.stage is Stage.LEAVING
-        or checked.directory != occupancy.directory
-        or _used(config) != _used(occupancy.admitted_with)
+        record.stage is Stage.LEAVING or checked.directory != run.directory or _used(config) != _used(run.admitted_with)
     )
 
 

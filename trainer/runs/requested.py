@@ -7,7 +7,6 @@ happens at its step. The answers follow once the checkpoints are durable, which 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from pathlib import Path
 
 from run.changes import LearningRates
@@ -26,7 +25,6 @@ from trainer.runs import copies
 from trainer.runs.checkpoints import Checkpoints
 from trainer.runs.control_files import run_directory
 from trainer.runs.copies import Copy, CopyRefused
-from trainer.runs.record import Occupancy
 from trainer.runs.run import Run
 from transport.files.atomic import published_steps, remove_directory
 from transport.printable import printable
@@ -38,21 +36,16 @@ logger = logging.getLogger(__name__)
 class Requests:
     """Carries out the requests to the runs of one trainer, and answers them."""
 
-    def __init__(self, output_dir: Path, runs: Mapping[int, Run], checkpoints: Checkpoints) -> None:
-        """`runs` are the runs by slot."""
+    def __init__(self, output_dir: Path, checkpoints: Checkpoints) -> None:
+        """Reads the requests of the runs in `output_dir`; saves are `checkpoints`."""
         self._output_dir = output_dir
-        self._runs = runs
         self._checkpoints = checkpoints
-        self._saves: dict[str, dict[str, int]] = {}
-        """By run and request, the step whose checkpoint a save waits for."""
-        self._rates: dict[str, LearningRates] = {}
 
-    def start(self, run: Occupancy) -> None:
+    def start(self, run: Run) -> None:
         """Accepts the copy with which a run begins, if it has no checkpoint and its configuration names one.
 
         What is against it becomes the run's failure.
         """
-        self._saves.pop(run.run_id, None)
         if run.progress.step or (origin := run.config.training.start_from) is None:
             return
         try:
@@ -60,13 +53,13 @@ class Requests:
         except CopyRefused as error:
             run.failure = f"training.start_from: {error}"
 
-    def note_published(self, run: Occupancy) -> None:
+    def note_published(self, run: Run) -> None:
         """Notes the versions beyond the run's step, before they are removed: they will be trained again. Raises `OSError`."""
         newest = max(published_steps(run_directory(self._output_dir, run.run_id) / "broadcast"), default=0)
         if newest > run.progress.step:
             copies.note_published(self._output_dir, run.run_id, newest)
 
-    def poll(self, run: Occupancy) -> None:
+    def poll(self, run: Run) -> None:
         """Carries out what the run is asked for now. Raises `OSError` for a fault of the disk that all runs share."""
         directory = run_directory(self._output_dir, run.run_id)
         try:
@@ -83,17 +76,18 @@ class Requests:
                 raise
             logger.warning("a request to run %s cannot be answered: %s", run.run_id, error)
 
-    def copy_at(self, run: Occupancy, step: int) -> Copy | None:
+    def copy_at(self, run: Run, step: int) -> Copy | None:
         """Returns the copy that takes the place of the update of `step`. Raises `CopyRefused` for a damaged journal."""
         return copies.accepted(self._output_dir, run.run_id, step)
 
-    def learning_rate(self, run: Occupancy, step: int) -> float:
+    def learning_rate(self, run: Run, step: int) -> float:
         """Returns the peak learning rate of `step`, as configured or changed since. Raises `JournalError`."""
         directory = run_directory(self._output_dir, run.run_id)
-        rate = self._rates.setdefault(run.run_id, LearningRates(directory)).at(step)
+        run.rates = run.rates or LearningRates(directory)
+        rate = run.rates.at(step)
         return run.config.training.learning_rate if rate is None else rate
 
-    def forget(self, run: Occupancy) -> None:
+    def forget(self, run: Run) -> None:
         """Removes the journals of copies that no kept checkpoint is older than, and whose requests are answered.
 
         Also the adapter with which the run has begun, unless that is its reference policy.
@@ -106,7 +100,7 @@ class Requests:
             if copy.step <= run.durable_step and answered:
                 copies.forget(self._output_dir, run.run_id, copy.step)
 
-    def _answer(self, run: Occupancy, request_id: str, request: AnyRequest | DamagedRequest) -> Answer | None:
+    def _answer(self, run: Run, request_id: str, request: AnyRequest | DamagedRequest) -> Answer | None:
         try:
             match request:
                 case SaveRequest():
@@ -119,7 +113,7 @@ class Requests:
             return Answer(request_id=request_id, outcome="refused", reason=str(error))
         return None
 
-    def _sealed(self, run: Occupancy) -> list[Answer]:
+    def _sealed(self, run: Run) -> list[Answer]:
         """Returns the answers that are due: to copies that are durable."""
         newest = self._checkpoints.newest(run.run_id)
         directory = run_directory(self._output_dir, run.run_id)
@@ -131,15 +125,15 @@ class Requests:
             if copy.step <= newest and copy.request_id is not None and read_answer(directory, copy.request_id) is None
         ]
 
-    def _saved(self, run: Occupancy, request_id: str) -> Answer | None:
+    def _saved(self, run: Run, request_id: str) -> Answer | None:
         """Begins a checkpoint of the newest step, or answers with the newest durable one, if that is not older; else None."""
         if not run.progress.step:
             raise CopyRefused("nothing is trained yet: there is no step to save")
-        asked = self._saves.setdefault(run.run_id, {})
+        asked = run.saves
         step = asked.setdefault(request_id, run.progress.step)
         newest = self._checkpoints.newest(run.run_id)
         if newest < step:
-            begun = self._checkpoints.pending(run.run_id) is not None or self._checkpoints.begin(self._runs[run.slot])
+            begun = self._checkpoints.pending(run.run_id) is not None or self._checkpoints.begin(run)
             if not begun:
                 del asked[request_id]
                 raise CopyRefused(f"step {run.progress.step} cannot be saved; the trainer's log says why")
@@ -148,7 +142,7 @@ class Requests:
         copies.keep(self._output_dir, run.run_id, newest)
         return Answer(request_id=request_id, outcome="done", step=newest)
 
-    def _copied(self, run: Occupancy, request: CopyRequest) -> None:
+    def _copied(self, run: Run, request: CopyRequest) -> None:
         """Accepts a copy, unless it was accepted before; it is answered once it is sealed."""
         if request.request_id in {copy.request_id for copy in copies.all_accepted(self._output_dir, run.run_id)}:
             return
@@ -159,7 +153,7 @@ class Requests:
             raise CopyRefused(f"the run has no step left for a copy: its last is {run.config.steps} (steps)")
         source_step = request.step or copies.newest_durable(self._output_dir, request.source)
         copy = Copy(step, request.source, source_step, request.schedule, request.request_id)
-        copies.accept(self._output_dir, run.run_id, copy, self._runs[run.slot])
+        copies.accept(self._output_dir, run.run_id, copy, run)
         logger.info(
             "run %s takes over step %d of run %s in place of its update %d",
             run.run_id,
@@ -168,7 +162,7 @@ class Requests:
             step,
         )
 
-    def _log(self, run: Occupancy, answer: Answer) -> None:
+    def _log(self, run: Run, answer: Answer) -> None:
         at = "" if answer.step is None else f" at step {answer.step}"
         because = f": {printable(answer.reason)}" if answer.reason else ""
         logger.info("request %s to run %s is %s%s%s", answer.request_id, run.run_id, answer.outcome, at, because)

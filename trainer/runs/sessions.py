@@ -17,7 +17,8 @@ from trainer.config import TrainerConfig
 from trainer.runs.control_files import run_directory
 from trainer.runs.epochs import Epochs
 from trainer.runs.manager import MultiRunManager
-from trainer.runs.record import TAKES_BATCHES, Occupancy, Stage
+from trainer.runs.record import TAKES_BATCHES, Stage
+from trainer.runs.run import Run
 from transport.codec import digest_of
 from transport.messages import Acknowledged, Bye, Commit, Evicted, Hello, Ready, Rejected, Waiting
 from transport.outages import Kind, Outages
@@ -57,11 +58,10 @@ class Sessions:
         self._peer_log = RateLimitedLog(logger)
         self.outages = Outages()
         """The orchestrators of runs in slots that are not there."""
-        manager.register_forgotten_hook(lambda slot, run_id: self.outages.end(_orchestrator_of(run_id)))
         self.has_news = False
         """Whether a `HELLO` or `BYE` has come since the last `answer`."""
 
-    def receive(self, timeout: float) -> Iterator[tuple[Occupancy, str]]:
+    def receive(self, timeout: float) -> Iterator[tuple[Run, str]]:
         """Receives messages for a moment; waits `timeout` seconds for the first. Yields runs that send invalid data, and why."""
         received = self._receiver.receive(timeout)
         deadline = time.monotonic() + INTAKE_SECONDS
@@ -93,7 +93,7 @@ class Sessions:
 
     # --- runs in slots ---
 
-    def admit(self, run: Occupancy) -> None:
+    def admit(self, run: Run) -> None:
         """Takes the batches of a run from now on; sends READY to its orchestrator, if that is present."""
         now = time.monotonic()
         self._registry.advance(run.slot, now)
@@ -101,12 +101,12 @@ class Sessions:
         if run.run_id in self._registry.present(now):
             self._welcome(run)
 
-    def has_next(self, run: Occupancy) -> bool:
+    def has_next(self, run: Run) -> bool:
         """Returns whether the run's next batch is there and committed."""
         step = run.progress.step + 1
         return step <= run.committed and step in run.waiting
 
-    def next_batch(self, run: Occupancy) -> Batch | None:
+    def next_batch(self, run: Run) -> Batch | None:
         """Returns the run's next batch, if it is there and committed, and opens its step.
 
         The batch is acknowledged, since there is now room for another.
@@ -120,7 +120,7 @@ class Sessions:
         self._receiver.send(run.run_id, Acknowledged(step, run.durable_step))
         return batch
 
-    def durable(self, run: Occupancy) -> None:
+    def durable(self, run: Run) -> None:
         """Sends an acknowledgement after a checkpoint was written."""
         self._receiver.send(run.run_id, Acknowledged(run.progress.step, run.durable_step))
 
@@ -137,7 +137,7 @@ class Sessions:
             registry.await_answer(run_id, time.monotonic())
             self.has_news = True
 
-    def _welcome(self, run: Occupancy) -> None:
+    def _welcome(self, run: Run) -> None:
         self._registry.drop_uncommitted(run.run_id)
         run.session = session = secrets.randbits(62)
         config, (taken, batch) = self._config, _newest_batch(run)
@@ -147,7 +147,7 @@ class Sessions:
             self._receiver.send(run.run_id, Acknowledged(run.durable_step, run.durable_step))
         self._registry.advance(run.slot, time.monotonic())
 
-    def _on_batch(self, run: Occupancy, batch: Batch) -> str | None:
+    def _on_batch(self, run: Run, batch: Batch) -> str | None:
         """Keeps the batch, or drops it and sends why. Returns a reason to evict the run, if there is one."""
         credit = self._config.transport.credit
         taken, digest = _newest_batch(run)
@@ -172,7 +172,7 @@ class Sessions:
             return self._too_much(run)
         return None
 
-    def _conflicts(self, run: Occupancy, batch: Batch, taken: int, digest: str) -> bool:
+    def _conflicts(self, run: Run, batch: Batch, taken: int, digest: str) -> bool:
         """Returns whether another batch is known of the step, and no repetition: trained, or committed by this process."""
         if batch.step == taken and digest:
             return digest_of(batch) != digest
@@ -182,17 +182,21 @@ class Sessions:
     def _confirm(self, run_id: str) -> None:
         """Notes, once a `HELLO`, that its process has sent something in its session."""
         record = self._registry.find(run_id)
-        if record is not None and record.presence.hello is not None and not record.presence.confirmed:
-            if record.presence.hello.epoch:
-                self._epochs.confirm(record.presence.hello)
-            record.presence.confirmed = True
+        if record is not None and record.orchestrator.hello is not None and not record.orchestrator.confirmed:
+            if record.orchestrator.hello.epoch:
+                self._epochs.confirm(record.orchestrator.hello)
+            record.orchestrator.confirmed = True
 
-    def _too_much(self, run: Occupancy) -> str | None:
+    def _too_much(self, run: Run) -> str | None:
         share = self._config.waiting_share
         held = sum(batch.nbytes for batch in run.waiting.values())
         if held <= share or len(run.waiting) == 1:
             return None
         return f"its {len(run.waiting)} waiting batches take {held} bytes; a run may use at most {share}, which READY states"
+
+    def forget(self, run_id: str) -> None:
+        """Ends the outage of a run's orchestrator: the run leaves its slot."""
+        self.outages.end(_orchestrator_of(run_id))
 
     # --- runs without a slot ---
 
@@ -218,11 +222,11 @@ class Sessions:
             for run in registry.at(*TAKES_BATCHES):
                 self._reach(run, now)
 
-    def _reach(self, run: Occupancy, now: float) -> None:
+    def _reach(self, run: Run, now: float) -> None:
         """Notes whether the orchestrator of a run in a slot can be reached; its place is another's only while runs wait."""
         who = _orchestrator_of(run.run_id)
         record = self._registry.find(run.run_id)
-        has_left = record is not None and not record.presence.connected
+        has_left = record is not None and not record.orchestrator.connected
         if not self._registry.queue and (has_left or self.outages.of(who) is not None):
             reached = False
         else:
@@ -276,6 +280,6 @@ def _orchestrator_of(run_id: str) -> str:
     return f"the orchestrator of run {run_id}"
 
 
-def _newest_batch(run: Occupancy) -> tuple[int, str]:
+def _newest_batch(run: Run) -> tuple[int, str]:
     """Returns the last step whose batch was taken to be trained, and its digest; the weights may be of the step before."""
     return (run.progress.step, run.progress.batch) if run.open_step is None else (run.open_step, run.batch)

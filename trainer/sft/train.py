@@ -22,7 +22,6 @@ from trainer.metrics import MetricValue
 from trainer.rank_process import BAD_CONFIGURATION
 from trainer.runs import checkpoint
 from trainer.runs.control_files import run_directory
-from trainer.runs.record import Occupancy
 from trainer.runs.run import Run
 from trainer.sft.batches import SftBatches
 from trainer.sft.config import ENVIRONMENT, SftConfig
@@ -146,12 +145,12 @@ class SftTrainer(Trainer):
         has_work = self._registry.open_slots or any(map(self._sessions.has_next, self._registry.at()))
         return super()._over() or refused or (self._feed.fault is not None and not has_work)
 
-    def _publish(self, run: Occupancy, anew: bool = False) -> bool:
+    def _publish(self, run: Run, anew: bool = False) -> bool:
         """Removes what will be trained again; new weights are published with their checkpoint."""
         return super()._publish(run, anew) if anew and run.progress.step else True
 
     def _begin_checkpoint(self, run: Run) -> None:
-        if run.intact and run.progress.step and super()._publish(self._registry.in_slot(run.slot)):
+        if run.intact and run.progress.step and super()._publish(run):
             super()._begin_checkpoint(run)
 
     def _on_durable(self, run_id: str) -> None:
@@ -160,7 +159,7 @@ class SftTrainer(Trainer):
         if file.exists():  # else the run's directory was deleted
             _note_identity(file, self._batches, _kept(self._config, run_id))
 
-    def _report(self, run: Occupancy, metrics: dict[str, MetricValue]) -> None:
+    def _report(self, run: Run, metrics: dict[str, MetricValue]) -> None:
         line: dict[str, MetricValue] = {
             "run_id": run.run_id,
             "step": run.progress.step,

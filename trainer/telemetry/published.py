@@ -13,8 +13,9 @@ from typing import Any
 
 import orjson
 
-from trainer.runs.record import Occupancy, RunRecord
+from trainer.runs.record import RunRecord
 from trainer.runs.registry import RunRegistry
+from trainer.runs.run import Run
 from trainer.telemetry.step_times import StepTimes
 from transport.files.atomic import write_atomically
 from transport.telemetry.intervals import Interval
@@ -48,7 +49,7 @@ class TrainerTelemetry:
         """When the last step of each run ended, on the monotonic clock."""
         self._is_failing = False
 
-    def end_step(self, run: Occupancy, times: StepTimes | None, closed: float, published: float) -> None:
+    def end_step(self, run: Run, times: StepTimes | None, closed: float, published: float) -> None:
         """Adds the spans of a step that ends now, after its weights were published and, if one is due, its checkpoint begun.
 
         `closed` is when its update was complete, and `published` when its weights were; both on the monotonic clock. `times` is
@@ -65,7 +66,7 @@ class TrainerTelemetry:
         self._record(run, "step", closed if times is None else times.began, now)
         self._ended[run.run_id] = now
 
-    def _record(self, run: Occupancy, name: str, begin: float, end: float) -> None:
+    def _record(self, run: Run, name: str, begin: float, end: float) -> None:
         if end > begin:
             self.spans.record(name, unix_time(begin), unix_time(end), step=run.progress.step, run=run.run_id)
 
@@ -103,12 +104,12 @@ class TrainerTelemetry:
 
 
 def _described(record: RunRecord) -> dict[str, Any]:
-    run = record.occupancy
+    run = record.run
     return {
         "run": record.run_id,
         "stage": record.stage.value,
         "reason": (record.reason or "")[:MAX_REASON],
-        "connected": record.presence.connected,
+        "connected": record.orchestrator.connected,
         "slot": None if run is None else run.slot,
         "step": None if run is None else run.progress.step,
         "steps": None if run is None else run.config.steps,

@@ -17,8 +17,8 @@ from trainer.lora.multi_lora import adapter_spans
 from trainer.model.load import log_probabilities
 from trainer.model.packing_proof import can_pack, can_share_prompts
 from trainer.model.router_replay import RouterReplay
-from trainer.open_step import OpenStep
 from trainer.packer import ModelLimits, pack
+from trainer.runs.run import OpenStep
 from trainer.step import forward
 from trainer.updates.passes import OLD, REFERENCE, VALUES
 

@@ -23,8 +23,7 @@ from tests.trainer.one_process_trainer import STEPS, Death, Deaths, life, saved_
 from trainer.runs import checkpoint
 from trainer.runs.checkpoint import Snapshot, checkpoints_directory
 from trainer.runs.checkpoints import Checkpoints
-from trainer.runs.record import Occupancy
-from trainer.runs.run import Shards
+from trainer.runs.run import Run, Shards
 from trainer.runs.shard_files import write_own
 from trainer.runs.slices import OtherSlices
 from transport.files.atomic import published_steps
@@ -113,7 +112,7 @@ def test_a_run_has_one_checkpoint_on_its_way_and_the_last_step_needs_its_own(
         seen: list[int] = []
         durables = one.trainer._sessions.durable
 
-        def noted(run: Occupancy) -> None:
+        def noted(run: Run) -> None:
             seen.append(run.durable_step)
             durables(run)
 

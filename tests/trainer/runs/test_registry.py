@@ -1,4 +1,4 @@
-"""The registry of runs: by examples for presence and the trainer's end, and by random histories for what always holds."""
+"""The registry of runs: by examples for orchestrator and the trainer's end, and by random histories for what always holds."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from run.config import RunConfig
 from tests.trainer.conftest import make_batch, make_run_config
-from trainer.runs.control_files import Sighting
-from trainer.runs.record import TAKES_BATCHES, TRANSITIONS, WITHOUT_SLOT, Progress, RunRecord, Stage
+from trainer.runs.control_files import RunDirectory
+from trainer.runs.record import TAKES_BATCHES, TRANSITIONS, WITHOUT_SLOT, RunRecord, Stage
 from trainer.runs.registry import RunRegistry
+from trainer.runs.run import Progress
 from transport.messages import Hello
 
 NOWHERE = Path("/nonexistent")
@@ -32,8 +33,10 @@ CONFIGS = {(run_id, steps): make_config(run_id, steps) for run_id in "abcd" for 
 def make_registry(*run_ids: str, max_runs: int = 3) -> RunRegistry:
     """With these runs in the first slots, their batches taken since time 0."""
     registry = RunRegistry(max_runs)
-    for sighting in registry.sight({run_id: Sighting(run_id, 1, (0, 0, 0), evicted=False) for run_id in run_ids}, {}):
-        registry.accept(sighting, CONFIGS[sighting.run_id, 3])
+    for found in registry.take_scan(
+        {run_id: RunDirectory(run_id, 1, (0, 0, 0), evicted=False) for run_id in run_ids}, {}
+    ):
+        registry.accept(found, CONFIGS[found.run_id, 3])
     for slot, run_id in registry.plan().admitted.items():
         registry.occupy(slot, run_id)
         registry.advance(slot, 0.0)
@@ -109,33 +112,33 @@ def test_a_finished_run_that_is_sent_away_is_waited_for() -> None:
 
 def test_a_run_is_deleted_until_there_is_a_directory_of_its_name_again() -> None:
     registry = make_registry("a")
-    registry.sight({}, {})
+    registry.take_scan({}, {})
     assert registry.plan().leaving == {0: "a"}
     registry.end("a", Stage.DELETED)
     registry.vacate(0)
     assert [(record.run_id, record.stage) for record in registry] == [("a", Stage.DELETED)]
     registry.connected(Hello("a", 0))
-    registry.sight({"a": Sighting("a", 2, (0, 0, 0), evicted=False)}, {})
+    registry.take_scan({"a": RunDirectory("a", 2, (0, 0, 0), evicted=False)}, {})
     assert [(record.run_id, record.stage) for record in registry] == [("a", Stage.SEEN)]
 
 
 def test_a_run_whose_directory_is_deleted_while_it_has_no_slot_has_ended() -> None:
     registry = make_registry("a", "b", max_runs=2)
     registry.vacate(0)
-    directories = {run_id: Sighting(run_id, 1, (0, 0, 0), evicted=False) for run_id in "ab"}
-    registry.sight(directories, {})
+    directories = {run_id: RunDirectory(run_id, 1, (0, 0, 0), evicted=False) for run_id in "ab"}
+    registry.take_scan(directories, {})
     assert registry.missing == []
     for _ in range(2):
-        registry.sight({"b": directories["b"]}, {})
+        registry.take_scan({"b": directories["b"]}, {})
         assert registry.missing == [("a", 1)], "perhaps only its configuration is gone"
     registry.directory_deleted("a")
-    registry.sight({"b": directories["b"]}, {})
+    registry.take_scan({"b": directories["b"]}, {})
     assert registry.missing == []
     registry.end("b", Stage.EVICTED)
     assert registry.over(0.0)
-    registry.sight({**directories, "a": replace(directories["a"], directory=2)}, {})
+    registry.take_scan({**directories, "a": replace(directories["a"], directory=2)}, {})
     assert registry.missing == []
-    registry.sight({**directories, "a": replace(directories["a"], directory=3)}, {})
+    registry.take_scan({**directories, "a": replace(directories["a"], directory=3)}, {})
     assert registry.missing == [("a", 2)], "another directory took its place"
 
 
@@ -172,7 +175,7 @@ class RegistryMachine(RuleBasedStateMachine):
         super().__init__()
         self.registry = RunRegistry(2)
         self.now = 0.0
-        self.directories = {run_id: Sighting(run_id, 1, (1, 1, 0), evicted=False) for run_id in "abc"}
+        self.directories = {run_id: RunDirectory(run_id, 1, (1, 1, 0), evicted=False) for run_id in "abc"}
         self.steps = dict.fromkeys("abc", 3)
         self.created: dict[int, int] = {}
         self.stages: dict[str, Stage] = {}
@@ -183,7 +186,7 @@ class RegistryMachine(RuleBasedStateMachine):
 
     @rule(run_id=names, inode=st.integers(1, 2), changed=st.integers(1, 3), steps=st.sampled_from((1, 3)))
     def write_directory(self, run_id: str, inode: int, changed: int, steps: int) -> None:
-        self.directories[run_id] = Sighting(run_id, inode, (changed, steps, 0), evicted=False)
+        self.directories[run_id] = RunDirectory(run_id, inode, (changed, steps, 0), evicted=False)
         self.steps[run_id] = steps
 
     @precondition(lambda self: self.directories)
@@ -200,20 +203,20 @@ class RegistryMachine(RuleBasedStateMachine):
     @rule(refuse=st.sets(names, max_size=1), unreadable=st.sets(names, max_size=1), pick=st.booleans())
     def discover(self, refuse: set[str], unreadable: set[str], pick: bool) -> None:
         registry, directories = self.registry, self.directories
-        for sighting in registry.sight(
+        for found in registry.take_scan(
             directories, {name: "why" for name, each in directories.items() if each.evicted}
         ):
-            if sighting.run_id in refuse:
-                registry.refuse(sighting.run_id, "bad", sighting)
-            elif sighting.run_id not in unreadable:
-                registry.accept(sighting, CONFIGS[sighting.run_id, self.steps[sighting.run_id]])
+            if found.run_id in refuse:
+                registry.refuse(found.run_id, "bad", found)
+            elif found.run_id not in unreadable:
+                registry.accept(found, CONFIGS[found.run_id, self.steps[found.run_id]])
         self.note()
         changes = registry.plan(registry.present(self.now) if pick else None)
         assert registry.queue == changes.waiting
         for slot, run_id in changes.leaving.items():
-            occupancy = registry.in_slot(slot)
-            assert not occupancy.waiting
-            if run_id not in directories or directories[run_id].directory != occupancy.directory:
+            run = registry.in_slot(slot)
+            assert not run.waiting
+            if run_id not in directories or directories[run_id].directory != run.directory:
                 registry.end(run_id, Stage.DELETED)
             self.note()
             registry.vacate(slot)
@@ -228,35 +231,35 @@ class RegistryMachine(RuleBasedStateMachine):
     def synchronize(self) -> None:
         for departed in self.registry.take_departed():
             assert self.created.pop(departed.slot) == departed.number
-        for occupancy in self.registry.at():
-            if not occupancy.created:
-                occupancy.created = True
-                assert occupancy.slot not in self.created
-                self.created[occupancy.slot] = occupancy.number
+        for run in self.registry.at():
+            if not run.created:
+                run.created = True
+                assert run.slot not in self.created
+                self.created[run.slot] = run.number
         assert self.created == {each.slot: each.number for each in self.registry.at()}
 
     # --- training ---
 
     @rule()
     def admit(self) -> None:
-        for occupancy in self.registry.at(Stage.ADMITTED):
-            self.registry.advance(occupancy.slot, self.now)
+        for run in self.registry.at(Stage.ADMITTED):
+            self.registry.advance(run.slot, self.now)
 
     @rule()
     def receive_batches(self) -> None:
-        for occupancy in self.registry.at(*TAKES_BATCHES):
-            occupancy.waiting[occupancy.progress.step + 1] = make_batch(occupancy.progress.step + 1, (3,))
+        for run in self.registry.at(*TAKES_BATCHES):
+            run.waiting[run.progress.step + 1] = make_batch(run.progress.step + 1, (3,))
 
     @rule()
     def train(self) -> None:
-        for occupancy in self.registry.at(Stage.TRAINING):
-            step = occupancy.progress.step + 1
-            if occupancy.open_step is None:
-                self.registry.open_step(occupancy.slot, step, self.now)
+        for run in self.registry.at(Stage.TRAINING):
+            step = run.progress.step + 1
+            if run.open_step is None:
+                self.registry.open_step(run.slot, step, self.now)
             else:
-                occupancy.progress.step = step
-                assert self.registry.close_step(occupancy.slot, self.now)
-                self.registry.advance(occupancy.slot, self.now)
+                run.progress.step = step
+                assert self.registry.close_step(run.slot, self.now)
+                self.registry.advance(run.slot, self.now)
 
     @precondition(lambda self: self.registry.at())
     @rule(data=st.data(), refused=st.booleans())
@@ -285,8 +288,8 @@ class RegistryMachine(RuleBasedStateMachine):
     @rule(seconds=st.floats(0.1, 60.0))
     def wait(self, seconds: float) -> None:
         self.now += seconds
-        for occupancy in self.registry.at(*TAKES_BATCHES):
-            self.registry.unreachable(occupancy.run_id, self.now, patience=30.0)
+        for run in self.registry.at(*TAKES_BATCHES):
+            self.registry.unreachable(run.run_id, self.now, patience=30.0)
 
     # --- what must hold ---
 
@@ -304,7 +307,7 @@ class RegistryMachine(RuleBasedStateMachine):
     @invariant()
     def a_slot_has_one_run_and_a_run_one_slot(self) -> None:
         registry = self.registry
-        held = [record.occupancy for record in registry if record.occupancy is not None]
+        held = [record.run for record in registry if record.run is not None]
         assert {each.slot: each.run_id for each in held} == registry.run_ids
         assert len(held) == len(registry.run_ids) == len(set(registry.run_ids.values()))
         assert set(registry.run_ids) <= {0, 1}
@@ -315,34 +318,38 @@ class RegistryMachine(RuleBasedStateMachine):
     @invariant()
     def a_stage_tells_whether_there_is_a_slot(self) -> None:
         for record in self.registry:
-            assert (record.occupancy is None) == (record.stage in WITHOUT_SLOT)
+            assert (record.run is None) == (record.stage in WITHOUT_SLOT)
             if record.stage is Stage.WAITING:
                 assert record.admissible
             if record.stage is Stage.LEAVING:
-                assert record.occupancy is not None
-                assert not record.occupancy.waiting
+                assert record.run is not None
+                assert not record.run.waiting
 
     @invariant()
     def of_a_deleted_run_its_end_alone_is_left(self) -> None:
         for record in self.registry:
             if record.stage is Stage.DELETED:
                 bare = RunRecord(
-                    record.run_id, Stage.DELETED, had_slot=record.had_slot, ended=record.ended, presence=record.presence
+                    record.run_id,
+                    Stage.DELETED,
+                    had_slot=record.had_slot,
+                    ended=record.ended,
+                    orchestrator=record.orchestrator,
                 )
                 assert record == bare
 
     @invariant()
     def nothing_is_kept_of_a_directory_that_is_gone(self) -> None:
         for record in self.registry:
-            if record.sighting is None:
+            if record.found is None:
                 assert [record.checked, record.config, record.refusal, record.eviction] == [None] * 4
 
     @invariant()
     def no_stranger_is_kept(self) -> None:
         for record in self.registry:
-            presence = record.presence
-            reasons = (record.sighting, record.occupancy, presence.unanswered_since)
-            assert presence.connected or record.had_slot or any(each is not None for each in reasons)
+            orchestrator = record.orchestrator
+            reasons = (record.found, record.run, orchestrator.unanswered_since)
+            assert orchestrator.connected or record.had_slot or any(each is not None for each in reasons)
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from tests.trainer.conftest import make_batch, make_run_config, occupy_slot
 from tests.trainer.runs.test_manager import write
 from trainer.config import TrainerConfig
 from trainer.runs.manager import MultiRunManager
-from trainer.runs.record import Occupancy
+from trainer.runs.run import Run
 from trainer.runs.sessions import MAX_CALLERS, Sessions
 from transport.messages import Acknowledged, Bye, Commit, Evicted, Hello, Ready, Rejected, ToOrchestrator, Waiting
 from transport.outages import Kind
@@ -50,11 +50,11 @@ def make_sessions(directory: Path) -> tuple[Sessions, MultiRunManager, Wire]:
     return Sessions(config, wire, manager), manager, wire
 
 
-def make_run(directory: Path, manager: MultiRunManager) -> Occupancy:
+def make_run(directory: Path, manager: MultiRunManager) -> Run:
     return occupy_slot(manager.registry, make_run_config(directory, directory, steps=100))
 
 
-def train(manager: MultiRunManager, run: Occupancy) -> None:
+def train(manager: MultiRunManager, run: Run) -> None:
     """Ends the open step."""
     assert run.open_step is not None
     run.progress.step = run.open_step
