@@ -52,10 +52,10 @@ def assert_resumes(job: RunningJob, steps: int = STEPS) -> None:
     finally:
         resumed.end()
     every = list(range(1, steps + 1))
-    assert steps_of(job.output_dir / "run_killed" / "metrics.jsonl") == every
-    assert steps_of(job.output_dir / "trainer" / "metrics.jsonl") == every
+    for part in ("run_killed", "trainer"):
+        assert (found := steps_of(job.output_dir / part / "metrics.jsonl")) == every, f"{part}: {found}"
     records = records_of(job.output_dir)
-    assert sorted(records) == every
+    assert sorted(records) == every, sorted(records)
     assert {step: records[step] for step in committed} == committed, "a committed step was generated again"
 
 
