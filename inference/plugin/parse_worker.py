@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, NoReturn
 import orjson
 
 from inference.cut_calls import Calls, EndedCalls, complete_calls
-from transport.frames import Framing
+from transport.frames import BadFrame, Framing
 
 CPU_SECONDS = 1.0
 """For one text. Real ones take a millisecond per thousand tokens."""
@@ -204,6 +204,14 @@ def write_frame(stream: BinaryIO, content: Mapping[str, Any]) -> None:
     stream.flush()
 
 
+def write_answer(stream: BinaryIO, answer: Mapping[str, Any]) -> None:
+    """Writes the frame of an answer; of one that is too long, a refusal that says so."""
+    try:
+        write_frame(stream, answer)
+    except BadFrame as error:
+        write_frame(stream, {"refused": f"what the parser made of the text is too long: {error}"})
+
+
 def _on_alarm(signal_number: int, frame: object) -> NoReturn:
     raise _TookTooLong
 
@@ -227,7 +235,7 @@ def main() -> None:
             answer = parser.parse(orjson.loads(body))
         except Exception as error:  # noqa: BLE001 - a request at fault must not end the process
             answer = {"refused": f"{type(error).__name__}: {error}"[:2000]}
-        write_frame(answers, answer)
+        write_answer(answers, answer)
 
 
 if __name__ == "__main__":

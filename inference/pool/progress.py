@@ -36,6 +36,7 @@ class Progress:
         self._answered_at = self._computed_at = 0.0
         self._last: Observation | None = None
         """The last report of its load; None while there was none."""
+        self._reported_at = 0.0
 
     def observe(self, now: float, requests: int, answered: int, seen: Observation | None) -> str:
         """Returns why the server is not to be used any longer, for a person; empty if it is.
@@ -50,7 +51,7 @@ class Progress:
         if seen is not None:
             if self._last is not None and seen.tokens != self._last.tokens:
                 self._computed_at = now
-            self._last = seen
+            self._last, self._reported_at = seen, now
         what = f"it answered none of {requests} requests for"
         if now - self._answered_at >= self._longest:
             return f"{what} request_timeout_seconds = {self._longest:g}"
@@ -59,7 +60,12 @@ class Progress:
         if not self._last.held and now - self._computed_at >= ABSENT_SECONDS:
             return f"{what} {ABSENT_SECONDS:g} s, and its engine has none: something between here and there holds them back"
         if now - self._computed_at >= self._stuck_seconds:
-            found = f"{what} {self._stuck_seconds:g} s, and its engine computed no token meanwhile"
+            did = (
+                "its engine computed no token"
+                if self._reported_at > self._computed_at
+                else "it reported nothing of its engine"
+            )
+            found = f"{what} {self._stuck_seconds:g} s, and {did} meanwhile"
             self._stuck_seconds *= 2
             return found
         return ""

@@ -359,6 +359,15 @@ def test_a_client_that_states_no_epoch_is_not_told_that_it_was_taken_over(world:
     assert "states no epoch" in refused
 
 
+def test_an_epoch_that_nobody_can_follow_is_refused(world: World) -> None:
+    trained_to(world, 1)
+    epochs = Epochs(world.trainer.directory, MultiRunManager(world.trainer.directory, 1))
+    refused = epochs.refusal(Hello("default", 0, 2**64 - 1, "somebody"))
+    assert refused is not None
+    assert str(2**64 - 1) in refused
+    assert epochs.refusal(Hello("default", 0, 1000, "somebody")) is None
+
+
 def test_a_record_that_cannot_be_read_or_written_again_refuses_its_run_alone(world: World) -> None:
     trained_to(world, 1)
     manager = MultiRunManager(world.trainer.directory, 1)

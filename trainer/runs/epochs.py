@@ -34,6 +34,10 @@ _MAX_HOLDER = 1000
 """Characters. A longer one, written, could not be read again."""
 
 
+_MOST_TAKEOVERS = 2**20
+"""Between two messages of a run. A peer that states a much larger epoch would lock the run's own processes out for ever."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Noted:
     """What an `epoch.json` says."""
@@ -70,6 +74,12 @@ class Epochs:
             return f"{self._path(hello.run_id)} cannot be read: {error}. Restore it, or remove it if one orchestrator is left"
         if len(hello.holder) > _MAX_HOLDER:
             return f"its HELLO names a holder of {len(hello.holder)} characters; expected at most {_MAX_HOLDER}"
+        newest = 0 if found is None else found.epoch
+        if hello.epoch > newest + _MOST_TAKEOVERS:
+            return (
+                f"its HELLO states epoch {hello.epoch}, and the newest of run {hello.run_id!r} is {newest}: expected at most "
+                f"{_MOST_TAKEOVERS} more. Look at epoch.json in the run's directory"
+            )
         if found is None or hello.epoch > found.epoch or (hello.epoch, hello.holder) == (found.epoch, found.holder):
             return None
         if run is None and self._is_made_anew(hello, found):

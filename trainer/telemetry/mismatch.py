@@ -35,6 +35,9 @@ LEAST = 0.01
 COMPARED_STEPS, LEAST_STEPS = 8, 4
 """Steps before that are compared with: at most, and at least."""
 
+LEAST_EARLY = 1.0
+"""Nats, with fewer steps before: no precision and no staleness of a few steps moves the mean that far."""
+
 SAMPLES = 5
 """Samples that a notice names at most."""
 
@@ -51,18 +54,17 @@ class Jump:
     step: int
     mismatch_kl: float
     before: float
-    """The median of the steps before."""
+    """The median of the steps before; 0 if there are none."""
     samples: tuple[tuple[str, float], ...]
     """The rollouts of the samples with the largest, and the mean over the trained tokens of each, in nats."""
     time: float
     """When the step was trained, in Unix seconds."""
 
     def __str__(self) -> str:
+        before = f"after {self.before:.3g} in the steps before" if self.before else "where it should be near 0"
         named = ", ".join(f"{printable(rollout)} ({value:.3g})" for rollout, value in self.samples)
-        return (
-            f"mismatch KL of step {self.step} is {self.mismatch_kl:.3g}, after {self.before:.3g} in the steps before; the "
-            f"largest are those of the rollouts {named}"
-        )
+        value = f"mismatch KL of step {self.step} is {self.mismatch_kl:.3g}, {before}"
+        return f"{value}; the largest are those of the rollouts {named}"
 
 
 ADVICE = (
@@ -91,9 +93,10 @@ class MismatchWatch:
         A value that stays high is not said again, as it is one of the steps before. Raises `OSError`.
         """
         newest = self._newest.setdefault(run_id, deque(maxlen=COMPARED_STEPS))
-        if len(newest) >= LEAST_STEPS and value >= max(LEAST, FACTOR * max(newest)):
+        least = LEAST if len(newest) >= LEAST_STEPS else LEAST_EARLY
+        if value >= max(least, FACTOR * max(newest, default=0.0)):
             largest = tuple((rollout, _finite(each)) for rollout, each in samples[:SAMPLES])
-            jump = Jump(step, _finite(value), statistics.median(newest), largest, time.time())
+            jump = Jump(step, _finite(value), statistics.median(newest or [0.0]), largest, time.time())
             logger.warning("run %s: %s. %s", run_id, jump, ADVICE)
             path = _path(self._output_dir, run_id)
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -61,7 +61,7 @@ class RotatedReader:
         self.file = 0
         """The number of the file that the newest block is of. At most the one before it still exists."""
         self.lost = 0
-        """How often the file was rotated twice before it was read: lines of a whole file are missing each time."""
+        """How often the file was rotated twice before it was read: each time lines may be missing."""
 
     @property
     def place(self) -> Place:
@@ -72,7 +72,8 @@ class RotatedReader:
         """Yields whole lines, many at once, with the place of the first. Raises as `AppendedLines.new_blocks`."""
         with ExitStack() as files:
             # The present file first: if it is rotated just now, it is opened twice, and none is passed over.
-            current, former = (_opened(files, path) for path in self._paths)
+            path, former_path = self._paths
+            current, former = _opened(files, path), _opened_former(files, former_path)
             for reader, descriptor in self._parts(former, current):
                 for block in reader.blocks_in(descriptor, lambda: None):
                     if reader is not self._reader:
@@ -114,6 +115,15 @@ class RotatedReader:
 
     def _anew(self) -> AppendedLines:
         return AppendedLines(self._paths[0], self._newest_bytes)
+
+
+def _opened_former(files: ExitStack, path: Path) -> int | None:
+    """Opens the former part. One that cannot be read hides nothing of the present one."""
+    try:
+        return _opened(files, path)
+    except (OSError, UntrustedFileError) as error:
+        logger.debug("%s is passed over: %s", path, error)
+        return None
 
 
 def _opened(files: ExitStack, path: Path) -> int | None:

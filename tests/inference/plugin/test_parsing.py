@@ -9,10 +9,11 @@ from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
+import orjson
 import pytest
 
 from inference.plugin import parsing
-from inference.plugin.parse_worker import TextParser, write_frame
+from inference.plugin.parse_worker import FRAMING, MAX_FRAME_BYTES, TextParser, write_answer, write_frame
 from inference.plugin.parsing import ParserFailed, ParserProcess, ParserRefused, settings_of
 
 pytestmark = pytest.mark.slow
@@ -129,6 +130,15 @@ def arguments(tool_parser: str | None, reasoning_parser: str = "", auto: bool = 
         tool_parser_plugin="",
         structured_outputs_config=structured,
     )
+
+
+def test_an_answer_that_is_too_long_is_a_refusal() -> None:
+    written = io.BytesIO()
+    write_answer(written, {"content": "a" * MAX_FRAME_BYTES})
+    written.seek(0)
+    body = FRAMING.read(written.read)
+    assert body is not None
+    assert "too long" in orjson.loads(body)["refused"]
 
 
 def test_the_settings_are_those_of_the_command_line() -> None:

@@ -35,6 +35,15 @@ def test_an_engine_that_has_requests_and_computes_nothing() -> None:
     assert found[0] == 100 + STUCK_SECONDS
 
 
+def test_a_report_that_stays_away_is_not_said_to_be_an_engine_that_stands() -> None:
+    """One report, then none."""
+    found = first_reason([(now, 8, 3, report(8, 50) if now == 100 else None) for now in range(100, 700, 2)])
+    assert found is not None
+    assert found[0] == 100 + STUCK_SECONDS
+    assert "reported nothing" in found[1]
+    assert "token" not in found[1]
+
+
 def test_whoever_reports_nothing_has_as_long_as_a_request() -> None:
     found = first_reason([(now, 8, 3, None) for now in range(100, 900, 2)])
     assert found is not None

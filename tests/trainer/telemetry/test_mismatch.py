@@ -33,6 +33,8 @@ def warnings_of(directory: Path, values: list[float], caplog: pytest.LogCaptureF
         ([3e-6, 4e-6, 3e-6, 5e-6, 0.14, 0.13, 4e-6], [5]),
         ([3e-6, 4e-6, 3e-6, 5e-6, 0.14, *[4e-6] * COMPARED_STEPS, 0.2], [5, COMPARED_STEPS + 6]),
         ([3e-6, 4e-6, 3e-6, 0.14], []),
+        ([50.0, 900.0, 40.0, 3e-6, 3e-6], [1]),
+        ([3e-6, 2.0], [2]),
         ([3e-6, 4e-6, 3e-6, 5e-6, math.inf, 4e-6, 0.14], [5, 7]),
         ([3e-6, 4e-6, 3e-6, 5e-6, math.nan, 0.14], [6]),
         ([3e-9, 4e-9, 3e-9, 5e-9, 1e-3], []),
@@ -42,6 +44,8 @@ def warnings_of(directory: Path, values: list[float], caplog: pytest.LogCaptureF
         "once",
         "again after it was over",
         "too few steps before",
+        "absurd from the first step on",
+        "absurd in an early step",
         "infinite",
         "no number",
         "harmless",
@@ -93,6 +97,7 @@ def test_a_trainer_compares_its_steps_also_with_those_of_the_process_before(
 ) -> None:
     """Every step is a jump to it; so the first that has enough before it is said, and the last one said is kept."""
     monkeypatch.setattr("trainer.telemetry.mismatch.FACTOR", 0.0)
+    monkeypatch.setattr("trainer.telemetry.mismatch.LEAST_EARLY", math.inf)
     write_member(tmp_path, dense_directory, "winner", checkpoint_interval=1)
     committed = {"winner": LEAST_STEPS}
     with life(tmp_path, dense_directory, committed) as one:

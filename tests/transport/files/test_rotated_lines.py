@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from transport.files import appended_lines
 from transport.files.place import Place
-from transport.files.rotated_lines import RotatedLines, RotatedReader
+from transport.files.rotated_lines import FORMER, RotatedLines, RotatedReader
 from transport.files.untrusted import UntrustedFileError
 
 
@@ -151,3 +151,10 @@ def test_what_is_no_file_is_refused(tmp_path: Path, kind: str) -> None:
     else:
         with pytest.raises((OSError, UntrustedFileError)):
             numbers(RotatedReader(path))
+
+
+def test_a_former_part_that_cannot_be_read_hides_nothing_of_the_present_one(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(b'{"number": 1}\n')
+    path.with_name(f"{path.name}{FORMER}").mkdir()
+    assert numbers(RotatedReader(path)) == [1]
