@@ -20,7 +20,7 @@ from pathlib import Path
 from cluster.process import last_lines
 from job.admin.ask import NotAnswered, Refused, require_job
 from job.check import SAFE_PATH, check_imports, check_run
-from job.configuration.layers import ENVIRONMENT_PREFIX, NOT_CONFIGURATION
+from job.configuration.layers import without_configuration
 from job.configuration.load import load
 from job.configuration.named_files import check_run_files
 from job.directory import orchestrator_of
@@ -170,9 +170,5 @@ def _lives(pid: int) -> bool:
 
 def _environment() -> dict[str, str]:
     """This process's, without what belongs to it alone: its configuration, and its place below systemd or a job."""
-    left_out = {
-        name
-        for name in os.environ
-        if (name.startswith(ENVIRONMENT_PREFIX) and name not in NOT_CONFIGURATION) or name.startswith("CLUSTER_")
-    }
-    return {name: value for name, value in own_environment().items() if name not in left_out} | SAFE_PATH
+    own = without_configuration(own_environment())
+    return {name: value for name, value in own.items() if not name.startswith("CLUSTER_")} | SAFE_PATH

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import BaseModel, create_model
@@ -34,6 +34,11 @@ def forget_environment() -> dict[str, str]:
     Returns what was removed.
     """
     return {name: os.environ.pop(name) for name in _variables()}
+
+
+def without_configuration(environment: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variables of a child whose file has all its keys: those of another role are no keys of it."""
+    return {name: value for name, value in environment.items() if not _is_configuration(name)}
 
 
 def read_environment(model: type[BaseModel], keys: dict[str, Key]) -> Table:
@@ -109,7 +114,11 @@ def variable(path: str) -> str:
 
 
 def _variables() -> list[str]:
-    return [name for name in os.environ if name.startswith(ENVIRONMENT_PREFIX) and name not in NOT_CONFIGURATION]
+    return [name for name in os.environ if _is_configuration(name)]
+
+
+def _is_configuration(name: str) -> bool:
+    return name.startswith(ENVIRONMENT_PREFIX) and name not in NOT_CONFIGURATION
 
 
 def _path_of(name: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import signal
 import socket
 import sys
@@ -20,6 +19,7 @@ from inference.pool.sources import parse_listing, read_text
 from inference.port_claim import is_claimed
 from inference.server import check_configuration
 from job.check import SAFE_PATH
+from job.configuration.layers import without_configuration
 from job.configuration.load import to_toml
 from job.evaluation.subject import Checkpoint
 from job.inspection.log_errors import root_cause
@@ -28,6 +28,7 @@ from orchestrator.evaluation.alone import Subject
 from run.config import RunConfig
 from transport.errors import UserError
 from transport.files.atomic import write_atomically
+from transport.process.child import own_environment
 from transport.process.launch import guarded
 
 LOG = "inference.log"
@@ -109,9 +110,10 @@ async def server_running(
     file = directory / "inference.toml"
     write_atomically(file, to_toml(config).encode())
     command = guarded([sys.executable, "-P", "-m", "cli.main", "inference", str(file)])
+    own = without_configuration(own_environment())
     # A group of its own: Ctrl-C is ours to pass on.
     process = await asyncio.create_subprocess_exec(
-        *command, env={**os.environ, **SAFE_PATH, **environment}, process_group=0, stdin=asyncio.subprocess.DEVNULL
+        *command, env={**own, **SAFE_PATH, **environment}, process_group=0, stdin=asyncio.subprocess.DEVNULL
     )
     ended = asyncio.create_task(process.wait(), name="inference server")
     try:

@@ -284,6 +284,23 @@ def test_a_port_that_is_in_use_is_not_taken() -> None:
 
 
 @pytest.mark.slow
+async def test_a_server_does_not_see_the_variables_of_a_jobs_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`inference.port` is a key of a job, and none of a server's file."""
+    monkeypatch.setenv("COUNTERPOINT_INFERENCE__PORT", "8001")
+    monkeypatch.setenv("COUNTERPOINT_CACHE", "models")
+    file = tmp_path / "seen"
+    program = f"import os, pathlib; pathlib.Path({str(file)!r}).write_text(chr(10).join(os.environ))"
+    monkeypatch.setattr("job.evaluation.server.guarded", lambda command: guarded([sys.executable, "-c", program]))
+    async with server_running(InferenceConfig(model="of-no-matter"), tmp_path, {"ADDED": "1"}) as ended:
+        assert await ended == 0
+    seen = file.read_text().split()
+    assert "COUNTERPOINT_INFERENCE__PORT" not in seen
+    assert {"COUNTERPOINT_CACHE", "ADDED"} <= {*seen}
+
+
+@pytest.mark.slow
 async def test_a_server_that_runs_ends_with_the_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its command here is one that ignores SIGTERM; its guardian kills it."""
     monkeypatch.setattr("job.evaluation.server._STOP_SECONDS", 0.5)
