@@ -134,6 +134,8 @@ class Loads:
         self._begun: dict[str | None, Load] = {}
         """A load that the engine may have made already, but which is not known to be complete."""
         self._owners: dict[str | None, Claim] = {}
+        self._replaced: dict[str | None, set[str]] = {}
+        """By name, the processes whose weights another one with the same key has replaced."""
 
     def check(self, name: str | None, claim: Claim) -> None:
         """Raises `NotOwner` if the server belongs to another's job, or the weights to another and they are not taken over."""
@@ -164,7 +166,19 @@ class Loads:
     def complete(self, name: str | None, load: Load, claim: Claim) -> None:
         """Notes that requests which begin from now on are computed with this load, and whose it is."""
         self._begun[name] = self._newest[name] = load
-        self._owners[name] = claim
+        former, self._owners[name] = self._owners.get(name), claim
+        if former is not None and former.owner != claim.owner:
+            self._replaced.setdefault(name, set()).add(former.owner)
+
+    def in_turn_with(self, name: str | None, claim: Claim) -> str:
+        """Returns the process that has replaced this one's weights by the same key, and whose weights are now replaced in turn.
+
+        Empty if there is none, as after a resume: the process before it does not come back.
+        """
+        owner = self._owners.get(name)
+        if owner is None or owner.owner == claim.owner or claim.owner not in self._replaced.get(name, ()):
+            return ""
+        return owner.owner
 
     def cancel(self, name: str | None) -> None:
         """Notes that the load that had begun has changed nothing."""

@@ -57,6 +57,8 @@ class Updater:
         self._dtype = str(engine.model_config.dtype).removeprefix("torch.")
         self._expected: dict[str, TensorEntry] | None = None
         """The tensors of the model that the server was started with, once they have been read."""
+        self._in_turn: set[str] = set()
+        """Processes that were named in a warning."""
         self._provable: frozenset[str] | None = None
         """Layers whose digest proves the loaded weights; None until the first load."""
 
@@ -92,6 +94,14 @@ class Updater:
                 load = self.loads.next(adapter, version, claim)
             except NotOwner as error:
                 raise UpdateRefused(str(error)) from error
+            if (other := self.loads.in_turn_with(adapter, claim)) and other not in self._in_turn:
+                self._in_turn.add(other)
+                logger.warning(
+                    "%s and %s replace each other's weights here: the directory of one is a copy of the other's. Give the copy "
+                    "servers of its own, or stop it, remove weights_owner from its directory, and start it again",
+                    claim.owner,
+                    other,
+                )
             if adapter is not None:
                 return await self.adapters.load(adapter, load, directory, claim)
             held = await self._load_full_weights(load, directory, claim)

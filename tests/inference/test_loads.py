@@ -69,6 +69,17 @@ def test_weights_have_one_owner_until_it_gives_them_up(name: str | None) -> None
     loads.next(name, 2, OTHERS)
 
 
+def test_two_processes_with_the_same_key_are_told_from_a_resume() -> None:
+    loads, first, second, other = Loads("x"), Claim("k", "one"), Claim("k", "two"), Claim("k", "three")
+    loads.complete(None, loads.next(None, 1, first), first)
+    assert loads.in_turn_with(None, second) == "", "a resume"
+    loads.complete(None, loads.next(None, 2, second), second)
+    assert loads.in_turn_with(None, other) == "", "another resume"
+    assert loads.in_turn_with(None, second) == ""
+    assert loads.in_turn_with(None, first) == "two", "the first one is still there"
+    assert loads.in_turn_with("adapter", first) == ""
+
+
 def test_a_jobs_server_takes_weights_from_who_proves_its_secret_for_this_process_and_this_owner() -> None:
     loads = Loads("instance", b"secret", "servers.key")
     for proof in (
