@@ -8,12 +8,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from run.config import RunConfig
 from trainer.runs.control_files import RunDirectory
-from trainer.runs.run import Run
 from transport.messages import Hello
+
+if TYPE_CHECKING:
+    from trainer.runs.run import Run  # which imports torch: status and page read records, too
 
 
 class Stage(Enum):
