@@ -9,17 +9,19 @@ import logging
 import time
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from trainer.runs.record import RunRecord
-from trainer.runs.registry import RunRegistry
-from trainer.runs.run import Run
 from trainer.telemetry.step_times import StepTimes
 from transport.files.atomic import write_atomically
 from transport.telemetry.intervals import Interval
 from transport.telemetry.spans import SPANS_FILE, SpanLog, unix_time
+
+if TYPE_CHECKING:  # a run imports torch, and `status` and the page read what is written here
+    from trainer.runs.record import RunRecord
+    from trainer.runs.registry import RunRegistry
+    from trainer.runs.run import Run
 
 logger = logging.getLogger(__name__)
 
