@@ -26,7 +26,7 @@ POLL_SECONDS = 0.01
 def spawn_agent(settings: AgentSettings) -> int:
     """Starts an agent in a session of its own; returns its process, a child of this one. Raises `OSError`."""
     settings.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    command = [sys.executable, "-m", "cluster.agent.main", settings.model_dump_json()]
+    command = [sys.executable, "-P", "-m", "cluster.agent.main", settings.model_dump_json()]
     return spawn(command, settings.log_file, own_environment() | {MARK: settings.mark}, session=True, mode=0o600)
 
 

@@ -112,7 +112,7 @@ def _start(settings: AgentSettings) -> subprocess.Popen[bytes]:
     marking = ["env", f"{MARK}={settings.mark}"]  # not the guardian: an agent first kills all others with its mark
     with open(os.open(settings.log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as log:
         return subprocess.Popen(
-            guarded([*marking, sys.executable, "-m", "cluster.agent.main", settings.model_dump_json()]),
+            guarded([*marking, sys.executable, "-P", "-m", "cluster.agent.main", settings.model_dump_json()]),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,

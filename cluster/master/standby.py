@@ -35,7 +35,7 @@ def start_master(directory: Path, *flags: str) -> int:
         try:
             return os.posix_spawn(
                 sys.executable,
-                [sys.executable, "-m", "cluster.master", str(directory), *flags],
+                [sys.executable, "-P", "-m", "cluster.master", str(directory), *flags],
                 {name: value for name, value in os.environ.items() if name != VARIABLE or "--standby" not in flags},
                 file_actions=[
                     (os.POSIX_SPAWN_DUP2, null, 0),

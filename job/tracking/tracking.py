@@ -115,7 +115,7 @@ class Tracking:
     def _start(self, sink: _Process, now: float) -> None:
         beats, given = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(beats, False)
-        command = [sys.executable, "-m", sink.spec.program, str(given), sink.spec.to_json()]
+        command = [sys.executable, "-P", "-m", sink.spec.program, str(given), sink.spec.to_json()]
         try:
             sink.process = subprocess.Popen(guarded(command), pass_fds=(given,), stdin=subprocess.PIPE)
         except OSError as error:

@@ -70,7 +70,7 @@ class HostJob:
             str(self.directory),
             *resume,
         ]
-        tied = [sys.executable, "-m", "tune.runs.tied_command", str(os.getpid()), *command]
+        tied = [sys.executable, "-P", "-m", "tune.runs.tied_command", str(os.getpid()), *command]
         self.log_file.parent.mkdir(parents=True, exist_ok=True)
         with open(self.log_file, "ab") as log:
             self._process = subprocess.Popen(

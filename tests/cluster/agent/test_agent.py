@@ -52,6 +52,20 @@ def test_a_command_is_started_reported_and_stopped(node: Node) -> None:
     assert node.processes == [node.endpoint.pid]
 
 
+def test_a_folder_of_the_working_directory_does_not_stand_for_a_package_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many a project has a folder `cluster` or `transport`; `python -m` would look there first."""
+    project = tmp_path / "project"
+    for package in ("cluster", "transport"):
+        (project / package).mkdir(parents=True)
+        (project / package / "__init__.py").write_text("raise SystemExit('not ours')")
+    monkeypatch.chdir(project)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
+    with running_node(tmp_path / "node") as node:
+        assert node.processes == [node.endpoint.pid]
+
+
 def test_a_process_that_has_not_beaten_yet_is_not_said_to_have(node: Node, tmp_path: Path) -> None:
     """From the first heartbeat on silence counts; loading may take much longer than the limit."""
     code = f"""

@@ -38,6 +38,21 @@ def test_a_broken_sink_is_dropped_and_the_others_get_everything(
     assert f"counterpoint track {tmp_path} --to raises" in caplog.text
 
 
+@pytest.mark.slow
+def test_a_folder_of_the_working_directory_does_not_stand_for_a_package_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job" / "__init__.py").write_text("raise SystemExit('not ours')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
+    job = Job(tmp_path / "job")
+    job.steps(1, 2)
+    troubles: list[str] = []
+    assert not Tracking([job.spec("notes", f"{SINKS}:NotingSink")], LIMITS).run(lambda: True, troubles.append)
+    assert _steps(job, "notes") == [1, 2]
+
+
 def _steps(job: Job, name: str) -> list[int]:
     file = job.directory / "tracking" / name / "steps"
     return [int(step) for step in file.read_text().split()] if file.exists() else []
