@@ -9,6 +9,7 @@ that they were stored. Whatever else is not as it was written is damage, and is 
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 import zlib
@@ -61,7 +62,9 @@ class EntryFile:
 
     def flush(self) -> None:
         """Waits until all that was appended is on the disk. Raises `OSError`, also after `close`."""
-        os.fdatasync(self._descriptor)
+        if (descriptor := self._descriptor) < 0:
+            raise OSError(errno.EBADF, "the file of entries is closed")
+        os.fdatasync(descriptor)
 
     def close(self) -> None:
         """Closes the file; what was appended is the operating system's."""

@@ -105,3 +105,12 @@ def test_an_append_that_fails_leaves_the_file_as_it_was(tmp_path: Path, monkeypa
     file.append([head_of([b"three"]), b"three"], sync=True)
     file.close()
     assert [bytes(body) for body, _ in read_entry_file(path)] == [b"one", b"three"]
+
+
+def test_a_closed_file_says_that_it_cannot_be_flushed(tmp_path: Path) -> None:
+    file = EntryFile(tmp_path / "journal")
+    file.flush()
+    file.close()
+    file.close()
+    with pytest.raises(OSError, match="closed"):
+        file.flush()
