@@ -6,8 +6,10 @@ import json
 import subprocess
 import sys
 from dataclasses import dataclass
+from subprocess import PIPE
 
 from environments.config import EnvironmentConfig
+from transport.process.child import kill_guarded
 from transport.process.launch import guarded
 
 CHECK_SECONDS = 240.0
@@ -30,25 +32,22 @@ def check_in_process(config: EnvironmentConfig) -> Found:
     """Returns what a process found that loaded the environment. Raises `ValueError` as loading it here would."""
     where = f"environment {config.name!r}"
     command = [sys.executable, "-P", "-m", "environments.workers.check"]
+    with subprocess.Popen(guarded(command), stdin=PIPE, stdout=PIPE, stderr=PIPE) as process:
+        try:
+            answer, errors = process.communicate(config.model_dump_json().encode(), CHECK_SECONDS)
+        except subprocess.TimeoutExpired:
+            raise ValueError(f"{where}: kind = {config.kind!r} was not loaded within {CHECK_SECONDS:g} s") from None
+        finally:
+            kill_guarded(process)  # with what the environment has started
     try:
-        ended = subprocess.run(
-            guarded(command),
-            input=config.model_dump_json().encode(),
-            capture_output=True,
-            timeout=CHECK_SECONDS,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise ValueError(f"{where}: kind = {config.kind!r} was not loaded within {CHECK_SECONDS:g} s") from None
-    try:
-        match json.loads(ended.stdout.rpartition(b"\n")[2]):
+        match json.loads(answer.rpartition(b"\n")[2]):
             case {"error": str(error)}:
                 raise ValueError(error)
             case {"examples": int(), "group_scoring": bool(), "fingerprint": _, "weights": _} as found:
                 return Found(**found)
     except json.JSONDecodeError:
         pass
-    output = ended.stderr.decode(errors="replace")[-_LAST_LINES:].strip()
+    output = errors.decode(errors="replace")[-_LAST_LINES:].strip()
     raise ValueError(
-        f"{where}: kind = {config.kind!r}: the process that loaded it ended with {ended.returncode}; last output: {output!r}"
+        f"{where}: kind = {config.kind!r}: the process that loaded it ended with {process.returncode}; last output: {output!r}"
     )

@@ -1,0 +1,50 @@
+"""`environments.workers.found`: what a process that loads an environment leaves behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from environments.config import EnvironmentConfig
+from environments.workers.found import check_in_process
+
+pytestmark = pytest.mark.slow
+
+MODULE = """
+import pathlib, subprocess, time
+child = subprocess.Popen(["sleep", "600"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+file = pathlib.Path(__file__).with_name("pid")
+file.with_name("new").write_text(str(child.pid))
+file.with_name("new").rename(file)
+time.sleep(600)
+"""
+
+
+def test_an_environment_that_is_not_loaded_in_time_leaves_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "waits_while_imported.py").write_text(MODULE)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    file = tmp_path / "pid"
+
+    class OutOfTime(subprocess.Popen[bytes]):
+        """Its time is over once the environment has started its child."""
+
+        def communicate(self, given: bytes | None = None, timeout: float | None = None) -> Any:
+            while True:
+                try:
+                    return super().communicate(given, 0.02)
+                except subprocess.TimeoutExpired:
+                    given = None  # it goes on with what it was given
+                    if file.exists():
+                        raise
+
+    monkeypatch.setattr(subprocess, "Popen", OutOfTime)
+    with pytest.raises(ValueError, match="was not loaded within"):
+        check_in_process(EnvironmentConfig(name="waiting", kind="waits_while_imported:Environment"))
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(file.read_text()), 0)
