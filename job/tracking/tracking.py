@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from job.tracking.sink_process import SinkSpec
+from transport.process.child import kill_guarded
 from transport.process.launch import guarded
 
 logger = logging.getLogger(__name__)
@@ -214,8 +215,7 @@ class Tracking:
 
     def _end(self, sink: _Process) -> None:
         if sink.process is not None:
-            sink.process.send_signal(signal.SIGHUP)
-            sink.process.wait()
+            kill_guarded(sink.process)
             self._forget(sink)
 
     def _forget(self, sink: _Process) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,25 @@ def test_a_folder_of_the_working_directory_does_not_stand_for_a_package_of_ours(
     troubles: list[str] = []
     assert not Tracking([job.spec("notes", f"{SINKS}:NotingSink")], LIMITS).run(lambda: True, troubles.append)
     assert _steps(job, "notes") == [1, 2]
+
+
+@pytest.mark.slow
+def test_sinks_that_were_just_started_are_killed_where_hangups_are_ignored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As below `nohup`: a guardian that has just been started does not hear SIGHUP."""
+    monkeypatch.setattr("job.tracking.tracking.POLL_SECONDS", 0.0)
+    tracking = Tracking([Job(tmp_path).spec("hangs", f"{SINKS}:HangingSink")], LIMITS)
+
+    def interrupted(_trouble: str) -> None:
+        raise KeyboardInterrupt
+
+    former = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            tracking.run(lambda: False, interrupted)
+    finally:
+        signal.signal(signal.SIGHUP, former)
 
 
 def _steps(job: Job, name: str) -> list[int]:
