@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> int:
         print(USAGE)
         return 0 if arguments else 2
     given = _parse(arguments)
-    if holds_job(Path(given.run)) and given.evict is None:
+    if given.job is None and given.evict is None and holds_job(Path(given.run)):
         return stop_job(Path(given.run))
     job = job_of(given)
     if given.evict is None:

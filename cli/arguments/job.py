@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 from transport.errors import UserError
+from transport.printable import printable
 
 MARKS = ("job.json", "cluster_job.json", "run_*/control", "trainer/metrics.jsonl")
 """What a job's directory holds one of: a job's file, that of a submitted job, a run whose roles were started one by one, or what
@@ -44,15 +46,26 @@ def _only_job() -> Path:
     here = Path()
     if _holds_job(here):
         return here
-    found = sorted(path for pattern in ("*/", "*/*/") for path in here.glob(pattern) if _holds_job(path))
+    by_place: dict[Path, Path] = {}  # a link to a job is no other job
+    for path in sorted(each for pattern in ("*/", "*/*/") for each in here.glob(pattern)):
+        if _holds_job(path):
+            by_place.setdefault(path.resolve(), path)
+    found = [*by_place.values()]
     if len(found) > 1:
         more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
         raise UserError(
             f"there are {len(found)} jobs below {here.absolute()}: {', '.join(map(str, found[:MOST_NAMED]))}{more}; "
             "name one with --job DIRECTORY"
         )
-    return found[0] if found else here
+    if not found:
+        return here
+    # Others may lie deeper: whoever steers a job reads which one it is.
+    print(f"--job {printable(str(found[0]))}", file=sys.stderr)
+    return found[0]
 
 
 def _holds_job(directory: Path) -> bool:
-    return any(any(directory.glob(mark)) for mark in MARKS)
+    try:
+        return any(any(directory.glob(mark)) for mark in MARKS)
+    except PermissionError:  # somebody else's
+        return False

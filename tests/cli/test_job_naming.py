@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -43,7 +44,9 @@ def test_a_command_takes_the_only_job_below_the_working_directory(
     made(at / "outputs" / "one")
     (at / "outputs" / "no job").mkdir()
     named = answer_of([*words, "--job", "outputs/one"], capsys)
-    assert answer_of(words, capsys) == named
+    code, shown, error = answer_of(words, capsys)
+    assert error.splitlines()[0] == "--job outputs/one", "which job it is, is said"
+    assert (code, shown, "".join(error.splitlines(keepends=True)[1:])) == named
     assert named != without
 
 
@@ -72,6 +75,38 @@ def test_the_working_directory_goes_before_what_is_below_it(
     made(job / "copies" / "two")
     monkeypatch.chdir(job)
     assert answer_of(["logs"], capsys) == answer_of(["logs", "--job", str(job)], capsys)
+
+
+def test_a_link_to_a_job_is_no_other_job(at: Path) -> None:
+    made(at / "outputs" / "one")
+    (at / "outputs" / "newest").symlink_to("one")
+    assert job_of(argparse.Namespace(job=None)).resolve() == at / "outputs" / "one"
+
+
+def test_a_directory_that_may_not_be_read_is_passed_over(at: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made(at / "one")
+    (at / "theirs").mkdir()
+    glob = Path.glob
+
+    def refused(directory: Path, pattern: str) -> Iterator[Path]:
+        if directory.name == "theirs":  # a stat within it fails where the directory can be listed, but not searched
+            raise PermissionError(directory)
+        return glob(directory, pattern)
+
+    monkeypatch.setattr(Path, "glob", refused)
+    assert job_of(argparse.Namespace(job=None)) == Path("one")
+
+
+def test_a_run_of_a_named_job_is_stopped_and_not_a_job_of_the_same_name(
+    at: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made(at / "one")
+    (at / "a").mkdir()
+    (at / "a" / "cluster_job.json").touch()
+    code, _, error = answer_of(["stop", "a", "--job", "one"], capsys)
+    assert code == 2
+    assert "cluster_job.json" not in error
+    assert "one" in error
 
 
 @pytest.mark.parametrize("command", ["status", "show", "track", "wait"])
