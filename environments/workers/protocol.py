@@ -162,11 +162,12 @@ def untrained_of(turns: Sequence[tuple[int, Turn]]) -> list[list[Any]]:
 
 
 def set_untrained(turn: Turn, mask: object) -> None:
-    """Sets a turn's mask of untrained tokens. Raises `ProtocolError` for one that does not fit it."""
+    """Leaves those tokens of a turn untrained, beside those that are. Raises `ProtocolError` for a mask that does not fit it."""
     if not isinstance(mask, bytes) or (mask and len(mask) != len(turn.completion_ids)) or mask.strip(b"\x00\x01"):
         raise ProtocolError(f"a mask that does not fit a completion of {len(turn.completion_ids)} tokens")
-    if isinstance(turn.untrained, bytearray):
-        turn.untrained[:] = mask
+    if mask and isinstance(turn.untrained, bytearray):
+        # What is left untrained at this end stays so: a turn that the other end gave up was never seen as constrained there.
+        turn.untrained[:] = bytes(map(max, mask, turn.untrained)) if turn.untrained else mask
 
 
 def result_of(rollout: Rollout, turns: Sequence[tuple[int, Turn]]) -> list[Any]:

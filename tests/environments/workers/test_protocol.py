@@ -7,7 +7,8 @@ from typing import Any
 import msgpack
 import pytest
 
-from environments.workers.protocol import MAX_BATCH, ProtocolError, pack, unpack
+from environments.workers.protocol import MAX_BATCH, ProtocolError, pack, set_untrained, unpack
+from tests.support.rollouts import make_turn
 
 
 def test_a_frame_comes_back_as_it_was() -> None:
@@ -50,3 +51,14 @@ def test_a_frame_of_more_messages_than_one_may_have_is_refused() -> None:
     assert unpack(pack([message] * MAX_BATCH)) == [message] * MAX_BATCH
     with pytest.raises(ProtocolError, match="a frame of 65 messages; at most 64 come in one"):
         unpack(pack([message] * (MAX_BATCH + 1)))
+
+
+@pytest.mark.parametrize(
+    ("mask", "expected"), [(b"", b"\1\0\0"), (b"\0\0\0", b"\1\0\0"), (b"\0\0\1", b"\1\0\1"), (b"\1\1\1", b"\1\1\1")]
+)
+def test_a_mask_of_a_worker_leaves_nothing_trained_that_was_not(mask: bytes, expected: bytes) -> None:
+    """A call that the worker gave up, and that was answered at that moment, is not known as constrained there."""
+    turn = make_turn([1], [2, 3, 4])
+    turn.leave_untrained(0, 1)
+    set_untrained(turn, mask)
+    assert bytes(turn.untrained) == expected
