@@ -208,18 +208,22 @@ class Session:
         if isinstance(request, CompletionRequest):
             reply = Reply(text)
         else:
-            if request.demanded_tools:
-                reply = read_demanded(text, request.demanded_tools)
-            else:
-                reply = await self._model.parse(turn, request.parsed_tools)
-            if request.one_call:
-                reply = replace(reply, calls=reply.calls[:1])
+            reply = await reply_to(request, self._model, turn)
             if problem := unsendable(reply) or ("" if reply.calls else reply.malformed):
                 # Calls that cannot be parsed are text to the agent, as they are at a plain server.
                 reply = Reply(text, malformed=problem)
             text = reply.content
         self.last_reply = reply
         return Choice(turn, _cut(text, request.asked.stop), reply)
+
+
+async def reply_to(request: ChatRequest, model: Model, turn: Turn) -> Reply:
+    """Returns what a turn answers to a request."""
+    if request.demanded_tools:
+        reply = read_demanded(model.chat.decode(turn.completion_ids.tolist()), request.demanded_tools)
+    else:
+        reply = await model.parse(turn, request.parsed_tools)
+    return replace(reply, calls=reply.calls[:1]) if request.one_call else reply
 
 
 async def _off_the_loop(

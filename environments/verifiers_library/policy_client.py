@@ -23,6 +23,7 @@ from environments.gateway.errors import Refused
 from environments.gateway.messages import template_messages
 from environments.gateway.requests import chat_request
 from environments.gateway.responses import Choice, assistant_message, chat_answer, unsendable
+from environments.gateway.session import reply_to
 from environments.verifiers_library.own_loop import on_loop
 from transport.records import Turn
 
@@ -107,7 +108,7 @@ async def _answer(seat: Seat, body: dict[str, Any]) -> tuple[Turn, dict[str, Any
         raise Refused(f"n is {request.asked.choices}; an agent's turn has one completion")
     prompt = seat.conversations.prompt(request.messages, request.tools)
     turn = await on_loop(seat.loop, seat.generate(prompt, request.asked.overrides))
-    reply = _with_malformed_call(await on_loop(seat.loop, seat.model.parse(turn, request.parsed_tools)))
+    reply = _with_malformed_call(await on_loop(seat.loop, reply_to(request, seat.model, turn)))
     choice = Choice(turn, _cut(reply.content, request.asked.stop), reply)
     [answer] = template_messages([assistant_message(choice)])
     seat.conversations.remember(request.messages, request.tools, answer, turn)

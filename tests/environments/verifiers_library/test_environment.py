@@ -14,12 +14,13 @@ import pytest
 from environments.base import EnvironmentContext, Reply, ToolCall
 from environments.chat import Chat
 from environments.config import EnvironmentConfig
+from environments.gateway.conversation import Conversations
 from environments.main_thread import NeedsMainThread
 from environments.registry import load_environment
 from environments.reward import as_rewards
 from environments.scripted import ScriptedModel
 from environments.verifiers_library.environment import Verifiers
-from environments.verifiers_library.policy_client import MALFORMED_CALL, _with_malformed_call
+from environments.verifiers_library.policy_client import MALFORMED_CALL, Seat, _answer, _with_malformed_call
 from orchestrator.step.finalize import find_fault
 from tests.environments.verifiers_library.conftest import SAMPLES, CallingModel, Running
 from transport.records import Rollout, Turn
@@ -167,6 +168,18 @@ def test_a_turn_that_was_cut_has_its_complete_calls_and_one_that_says_so() -> No
     ]
     unsendable = Reply("", calls=(ToolCall("1", "add", {"amount": 2**70}),), malformed="it was cut")
     assert [call.name for call in _with_malformed_call(unsendable).calls] == [MALFORMED_CALL]
+
+
+async def test_a_demanded_call_is_one_and_not_trained(tools_chat: Chat) -> None:
+    calls = [{"name": "add", "parameters": {"amount": amount}} for amount in (1, 2)]
+    model = CallingModel(tools_chat, [json.dumps(calls)])
+    seat = Seat(model, asyncio.get_running_loop(), Conversations(tools_chat))
+    tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+    demand = {"tools": [tool], "tool_choice": "required", "parallel_tool_calls": False}
+    turn, answer = await _answer(seat, {"messages": [{"role": "user", "content": "count"}], **demand})
+    [call] = answer["choices"][0]["message"]["tool_calls"]
+    assert call["function"] == {"name": "add", "arguments": '{"amount":1}'}
+    assert turn.trained_tokens == 0
 
 
 async def test_episodes_at_once_do_not_mix(chat: Chat, running: Running) -> None:
