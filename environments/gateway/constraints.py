@@ -20,6 +20,8 @@ from environments.messages import is_deep, json_of, shown
 
 MOST_CHARACTERS = 256
 """The largest `minLength` and `maxLength`: a text of at most 256 takes xgrammar 0.3 s, one of 1000 0.7 s, at 20,000 tokens."""
+MOST_CHARACTERS_IN_ALL = 1024
+"""Together: texts of unlike lengths take as long as one of all their lengths, of like ones little more than one of them."""
 MOST_COUNTED = 10_000
 """The largest `minItems` and the like."""
 _COUNTS = {"minLength": MOST_CHARACTERS, "maxLength": MOST_CHARACTERS} | dict.fromkeys(
@@ -73,7 +75,11 @@ def calls_schema(tools: Sequence[Tool], *, parallel: bool) -> str:
         function = tool["function"]
         parameters = dict(function.get("parameters") or {"type": "object"})
         for key in ("$defs", "definitions"):  # references to them begin at the whole schema
-            for name, value in (parameters.pop(key, None) or {}).items():
+            if not isinstance(own := parameters.pop(key, None) or {}, dict):
+                raise Refused(
+                    f"{key} of {shown(function['name'])} is {shown(own)}; expected schemas by name", parameter="tools"
+                )
+            for name, value in own.items():
                 if definitions.setdefault(key, {}).setdefault(name, value) != value:
                     raise Refused(f"two tools define {shown(name)} in {key}, and otherwise", parameter="tools")
         call = {"name": {"const": function["name"]}, "parameters": parameters}
@@ -101,18 +107,28 @@ def checked_schema(schema: object, where: str) -> str:
     """Returns a schema as text, if no server takes long over it. Raises `Refused`."""
     if not isinstance(schema, dict) or is_deep(schema):
         raise Refused(f"{where} is {shown(schema)}; expected a JSON schema", parameter=where)
-    _check(schema, where)
+    lengths = set[tuple[int, int]]()
+    _check(schema, where, lengths)
+    if (characters := sum(map(max, lengths))) > MOST_CHARACTERS_IN_ALL:
+        raise Refused(
+            f"{where} has texts of {len(lengths)} lengths, of {characters} characters together; at most "
+            f"{MOST_CHARACTERS_IN_ALL} are taken: give them the same minLength and maxLength, or none",
+            parameter=where,
+        )
     text = orjson.dumps(schema).decode()
     if len(text) > LONGEST_SCHEMA:
         raise Refused(f"{where} has {len(text)} characters; at most {LONGEST_SCHEMA} are taken", parameter=where)
     return text
 
 
-def _check(schema: object, where: str) -> None:
-    """Raises `Refused` for a key of the schema, or of one within it, that may take a server long."""
+def _check(schema: object, where: str, lengths: set[tuple[int, int]]) -> None:
+    """Raises `Refused` for a key of the schema, or of one within it, that may take a server long.
+
+    Adds the `minLength` and `maxLength` of its texts to `lengths`.
+    """
     if isinstance(schema, list):
         for each in schema:
-            _check(each, where)
+            _check(each, where, lengths)
     if not isinstance(schema, dict):
         return
     for key, value in schema.items():
@@ -128,6 +144,7 @@ def _check(schema: object, where: str) -> None:
             )
         if key in _BY_NAME and isinstance(value, dict):
             for each in value.values():
-                _check(each, where)
+                _check(each, where, lengths)
         elif key not in _DATA:
-            _check(value, where)
+            _check(value, where, lengths)
+    lengths.add((schema.get("minLength", 0), schema.get("maxLength", 0)))

@@ -106,6 +106,7 @@ async def test_a_demanded_call_that_was_cut_is_text(gateway: Gateway, chat: Chat
         {"items": {}, "minItems": -1},
         {"minLength": 1.5},
         {"$ref": "http://127.0.0.1/schema"},
+        {"properties": {f"p{length}": {"type": "string", "maxLength": length} for length in range(200, 206)}},
     ],
 )
 async def test_a_schema_that_may_hold_a_server_up_is_refused(gateway: Gateway, chat: Chat, schema: Any) -> None:
@@ -121,6 +122,21 @@ async def test_a_schema_that_may_hold_a_server_up_is_refused(gateway: Gateway, c
     assert status == 400
     assert answer["error"]["message"]
     assert not model.asked
+
+
+async def test_definitions_that_are_no_table_are_refused(gateway: Gateway, chat: Chat) -> None:
+    tool = {"type": "function", "function": {"name": "x", "parameters": {"$defs": ["a", "b"]}}}
+    async with gateway.session(RecordingModel(chat, [])) as session:
+        status, answer = await _post(session, {"messages": HELLO, "tools": [tool], "tool_choice": "required"})
+    assert (status, answer["error"]["param"]) == (400, "tools")
+
+
+async def test_many_texts_of_one_length_are_taken(gateway: Gateway, chat: Chat) -> None:
+    schema = {"properties": {f"p{index}": {"type": "string", "maxLength": 200} for index in range(50)}}
+    given = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    async with gateway.session(RecordingModel(chat, ["{}"])) as session:
+        status, _ = await _post(session, {"messages": HELLO, "response_format": given})
+    assert status == 200
 
 
 async def test_names_of_properties_and_values_are_no_keys_of_a_schema(gateway: Gateway, chat: Chat) -> None:
