@@ -226,7 +226,7 @@ def server_command(config: InferenceConfig) -> list[str]:
     command += ["--disable-uvicorn-access-log", "--no-enable-log-requests"]
     if _on_cpu():
         command += ["--enforce-eager"]
-        if not config.sets("--block-size"):
+        if not (config.sets("--block-size") or config.sets("--config")):  # a flag goes before what vLLM's own file says
             # On a CPU vLLM chooses 128 and caches whole blocks alone: a shorter prompt never. Its kernels take multiples of 32.
             command += ["--block-size", "32"]
         if _computes_in_engine(config):

@@ -371,6 +371,10 @@ def test_on_a_cpu_blocks_are_short_enough_that_a_prompt_is_cached(
             if word.startswith("--block")
         ]
         assert words == own[:1], "the file decides"
+    own = ["--config", "vllm.yaml"]
+    assert "--block-size" not in server.server_command(config_of(tmp_path, {}, extra_args=own)), (
+        "vLLM's file may say it"
+    )
     monkeypatch.setattr(server, "_on_cpu", lambda: False)
     assert "--block-size" not in server.server_command(config_of(tmp_path, {})), "on a GPU vLLM decides"
 
