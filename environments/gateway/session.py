@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, ParamSpec, TypeVar
 
 import orjson
@@ -24,13 +25,12 @@ from environments.gateway.responses import Choice, assistant_message, chat_answe
 from environments.gateway.responses_answer import responses_answer
 from environments.gateway.responses_request import chat_fields
 from transport.printable import shortened
-from transport.rate_limited_log import RateLimitedLog
 from transport.records import Turn
 
 Parameters = ParamSpec("Parameters")
 Made = TypeVar("Made")
 
-_log = RateLimitedLog(logging.getLogger(__name__))
+_logger = logging.getLogger(__name__)
 _UNTRAINED = (
     "an agent constrains its answers (response_format, or a tool_choice that demands a call): they are served, and their "
     "tokens are not trained (docs/gateway.md)"
@@ -199,10 +199,7 @@ class Session:
         self, prompt: Sequence[int], request: ChatRequest | CompletionRequest, made: list[Turn]
     ) -> Choice:
         """Adds the turn to `made` as soon as it is generated."""
-        overrides = request.asked.overrides
-        if isinstance(overrides, CallOverrides):
-            _log.note(logging.WARNING, _UNTRAINED)
-        turn = await self._model.generate(prompt, overrides)
+        turn = await self._model.generate(prompt, request.asked.overrides)
         made.append(turn)
         text = self._model.chat.decode(turn.completion_ids.tolist())
         if isinstance(request, CompletionRequest):
@@ -218,11 +215,16 @@ class Session:
 
 
 async def reply_to(request: ChatRequest, model: Model, turn: Turn) -> Reply:
-    """Returns what a turn answers to a request."""
-    if request.demanded_tools:
-        reply = read_demanded(model.chat.decode(turn.completion_ids.tolist()), request.demanded_tools)
+    """Returns what a turn answers to a request. A model that reasons does so, unconstrained, before calls that are demanded."""
+    if isinstance(request.asked.overrides, CallOverrides):
+        _warn_of_constraints()
+    text = model.chat.decode(turn.completion_ids.tolist())
+    if request.demanded_tools and text.lstrip().startswith("["):
+        reply = read_demanded(text, request.demanded_tools)
     else:
         reply = await model.parse(turn, request.parsed_tools)
+        if request.demanded_tools and not reply.calls:
+            reply = replace(read_demanded(reply.content, request.demanded_tools), reasoning=reply.reasoning)
     return replace(reply, calls=reply.calls[:1]) if request.one_call else reply
 
 
@@ -233,6 +235,12 @@ async def _off_the_loop(
     if length <= LONG_TEXT:
         return prompt(*given, **named)
     return await asyncio.to_thread(lambda: packed(prompt(*given, **named)))
+
+
+@cache
+def _warn_of_constraints() -> None:
+    """Logs it once: every rollout of such an agent constrains."""
+    _logger.warning(_UNTRAINED)
 
 
 def _cut(text: str, stop: Sequence[str]) -> str:

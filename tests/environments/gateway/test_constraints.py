@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import aiohttp
 import orjson
 import pytest
 
-from environments.chat import Chat
+from environments.base import Reply
+from environments.chat import Chat, Tool
 from environments.config import CallOverrides
 from environments.gateway import Gateway, Session
+from environments.gateway.session import _warn_of_constraints
 from tests.environments.gateway.models import RecordingModel, extends
+from transport.records import Turn
 
 SCHEMA: Any = {
     "properties": {"a": {"title": "A", "type": "integer"}},
@@ -57,6 +61,15 @@ async def test_a_constrained_answer_is_sampled_by_its_schema_and_not_trained(
     assert extends(model.turns[1], model.turns[0])
 
 
+async def test_a_constraint_is_warned_of_once(gateway: Gateway, chat: Chat, caplog: pytest.LogCaptureFixture) -> None:
+    _warn_of_constraints.cache_clear()
+    fields = {"messages": HELLO, "response_format": {"type": "json_object"}}
+    for _ in range(2):
+        async with gateway.session(RecordingModel(chat, ["{}", "{}"])) as session:
+            assert [(await _post(session, fields))[0] for _ in range(2)] == [200, 200]
+    assert [record.levelname for record in caplog.records if "not trained" in record.message] == ["WARNING"]
+
+
 async def test_the_responses_api_constrains_alike(gateway: Gateway, chat: Chat) -> None:
     model = RecordingModel(chat, ['{"a": 3}'])
     format = {"type": "json_schema", "name": "final_output", "schema": SCHEMA, "strict": True}
@@ -83,6 +96,28 @@ async def test_a_demanded_call_is_read_from_json_and_continues_its_tokens(
     assert (status, call["function"]) == (200, {"name": "Out", "arguments": '{"a":3}'})
     assert isinstance(asked := model.asked[0], CallOverrides)
     assert orjson.loads(asked.json_schema)["maxItems"] == 1
+    assert model.turns[0].trained_tokens == 0
+    assert extends(model.turns[1], model.turns[0])
+
+
+class ReasoningModel(RecordingModel):
+    """Reasons up to `therefore`, as a server's parser of reasoning reads it."""
+
+    async def parse(self, turn: Turn, tools: Sequence[Tool] = ()) -> Reply:
+        reasoning, _, content = self.chat.decode(turn.completion_ids.tolist()).partition("therefore")
+        return Reply(content, reasoning)
+
+
+async def test_a_demanded_call_may_follow_reasoning(gateway: Gateway, chat: Chat) -> None:
+    model = ReasoningModel(chat, ['it is [3] therefore [{"name": "Out", "parameters": {"a": 3}}]', "free"])
+    async with gateway.session(model) as session:
+        _, answer = await _post(session, {"messages": HELLO, "tools": [OUT], "tool_choice": "required"})
+        message = answer["choices"][0]["message"]
+        [call] = message["tool_calls"]
+        result = {"role": "tool", "tool_call_id": call["id"], "content": "done"}
+        await _post(session, {"messages": [*HELLO, message, result], "tools": [OUT]})
+    assert call["function"] == {"name": "Out", "arguments": '{"a":3}'}
+    assert message["reasoning_content"] == "it is [3] "
     assert model.turns[0].trained_tokens == 0
     assert extends(model.turns[1], model.turns[0])
 
