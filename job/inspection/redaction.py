@@ -1,4 +1,4 @@
-"""A run's configuration as others may see it, on the page and in W&B: without what could be a secret.
+"""A run's configuration, and a line of its log, as others may see them, on the page and in W&B: without what could be a secret.
 
 Our own keys name files of secrets, never secrets. But an environment's `args`, a command line and an address may hold anything.
 What only looks like a secret is hidden, too.
@@ -36,8 +36,15 @@ _PATH = re.compile(r"(?i)_(file|path|directory)$")
 _PLAIN = frozenset({"tokenizer"})
 
 _TEXT = re.compile(r"(sk-|hf_|ghp_|gho_|xox[bap]-|AKIA|eyJ)[A-Za-z0-9_\-]{8,}|-----BEGIN|(?i:bearer)\s+\S")
-_LOGIN = re.compile(r"(\w+://)\S*@")
-_PARAMETER = re.compile(r"([?&#;]|--?)([\w.-]+)=([^&\s#]+)")
+# Each begins where a word does, or is bounded: text of a run's own must not take time that grows with its square.
+_LOGIN = re.compile(r"(?<!\w)(\w++://)\S*@")
+_PARAMETER = re.compile(r"([?&#;]|(?<!-)--?)([\w.-]{1,200}+)=([^&\s#]+)")
+_ASSIGNED = re.compile(r"""(?<![\w.-])([\w.-]{1,200}+)(["']?\s{0,3}[:=]\s{0,3}\[?["']?)([^\s"',;&<>(){}\[\]]{6,})""")
+"""A name and what it is in a line of a log: `NAME=VALUE`, `name: value`, `'name': ['value']`."""
+_CREDENTIAL = re.compile(
+    r"(?i)(api|access|secret|private|auth)[_.-]?key|secret|passw|passphrase|pwd|credential|cookie|(^|[_.-])token$"
+)
+"""A name of a secret also in a line of text, which names much else that has a key, a session or tokens."""
 
 
 def run_configuration(directory: Path, run_id: str) -> dict[str, Any]:
@@ -59,6 +66,19 @@ def whole_configuration(directory: Path, run_id: str) -> dict[str, Any]:
 def redact(value: Any) -> Any:
     """Returns a copy for JSON without secrets: below a name such as `api_key`, and what looks like one."""
     return _Copy().value(value, "")
+
+
+def redact_line(line: str) -> str:
+    """Returns a line of a log, printable, without what looks like a secret; an ellipsis ends one of over `LONGEST_TEXT`."""
+    text = _ASSIGNED.sub(_without_value, _without_secrets(printable(line[:LONGEST_TEXT])))
+    return f"{text}…" if len(line) > LONGEST_TEXT else text
+
+
+def _without_value(found: re.Match[str]) -> str:
+    name, between, value = found.groups()
+    if not _CREDENTIAL.search(name) or _PATH.search(name) or (value.isdecimal() and not _PASSWORD.search(name)):
+        return found[0]
+    return f"{name}{between}{HIDDEN}"
 
 
 class _Copy:

@@ -8,13 +8,13 @@ from typing import Any
 from pydantic import Field
 
 from job.inspection.log_files import log_files_in
-from job.inspection.redaction import redact
+from job.inspection.redaction import redact_line
 from serve.endpoint import Endpoint, NotFound
 from serve.jobs import Jobs
 from serve.readers.rollouts.view import name_of as shown
 from transport.config import Config
 from transport.files.untrusted import UntrustedFileError, open_regular
-from transport.printable import printable, shortened
+from transport.printable import shortened
 
 MAX_BYTES = 256 * 1024
 """What is read of a log: its end."""
@@ -80,9 +80,7 @@ def show_log(jobs: Jobs, given: LogParameters) -> LogAnswer:
     lines = text.decode(errors="replace").splitlines()
     whole = lines[1:] if begin > 0 else lines
     last = whole[-given.lines :]
-    return LogAnswer(
-        lines=[printable(redact(line)) for line in last], size=size, cut=begin > 0 or len(last) < len(whole)
-    )
+    return LogAnswer(lines=[redact_line(line) for line in last], size=size, cut=begin > 0 or len(last) < len(whole))
 
 
 ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (
