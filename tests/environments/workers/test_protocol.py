@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from typing import Any, cast
 
 import msgpack
 import pytest
 
-from environments.workers.protocol import MAX_BATCH, ProtocolError, pack, set_untrained, unpack
-from tests.support.rollouts import make_turn
+from environments.chat import Chat
+from environments.workers.protocol import (
+    MAX_BATCH,
+    TURN,
+    Message,
+    ProtocolError,
+    pack,
+    pack_answer,
+    set_untrained,
+    unpack,
+)
+from environments.workers.remote_model import RemoteModel
+from tests.support.rollouts import make_rollout, make_turn
 
 
 def test_a_frame_comes_back_as_it_was() -> None:
@@ -62,3 +74,20 @@ def test_a_mask_of_a_worker_leaves_nothing_trained_that_was_not(mask: bytes, exp
     turn.leave_untrained(0, 1)
     set_untrained(turn, mask)
     assert bytes(turn.untrained) == expected
+
+
+async def test_an_answer_to_a_call_that_was_given_up_is_not_trained() -> None:
+    """It arrives while the call is cancelled. The orchestrator has recorded it, and the environment has never seen it."""
+    sent: list[Message] = []
+    rollout = make_rollout(0, 0, turns=[])
+    model = RemoteModel(1, rollout, cast(Chat, None), {}, lambda message, _: sent.append(message))
+    call = asyncio.ensure_future(model.generate([1, 2]))
+    await asyncio.sleep(0)
+    call.cancel()
+    await asyncio.sleep(0)
+    assert call.cancelled()
+    number = sent[0][2]
+    model.answer([TURN, 1, number, 0, pack_answer(make_turn([1, 2], [3, 4]))])
+    (turn,) = rollout.turns
+    assert turn.completion_ids.tolist() == [3, 4]
+    assert bytes(turn.untrained) == b"\1\1"
