@@ -75,7 +75,7 @@ export function renderJobs(root, context, name, isWanted) {
 /** The columns of the table of runs. */
 function columns(context, job) {
   return [
-    { key: "run", least: 152, title: "Run", value: (run) => run.run, cell: (run) => visible(run.run, 64), change: (cell, run) => changeRun(cell, context.link(RUN, { job, run: run.run }), run) },
+    { key: "run", least: 140, title: "Run", value: (run) => run.run, cell: (run) => visible(run.run, 64), change: (cell, run) => changeRun(cell, context.link(RUN, { job, run: run.run }), run) },
     { key: "state", width: 112, title: "State", value: (run) => run.state, change: changeState },
     { key: "step", width: 100, title: "Step", number: true, value: (run) => run.step, change: changeStep },
     { key: "reward", width: 68, title: "Reward", number: true, value: (run) => run.reward, cell: (run) => number(run.reward, 3), help: "Mean reward of the newest step" },

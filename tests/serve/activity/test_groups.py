@@ -129,11 +129,11 @@ async def test_hostile_and_torn_decisions_are_answered(tmp_path: Path) -> None:
 def test_what_cannot_be_read_tells_nothing(tmp_path: Path) -> None:
     write_decisions(tmp_path, "one", 3)
     log = tmp_path / "run_one" / DECISIONS_FILE
-    former = log.with_name(f"{log.name}.1")
-    former.symlink_to(log)
+    elsewhere = log.rename(tmp_path / "elsewhere")
+    log.symlink_to(elsewhere)
     fates = GroupFates(tmp_path, "one")
     fates.update()
     assert fates.steps() == []
-    former.unlink()
+    elsewhere.replace(log)
     fates.update()
     assert [each.step for each in fates.steps()] == [1, 2, 3]
