@@ -71,7 +71,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "head_dim": 128,
     },
 }
-"""Of Qwen3-0.6B and Qwen3-4B, and of a small one for a CPU."""
+"""The shapes of Qwen3-0.6B and Qwen3-4B, and a small one for a CPU."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ class Changed(Config, frozen=True):
     step: int
     """The first step that has them."""
     changes: dict[str, Any]
-    """By dotted key."""
+    """The new values by dotted key."""
 
 
 def change_run(

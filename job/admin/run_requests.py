@@ -91,7 +91,7 @@ class Profiled(Config, frozen=True):
     name: str
     """Names the profile."""
     seconds: float
-    """For how long."""
+    """How long it lasts."""
     speedscope: Path
     """JSON for https://www.speedscope.app."""
     collapsed: Path

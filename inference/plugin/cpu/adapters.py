@@ -25,7 +25,7 @@ class _Groups:
 
 
 class GroupedPunicaWrapper(PunicaWrapperCPU):
-    """As vLLM's, with products by slot. Results differ from its only by rounding, and where a row has no adapter."""
+    """Computes products by slot. Results differ from vLLM's own class only by rounding, and where a row has no adapter."""
 
     def update_metadata(self, *arguments: Any, **keywords: Any) -> None:
         """Takes the adapters of the next batch over, once for all layers."""

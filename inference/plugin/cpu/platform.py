@@ -14,7 +14,7 @@ assert _OWN is not None, "inference.plugin.platform_plugin is for a CPU only"
 
 
 class GroupedCpuPlatform(resolve_obj_by_qualname(_OWN)):  # type: ignore[misc]  # chosen when it is imported
-    """As vLLM's own in everything else."""
+    """Is vLLM's own platform in everything else."""
 
     @classmethod
     def get_punica_wrapper(cls) -> str:
