@@ -75,16 +75,16 @@ export function renderJobs(root, context, name, isWanted) {
 /** The columns of the table of runs. */
 function columns(context, job) {
   return [
-    { key: "run", least: 140, title: "Run", value: (run) => run.run, cell: (run) => visible(run.run, 64), change: (cell, run) => changeRun(cell, context.link(RUN, { job, run: run.run }), run) },
-    { key: "state", width: 112, title: "State", value: (run) => run.state, change: changeState },
-    { key: "step", width: 100, title: "Step", number: true, value: (run) => run.step, change: changeStep },
-    { key: "reward", width: 68, title: "Reward", number: true, value: (run) => run.reward, cell: (run) => number(run.reward, 3), help: "Mean reward of the newest step" },
-    { key: "trend", width: 104, title: "Trend", value: (run) => trend(run.rewards), change: changeTrend, help: "The mean reward of the newest steps; sorts by how much it rises" },
-    { key: "throughput", width: 78, title: "Tokens", unit: "/s", number: true, value: (run) => run.tokens_per_second, cell: (run) => count(run.tokens_per_second), help: "Completion tokens, over the newest ten steps" },
-    { key: "staleness", width: 80, title: "Staleness", number: true, value: (run) => run.staleness, cell: (run) => number(run.staleness, 3), help: "In steps: training step minus the policy version that generated; 1 is fully on-policy" },
-    { key: "mismatch", width: 80, title: "Mismatch", number: true, value: (run) => run.mismatch_kl, cell: (run) => number(run.mismatch_kl, 3), help: "KL of inference against trainer log-probabilities" },
-    { key: "lag", width: 80, title: "Lag p99", number: true, value: (run) => run.lag_p99, cell: (run) => seconds(run.lag_p99), help: "Of the orchestrator's event loop in the newest step" },
-    { key: "left", width: 80, title: "Time left", number: true, value: (run) => run.seconds_left, cell: (run) => roughly(run.seconds_left) },
+    { key: "run", least: 152, title: "Run", value: (run) => run.run, cell: (run) => visible(run.run, 64), change: (cell, run) => changeRun(cell, context.link(RUN, { job, run: run.run }), run) },
+    { key: "state", width: 124, title: "State", value: (run) => run.state, change: changeState },
+    { key: "step", width: 108, title: "Step", number: true, value: (run) => run.step, change: changeStep },
+    { key: "reward", width: 66, title: "Reward", number: true, value: (run) => run.reward, cell: (run) => number(run.reward, 3), help: "Mean reward of the newest step" },
+    { key: "trend", width: 80, title: "Trend", value: (run) => trend(run.rewards), change: changeTrend, help: "The mean reward of the newest steps; sorts by how much it rises" },
+    { key: "throughput", width: 76, title: "Tokens", unit: "/s", number: true, value: (run) => run.tokens_per_second, cell: (run) => count(run.tokens_per_second), help: "Completion tokens, over the newest ten steps" },
+    { key: "staleness", width: 78, title: "Staleness", number: true, value: (run) => run.staleness, cell: (run) => number(run.staleness, 3), help: "In steps: training step minus the policy version that generated; 1 is fully on-policy" },
+    { key: "mismatch", width: 80, title: "Mismatch", number: true, value: (run) => run.mismatch_kl, cell: (run) => number(run.mismatch_kl, 2), help: "KL of inference against trainer log-probabilities" },
+    { key: "lag", width: 78, title: "Lag p99", number: true, value: (run) => run.lag_p99, cell: (run) => seconds(run.lag_p99), help: "Of the orchestrator's event loop in the newest step" },
+    { key: "left", width: 78, title: "Time left", number: true, value: (run) => run.seconds_left, cell: (run) => roughly(run.seconds_left) },
     { key: "updated", width: 84, title: "Updated", number: true, value: (run) => run.updated, cell: (run) => ago(run.updated, run.now) },
   ];
 }
