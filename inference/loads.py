@@ -135,7 +135,7 @@ class Loads:
         """A load that the engine may have made already, but which is not known to be complete."""
         self._owners: dict[str | None, Claim] = {}
         self._replaced: dict[str | None, set[str]] = {}
-        """By name, the processes whose weights another one with the same key has replaced."""
+        """Names the processes, by model, whose weights another one with the same key has replaced."""
 
     def check(self, name: str | None, claim: Claim) -> None:
         """Raises `NotOwner` if the server belongs to another's job, or the weights to another and they are not taken over."""

@@ -92,7 +92,7 @@ class Settings:
     shortest: int | None = None
     """Tokens of the shortest completion; None: a quarter of the longest."""
     lora_rank: int = 0
-    """Of our side; 0 trains all weights."""
+    """The rank of the adapter that our side trains; 0 trains all weights."""
     checkpointing: bool = False
     """Ours computes each layer again in the backward pass."""
     compiled: bool = False

@@ -31,7 +31,7 @@ class LogParameters(LogsParameters):
     """Which log, and how much of it."""
 
     name: str
-    """Of the role or run."""
+    """The name of the role or run."""
     lines: int = Field(default=200, ge=1, le=2000)
     """How many of the last lines."""
 

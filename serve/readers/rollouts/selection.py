@@ -106,7 +106,7 @@ class Selection:
     """In all rows."""
     players: set[str]
     rewards: Histogram
-    """Of the rows that the filter takes and that have a reward."""
+    """Counts the rows that the filter takes and that have a reward."""
     lengths: Histogram
     """The completion tokens of the rows that the filter takes."""
 

@@ -72,7 +72,7 @@ RUN = (
     b'"name":"look","parameters":{"properties":{"at":{"title":"At","type":"string"}},"required":["at"],"title":"look_args","type":"object",'
     b'"additionalProperties":false},"strict":true,"type":"function","description":"Looks."}]}'
 )
-"""As openai-agents 0.24 sends it for an agent with one function tool."""
+"""The body that openai-agents 0.24 sends for an agent with one function tool."""
 
 
 async def test_a_request_of_the_agents_sdk_is_the_chat_request_of_the_same_meaning(

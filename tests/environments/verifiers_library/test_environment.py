@@ -305,7 +305,7 @@ def load_environment(**kwargs){annotation}:
 def test_an_environment_of_the_form_before_0_4_is_told_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, annotation: str
 ) -> None:
-    """With the annotation, even its import fails."""
+    """The second form fails even when it is imported, by its annotation."""
     monkeypatch.setattr(sys, "path", [*sys.path])
     name = f"old_form_{len(annotation)}"
     (tmp_path / f"{name}.py").write_text(OLD_FORM.format(annotation=annotation))
