@@ -123,9 +123,10 @@ class Environment(Protocol):
     `environments.registry` checks a class when it loads it. An environment may have a string `fingerprint`, a digest of its
     examples: a run is not resumed with another one. It may have `weights`, a number for each example: how often it is drawn,
     relative to the others; None draws all alike. It may have `state_keys`, all names that it puts into a rollout's `state`:
-    `state_columns` may then name no other. An environment that holds resources (processes, sockets) may also
-    have `async def start(self, context: EnvironmentContext)`, called once on the event loop before the first rollout, and
-    `async def close(self)`, called after the last one, also if `start` failed.
+    `state_columns` may then name no other. It may have `reward_bounds`, the least and the greatest reward that it can give:
+    another one fails its rollout, and intervals of the mean reward lie within them. An environment that holds resources
+    (processes, sockets) may also have `async def start(self, context: EnvironmentContext)`, called once on the event loop
+    before the first rollout, and `async def close(self)`, called after the last one, also if `start` failed.
     """
 
     group_scoring: bool

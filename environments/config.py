@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, model_validator
 
+from environments.reward import RewardBounds, as_bounds
 from transport.config import Config, Identifier
 
 LONGEST_SCHEMA = 16_384
@@ -177,6 +178,10 @@ class EnvironmentConfig(Config):
 
     rollout_timeout_seconds: float = Field(default=300.0, gt=0)
     """Deadline of one rollout, scoring included. One that misses it fails; the rest go on."""
+
+    reward_bounds: Annotated[RewardBounds, AfterValidator(as_bounds)] | None = None
+    """The least and the greatest reward, such as `[0, 1]`; one outside fails its rollout. The interval of an evaluation's mean
+    reward lies within them. Unset: those that the environment has; a rubric derives its own (docs/rewards.md)."""
 
     state_columns: Annotated[list[str], AfterValidator(_columns)] = []
     """Keys of a rollout's `state` to add to its saved record. Unknown ones are refused where the environment says its keys

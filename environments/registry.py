@@ -16,6 +16,7 @@ from typing import Any, cast
 from environments.base import Environment
 from environments.config import EnvironmentConfig
 from environments.import_path import import_advice
+from environments.reward import own_bounds
 
 BUILT_IN = {
     "agent": "environments.gateway.agent:AgentEnvironment",
@@ -117,6 +118,10 @@ def _check_shape(built: Any, kind: str, where: str) -> None:
         raise ValueError(f"{where}: {kind} needs a method __len__ that counts its examples: {error}") from error
     if length < 1:
         raise ValueError(f"{where}: {kind} has no examples with these args")
+    try:
+        own_bounds(built)
+    except ValueError as error:
+        raise ValueError(f"{where}: {kind}: {error}") from error
 
 
 def _check_columns(built: Any, columns: Iterable[str], where: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import reprlib
 from collections.abc import Mapping
@@ -16,6 +17,61 @@ MOST_PLAYERS = 64
 
 Rewards = tuple[float, dict[str, float]]
 """The reward of the rollout, and of each player where players have rewards of their own."""
+
+RewardBounds = tuple[float, float]
+"""The least and the greatest reward that an environment can give."""
+
+_SCORING = frozenset({"score", "score_group", "reward"})
+"""The methods of an environment that decide about its rewards."""
+
+_ROUNDING = 1e-9
+"""How far a sum of weighted parts may be outside its bounds, as a share of the larger one's size."""
+
+
+def as_bounds(value: object) -> RewardBounds:
+    """Converts what an environment or its configuration has as `reward_bounds`. Raises `ValueError` for anything else."""
+    match value:
+        case [int() | float() as least, int() | float() as greatest] if -math.inf < least < greatest < math.inf:
+            return float(least), float(greatest)
+    raise ValueError(
+        f"reward_bounds = {reprlib.repr(value)}; expected two finite numbers, the least reward and a greater one"
+    )
+
+
+def own_bounds(environment: object) -> RewardBounds | None:
+    """Returns the `reward_bounds` of an environment, if it has any. A class that scores in its own way does not inherit them.
+
+    Raises `ValueError` for what are no bounds.
+    """
+    value = getattr(environment, "reward_bounds", None)
+    if value is None:
+        return None
+    if "reward_bounds" not in getattr(environment, "__dict__", ()):
+        for each in type(environment).__mro__:
+            if "reward_bounds" in vars(each):
+                break
+            if not _SCORING.isdisjoint(vars(each)):
+                return None
+    return as_bounds(value)
+
+
+def check_bounds(rewards: Rewards, bounds: RewardBounds | None, environment: str) -> Rewards:
+    """Returns `rewards`. Raises `ValueError`, which names the environment, if one of them is outside its `reward_bounds`.
+
+    A reward that is not finite is not for here: whoever takes it says so.
+    """
+    if bounds is None:
+        return rewards
+    least, greatest = bounds
+    slack = _ROUNDING * max(abs(least), abs(greatest))
+    reward, by_player = rewards
+    for each in by_player.values() or (reward,):
+        if math.isfinite(each) and not least - slack <= each <= greatest + slack:
+            raise ValueError(
+                f"environment {environment!r}: the reward is {each!r}, and its reward_bounds are [{least:g}, {greatest:g}]. "
+                "Correct what scores, or declare the bounds that it keeps"
+            )
+    return rewards
 
 
 def as_rewards(value: object) -> Rewards:

@@ -44,6 +44,10 @@ class Value:
 class RewardFunction(Protocol):
     """A kind of reward. One instance serves all rollouts of an environment."""
 
+    @property
+    def bounds(self) -> tuple[float, float] | None:
+        """The least and the greatest value that it can give; None if that is not certain."""
+
     async def start(self, context: EnvironmentContext) -> None:
         """Prepares what the first `score` needs. It may not be called; `score` then does without."""
 

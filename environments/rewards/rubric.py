@@ -76,6 +76,21 @@ class Rubric:
             return None
         return ("judge",) if any(isinstance(part.config, JudgeConfig) for part in self._parts) else ()
 
+    @property
+    def reward_bounds(self) -> tuple[float, float] | None:
+        """The least and the greatest reward; None if a part that counts has no bounds, or if the reward is always the same."""
+        ends = [(0.0, 0.0)]
+        for part in self._parts:
+            if part.config.weight:
+                if part.function.bounds is None:
+                    return None
+                least, greatest = sorted(part.config.weight * end for end in part.function.bounds)
+                ends.append((least, greatest))
+        least, greatest = (math.fsum(each) for each in zip(*ends, strict=True))
+        if self._gates:  # one that is not reached makes it 0
+            least, greatest = min(least, 0.0), max(greatest, 0.0)
+        return (least, greatest) if least < greatest else None
+
     async def score(self, example: Example, completion: str, state: dict[str, Any]) -> Scored:
         """Returns reward and metrics of an attempt. Raises what a part raises: no part is guessed or left out."""
         attempt = Attempt(example, completion, state)

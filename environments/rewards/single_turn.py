@@ -13,6 +13,7 @@ from typing import Any
 from environments.base import EnvironmentContext, Example, Model
 from environments.data.load import load_rows
 from environments.data.rows import lacks
+from environments.reward import RewardBounds
 from environments.rewards.rubric import Rubric
 from environments.rewards.template import Template
 from transport.records import Rollout
@@ -58,6 +59,11 @@ class SingleTurn:
         own = self._rubric.state_keys
         self.state_keys: tuple[str, ...] | None = None if own is None else ("completion", *own)
         self._messages(self.example(0))  # a wrong column is an error at the start
+
+    @property
+    def reward_bounds(self) -> RewardBounds | None:
+        """See `Environment`."""
+        return self._rubric.reward_bounds
 
     def __len__(self) -> int:
         return len(self._rows)

@@ -32,6 +32,8 @@ def seconds_for(cpu_seconds: float) -> float:
 
 
 class _OfProcesses:
+    bounds = (0.0, 1.0)
+
     def __init__(self, name: str, processes: BoundedProcesses, cpu_seconds: float) -> None:
         self.name = name
         self.processes = processes

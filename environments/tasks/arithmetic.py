@@ -21,6 +21,7 @@ class Arithmetic(ToolEnvironment):
     """Two numbers of two digits and an operation; `seed` chooses them. A rollout has at most `max_turns` turns."""
 
     state_keys = ("answer", "tools")
+    reward_bounds = (0.0, 1.0)
 
     def __init__(self, examples: int = 1000, seed: int = 0, max_turns: int = 3) -> None:
         if examples < 1:

@@ -17,6 +17,7 @@ class ClosestNumber:
     """Sums of two numbers from 0 to `largest`; `seed` chooses them."""
 
     group_scoring = True
+    reward_bounds = (0.0, 1.0)
     state_keys = ("distance",)
 
     def __init__(self, examples: int = 1000, largest: int = 9, seed: int = 0) -> None:

@@ -13,6 +13,7 @@ class GuessNumber:
     """One example for each secret from 1 to `largest`. With `guesses` at least log2(largest + 1) the game can always be won."""
 
     group_scoring = False
+    reward_bounds = (0.0, 1.0)
     state_keys = ("guesses",)
 
     def __init__(self, largest: int = 7, guesses: int = 3) -> None:

@@ -18,6 +18,7 @@ class ReverseText:
     """
 
     group_scoring = False
+    reward_bounds = (0.0, 1.0)
     state_keys = ("answer",)
 
     def __init__(self, examples: int = 1000, shortest: int = 3, longest: int = 5, seed: int = 0) -> None:

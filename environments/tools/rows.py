@@ -20,6 +20,7 @@ class RowsWithTools(SingleTurn):
     """Asks for the answer to one row of `rows`; the model may call tools."""
 
     needs_tool_parser = True
+    reward_bounds = SingleTurn.reward_bounds
 
     def __init__(
         self,

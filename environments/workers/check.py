@@ -14,6 +14,7 @@ from typing import Any
 from environments.base import Environment
 from environments.config import EnvironmentConfig
 from environments.registry import load_here
+from environments.reward import own_bounds
 from environments.workers.found import Found
 
 
@@ -24,6 +25,7 @@ def _found(environment: Environment) -> Found:
         environment.group_scoring,
         None if fingerprint is None else str(fingerprint),
         None if weights is None else [float(weight) for weight in weights],
+        own_bounds(environment),
     )
 
 

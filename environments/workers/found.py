@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from subprocess import PIPE
 
 from environments.config import EnvironmentConfig
+from environments.reward import RewardBounds, as_bounds
 from transport.process.child import kill_guarded
 from transport.process.launch import guarded
 
@@ -26,6 +27,8 @@ class Found:
     """The fingerprint of its data, if it has one (`environments.mix.mix_of`)."""
     weights: list[float] | None = None
     """The weights of its examples, if it has them."""
+    reward_bounds: RewardBounds | None = None
+    """The least and the greatest reward, if it says them."""
 
 
 def check_in_process(config: EnvironmentConfig) -> Found:
@@ -43,8 +46,14 @@ def check_in_process(config: EnvironmentConfig) -> Found:
         match json.loads(answer.rpartition(b"\n")[2]):
             case {"error": str(error)}:
                 raise ValueError(error)
-            case {"examples": int(), "group_scoring": bool(), "fingerprint": _, "weights": _} as found:
-                return Found(**found)
+            case {
+                "examples": int(),
+                "group_scoring": bool(),
+                "fingerprint": _,
+                "weights": _,
+                "reward_bounds": bounds,
+            } as found:
+                return Found(**found | {"reward_bounds": None if bounds is None else as_bounds(bounds)})
     except json.JSONDecodeError:
         pass
     output = errors.decode(errors="replace")[-_LAST_LINES:].strip()

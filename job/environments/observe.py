@@ -21,7 +21,7 @@ from environments.base import Environment, EnvironmentContext, Example, Model, S
 from environments.chat import Chat
 from environments.config import EnvironmentConfig, SamplingConfig
 from environments.lifecycle import started
-from environments.reward import Rewards, as_rewards
+from environments.reward import Rewards, as_rewards, own_bounds
 from inference.base import ParsedText, SamplingParameters
 from job.environments import waiting
 from orchestrator.loop_health.blame import LoopBlame
@@ -155,6 +155,7 @@ class _Timed:
 
     def __init__(self, inner: Environment) -> None:
         self.group_scoring = inner.group_scoring
+        self.reward_bounds = own_bounds(inner)
         self._inner = inner
         self.scoring_seconds = 0.0
 

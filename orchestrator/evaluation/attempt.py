@@ -80,7 +80,14 @@ class Attempt:
         """Returns the result, computed in a thread. All rollouts must have ended."""
         seconds = time.monotonic() - self._began
         return await in_thread(
-            result_of, self._loaded.config, self._loaded.sampling, self._step, self.rollouts, self._started_at, seconds
+            result_of,
+            self._loaded.config,
+            self._loaded.sampling,
+            self._step,
+            self.rollouts,
+            self._started_at,
+            seconds,
+            {name: each.reward_bounds for name, each in self._loaded.environments.items()},
         )
 
 

@@ -11,16 +11,28 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 _QUANTILE = 1.959963984540054
 """The quantile of the normal distribution, for 95 % two-sided."""
 
 _STUDENT = (12.706204736, 4.302652730, 3.182446305, 2.776445105)
 """The quantiles of Student's distribution with 1 to 4 degrees of freedom, for 95 % two-sided."""
 
+_DRAWS = 10_000
+"""Draws of a quantile of 2.5 %: the share beyond it has a standard error of 0.16 %."""
+
+_GRID = 1000
+"""Different values of an observation between its bounds; one in between is moved to the next, away from the mean's other end."""
+
+_DRAWN_AT_ONCE = 2**20
+"""Numbers, 8 bytes each."""
+
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A value and its 95 % confidence interval. One observation gives a reward no interval: both ends are None."""
+    """A value and its 95 % confidence interval. One observation without bounds has no interval: both ends are None."""
 
     value: float
     low: float | None
@@ -53,15 +65,43 @@ def proportion(values: Sequence[float]) -> Estimate:
     return Estimate(mean, max(0.0, min(mean, centre - half)), min(1.0, max(mean, centre + half)))
 
 
-def mean(values: Sequence[float]) -> Estimate:
-    """Estimates the mean of observations, one for each example, by Student's interval. Raises `ValueError` without any."""
+def mean(values: Sequence[float], bounds: tuple[float, float] | None = None) -> Estimate:
+    """Estimates the mean of observations, one for each example. Raises `ValueError` without any.
+
+    With `bounds`, the least and the greatest value that an observation can have, the interval lies within them, and has a
+    width also where all observations are equal. Its upper end is the quantile of the mean of the observations and one more at
+    the upper bound, under weights that are uniform on the simplex (Gaffke, "Three test statistics for a nonparametric
+    one-sided hypothesis on the mean of a nonnegative variable", 2005); likewise the lower end. For two values it is Clopper's
+    and Pearson's exact interval. That it covers the mean of every distribution at every size is conjectured, and no exception
+    is known (Learned-Miller and Thomas, arXiv:1905.06208, 2019; Phan et al., arXiv:2106.03163, 2021).
+
+    Without bounds it is Student's interval, which leaves the range of a bounded observation.
+    """
     count = _count(values)
     value = math.fsum(values) / count
+    if bounds is not None:
+        least, greatest = bounds
+        from_least = np.clip((np.asarray(values, np.float64) - least) / (greatest - least), 0.0, 1.0)  # rounding
+        low, high = 1.0 - _upper_end(1.0 - from_least), _upper_end(from_least)
+        span = greatest - least
+        return Estimate(value, min(value, least + span * low), max(value, least + span * high))
     if count == 1:
         return Estimate(value, None, None)
     variance = math.fsum((each - value) ** 2 for each in values) / (count - 1)
     half = _student(count - 1) * math.sqrt(variance / count)
     return Estimate(value, value - half, value + half)
+
+
+def _upper_end(values: npt.NDArray[np.float64]) -> float:
+    """Returns Gaffke's upper bound of 97.5 % for the mean of `values`, `[examples]`, between 0 and 1. The same each time."""
+    on_grid = np.ceil(values * _GRID - 1e-6) / _GRID
+    different, counts = np.unique(np.append(on_grid, 1.0), return_counts=True)
+    random = np.random.default_rng(0)
+    drawn = []
+    for portion in np.array_split(np.arange(_DRAWS), math.ceil(_DRAWS * len(different) / _DRAWN_AT_ONCE)):
+        weights = random.standard_gamma(counts, (len(portion), len(different)))  # gammas over their sum are uniform
+        drawn.append(weights @ different / weights.sum(axis=1))
+    return min(1.0, float(np.quantile(np.concatenate(drawn), 0.975)))
 
 
 def _count(values: Sequence[float]) -> int:

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from environments.reward import RewardBounds
 from orchestrator.evaluation.estimates import Estimate, mean, pass_at_k, proportion
 from run.evaluations import EvaluationConfig
 from transport.config import Config
@@ -83,19 +84,21 @@ def result_of(
     rollouts: Sequence[Rollout],
     started_at: float,
     seconds: float,
+    bounds: Mapping[str, RewardBounds | None],
 ) -> EvaluationResult:
     """Returns the result of rollouts that have all ended. `started_at` is a Unix time. Changes rollouts with a useless reward.
 
+    `bounds` are those of the rewards, by environment.
     A reward that is not finite is a failure of its rollout.
     """
     for rollout in rollouts:
         if rollout.error is None and (rollout.reward is None or not math.isfinite(rollout.reward)):
             rollout.error = f"the reward is {rollout.reward}; expected a finite number"
-    estimates = _estimates(config, rollouts)
+    estimates = _estimates(config, rollouts, bounds)
     if len(config.environments) > 1:
         for environment in config.environments:
             own = [rollout for rollout in rollouts if rollout.environment == environment.name]
-            estimates |= {f"{environment.name}/{name}": each for name, each in _estimates(config, own).items()}
+            estimates |= {f"{environment.name}/{name}": each for name, each in _estimates(config, own, bounds).items()}
     else:  # the same numbers
         estimates |= {f"{config.environments[0].name}/{name}": each for name, each in estimates.items()}
     failed = [rollout for rollout in rollouts if rollout.error is not None]
@@ -125,7 +128,9 @@ def result_of(
     return EvaluationResult(config, step, estimates, len(failed), line)
 
 
-def _estimates(config: EvaluationConfig, rollouts: Sequence[Rollout]) -> dict[str, Estimate]:
+def _estimates(
+    config: EvaluationConfig, rollouts: Sequence[Rollout], bounds: Mapping[str, RewardBounds | None]
+) -> dict[str, Estimate]:
     if all(rollout.error is not None and rollout.inference_failed for rollout in rollouts):
         return {}
     examples: dict[tuple[str, int], list[Rollout]] = {}
@@ -136,7 +141,7 @@ def _estimates(config: EvaluationConfig, rollouts: Sequence[Rollout]) -> dict[st
         for group in examples.values()
     ]
     scored = [math.fsum(group) / len(group) for group in rewards if group]
-    estimates = {"reward/mean": mean(scored)} if scored else {}
+    estimates = {"reward/mean": mean(scored, _common(bounds, rollouts))} if scored else {}
     for k in config.pass_at:
         passed = [
             pass_at_k(len(group), sum(reward >= config.success for reward in own), k)
@@ -144,6 +149,15 @@ def _estimates(config: EvaluationConfig, rollouts: Sequence[Rollout]) -> dict[st
         ]
         estimates[f"pass@{k}"] = proportion(passed)
     return estimates
+
+
+def _common(bounds: Mapping[str, RewardBounds | None], rollouts: Sequence[Rollout]) -> RewardBounds | None:
+    """Returns the bounds that the rewards of these rollouts have in common; None if those of one environment are not known."""
+    known = [bounds.get(name) for name in {rollout.environment for rollout in rollouts}]
+    found = [each for each in known if each is not None]
+    if len(found) < len(known):
+        return None
+    return min(least for least, _ in found), max(greatest for _, greatest in found)
 
 
 def _failures(failed: Sequence[Rollout]) -> dict[str, int]:

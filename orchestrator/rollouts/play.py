@@ -18,7 +18,7 @@ from environments.base import Environment, Model, Reply, Unavailable
 from environments.chat import Chat, Tool
 from environments.config import CallOverrides, EnvironmentConfig, SamplingConfig, SamplingOverrides
 from environments.describe_error import describe_error
-from environments.reward import Rewards, as_rewards
+from environments.reward import RewardBounds, Rewards, as_rewards, check_bounds, own_bounds
 from environments.tools.calls import read_calls
 from inference.base import InferenceError, ParsedText, RequestRefused, SamplingParameters
 from orchestrator.loop_health.watchdog import awaiting
@@ -65,6 +65,15 @@ class LoadedEnvironment:
 
     config: EnvironmentConfig
     environment: Environment
+
+    @property
+    def reward_bounds(self) -> RewardBounds | None:
+        """The least and the greatest reward, if they are known."""
+        return self.config.reward_bounds or own_bounds(self.environment)
+
+    def rewards_of(self, score: object) -> Rewards:
+        """Converts what it scored. Raises `TypeError` or `ValueError` for what is no reward, or one outside its bounds."""
+        return check_bounds(as_rewards(score), self.reward_bounds, self.config.name)
 
 
 def sampling_parameters(config: SamplingConfig, chat: Chat) -> SamplingParameters:
@@ -286,7 +295,7 @@ async def play(loaded: LoadedEnvironment, rollout: Rollout, model: PolicyModel) 
         if not environment.group_scoring:
             shown = _shown(rollout)
             with nullcontext() if trace is None else trace.scoring():
-                reward = as_rewards(await environment.score(example, shown))
+                reward = loaded.rewards_of(await environment.score(example, shown))
             _take_over(rollout, shown, reward)
 
     async def excused() -> None:
@@ -318,7 +327,9 @@ async def score_group(loaded: LoadedEnvironment, rollouts: Sequence[Rollout]) ->
     async def score() -> None:
         example = loaded.environment.example(rollouts[0].example_index)
         all_shown = [_shown(rollout) for rollout in rollouts]
-        rewards = [as_rewards(reward) for reward in await loaded.environment.score_group(example, list(all_shown))]
+        rewards = [
+            loaded.rewards_of(reward) for reward in await loaded.environment.score_group(example, list(all_shown))
+        ]
         if len(rewards) != len(rollouts):
             raise ValueError(f"score_group returned {len(rewards)} rewards for {len(rollouts)} rollouts")
         for rollout, shown, reward in zip(rollouts, all_shown, rewards, strict=True):

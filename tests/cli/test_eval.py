@@ -159,7 +159,7 @@ def test_a_result_without_an_answer_of_inference_is_not_a_score_of_zero(inferenc
     config = EvaluationConfig.model_validate(EVALUATION)
     failure: dict[str, Any] = {"environment": "held-out", "error": "no answer", "inference_failed": inference_failed}
     rollouts = [make_rollout(index=index, **failure) for index in range(2)]
-    result = result_of(config, {}, 3, rollouts, 0.0, 1.0)
+    result = result_of(config, {}, 3, rollouts, 0.0, 1.0, {})
     assert bool(result.line["metrics"]) is not inference_failed
     console = Console(width=160, record=True, file=io.StringIO())
     console.print(evaluation_table([result]))

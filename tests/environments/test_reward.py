@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from environments.reward import MOST_PLAYERS, as_rewards
+from environments.reward import MOST_PLAYERS, as_bounds, as_rewards, check_bounds, own_bounds
+from environments.tasks.guess_number import GuessNumber
 
 
 def test_the_reward_of_a_rollout_is_the_mean_of_its_players() -> None:
@@ -28,3 +29,38 @@ def test_other_names_and_more_of_them_are_refused_in_a_line(rewards: dict[str, A
     with pytest.raises(ValueError, match=complaint) as refused:
         as_rewards(rewards)
     assert len(str(refused.value)) < 300
+
+
+@pytest.mark.parametrize("reward", [-0.5, 1.5, {"white": 0.5, "black": 1.5}])
+def test_a_reward_outside_its_bounds_names_the_environment(reward: Any) -> None:
+    with pytest.raises(ValueError, match=r"environment 'sums': the reward is .*its reward_bounds are \[0, 1\]"):
+        check_bounds(as_rewards(reward), (0.0, 1.0), "sums")
+
+
+def test_a_sum_of_weights_may_be_off_by_its_rounding() -> None:
+    total = as_rewards(0.1 + 0.2 + 0.7)
+    assert check_bounds(as_rewards(1 + 2e-16), (0.0, 1.0), "sums")
+    assert check_bounds(total, (0.0, 1.0), "sums") == total
+    assert check_bounds(as_rewards(7.0), None, "sums") == (7.0, {})
+
+
+@pytest.mark.parametrize(
+    "bounds", [(1.0, 0.0), (0.0, 0.0), (0.0,), (0.0, float("inf")), ("0", "1"), 1.0, (float("nan"), 1.0)]
+)
+def test_what_are_no_bounds_is_refused(bounds: Any) -> None:
+    with pytest.raises(ValueError, match=r"reward_bounds = .*expected two finite numbers"):
+        as_bounds(bounds)
+
+
+def test_a_class_that_scores_in_its_own_way_has_no_bounds_of_another() -> None:
+    class Named(GuessNumber):
+        pass
+
+    class Otherwise(GuessNumber):
+        async def score(self, example: Any, rollout: Any) -> float:
+            return 7.0
+
+    class Declared(Otherwise):
+        reward_bounds = (0.0, 7.0)
+
+    assert [own_bounds(each()) for each in (Named, Otherwise, Declared)] == [(0.0, 1.0), None, (0.0, 7.0)]

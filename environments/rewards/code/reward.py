@@ -30,6 +30,8 @@ _OPENS = re.compile(r"(?P<fence>`{3,}|~{3,})\s*\{?\.?(?P<language>[^\s`{},:=]*)[
 class CodeReward:
     """Runs programs in one sandbox for all rollouts of an environment."""
 
+    bounds = (0.0, 1.0)
+
     def __init__(self, config: CodeConfig, name: str) -> None:
         self._config = config
         self._name = name

@@ -49,6 +49,12 @@ class JudgeReward:
         if self._config.cache_directory is None:
             self._use_cache(self._config.model_copy(update={"cache_directory": directory / "cache"}))
 
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """See `RewardFunction`."""
+        fallback = self._config.fallback or 0.0
+        return min(0.0, fallback), max(1.0, fallback)
+
     async def score(self, attempt: Attempt) -> Value:
         """See `RewardFunction`. Raises `JudgeFailed` and `BudgetExhausted`, which name the part."""
         began = time.monotonic()

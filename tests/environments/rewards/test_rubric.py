@@ -145,3 +145,20 @@ async def test_functions_that_set_alarms_need_a_process(rubric: MakeRubric) -> N
     hidden = rubric({"kind": "function", "path": "tests.environments.rewards.attempts:hidden_alarm"})
     with pytest.raises(NeedsMainThread, match="isolation"):
         await score(hidden, "42")
+
+
+@pytest.mark.parametrize(
+    ("parts", "bounds"),
+    [
+        ([EXACT], (0.0, 1.0)),
+        ([EXACT | {"weight": 0.7}, {"kind": "regex", "pattern": "x", "weight": 0.3}], (0.0, 1.0)),
+        ([EXACT | {"weight": 2.0}, {"kind": "regex", "pattern": "x", "weight": -0.5}], (-0.5, 2.0)),
+        ([EXACT, FUNCTION | {"weight": 0.0}], (0.0, 1.0)),
+        ([EXACT, FUNCTION], None),
+        ([EXACT | {"weight": 0.0}], None),
+        ([{"kind": "code", "style": "stdio"}, EXACT | {"required": 1.0}], (0.0, 2.0)),
+        ([{"kind": "judge", "base_url": "http://127.0.0.1:1/v1", "model": "m", "fallback": -1.0}], (-1.0, 1.0)),
+    ],
+)
+def test_bounds_follow_from_kinds_and_weights(rubric: MakeRubric, parts: list[dict[str, Any]], bounds: Any) -> None:
+    assert rubric(*parts).reward_bounds == (bounds if bounds is None else pytest.approx(bounds))

@@ -48,3 +48,12 @@ def test_an_environment_that_is_not_loaded_in_time_leaves_no_process(
         check_in_process(EnvironmentConfig(name="waiting", kind="waits_while_imported:Environment"))
     with pytest.raises(ProcessLookupError):
         os.kill(int(file.read_text()), 0)
+
+
+@pytest.mark.slow
+def test_the_bounds_of_rewards_are_known_outside_of_the_workers() -> None:
+    assert check_in_process(EnvironmentConfig(name="guesses", kind="guess-number")).reward_bounds == (0.0, 1.0)
+    assert (
+        check_in_process(EnvironmentConfig(name="toy", kind="tests.orchestrator.toy_environment:Toy")).reward_bounds
+        is None
+    )

@@ -232,6 +232,15 @@ async def test_a_reward_is_any_real_number(reward: Any) -> None:
     assert rollout.reward == float(reward)
 
 
+async def test_a_reward_outside_its_bounds_fails_its_rollout() -> None:
+    config = EnvironmentConfig.model_validate({"name": "toy", "kind": "unused", "reward_bounds": [0, 1]})
+    for outcome, said in ((1.0, None), (2.0, "environment 'toy': the reward is 2.0, and its reward_bounds are [0, 1]")):
+        model, _, rollout = make_model()
+        await play(LoadedEnvironment(config, Scripted(outcome)), rollout, model)
+        assert rollout.reward == (None if said else outcome)
+        assert said in rollout.error if said and rollout.error else rollout.error == said
+
+
 async def test_the_deadline() -> None:
     model, _, rollout = make_model()
     await play(load(Scripted(1.0, seconds=3600), seconds=0.01), rollout, model)
