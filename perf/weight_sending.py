@@ -6,7 +6,8 @@ A file in shared memory goes by the orchestrator's own sender over loopback to p
 (`inference/plugin/receiving.py`), under uvicorn, and load nothing. With `--nixl` every other turn they read it themselves
 (`inference/remote_memory/`); `UCX_TLS=tcp` keeps NIXL from what two machines do not have. The lag is that of a coroutine that
 sleeps a millisecond, over and over, with a stall counted for as long as it lasts: while nothing is sent and while weights are, in
-turns. CPU seconds include those of processes that were started for it.
+turns. CPU seconds include those of processes that were started for it. Once a turn as many bytes go through a bare socket into a
+file in shared memory, which is the least that the kernel takes for it.
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ FREED_BYTES = 31 << 20
 """Once a block of nearly 32 MiB was freed, the C library keeps blocks of such sizes instead of returning each to the kernel. A
 real server has freed larger ones by the time it is ready."""
 SAMPLE_SECONDS = 0.001
+BARE_BYTES = 4 << 20
+"""What a bare socket is read and written by: as much as `Receiver` writes at a time."""
 
 
 def main() -> None:
@@ -61,7 +64,11 @@ def main() -> None:
     parser.add_argument("--servers", type=int, default=1, help="receiving processes, to which they go at once")
     parser.add_argument("--nixl", action="store_true", help="have servers read the weights every other turn")
     parser.add_argument("--receive", nargs=2, metavar=("MODEL", "DESCRIPTOR"), help=argparse.SUPPRESS)
+    parser.add_argument("--receive-bare", nargs=2, metavar=("FILE", "DESCRIPTOR"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.receive_bare:
+        receive_bare(Path(arguments.receive_bare[0]), int(arguments.receive_bare[1]))
+        return
     if arguments.receive:
         receive(Path(arguments.receive[0]), int(arguments.receive[1]))
         return
@@ -102,6 +109,40 @@ def receive(model: Path, descriptor: int) -> None:
     uvicorn.run(app, fd=descriptor, log_level="warning")
 
 
+def receive_bare(path: Path, descriptor: int) -> None:
+    """Writes all that a connected socket brings to a new file, and prints the CPU seconds that it took."""
+    buffer, began = memoryview(bytearray(BARE_BYTES)), time.process_time()
+    with socket.socket(fileno=descriptor) as connection, path.open("wb", buffering=0) as file:
+        while held := connection.recv_into(buffer):
+            file.write(buffer[:held])
+    print(time.process_time() - began)
+
+
+def send_bare(directory: Path) -> tuple[float, float, float]:
+    """Returns the seconds of a bare socket for the weights, and the CPU seconds of its sender and its receiver. Blocks."""
+    received = directory / "bare"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        sender = socket.create_connection(server.getsockname())
+        receiver, _ = server.accept()
+    command = [sys.executable, "-m", "perf.weight_sending", "--receive-bare", str(received), str(receiver.fileno())]
+    with (
+        sender,
+        receiver,
+        (directory / "model.safetensors").open("rb") as file,
+        subprocess.Popen(command, pass_fds=[receiver.fileno()], stdout=subprocess.PIPE) as process,
+    ):
+        assert process.stdout is not None
+        sender.sendall(file.read(BARE_BYTES))  # returns once the receiver has started and takes it
+        began, cpu = time.perf_counter(), time.thread_time()
+        sender.sendfile(file, offset=BARE_BYTES)
+        sender.shutdown(socket.SHUT_WR)
+        taken = float(process.stdout.read())
+        figures = time.perf_counter() - began, time.thread_time() - cpu, taken
+    assert received.stat().st_size == (directory / "model.safetensors").stat().st_size
+    received.unlink()
+    return figures
+
+
 def cpu_seconds() -> float:
     """Returns those of this process, and of all that it has started and that have ended."""
     return time.process_time() + os.times().children_user + os.times().children_system
@@ -125,6 +166,9 @@ async def measure(directory: Path, servers: int, nixl: bool) -> Table:
                 await asyncio.sleep(IDLE_SECONDS)
                 lags.cancel()
                 table.add_row(f"{turn}: nothing is sent", "", "", "", "", *await lags)
+                elapsed, cpu, received = await asyncio.to_thread(send_bare, directory)
+                one = nbytes / servers / elapsed / 1e6
+                table.add_row(f"{turn}: a bare socket", f"{elapsed:.2f}", f"{one:.0f}", f"{cpu:.2f}", f"{received:.2f}")
                 for way, those in senders.items():
                     lags = asyncio.create_task(sample_lags())
                     began, cpu = time.perf_counter(), cpu_seconds()
