@@ -8,12 +8,15 @@ are placed together, too, and with `trainer.broadcast = "memory"` trainer, orche
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from cluster.backends.ray_places import address_of
 from cluster.spec import Resources
+from cluster.worker_view import State, WorkerView
 from job.sections import JobSections
+from transport.files.atomic import write_atomically
 from transport.loopback import is_loopback
 from transport.wires.endpoint import IPC
 
@@ -147,3 +150,30 @@ def _are_own(its: list[int], users: Mapping[int, int]) -> bool:
 def _stays(address: str) -> bool:
     """Whether a ZMQ endpoint is reached from its own machine only."""
     return address.startswith(IPC) or is_loopback(address.removeprefix("tcp://").rpartition(":")[0].strip("[]"))
+
+
+class ServersFile:
+    """The file of the servers' addresses, for one job. Nothing is written for servers whose addresses are in the configuration.
+
+    The job's supervisor writes it whenever Ray has placed a server; the orchestrators watch it (`inference.urls_file`).
+    """
+
+    def __init__(self, config: JobSections) -> None:
+        self.path = servers_file(config)
+        self._scheme = config.inference.scheme
+        moving = range(config.inference.replicas) if servers_move(config) else ()
+        self._ports = {f"inference_{position}": config.inference.port + position for position in moving}
+        self._nodes: dict[str, str] = {}
+        self._written: str | None = None
+
+    def write(self, state: State, workers: Sequence[WorkerView]) -> None:
+        """Writes where the servers are; one that is being placed anew stays listed where it was. Raises `OSError`."""
+        self._nodes |= {worker.name: worker.node for worker in workers if worker.node and worker.name in self._ports}
+        urls = [
+            f"{self._scheme}://{address_of(self._nodes[name])}:{port}\n"
+            for name, port in self._ports.items()
+            if name in self._nodes
+        ]
+        if self._ports and (text := "".join(urls)) != self._written:
+            write_atomically(self.path, text.encode())
+            self._written = text

@@ -10,7 +10,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from cluster.attended.attended_job import AttendedJob
 from cluster.attended.views import shown_name
 from cluster.exit_codes import describe_exit
 from cluster.manager.events import Outcome
+from cluster.notify import Heartbeat, notify
 from cluster.process import last_lines
 from cluster.spec import JobSpec, sub_master_name
 from cluster.worker_view import ENDED, State, WorkerView
@@ -31,10 +32,9 @@ from job.inspection.metrics_lines import Line
 from job.inspection.summary import SUMMARY_FILE, Summary, summarize, summarize_runs, to_json
 from job.inspection.telemetry import JobTelemetry
 from job.inspection.trained_lines import TrainedLines
+from job.placement import ServersFile
 from job.processes_file import ProcessesFile, read_workers, was_stopping
 from job.run_state import committed_steps, exclusion_of, outcome_of_guest, outcome_of_run
-from job.servers_file import ServersFile
-from job.systemd import SystemdNotifications
 from job.workers import worker_of
 from transport.files.atomic import write_atomically
 from transport.process.permanent_errors import DISK_FULL, disk_full, is_disk_full
@@ -61,6 +61,36 @@ _JOB = ""
 
 Show = Callable[[list[WorkerView], list[tuple[History, Line]]], None]
 """Shows the workers' states, and the new steps, each with its run."""
+
+
+class SystemdNotifications:
+    """Sends heartbeats, and each state of the job once until it changes. The two may be sent from different threads."""
+
+    def __init__(self, services: Collection[str]) -> None:
+        """`services` names the workers that must be ready before the job is: trainer and servers, not what it can do without."""
+        self._services = services
+        self._heartbeat = Heartbeat()
+        self._sent: set[str] = set()
+
+    def beat(self) -> None:
+        """Sends a heartbeat. Call it from the loop that supervises the job, or between the parts of longer work."""
+        self._heartbeat.beat()
+
+    def report(self, job: State, workers: Mapping[str, State], progress: str) -> None:
+        """Sends what has changed: the readiness of the services, the job's end, the runs' progress."""
+        if all(workers[name] is State.READY for name in self._services):
+            self.report_ready()
+        if job is State.STOPPING:
+            self._send("STOPPING=1")
+        self._send(f"STATUS={job}: {progress}")
+
+    def report_ready(self) -> None:
+        """Sends that the job is ready."""
+        self._send("READY=1")
+
+    def _send(self, message: str) -> None:
+        if message not in self._sent and notify(message):
+            self._sent = {*(sent for sent in self._sent if not sent.startswith("STATUS=")), message}
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 A server that has loaded the weights must show the digest and reproduce the probe before it takes traffic; `docs/inference.md`
 says what each of them detects. The previous version's log-probabilities are published, too, to detect a server whose kernels
 still compute with that version. A bfloat16 model publishes none, since rounding changes its log-probabilities as much as a step
-does. The tokens are a seeded random sequence: of several, the one that rounding moves least (`trainer/model/rounding.py`). How
+does. The tokens are a seeded random sequence: of several, the one that rounding moves least (`rounded`). How
 far it moves each token is published. Where two experts of a mixture are nearly equal, rounding may route a token differently in
 another engine, and correct weights would fail the probe.
 
@@ -13,14 +13,17 @@ The probe of a published adapter also proves the model to a run that begins with
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import orjson
 import torch
 from torch import Tensor, nn
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from inference.answer_bounds import EXPERT_COUNTS
 from inference.base import LEAST_TOLERANCE, MAX_PROBE_BYTES, Probe
@@ -28,7 +31,6 @@ from inference.plugin.digest import Digest
 from trainer.lora.multi_lora import adapter_spans
 from trainer.model.load import log_probabilities
 from trainer.model.packing_proof import can_pack
-from trainer.model.rounding import rounded
 from transport.files.untrusted import read_bytes
 
 logger = logging.getLogger(__name__)
@@ -188,3 +190,42 @@ def _forward(model: nn.Module, tokens_NT: Tensor, slot: int) -> Tensor:
             1.0,
         )
     return values_P.view(sequences, TOKENS - 1)
+
+
+UNIT = 2.0**-9
+"""The largest relative error of a number that is rounded to bfloat16."""
+
+STRENGTH = 8.0
+"""With it, what is seen in 32 passes bounds the difference between two engines (`docs/inference.md` has figures)."""
+
+_ROUNDING_SEED = 0
+
+
+@contextmanager
+def rounded(model: nn.Module) -> Iterator[None]:
+    """Changes what the layers of `model` get in every forward pass inside, by the same numbers each time that it is entered.
+
+    Another engine adds the same numbers in another order, and perhaps in a lower precision, so its results differ. By how much
+    depends on the model: a mixture whose gate finds two experts nearly equal may send a token to the other one. No bound is right
+    for all models, so each model's is measured. Every element of what a layer gets is changed, independently, by up to `STRENGTH`
+    times the largest relative error of bfloat16. Within a layer numbers are rounded several times, and each of two engines has
+    its own errors.
+    """
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    generator = torch.Generator().manual_seed(_ROUNDING_SEED)  # on the CPU: the same numbers on every device
+
+    def change(hidden: Tensor) -> Tensor:
+        noise = torch.rand(hidden.shape, generator=generator).to(hidden.device)
+        return (hidden.float() * (1 + (2 * noise - 1) * (STRENGTH * UNIT))).to(hidden.dtype)
+
+    def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if args:
+            return (change(args[0]), *args[1:]), kwargs
+        return args, kwargs | {"hidden_states": change(kwargs["hidden_states"])}
+
+    hooks = [layer.register_forward_pre_hook(before, with_kwargs=True) for layer in layers]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()

@@ -26,8 +26,7 @@ from cluster.agent.starting import POLL_SECONDS, agent_in, lives, reap, start_st
 from cluster.backends.agent_fleet import AgentFleet, Seat
 from cluster.backends.agent_link import AgentLink
 from cluster.backends.base import Bundle, LivingWorker, Node, WorkerOrder
-from cluster.backends.capacity import require_capacity, total_of
-from cluster.backends.placing import choose
+from cluster.backends.capacity import choose, require_capacity, total_of
 from cluster.errors import BackendError
 from cluster.spec import JobSpec
 from transport.config import machine_memory

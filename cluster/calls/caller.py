@@ -23,9 +23,8 @@ from cluster.calls.call import Call
 from cluster.calls.codec import CodecError
 from cluster.calls.connection import Connected, Connection, Event, Lost
 from cluster.calls.group import RoleGroup
-from cluster.calls.open_requests import OpenRequests
 from cluster.calls.peer import Condition, Peer, next_in_turn
-from cluster.calls.request import Request
+from cluster.calls.request import OpenRequests, Request
 from cluster.calls.server import MAX_FRAME_BYTES
 from cluster.calls.waker import Waker
 from cluster.errors import ActorDied, ActorRestarting, CallError, CallTimeout, NoSuchActor

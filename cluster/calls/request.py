@@ -1,9 +1,11 @@
-"""One call as the caller's thread has it: what is sent, and how its answer becomes the result of its `Call`."""
+"""A call as the caller's thread has it: what is sent, how its answer becomes the result of its `Call`, and all that are open."""
 
 from __future__ import annotations
 
+import heapq
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -86,3 +88,42 @@ class Request:
                 self.fail(ActorBusy(f"{self}: {peer} is busy: {reason}; the method was not run"))
             case _:
                 self.fail(RemoteError(f"{self}: the answer of {peer} cannot be read", "CodecError"))
+
+
+_SPARE = 1024
+"""Deadlines of ended calls that are kept beside as many as there are open calls, so that sorting them out is rare."""
+
+
+class OpenRequests:
+    """The calls of a process that have not ended, and which of them reaches its deadline next: for the caller's thread alone."""
+
+    def __init__(self) -> None:
+        self._requests: dict[int, Request] = {}
+        self._deadlines: list[tuple[float, int]] = []
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter([*self._requests.values()])
+
+    @property
+    def due(self) -> float:
+        """When the next deadline passes, by the monotonic clock; never before an open call's."""
+        return self._deadlines[0][0] if self._deadlines else math.inf
+
+    def add(self, request: Request) -> None:
+        """Takes a call."""
+        self._requests[request.number] = request
+        heapq.heappush(self._deadlines, (request.deadline, request.number))
+
+    def drop(self, request: Request) -> None:
+        """Forgets a call that has ended."""
+        self._requests.pop(request.number, None)
+        if len(self._deadlines) > 2 * len(self._requests) + _SPARE:
+            self._deadlines = [(kept.deadline, number) for number, kept in self._requests.items()]
+            heapq.heapify(self._deadlines)
+
+    def take_late(self, now: float) -> Iterator[Request]:
+        """Yields the calls whose deadline has passed; they are no longer open."""
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, number = heapq.heappop(self._deadlines)
+            if (request := self._requests.pop(number, None)) is not None:
+                yield request

@@ -1,7 +1,7 @@
 """The PrimeMaster's loop: events in, journal, instructions out. Everything that happens to the job arrives in one place.
 
 One pass takes what has arrived, lets the pure manager decide, makes the events durable, and only then has the scheduler carry
-the instructions out. The parts have files of their own: `journal`, `mastership`, `scheduler`, `adoption`, `queries`;
+the instructions out. The parts have files of their own: `journal`, `mastership`, `scheduler`, `restore`, `queries`;
 `cluster/master/main.py` is the process around it.
 """
 
@@ -18,13 +18,12 @@ from cluster.clock import JobClock
 from cluster.errors import StaleMasterError
 from cluster.manager.events import Event, GuestsChanged, Instruction, Outcome, Tick, WorkerExited
 from cluster.manager.tally import Tally
-from cluster.master.adoption import REPORT_SECONDS, compare
 from cluster.master.durable import Durable, MastershipLost
 from cluster.master.event_codec import fitting
 from cluster.master.faults import Faults
-from cluster.master.fold import fold, last_time, opening_events, state_of
 from cluster.master.observer import Observer
 from cluster.master.orders import Orders
+from cluster.master.restore import REPORT_SECONDS, compare, fold, last_time, opening_events, state_of
 from cluster.master.scheduler import Scheduler
 from sweep.store import Store
 

@@ -40,7 +40,7 @@ from inference.clients.openai_client import OpenAIClient
 from inference.config import PoolConfig
 from inference.loads import Claim
 from inference.per_tick_limiter import PerTickLimiter
-from inference.pool import answers, model_names, parse_call
+from inference.pool import calls, model_names
 from inference.pool.fleet import Fleet, Server, State
 from inference.pool.meters import PoolMeters
 from inference.pool.server_monitor import ServerMonitor
@@ -258,8 +258,8 @@ class InferencePool:
 
         async def ask(server: Server) -> Turn:
             version = server.version or 0  # None: the weights that it was started with
-            completion = await self._attempt(server, lambda client: answers.generate(client, request, self._bounds))
-            turn = answers.as_turn(request, completion, version, server.url)
+            completion = await self._attempt(server, lambda client: calls.generate(client, request, self._bounds))
+            turn = calls.as_turn(request, completion, version, server.url)
             self._monitors[server].activity.generated(turn)
             return turn
 
@@ -278,7 +278,7 @@ class InferencePool:
         request = ScoreRequest(self._model, token_ids, start)
 
         async def ask(server: Server) -> Float32Array:
-            return (await self._attempt(server, lambda client: answers.score(client, request))).log_probabilities
+            return (await self._attempt(server, lambda client: calls.score(client, request))).log_probabilities
 
         return await self._asked(ask, affinity)
 
@@ -326,10 +326,10 @@ class InferencePool:
         cut: bool,
         server: str | None,
     ) -> ParsedText:
-        """Returns what a completion says, read by the parsers of `server` or another one. See `parse_call`."""
+        """Returns what a completion says, read by the parsers of `server` or another one. See `calls.parse`."""
         usable = (State.SERVING, State.LOADING)
         clients = [monitor.client for each, monitor in self._monitors.items() if each.state in usable]
-        return await parse_call.parse(clients, token_ids, tools, template_kwargs, cut=cut, first=server)
+        return await calls.parse(clients, token_ids, tools, template_kwargs, cut=cut, first=server)
 
     async def update_weights(self, update: WeightUpdate, on_loaded: Callable[[], None] | None = None) -> None:
         """Returns when every reachable server holds the weights and has proven it, or is out of service.

@@ -27,9 +27,8 @@ from job.inspection.no_difference import read_notice
 from job.inspection.status import RATE_STEPS, JobStatus
 from job.processes_file import PROCESSES_FILE
 from job.run_state import current_state, exclusion_of, is_to_start
-from serve.readers.newest_steps import NewestSteps, nulls_of
+from serve.readers.newest_steps import NewestSteps, NewestTrained, TrainedEnd, nulls_of
 from serve.readers.run_file import RunFile, RunFiles
-from serve.readers.trained_end import NewestTrained, TrainedEnd
 from trainer.telemetry.mismatch import read_jump
 from transport.config import IDENTIFIER_PATTERN
 from transport.files.atomic import published_steps

@@ -9,8 +9,7 @@ import pytest
 from cluster.worker_view import State, WorkerView
 from job.config import JobConfig
 from job.configuration.load import load, to_toml
-from job.placement import placements
-from job.servers_file import ServersFile
+from job.placement import ServersFile, placements
 from job.workers import sections_of, specification
 from run.config import RunConfig
 from transport.errors import UserError

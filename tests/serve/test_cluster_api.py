@@ -12,8 +12,8 @@ from cluster.job_files import JOB_FILE, JOURNAL, JobFile, OutcomeFile, write_pri
 from cluster.manager.events import Event, Instruction
 from cluster.manager.manager import PrimeManager
 from cluster.master.event_codec import encode
-from cluster.master.fold import state_of
 from cluster.master.journal import Journal, perform
+from cluster.master.restore import state_of
 from serve.readers.cluster import ClusterReader, ClusterState
 from serve.readers.rollouts.step_indexes import moment
 from sweep.open_store import open_store

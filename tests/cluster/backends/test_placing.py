@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.backends.base import Bundle, Node
-from cluster.backends.capacity import total_of
-from cluster.backends.placing import choose
+from cluster.backends.capacity import choose, total_of
 from cluster.errors import BackendError, CapacityError
 from cluster.spec import Resources
 

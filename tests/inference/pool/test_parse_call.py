@@ -10,7 +10,7 @@ from inference.base import InferenceError, ParsedText, RequestRefused
 from inference.clients.http_sessions import HttpSessions
 from inference.clients.openai_client import OpenAIClient
 from inference.config import PoolConfig
-from inference.pool import parse_call
+from inference.pool import calls
 from inference.pool.pool import InferencePool
 from inference.wire import PARSE_PATH
 from tests.support.fake_inference import FakeServer
@@ -20,7 +20,7 @@ CALLS = {"content": "", "reasoning": "", "calls": [{"name": "add", "arguments": 
 
 @pytest.fixture(autouse=True)
 def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parse_call, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(calls, "PAUSE_SECONDS", 0.0)
 
 
 async def ask(*servers: FakeServer, first: int = 0, config: dict[str, Any] | None = None) -> ParsedText:
@@ -70,4 +70,4 @@ async def test_a_stock_server_without_the_route_says_what_it_needs() -> None:
 
 async def test_no_server_in_service() -> None:
     with pytest.raises(InferenceError, match="no inference server is in service"):
-        await parse_call.parse([], [1], [], {}, cut=False, first=None)
+        await calls.parse([], [1], [], {}, cut=False, first=None)

@@ -16,7 +16,7 @@ from aiohttp import web
 from inference.answer_bounds import AnswerBounds, read_bounds
 from inference.base import Completion, GenerateRequest, InferenceError, RequestRefused, SamplingParameters, Scores
 from inference.config import PoolConfig
-from inference.pool import answers
+from inference.pool import calls
 from inference.pool.pool import InferencePool
 from tests.support.fake_inference import FakeServer, weight_update
 from tests.support.polling import until
@@ -206,7 +206,7 @@ async def test_numbers_of_a_stock_server_are_not_made_of_what_are_none(malformed
 
 
 async def test_a_long_routing_is_checked_off_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answers, "CHECK_IN_THREAD_BYTES", 0)
+    monkeypatch.setattr(calls, "CHECK_IN_THREAD_BYTES", 0)
     off_the_loop: list[str] = []
     check = Completion.check
 

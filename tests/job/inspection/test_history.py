@@ -15,9 +15,9 @@ from job.inspection import metrics_lines, trained_lines
 from job.inspection.history import History
 from job.inspection.metrics_lines import step_of
 from job.inspection.trained_lines import TrainedLines
-from serve.readers import step_table, trained_end
+from serve.readers import newest_steps, step_table
+from serve.readers.newest_steps import TrainedEnd
 from serve.readers.step_table import StepTable
-from serve.readers.trained_end import TrainedEnd
 from tests.support.jobs import shipped_line, trained_line, write_lines
 from tests.support.past_jobs import history_of
 from transport.files import appended_lines
@@ -65,7 +65,7 @@ def test_lines_too_short_for_a_step_are_not_parsed(tmp_path: Path, monkeypatch: 
         parsed.append(text)
         return parse_json(text)
 
-    for module in (metrics_lines, step_table, trained_end):
+    for module in (metrics_lines, step_table, newest_steps):
         monkeypatch.setattr(module, "parse_json", parse)
     assert [line["step"] for line in History.of(tmp_path, "test").refresh()] == [1]
     assert parsed == [shortest]

@@ -15,10 +15,9 @@ from job.inspection.history import History
 from orchestrator.step.differences import Notice
 from perf.synthetic_jobs import shipped_lines, trained_lines
 from serve.readers.job_facts import JobFacts, RunFacts
-from serve.readers.newest_steps import KEPT_STEPS
+from serve.readers.newest_steps import KEPT_STEPS, KEPT_TRAINED
 from serve.readers.problems import Kind, Problem, problems_of
 from serve.readers.run_file import RunFile
-from serve.readers.trained_end import KEPT_STEPS as KEPT_TRAINED
 from trainer.telemetry.mismatch import SHOWN_STEPS, Jump
 from transport import outages
 from transport.outages import Outage

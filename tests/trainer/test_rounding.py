@@ -13,8 +13,7 @@ from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 from inference.base import Probe
 from trainer.model.load import load_model, log_probabilities
 from trainer.model.packing_proof import prove_packing
-from trainer.model.rounding import rounded
-from trainer.probe import write_probe
+from trainer.probe import rounded, write_probe
 
 CPU = torch.device("cpu")
 

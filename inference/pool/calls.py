@@ -1,0 +1,95 @@
+"""One call to a server: its answer is checked, since one that the model cannot give is none, and becomes a turn of a rollout.
+
+A parse of a completion takes no place of a model call. Any server of the pool parses as any other does, whatever weights it
+holds; the one that generated the completion is asked first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from inference.answer_bounds import AnswerBounds
+from inference.base import Completion, GenerateRequest, InferenceError, ParsedText, ScoreRequest, Scores, ServerFailure
+from inference.clients.client import ServerClient
+from transport.records import Turn
+
+CHECK_IN_THREAD_BYTES = 8 << 20
+"""A longer routing is checked off the loop: a pass over a megabyte takes some 40 us."""
+
+
+async def generate(client: ServerClient, request: GenerateRequest, bounds: AnswerBounds) -> Completion:
+    """Makes one model call. Raises as `ServerClient` and `Completion.check`."""
+    completion = await client.generate(request)
+    experts = completion.routed_experts
+    if experts is not None and experts.nbytes > CHECK_IN_THREAD_BYTES:
+        await asyncio.to_thread(completion.check, request, bounds)
+    else:
+        completion.check(request, bounds)
+    return completion
+
+
+async def score(client: ServerClient, request: ScoreRequest) -> Scores:
+    """Returns the log-probabilities of given tokens. Raises as `ServerClient` and `ScoreRequest.check`."""
+    scores = await client.score(request)
+    request.check(scores)
+    return scores
+
+
+def as_turn(request: GenerateRequest, completion: Completion, version: int, url: str) -> Turn:
+    """Returns the turn that a checked answer is, of the server at `url` with the weights of `version`."""
+    cached = completion.cached_tokens
+    return Turn(
+        prompt_ids=request.prompt_ids,
+        completion_ids=completion.token_ids,
+        log_probabilities=completion.log_probabilities,
+        policy_version=version,
+        finish_reason=completion.finish_reason,
+        routed_experts=completion.routed_experts,
+        routed_experts_start=request.routed_experts_start,
+        server=url,
+        temperature=request.sampling.temperature,
+        # Within its limits, whatever a server says: a number for people fails no request.
+        cached_tokens=cached if cached is None else max(0, min(cached, len(request.prompt_ids))),
+    )
+
+
+PARSE_SECONDS = 240.0
+"""Deadline of one parse, retries included. A server's first one may wait for its parsers to load."""
+
+ATTEMPTS = 4
+PAUSE_SECONDS = 0.5
+
+
+async def parse(
+    clients: Sequence[ServerClient],
+    token_ids: list[int],
+    tools: Sequence[Any],
+    template_kwargs: dict[str, Any],
+    *,
+    cut: bool,
+    first: str | None,
+) -> ParsedText:
+    """Returns what a completion says. `clients` are those of the servers in service; `first` is the URL asked first.
+
+    `cut`: the model did not end it, and only calls that are whole count.
+
+    Raises `RequestRefused` if the server has no parser or refuses the tools, `InferenceError` if none answers.
+    """
+    if not clients:
+        raise InferenceError("no inference server is in service to parse a completion")
+    order = sorted(clients, key=lambda client: client.url != first)
+    last: ServerFailure | None = None
+    try:
+        async with asyncio.timeout(PARSE_SECONDS):
+            for attempt in range(ATTEMPTS):
+                if attempt:
+                    await asyncio.sleep(PAUSE_SECONDS)
+                try:
+                    return await order[attempt % len(order)].parse(token_ids, list(tools), template_kwargs, cut=cut)
+                except ServerFailure as error:
+                    last = error
+    except TimeoutError:
+        raise InferenceError(f"a completion was not parsed within {PARSE_SECONDS:g} s: {last or 'no answer'}") from None
+    raise InferenceError(f"a completion was not parsed after {ATTEMPTS} attempts; the last: {last}") from last
