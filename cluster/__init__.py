@@ -14,31 +14,31 @@ if TYPE_CHECKING:
     from cluster.backends.base import Backend as Backend
     from cluster.builder import JobBuilder as JobBuilder
     from cluster.builder import load_spec as load_spec
-    from cluster.calls import Call as Call
-    from cluster.calls import Calls as Calls
-    from cluster.calls import RoleGroup as RoleGroup
-    from cluster.calls import remote as remote
-    from cluster.channel import ChannelConfig as ChannelConfig
-    from cluster.channel import ChannelConsumer as ChannelConsumer
-    from cluster.channel import ChannelError as ChannelError
-    from cluster.channel import ChannelHost as ChannelHost
-    from cluster.channel import ChannelProducer as ChannelProducer
-    from cluster.channel import CommitFile as CommitFile
-    from cluster.channel import CommittedPositions as CommittedPositions
+    from cluster.calls.call import Call as Call
+    from cluster.calls.call import Calls as Calls
+    from cluster.calls.group import RoleGroup as RoleGroup
+    from cluster.calls.remote import remote as remote
+    from cluster.channel.config import ChannelConfig as ChannelConfig
+    from cluster.channel.consumer import ChannelConsumer as ChannelConsumer
+    from cluster.channel.exactly_once import CommitFile as CommitFile
+    from cluster.channel.exactly_once import CommittedPositions as CommittedPositions
+    from cluster.channel.host import ChannelHost as ChannelHost
+    from cluster.channel.link import ChannelError as ChannelError
+    from cluster.channel.producer import ChannelProducer as ChannelProducer
     from cluster.channel.role import HostWorker as HostWorker
     from cluster.channel.self_loop import HOST_SECONDS as HOST_SECONDS
     from cluster.channel.self_loop import POLL_SECONDS as POLL_SECONDS
     from cluster.channel.self_loop import DataChannel as DataChannel
     from cluster.channel.self_loop import SelfLoopWorker as SelfLoopWorker
     from cluster.channel.self_loop import repeat as repeat
-    from cluster.client import Client as Client
-    from cluster.client import Entrypoint as Entrypoint
-    from cluster.client import JobRequest as JobRequest
-    from cluster.client import ProcessEnvironment as ProcessEnvironment
-    from cluster.client import ResourceConfig as ResourceConfig
-    from cluster.client import create_environment as create_environment
-    from cluster.client import current_client as current_client
-    from cluster.client import set_current_client as set_current_client
+    from cluster.client.client import Client as Client
+    from cluster.client.client import JobRequest as JobRequest
+    from cluster.client.client import ResourceConfig as ResourceConfig
+    from cluster.client.client import current_client as current_client
+    from cluster.client.client import set_current_client as set_current_client
+    from cluster.client.entrypoint import Entrypoint as Entrypoint
+    from cluster.client.environment import ProcessEnvironment as ProcessEnvironment
+    from cluster.client.environment import create_environment as create_environment
     from cluster.elastic.elastic_master import ElasticMaster as ElasticMaster
     from cluster.elastic.elastic_worker import ElasticWorker as ElasticWorker
     from cluster.elastic.progress import ProgressFile as ProgressFile

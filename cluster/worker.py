@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from cluster.member import Member, Stage
 
 if TYPE_CHECKING:
-    from cluster.calls import RoleGroup
+    from cluster.calls.group import RoleGroup
 
 __all__ = ["Context", "Member", "Stage", "SubMaster", "WorkLoad", "Worker"]
 

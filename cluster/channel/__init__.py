@@ -4,21 +4,3 @@
 executes and `journal.py` stores; `producer.py` and `consumer.py` are the two ends that a worker uses. `docs/cluster.md` says what
 is promised, and why a record is committed exactly once.
 """
-
-from cluster.channel.config import ChannelConfig
-from cluster.channel.consumer import ChannelConsumer, Item
-from cluster.channel.exactly_once import CommitFile, CommittedPositions
-from cluster.channel.host import ChannelHost
-from cluster.channel.link import ChannelError
-from cluster.channel.producer import ChannelProducer
-
-__all__ = [
-    "ChannelConfig",
-    "ChannelConsumer",
-    "ChannelError",
-    "ChannelHost",
-    "ChannelProducer",
-    "CommitFile",
-    "CommittedPositions",
-    "Item",
-]

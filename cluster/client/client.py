@@ -26,6 +26,9 @@ WORKER = "worker"
 STOP_SECONDS = 120.0
 """Time for a function to end after the job was asked to stop."""
 
+ResourceConfig = Resources
+"""What a job's only worker needs."""
+
 
 @dataclass(frozen=True, slots=True)
 class JobRequest:

@@ -23,8 +23,9 @@ from pathlib import Path
 import numpy as np
 import zmq
 
-from cluster.calls import RoleGroup, remote
 from cluster.calls.caller import Caller
+from cluster.calls.group import RoleGroup
+from cluster.calls.remote import remote
 from cluster.calls.server import CallServer
 from cluster.calls.server_socket import call_address
 from cluster.member import Member, Stage

@@ -26,7 +26,10 @@ from typing import Any
 import numpy as np
 import zmq
 
-from cluster.channel import ChannelConfig, ChannelConsumer, ChannelHost, ChannelProducer
+from cluster.channel.config import ChannelConfig
+from cluster.channel.consumer import ChannelConsumer
+from cluster.channel.host import ChannelHost
+from cluster.channel.producer import ChannelProducer
 from perf.bench.command import Size, show
 from perf.figures import Case, Figure
 

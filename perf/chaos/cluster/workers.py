@@ -14,8 +14,12 @@ from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from typing import Any
 
-from cluster.calls import RoleGroup, remote
-from cluster.channel import ChannelConfig, ChannelConsumer, ChannelProducer, CommitFile, Item
+from cluster.calls.group import RoleGroup
+from cluster.calls.remote import remote
+from cluster.channel.config import ChannelConfig
+from cluster.channel.consumer import ChannelConsumer, Item
+from cluster.channel.exactly_once import CommitFile
+from cluster.channel.producer import ChannelProducer
 from cluster.channel.role import HostWorker
 from cluster.worker import Context, Member, SubMaster, Worker
 from perf.chaos.cluster.witness import Witness

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from cluster.calls import remote
+from cluster.calls.remote import remote
 from cluster.calls.server import CallServer
 from cluster.member import Member, Stage
 from tests.support.polling import wait_until

@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 
-from cluster.calls import remote
+from cluster.calls.remote import remote
 from cluster.errors import ActorDied
 from cluster.worker import Worker
 

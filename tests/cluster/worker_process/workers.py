@@ -8,7 +8,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from cluster.calls import remote
+from cluster.calls.remote import remote
 from cluster.worker import Context, Member, SubMaster, Worker
 
 logger = logging.getLogger(__name__)
