@@ -101,7 +101,7 @@ def check_job(config: JobConfig) -> None:
         if not any(any(model.glob(weights)) for weights in ("*.safetensors", "pytorch_model*.bin")):
             raise UserError(f"model = {config.model!r}: there are no weights in that directory; expected *.safetensors")
         check_fit(config.with_model(model.resolve()))
-    check_extras(Destinations(tracking=config.tracking, tracing=config.tracing))
+    check_extras(Destinations.of(config))
 
 
 def check_fit(config: JobConfig) -> None:

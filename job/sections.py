@@ -14,6 +14,7 @@ from environments.config import EnvironmentConfig
 from inference.config import InferenceConfig
 from job.serving.config import ServeConfig
 from job.tracing.config import TracingConfig
+from job.tracking.alerts import AlertsConfig
 from job.tracking.config import TrackingConfig
 from run.config import RunConfig
 from trainer.config import TrainerConfig
@@ -101,6 +102,9 @@ class JobSections(Config):
 
     tracking: TrackingConfig | None = None
     """Other systems that get the job's metrics, in a process of its own."""
+
+    alerts: AlertsConfig | None = None
+    """A webhook that is told when a problem begins or ends, and when the job ends, from the process of `[tracking]`."""
 
     tracing: TracingConfig | None = None
     """A collector of OpenTelemetry that gets traces of steps and of some rollouts, from the process of `[tracking]`."""

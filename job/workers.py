@@ -105,16 +105,15 @@ def _roles(config: JobConfig, files: dict[str, Path]) -> list[RoleSpec]:
     runs = [run for run in config.every_run if not (config.resume and is_finished(run))]
     return (
         ([server_of_the_page(config, config.serve)] if config.serve is not None else [])
-        + ([_tracking(config)] if config.tracking is not None or config.tracing is not None else [])
+        + ([_tracking(config, given)] if (given := Destinations.of(config)) != Destinations() else [])
         + (_servers(config, files) if needs_servers(config) else [])
         + [_trainer(config, files["trainer"])]
         + [_orchestrator(config, run, files) for run in runs]
     )
 
 
-def _tracking(config: JobConfig) -> RoleSpec:
-    """Sends metrics and traces elsewhere. It is before the roles that write them, so that it stops after them."""
-    given = Destinations(tracking=config.tracking, tracing=config.tracing)
+def _tracking(config: JobConfig, given: Destinations) -> RoleSpec:
+    """Sends metrics, traces and alerts elsewhere. It is before the roles that write them, so that it stops after them."""
     return side_role("tracking", ("track", str(config.output_dir.absolute()), "--follow"), config, given).model_copy(
         update={"stop_timeout_seconds": TRACKING_STOP_SECONDS}
     )

@@ -17,7 +17,7 @@ import uvloop
 from aiohttp import web
 
 from cluster.notify import Heartbeat, notify
-from job.serving.config import ServeConfig
+from job.serving.config import ServeConfig, url_of
 from serve.access import load_tokens
 from serve.app import Access, build_app
 from serve.audit import AuditLog
@@ -81,7 +81,7 @@ async def _run(
     context = certificate.context if certificate is not None else None
     async with listening(app, config.host, config.port, context) as port:
         say(_greeting(config, port, token_files))
-        notify(f"STATUS={_url(config, port)}; {_opening(config, port, token_files[0])}")
+        notify(f"STATUS={url_of(config, port)}; {_opening(config, port, token_files[0])}")
         ready()
         heartbeat = Heartbeat()
         with StopSignals(stop):
@@ -97,19 +97,14 @@ async def _run(
 def _greeting(config: ServeConfig, port: int, token_files: tuple[Path, Path]) -> str:
     to_change, to_look = (_opening(config, port, file) for file in token_files)
     return (
-        f"serving at {_url(config, port)}\nthe shell prints what to open in a browser:\n"
+        f"serving at {url_of(config, port)}\nthe shell prints what to open in a browser:\n"
         f"  to look:   {to_look}\n  to change: {to_change}"
     )
 
 
 def _opening(config: ServeConfig, port: int, token_file: Path) -> str:
     """Returns a command of the shell that prints what to open. The token itself is in no log."""
-    return f'echo "{_url(config, port)}#token=$(cat {shlex.quote(str(token_file))})"'
-
-
-def _url(config: ServeConfig, port: int) -> str:
-    host = f"[{config.host}]" if ":" in config.host else config.host
-    return f"{'https' if config.tls_certificate else 'http'}://{host}:{port}/"
+    return f'echo "{url_of(config, port)}#token=$(cat {shlex.quote(str(token_file))})"'
 
 
 def _state_directory(jobs: Jobs, config: ServeConfig) -> Path:

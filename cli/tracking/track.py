@@ -47,10 +47,11 @@ def main(arguments: list[str]) -> int:
         raise UserError(f"{given.job} holds no job; expected the output directory of one")
     destinations = _destinations(given)
     check_extras(destinations)
-    specs = sinks_of(destinations, given.job)
+    specs = sinks_of(destinations, given.job, lives=given.follow)
     if not specs:
         raise UserError(
-            f"{given.job / JOB_FILE} has neither a sink in [tracking] nor [tracing]; say where to with --to, one of: "
+            f"{given.job / JOB_FILE} has neither a sink in [tracking] nor [tracing] nor, with --follow, [alerts]; say where to "
+            "with --to, one of: "
             f"{', '.join(SINKS)}"
         )
     log_to_stderr()

@@ -69,3 +69,9 @@ def flags_of(config: ServeConfig) -> list[str]:
         elif value is not None:
             flags.append(f"--{key.replace('_', '-')}={value.absolute() if isinstance(value, Path) else value}")
     return flags
+
+
+def url_of(config: ServeConfig, port: int) -> str:
+    """Returns the address of the page on this machine, at a port."""
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    return f"{'https' if config.tls_certificate else 'http'}://{host}:{port}/"

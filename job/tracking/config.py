@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from job.tracing.config import TracingConfig
+from job.tracking.alerts import AlertsConfig
 from transport.config import Config
 
 
@@ -63,5 +64,13 @@ class Destinations(Config):
     tracking: TrackingConfig | None = None
     """Sinks of metrics."""
 
+    alerts: AlertsConfig | None = None
+    """The webhook that is told of problems."""
+
     tracing: TracingConfig | None = None
     """The collector of traces."""
+
+    @classmethod
+    def of(cls, job: Config) -> Destinations:
+        """Returns those of a job's configuration."""
+        return cls(**{name: getattr(job, name) for name in cls.model_fields})

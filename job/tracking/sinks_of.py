@@ -6,6 +6,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from job.tracing.export_process import read_headers
+from job.tracking.alerts import address_of
 from job.tracking.config import Destinations, TrackingConfig
 from job.tracking.sink_process import SinkSpec
 from transport.errors import UserError
@@ -19,16 +21,22 @@ SINKS = {
 
 
 def check_extras(given: Destinations) -> None:
-    """Raises `UserError` if a package is missing."""
+    """Raises `UserError` if a package is missing, or a file that says where alerts go."""
     for name, (_, package) in SINKS.items():
         if getattr(given.tracking, name, None) is not None and find_spec(package) is None:
             raise UserError(f"[tracking.{name}] needs the extra `{name}`: pip install 'counterpoint[{name}]'")
     if given.tracing is not None and find_spec("opentelemetry.exporter") is None:
         raise UserError("[tracing] needs the extra `otel`: pip install 'counterpoint[otel]'")
+    if given.alerts is not None:
+        try:
+            address_of(given.alerts.url, given.alerts.url_file)
+            read_headers(None if given.alerts.headers_file is None else str(given.alerts.headers_file))
+        except (OSError, ValueError) as error:
+            raise UserError(f"[alerts]: {error}") from None
 
 
-def sinks_of(given: Destinations, directory: Path) -> list[SinkSpec]:
-    """Returns the sinks of a job's directory, and what exports its traces."""
+def sinks_of(given: Destinations, directory: Path, lives: bool = True) -> list[SinkSpec]:
+    """Returns the sinks of a job's directory, what exports its traces, and, of a job that `lives`, what sends its alerts."""
     job, tracking = directory.absolute(), given.tracking or TrackingConfig()
     group = tracking.name or job.name
     tables: dict[str, dict[str, Any]] = {
@@ -38,4 +46,9 @@ def sinks_of(given: Destinations, directory: Path) -> list[SinkSpec]:
     if given.tracing is not None:
         options = given.tracing.model_dump(mode="json")
         sinks.append(SinkSpec("otel", "", str(job), group, options, program="job.tracing.export_process"))
+    if given.alerts is not None and lives:
+        options = given.alerts.model_dump(mode="json")
+        sinks.append(
+            SinkSpec("alerts", "", str(job), group, options, program="serve.alerting.process", poll_seconds=5.0)
+        )
     return sinks

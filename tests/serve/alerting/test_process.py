@@ -1,0 +1,202 @@
+"""Alerts to a real HTTP server: one that fails, hangs, redirects, or has a certificate that nobody vouches for."""
+
+from __future__ import annotations
+
+import json
+import signal
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from job.tracking.alerts import AlertsConfig, address_of
+from job.tracking.sink_process import SinkSpec
+from serve.alerting import notices
+from serve.alerting.process import ATTEMPTS, Sender, run
+from serve.alerting.webhook import Answer, Webhook
+from tests.serve.alerting.receiver import Receiver, receiving
+from tests.serve.test_process import make_certificate
+from tests.support.polling import wait_until
+
+BODY = {"text": "[error] demo: it burns"}
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with receiving() as made:
+        yield made
+
+
+def make_job(directory: Path) -> Path:
+    """A job whose one run is evicted. Returns the file that says so."""
+    run_dir = directory / "run_a"
+    (run_dir / "control").mkdir(parents=True)
+    (directory / "job.json").write_text(json.dumps({"runs": [{"run_id": "a", "steps": 3}], "orchestrator": {}}))
+    (run_dir / "control" / "orch.toml").write_text('run_id = "a"\n')
+    evicted = run_dir / "control" / "evicted.txt"
+    evicted.write_text("by an operator")
+    return evicted
+
+
+def spec_of(directory: Path, url: str, **options: Any) -> SinkSpec:
+    given = AlertsConfig(url=url, **options).model_dump(mode="json")
+    return SinkSpec("alerts", "", str(directory), "demo", given, poll_seconds=0.01)
+
+
+def test_a_problem_its_end_and_the_job_s_end_are_told(
+    tmp_path: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evicted = make_job(tmp_path / "demo")
+    monkeypatch.setattr(notices, "GONE_SECONDS", 0.0)
+
+    def over(seconds: float) -> bool:
+        time.sleep(seconds)
+        if receiver.got:
+            evicted.unlink(missing_ok=True)
+        return len(receiver.got) == 2
+
+    run(spec_of(tmp_path / "demo", receiver.url, page="https://page.example.org"), over, lambda sent: None)
+    begun, ended, end = receiver.got
+    assert (begun["event"], begun["kind"], begun["severity"], begun["job"], begun["run"]) == (
+        "problem", "evicted", "error", "demo", "a",
+    )  # fmt: skip
+    assert begun["message"] == "evicted: by an operator"
+    assert begun["link"] == "https://page.example.org/#/jobs/demo/runs/a"
+    assert begun["since"] == pytest.approx(time.time(), abs=100)
+    assert (ended["event"], ended["since"]) == ("problem-ended", begun["since"])
+    assert end["event"] == "job-failed", "nobody runs it"
+    assert receiver.url not in str(receiver.got)
+
+
+def test_a_restart_tells_nothing_twice(tmp_path: Path, receiver: Receiver) -> None:
+    make_job(tmp_path / "demo")
+
+    class Killed(Exception):
+        pass
+
+    def kill(seconds: float) -> bool:
+        raise Killed
+
+    for _ in range(2):
+        with pytest.raises(Killed):
+            run(spec_of(tmp_path / "demo", receiver.url), kill, lambda sent: None)
+    assert [each["event"] for each in receiver.got] == ["problem"]
+
+
+def test_one_that_fails_is_asked_again_and_one_that_refuses_is_not(
+    receiver: Receiver, caplog: pytest.LogCaptureFixture
+) -> None:
+    hook = Webhook(receiver.url, {"Authorization": "Bearer abc"})
+    receiver.answers = [500, 503, 200]
+    sender = Sender(hook, 600)
+    assert [sender.send(BODY) for _ in range(3)] == [False, False, True]
+    assert (receiver.got, receiver.headers[0]["Authorization"]) == ([BODY], "Bearer abc")
+    assert 1.0 < sender.pause() <= 2.0
+    receiver.answers = [404]
+    assert sender.send(BODY) is True
+    receiver.answers = [500] * ATTEMPTS
+    assert [sender.send(BODY) for _ in range(ATTEMPTS)] == [False] * (ATTEMPTS - 1) + [True]
+    assert (sender.given_up, len(receiver.got)) == (2, 1)
+    assert 50.0 < sender.pause() <= 60.0
+    assert "given up: [error] demo: it burns" in caplog.text
+    assert "a-secret-path" not in caplog.text
+    assert "Bearer" not in caplog.text
+
+
+def test_a_burst_waits_for_its_turn(receiver: Receiver) -> None:
+    sender = Sender(Webhook(receiver.url), per_minute=2)
+    for _ in range(2):
+        assert sender.pause() == 0
+        sender.send(BODY)
+    assert 20.0 < sender.pause() <= 30.0
+
+
+@pytest.mark.slow
+def test_one_that_hangs_costs_its_deadline(receiver: Receiver) -> None:
+    receiver.hang.clear()
+    answer = Webhook(receiver.url, deadline_seconds=0.3).post(BODY)
+    assert (answer.taken, answer.final) == (False, False)
+    assert "0.3 s" in answer.reason
+
+
+def test_a_redirect_is_not_followed(receiver: Receiver) -> None:
+    with receiving() as other:
+        for status in (301, 307, 308):
+            receiver.answers, receiver.location = [status], other.url
+            answer = Webhook(receiver.url).post(BODY)
+            assert (answer.taken, answer.final) == (False, True)
+        assert other.requests == 0
+
+
+@pytest.mark.slow
+def test_a_certificate_that_nobody_vouches_for_gets_nothing(tmp_path: Path) -> None:
+    certificate, key = make_certificate(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    with receiving(context) as receiver:
+        refused = Webhook(receiver.url).post(BODY)
+        assert (refused.taken, receiver.requests) == (False, 0)
+        assert Webhook(receiver.url, context=ssl.create_default_context(cafile=certificate)).post(BODY) == Answer(True)
+
+
+def test_no_server_at_all_is_an_answer_without_the_address() -> None:
+    answer = Webhook("http://127.0.0.1:1/a-secret-path").post(BODY)
+    assert (answer.taken, answer.final) == (False, False)
+    assert "secret" not in answer.reason
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, "expected one of them"),
+        ({"url": "https://a.example", "url_file": "x"}, "expected one of them"),
+        ({"url": "http://hooks.example.org/x"}, "expected https"),
+        ({"url": "https://me:hush@hooks.example.org/x"}, "headers_file"),
+        ({"url": "ftp://hooks.example.org"}, "no address"),
+        ({"url": "https://a.example", "severities": []}, "at least 1"),
+        ({"url": "https://a.example", "page": "counterpoint"}, "expected an address"),
+    ],
+)
+def test_an_address_that_is_not_safe_is_refused(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        AlertsConfig.model_validate(given)
+
+
+def test_the_file_of_the_address_is_its_owner_s_and_is_not_quoted(tmp_path: Path) -> None:
+    file = tmp_path / "hook"
+    file.write_text("https://hooks.example.org/services/T0/B0/secret\n")
+    file.chmod(0o644)
+    with pytest.raises(ValueError, match="can be read by others"):
+        address_of(None, file)
+    file.chmod(0o600)
+    assert address_of(None, file) == "https://hooks.example.org/services/T0/B0/secret"
+    file.write_text("http://hooks.example.org/services/T0/B0/secret")
+    with pytest.raises(ValueError, match="expected https") as refused:
+        address_of(None, file)
+    assert "services" not in str(refused.value)
+
+
+@pytest.mark.slow
+def test_the_worker_of_a_job_sends_them(tmp_path: Path, receiver: Receiver) -> None:
+    directory = tmp_path / "demo"
+    make_job(directory)
+    file = tmp_path / "hook"
+    file.write_text(receiver.url)
+    file.chmod(0o600)
+    job = json.loads((directory / "job.json").read_text())
+    (directory / "job.json").write_text(json.dumps(job | {"alerts": {"url_file": str(file)}, "serve": {"port": 8500}}))
+    command = [sys.executable, "-m", "cli.main", "track", str(directory), "--follow"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as worker:
+        wait_until(lambda: bool(receiver.got), "the first alert")
+        worker.send_signal(signal.SIGTERM)
+        said = worker.communicate(timeout=100)[1]
+    assert worker.returncode == 0
+    assert [each["event"] for each in receiver.got] == ["problem", "job-failed"]
+    assert receiver.got[0]["link"] == "http://127.0.0.1:8500/#/jobs/demo/runs/a"
+    assert "a-secret-path" not in said
+    assert json.loads((directory / "tracking" / "alerts.json").read_text())["told"] == {}
