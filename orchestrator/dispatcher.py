@@ -23,7 +23,6 @@ from orchestrator.logging_setup import set_context
 from orchestrator.loop_health.blame import LoopBlame
 from orchestrator.loop_health.gc_tuning import RolloutCounts
 from orchestrator.loop_health.lag import EventLoopLagMonitor
-from orchestrator.loop_health.resident import resident_bytes
 from orchestrator.loop_health.threads import in_thread
 from orchestrator.metrics import MetricsLine
 from orchestrator.rollouts.dump import header_of
@@ -60,6 +59,7 @@ from orchestrator.step.records import recorded_line
 from orchestrator.step.sender import Sender
 from orchestrator.step.shares import Fate, metric_of
 from run.config import RunConfig
+from transport.process.resident import resident_bytes
 from transport.records import Rollout
 from transport.telemetry.intervals import Interval
 

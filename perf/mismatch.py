@@ -46,7 +46,7 @@ from trainer.config import TrainerConfig
 from trainer.fair_share import FairShare
 from trainer.learner import Learner
 from trainer.model.load import log_probabilities
-from trainer.packer import pack, trained_samples
+from trainer.packer import pack, trained_tokens
 from trainer.ranks import Ranks
 from trainer.runs.manager import MultiRunManager
 from transport.records import Batch, Rollout
@@ -101,7 +101,7 @@ def _rows(batch: Batch, max_tokens: int) -> Iterator[list[int]]:
     """Yields the samples of a batch, a row at a time."""
     shares = FairShare(max_tokens, ranks=1)
     lengths = np.diff(batch.sample_offsets)
-    shares.add(0, 1.0, {sample: int(lengths[sample]) for sample in trained_samples(batch)})
+    shares.add(0, 1.0, {sample: int(lengths[sample]) for sample in trained_tokens(batch)})
     while shares.left(0):
         for row in shares.rows():
             yield from (samples for _, samples in row)

@@ -141,11 +141,6 @@ def trained_tokens(batch: Batch) -> dict[int, int]:
     return {int(sample): int(counts_S[sample]) for sample in np.flatnonzero(counts_S)}
 
 
-def trained_samples(batch: Batch) -> list[int]:
-    """Returns the samples that have a trained token."""
-    return list(trained_tokens(batch))
-
-
 def environment_names(batch: Batch) -> list[str]:
     """Returns the environments of the batch, sorted, which `MicroBatch.environments_P` indexes."""
     return sorted({sample.environment for sample in batch.samples})

@@ -102,5 +102,4 @@ class Bye:
     reason: str = ""
 
 
-ToTrainer = Hello | Offer | Commit | Bye
 ToOrchestrator = Ready | Waiting | Acknowledged | Rejected | Evicted | Bye

@@ -9,7 +9,7 @@ from cli.arguments.replay import add_arguments, parse, settings_of
 from cli.display.console import console_for
 from cli.display.replay_tables import attribution_table, print_whole_step
 from job.replay.attribute import attribute_dump
-from job.replay.trusted_dump import open_trusted
+from job.replay.dump_directory import open_trusted
 from job.replay.whole_step import whole_step
 from transport.errors import UserError
 

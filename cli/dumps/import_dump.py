@@ -9,8 +9,8 @@ from pathlib import Path
 
 from cli.display.dump_line import describe_dump
 from cli.display.progress_bar import progress_bar
+from job.replay.dump_directory import check_absent
 from job.replay.import_dump import ImportedRollouts
-from job.replay.new_dump import check_absent
 from job.replay.restricted_pickle import PickleError
 from orchestrator.rollouts.dump import DumpError, write_dump
 from transport.errors import UserError

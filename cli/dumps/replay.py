@@ -9,9 +9,9 @@ from pathlib import Path
 from cli.arguments.replay import add_arguments, parse, settings_of
 from cli.display.console import console_for
 from cli.display.replay_tables import print_replay, print_whole_step
+from job.replay.dump_directory import open_trusted
 from job.replay.lag_trace import LagTrace
 from job.replay.replay import BASELINE, BOUNDARY, FINALIZE, replay_dump
-from job.replay.trusted_dump import open_trusted
 from job.replay.whole_step import whole_step
 from transport.errors import UserError
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cli.display.dump_line import describe_dump
 from cli.display.progress_bar import progress_bar
-from job.replay.new_dump import check_absent
+from job.replay.dump_directory import check_absent
 from job.replay.synthesize import Shape, header_of, synthetic_rollouts
 from orchestrator.rollouts.dump import write_dump
 from transport.errors import UserError

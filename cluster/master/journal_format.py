@@ -27,8 +27,6 @@ MAX_SNAPSHOT_BYTES = LARGEST_OBJECT_BYTES - 1024
 
 ENTRY, SNAPSHOT = "entry-", "snapshot-"
 
-NOTHING: Mapping[str, Any] = {}
-
 
 class JournalError(ClusterError):
     """A journal that cannot be read as written; the message names the object, what is wrong with it, and what to do."""

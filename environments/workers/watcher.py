@@ -23,6 +23,7 @@ from environments.workers.supply import Supply, Worker
 from transport.config import machine_memory
 from transport.process.child import size_of
 from transport.process.launch import descendants
+from transport.process.resident import resident_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -43,8 +44,6 @@ SOFT_SHARE = 0.75
 LOG_BYTES, KEPT_BYTES = 16 * 2**20, 2**20
 """Size at which a worker's log is emptied, and how much of its end is kept."""
 STACK_BYTES = 2**20
-
-_PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class Watcher:
@@ -236,6 +235,6 @@ def _children(pid: int) -> list[int]:
 
 
 def _resident(pid: int) -> int:
-    with suppress(OSError, IndexError), open(f"/proc/{pid}/statm", encoding="ascii") as file:
-        return int(file.read().split()[1]) * _PAGE
+    with suppress(OSError, IndexError):
+        return resident_bytes(pid)
     return 0

@@ -25,7 +25,6 @@ from environments.reward import Rewards, as_rewards, own_bounds
 from inference.base import ParsedText, SamplingParameters
 from job.environments import waiting
 from orchestrator.loop_health.blame import LoopBlame
-from orchestrator.loop_health.resident import resident_bytes
 from orchestrator.loop_health.slow_spots import SlowSpot, SlowSpots
 from orchestrator.loop_health.stacks import NOWHERE
 from orchestrator.loop_health.threads import give_environments_threads
@@ -40,6 +39,7 @@ from orchestrator.rollouts.play import (
 from orchestrator.rollouts.players import GeneratingPool
 from orchestrator.step.boundary import give_memory_back
 from orchestrator.step.finalize import find_fault
+from transport.process.resident import resident_bytes
 from transport.records import Int32Array, Rollout, Turn
 
 BLAME_SECONDS = 0.02

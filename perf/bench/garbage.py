@@ -27,11 +27,11 @@ from environments.base import Example, Model
 from environments.config import EnvironmentConfig
 from inference.base import SamplingParameters
 from orchestrator.loop_health.gc_tuning import RolloutCounts, collect_as_memory_grows, freeze_gc, infrequent_gc
-from orchestrator.loop_health.resident import peak_bytes, resident_bytes
 from perf.bench.command import Size, show
 from perf.bench.dispatching import run_to_the_end
 from perf.figures import Case, Figure
 from run.config import RunConfig, ScheduleConfig
+from transport.process.resident import peak_bytes, resident_bytes
 from transport.records import Int32Array, Rollout, Turn
 
 ROLLOUTS = 12_000

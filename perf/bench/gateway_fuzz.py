@@ -32,11 +32,11 @@ from environments.config import SamplingOverrides
 from environments.gateway import Gateway, Session
 from environments.scripted import ScriptedModel
 from models.tiny_tokenizer import write_tokenizer
-from orchestrator.loop_health.resident import resident_bytes
 from orchestrator.step.boundary import give_memory_back
 from perf.figures import Case, Figure
 from perf.fuzz.hostile_requests import HostileRequests, Target
 from perf.fuzz.raw_client import RawClient
+from transport.process.resident import resident_bytes
 from transport.records import Turn
 
 CLIENTS = 16

@@ -17,10 +17,10 @@ import numpy as np
 from job.replay.boundary import Recording, Rig, rig
 from job.replay.replay import on_daemons_loop
 from job.replay.synthesize import Shape, header_of, synthetic_rollouts
-from orchestrator.loop_health.resident import peak_bytes, resident_bytes
 from orchestrator.rollouts.dump import open_dump, write_dump
 from perf.bench.command import Size, show
 from perf.figures import Case, Figure
+from transport.process.resident import peak_bytes, resident_bytes
 from transport.records import Rollout, Turn
 
 LARGE = Shape(64, 32, 16_384, even=True)

@@ -25,7 +25,6 @@ from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from orchestrator.loop_health.resident import resident_bytes
 from perf.bench.command import Size, show
 from perf.figures import Case, Figure
 from trainer.config import TrainerConfig
@@ -34,6 +33,7 @@ from trainer.learner import Learner
 from trainer.ranks import Ranks
 from trainer.runs.control_files import run_directory
 from trainer.runs.manager import MultiRunManager
+from transport.process.resident import resident_bytes
 from transport.records import Batch, SampleInfo
 
 RUNS = 4

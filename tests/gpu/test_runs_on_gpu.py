@@ -16,10 +16,9 @@ from tests.job.plan.test_against_real_steps import TOKENS, models, two_rows
 from tests.perf.test_step_speed import SMALL, losses_of
 from tests.trainer.lone_run import make_lone_run
 from tests.trainer.losses.cases import CASES
-from tests.trainer.losses.tokens import Tokens, make_tokens
+from tests.trainer.losses.tokens import OPTIONAL_INPUTS, Tokens, make_tokens
 from tests.trainer.sharded_learner import RESUMED, SCENARIOS, train_all, train_on
 from tests.trainer.test_sharding import TIMES
-from trainer.losses.contract import OPTIONAL_INPUTS
 from trainer.losses.load import load_loss
 from trainer.losses.objectives import divisor, token_weights
 from trainer.ranks import Ranks

@@ -45,10 +45,6 @@ class LossInputs:
     """The value head's estimates at the positions that predict the tokens, with gradient; None without one."""
 
 
-OPTIONAL_INPUTS = tuple(name for name, value in LossInputs.__dataclass_fields__.items() if value.default is None)
-"""Names of the inputs that only some runs have."""
-
-
 @dataclass(frozen=True, slots=True)
 class LossOutputs:
     """The result of a loss."""

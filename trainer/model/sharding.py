@@ -26,11 +26,6 @@ from trainer.model.exchange import ExpertGroup
 from trainer.model.experts import divide_experts
 
 
-def is_sharded(model: nn.Module) -> bool:
-    """Returns whether the model's weights are divided over the ranks."""
-    return isinstance(model, FSDPModule)
-
-
 def load_divided(
     directory: Path,
     dtype: torch.dtype,

@@ -29,6 +29,7 @@ from transport.errors import Obstructed, UserError
 from transport.files.atomic import write_atomically
 from transport.loopback import is_loopback
 from transport.process.permanent_errors import is_permanent
+from transport.process.resident import resident_bytes
 from transport.telemetry.catalogue import endpoint
 from transport.telemetry.metric import Metric, Process
 from transport.telemetry.values import Labels, Values
@@ -48,8 +49,6 @@ SCRAPES_AT_ONCE = 4
 
 REQUEST_SECONDS = 5.0
 """How long a scrape may take, the request and the answer together."""
-
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class Endpoint:
@@ -231,5 +230,5 @@ def _is_own_address(host: str) -> bool:
 def _of_process() -> Iterable[tuple[Metric, Labels, float]]:
     """Returns what the system says of this process; nothing without `/proc`."""
     with suppress(OSError):
-        yield endpoint.RESIDENT_MEMORY, (), int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE_BYTES
+        yield endpoint.RESIDENT_MEMORY, (), resident_bytes()
         yield endpoint.OPEN_FILES, (), len(os.listdir("/proc/self/fd"))

@@ -145,11 +145,6 @@ class SpanLog:
         finally:
             self.record(name, begin, now(), step=step, **more)
 
-    @property
-    def is_pending(self) -> bool:
-        """Whether there is anything to flush."""
-        return bool(self._pending)
-
     def flush(self) -> None:
         """Writes what was added, and gives it to the sinks. Blocks: not for an event loop. Raises nothing."""
         with self._lock:

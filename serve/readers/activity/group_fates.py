@@ -52,7 +52,6 @@ class GroupFate:
     kept: int | None = None
     filtered: int | None = None
     failed: int | None = None
-    decision: str = Decision.STARTED
     reason: str = ""
     """Why it was dropped; empty if it was not."""
     detail: str = ""
@@ -120,7 +119,7 @@ class GroupFates:
             fate.kept, fate.filtered, fate.failed = (_whole(line.get(key)) for key in ("kept", "filtered", "failed"))
         elif decision in (Decision.SHIPPED, Decision.DROPPED) and step is not None:
             fate = self._open.pop(group) if group in self._open else GroupFate(group)
-            fate.decision, fate.ended = str(decision), _time(line)
+            fate.ended = _time(line)
             fates = self._at(step + (decision == Decision.DROPPED))
             if decision == Decision.SHIPPED:
                 fates.groups_shipped += 1

@@ -12,8 +12,7 @@ import pytest
 
 from run.loss import LossConfig
 from tests.trainer.losses.cases import CASES
-from tests.trainer.losses.tokens import make_tokens
-from trainer.losses.contract import OPTIONAL_INPUTS
+from tests.trainer.losses.tokens import OPTIONAL_INPUTS, make_tokens
 from trainer.losses.load import load_loss
 from trainer.losses.objectives import divisor, token_weights
 

@@ -9,6 +9,9 @@ from torch import Tensor
 
 from trainer.losses.contract import LossInputs
 
+OPTIONAL_INPUTS = tuple(name for name, value in LossInputs.__dataclass_fields__.items() if value.default is None)
+"""Names of the inputs that only some runs have."""
+
 LENGTHS = (3, 1, 7, 4, 6, 2)
 LONGEST = 9
 """A completion's limit, for the losses that divide by it."""

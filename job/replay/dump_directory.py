@@ -1,4 +1,4 @@
-"""Opens a dump for a replay, unless that would run code that the dump names and its reader does not trust."""
+"""Checks the directory of a dump: that one to write is absent, and that one to replay runs no code that nobody trusts."""
 
 from __future__ import annotations
 
@@ -24,3 +24,9 @@ def open_trusted(directory: Path, trust: bool) -> Dump:
             "the author of the dump, add --trust"
         )
     return dump
+
+
+def check_absent(directory: Path) -> None:
+    """Raises `UserError` if the path exists."""
+    if directory.exists():
+        raise UserError(f"{directory} exists; choose another place, or remove it")
