@@ -230,8 +230,9 @@ class Daemon:
             self._playing.tracing = RolloutTracing(self._activity.spans, config.run_id, config.trace_rollouts)
         version = await first_version(self._sender, config)
         policy = PolicyWatcher(
-            config.run_dir, self._pool, _adapter(config), self._report_policy, lambda: self._sender.newest_step
-        )
+            config.run_dir, self._pool, _adapter(config), self._report_policy, self._evaluations.need_version,
+            lambda: self._sender.newest_step,
+        )  # fmt: skip
         steering = self._steering = await in_thread(self._make_steering, loaded.chat)
         self._set_paused(await in_thread(read_pause, config.run_dir))
         await steering.take_all()  # before the first rollout begins
@@ -465,9 +466,7 @@ class Daemon:
         self._reports.step_committed(line)
 
     def _describe(self) -> str:
-        if self._scheduler is None:
-            return "not started yet"
-        return "; ".join(self._scheduler.snapshot().waiting_for)
+        return "; ".join(self._scheduler.snapshot().waiting_for) if self._scheduler is not None else "not started yet"
 
 
 def _resume(config: RunConfig) -> Checkpoint | None:

@@ -70,17 +70,25 @@ class PolicyWatcher:
     """Loads new policy versions into the pool.
 
     `report` receives the scheduler's events. `newest_step` returns the last committed step; no newer weights can exist. `adapter`
-    is the LoRA adapter's name at the servers, None for full weights.
+    is the LoRA adapter's name at the servers, None for full weights. `is_used` says whether anything will be generated with a
+    version: one that nothing is generated with is not loaded, once a first one is.
     """
 
     def __init__(
-        self, run_dir: Path, pool: Pool, adapter: str | None, report: Report, newest_step: Callable[[], int]
+        self,
+        run_dir: Path,
+        pool: Pool,
+        adapter: str | None,
+        report: Report,
+        is_used: Callable[[int], bool],
+        newest_step: Callable[[], int],
     ) -> None:
         self._directory = run_dir / "broadcast"
         self._pool = pool
         self._adapter = adapter
         self._report = report
         self._newest_step = newest_step
+        self._is_used = is_used
         self.version: int | None = None
         """The version that inference serves; None before the first load."""
 
@@ -93,7 +101,7 @@ class PolicyWatcher:
             await self._follow(version, once=True)
 
     async def run(self) -> None:
-        """Loads every newer version until cancelled.
+        """Loads every newer version that is used until cancelled.
 
         Raises `ForeignBroadcastError`, `ValueError` for a bad probe file, and what `Pool.update_weights` raises.
         """
@@ -105,10 +113,13 @@ class PolicyWatcher:
             while not once or self.version is None:
                 arrivals.watch()
                 newest = await self._newest()
-                if newest >= least and (self.version is None or newest > self.version):
+                if newest >= least and self._is_to_be_loaded(newest):
                     await self._load(newest)
                 else:
                     await arrivals.wait(POLL_SECONDS)
+
+    def _is_to_be_loaded(self, version: int) -> bool:
+        return self.version is None or (version > self.version and self._is_used(version))
 
     async def _newest(self) -> int:
         return max(await in_thread(published_steps, self._directory), default=-1)

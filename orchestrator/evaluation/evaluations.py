@@ -107,6 +107,10 @@ class Evaluations:
         """Whether the last version was evaluated, and nothing is in progress."""
         return self._due.all_begun and not self._busy
 
+    def need_version(self, version: int) -> bool:
+        """Returns whether anything is generated with a policy version: only evaluations with the one after the last step."""
+        return version < self._config.steps or not self.all_done
+
     def policy_updated(self, version: int) -> None:
         """Inference now serves policy version `version`."""
         self._newest = version

@@ -41,7 +41,7 @@ def publish(run_dir: Path, version: int, said: int | None = None) -> Path:
 
 
 def make_watcher(run_dir: Path, pool: RecordingPool, newest_step: int) -> PolicyWatcher:
-    return PolicyWatcher(run_dir, pool, "one", pool.history.append, lambda: newest_step)
+    return PolicyWatcher(run_dir, pool, "one", pool.history.append, lambda version: True, lambda: newest_step)
 
 
 async def test_the_order_of_events(tmp_path: Path) -> None:
@@ -96,6 +96,32 @@ async def test_only_the_newest_is_loaded_and_only_when_stable(tmp_path: Path) ->
     await asyncio.wait_for(pool.loaded.wait(), 60)
     assert [event.version for event in pool.history if isinstance(event, WeightUpdate)] == [3, 5]
     task.cancel()
+
+
+@pytest.mark.slow
+async def test_a_version_that_nothing_is_generated_with_is_not_loaded_unless_it_is_the_first(tmp_path: Path) -> None:
+    pool = RecordingPool()
+    looks = asyncio.Event()
+
+    def is_used(version: int) -> bool:
+        looks.set()
+        return version != 2
+
+    watcher = PolicyWatcher(tmp_path, pool, "one", pool.history.append, is_used, lambda: 9)
+    publish(tmp_path, 1)
+    await asyncio.wait_for(watcher.load_first(1), 60)
+    task = asyncio.create_task(watcher.run())
+    publish(tmp_path, 2)
+    await asyncio.wait_for(looks.wait(), 60)
+    pool.loaded.clear()
+    publish(tmp_path, 3)
+    await asyncio.wait_for(pool.loaded.wait(), 60)
+    assert [event.version for event in pool.history if isinstance(event, WeightUpdate)] == [1, 3]
+    task.cancel()
+
+    resumed = PolicyWatcher(tmp_path, pool, "one", pool.history.append, lambda version: False, lambda: 9)
+    await asyncio.wait_for(resumed.load_first(3), 60)
+    assert resumed.version == 3
 
 
 async def test_a_version_that_is_withdrawn_while_it_loads_is_none(tmp_path: Path) -> None:
