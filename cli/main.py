@@ -6,8 +6,10 @@ import importlib
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 
+from job.admin.verbs import RUN_VERBS
 from transport.errors import INTERRUPTED, UserError
 from transport.printable import printable
 from transport.process.permanent_errors import DISK_FULL, is_disk_full
@@ -41,17 +43,9 @@ COMMANDS = {
     "import-dump": ("cli.dumps.import_dump", "make a dump of the reference system's pickled rollouts"),
     "stop": ("cli.stop", "end one run of a job, or evict it; the others go on; or end a submitted job"),
     "track": ("cli.tracking.track", "send a job's metrics to TensorBoard, Trackio or W&B, while it runs or afterwards"),
-    "pause": ("cli.steering.run_commands:pause", "pause a run of a live job: nothing starts until it is resumed"),
-    "resume": ("cli.steering.run_commands:resume", "let a paused run go on"),
-    "change": (
-        "cli.steering.change",
-        "give keys of a run new values from its next step on, or list those that may change",
-    ),
-    "checkpoint": ("cli.steering.run_commands:checkpoint", "make a run's newest step durable now"),
-    "join": ("cli.steering.join", "start a run of its own in a live job, detached"),
-    "servers": ("cli.steering.servers", "list, drain and add the inference servers of a live job"),
-    "dump": ("cli.steering.run_commands:dump", "have a run's next step written in full, for replay"),
-    "profile": ("cli.steering.run_commands:profile", "sample what a run's event loop does, for a flame graph"),
+    **{verb.name: ("cli.steering:run_verb", verb.summary) for verb in RUN_VERBS if verb.is_command},
+    "join": ("cli.steering:join", "start a run of its own in a live job, detached"),
+    "servers": ("cli.steering:servers", "list, drain and add the inference servers of a live job"),
     "status": ("cli.status", "print a job's state from its directory; --watch repeats it, --json is for programs"),
     "serve": ("cli.serve.serve", "serve the web page and the admin API of jobs, from their directories"),
     "show": ("cli.show", "print the prompts, completions and rewards of a step's rollouts"),
@@ -142,8 +136,8 @@ def _print_error(message: str) -> None:
 def command_of(name: str) -> Callable[[list[str]], int]:
     """Returns the function of a command: `main` of its module, or what `COMMANDS` names behind a colon."""
     module, _, function = COMMANDS[name][0].partition(":")
-    found: Callable[[list[str]], int] = getattr(_module(module), function or "main")
-    return found
+    found = getattr(_module(module), function or "main")
+    return partial(found, name) if function == "run_verb" else found
 
 
 def _module(name: str) -> ModuleType:

@@ -11,7 +11,8 @@ from cli.arguments.job import add_job, job_of
 from cli.cluster.wait import job_in
 from cluster.errors import ClusterError, JobFailed
 from cluster.job_files import holds_job
-from job.admin.stop import Ended, evict_run, stop_run
+from job.admin.ask import checked
+from job.admin.stop import Eviction, evict_run, stop_run
 from job.number_format import duration
 from transport.errors import UserError
 from transport.files.lock import Holder
@@ -40,29 +41,14 @@ def main(arguments: list[str]) -> int:
     if given.evict is None:
         ended = stop_run(job, given.run, on_begin=partial(_print_beginning, given.run))
     else:
-        ended = evict_run(job, given.run, given.evict, on_begin=partial(_print_beginning, given.run))
-    return _print_end(ended)
+        eviction = checked(Eviction, given.run, reason=given.evict)
+        ended = evict_run(job, given.run, eviction, on_begin=partial(_print_beginning, given.run))
+    print(ended.sentence)
+    return 0 if ended.has_ended else 1
 
 
 def _print_beginning(run_id: str, holder: Holder, timeout: float) -> None:
     print(f"run {run_id} (process {holder.pid}) is to end, within {duration(timeout)}", flush=True)
-
-
-def _print_end(ended: Ended) -> int:
-    run_id, (step, _, steps) = ended.run_id, ended.progress.partition("/")
-    if ended.pid is None and ended.evicted and step == steps:
-        print(
-            f"run {run_id} was done; step {ended.progress}. It is evicted now: with more steps it is resumed only once its "
-            "control/evicted.txt is removed"
-        )
-    elif ended.pid is None:
-        print(f"run {run_id} {'is evicted; it ' if ended.evicted else ''}does not run; step {ended.progress}")
-    elif not ended.has_ended:
-        print(f"run {run_id} (process {ended.pid}) still runs after {duration(ended.seconds)}; see its log")
-    else:
-        how = "was evicted" if ended.evicted else "has stopped"
-        print(f"run {run_id} {how} after {duration(ended.seconds)}; step {ended.progress}")
-    return 0 if ended.has_ended else 1
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:

@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import cast
+from typing import cast, get_args
 
 from environments.describe_error import describe_error
 from orchestrator.changes import Changes, Steps
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 POLL_SECONDS = 0.5
 """Between two looks for requests."""
 
-KINDS = ("change", "pause", "resume", "dump", "profile")
+KINDS = tuple(request.model_fields["kind"].default for request in get_args(OrchestratorRequest))
 
 PROFILES = "profiles"
 """In the run's directory."""

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import re
+import secrets
+import time
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -30,22 +32,30 @@ MAX_WAITING = 64
 """Requests of one run that are looked at in one pass."""
 
 
-class SaveRequest(Config):
+def new_request_id() -> str:
+    """Returns an id. Later ids sort behind earlier ones, and requests are taken up in the order of their ids."""
+    return f"{time.time_ns()}-{secrets.token_hex(4)}"
+
+
+class RunRequest(Config):
+    """What every request to a run has. The other fields of each are what its verb is asked with (`job/admin/verbs.py`)."""
+
+    kind: str
+    """Which request this is."""
+    request_id: Identifier = Field(default_factory=new_request_id)
+    """Names the request; made again under the same id, it is the same request."""
+
+
+class SaveRequest(RunRequest):
     """The trainer makes the run's newest step durable, and keeps that checkpoint until it is removed by the asker."""
 
     kind: Literal["save"] = "save"
-    """Which request this is."""
-    request_id: Identifier
-    """Names the request; made again under the same id, it is the same request."""
 
 
-class CopyRequest(Config):
+class CopyRequest(RunRequest):
     """The run takes the adapter and the optimizer's moments of a durable step of a run of the same job, in place of an update."""
 
     kind: Literal["copy"] = "copy"
-    """Which request this is."""
-    request_id: Identifier
-    """Names the request; made again under the same id, it is the same request."""
     source: Identifier
     """The run that is copied. It may have ended, or be the receiver itself."""
     step: int | None = Field(default=None, ge=1)
@@ -54,58 +64,40 @@ class CopyRequest(Config):
     """Continue from the source's position in the learning-rate schedule, too."""
 
 
-class ChangeRequest(Config):
+class ChangeRequest(RunRequest):
     """Keys of the run's configuration change from its next step on."""
 
     kind: Literal["change"] = "change"
-    """Which request this is."""
-    request_id: Identifier
-    """Names the request; made again under the same id, it is the same request."""
-    changes: dict[str, Any] = Field(min_length=1)
-    """New values by dotted key, such as `training.learning_rate` or `environments.<name>.ratio`."""
+    changes: dict[str, Any] = Field(min_length=1, max_length=256)
+    """New values by dotted key, such as `sampling.temperature` or `environments.<name>.ratio`."""
 
 
-class PauseRequest(Config):
+class PauseRequest(RunRequest):
     """No group of the run starts any more, until it is resumed; what is in flight finishes."""
 
     kind: Literal["pause"] = "pause"
-    """Which request this is."""
-    request_id: Identifier
-    """Names the request; made again under the same id, it is the same request."""
     reason: str = Field(default="", max_length=500)
-    """Why, for people."""
+    """Why, for people; it is shown with the run."""
 
 
-class ResumeRequest(Config):
+class ResumeRequest(RunRequest):
     """A paused run goes on."""
 
     kind: Literal["resume"] = "resume"
-    """Which request this is."""
-    request_id: Identifier
-    """Names the request; made again under the same id, it is the same request."""
 
 
-class DumpRequest(Config):
+class DumpRequest(RunRequest):
     """The next step of the run is written in full to `raw_rollouts/`, for replay."""
 
     kind: Literal["dump"] = "dump"
-    """Which request this is."""
-    request_id: Identifier
-    """Names the request; made again under the same id, it is the same request."""
 
 
-LONGEST_PROFILE_SECONDS = 300.0
-
-
-class ProfileRequest(Config):
+class ProfileRequest(RunRequest):
     """The stacks of the orchestrator's event loop are sampled, and written to `profiles/<request id>.*`."""
 
     kind: Literal["profile"] = "profile"
-    """Which request this is."""
-    request_id: Identifier
-    """Names the request; made again under the same id, it is the same request."""
-    seconds: float = Field(default=10.0, gt=0, le=LONGEST_PROFILE_SECONDS, allow_inf_nan=False)
-    """For how long."""
+    seconds: float = Field(default=10.0, gt=0, le=300, allow_inf_nan=False)
+    """For how long, at most 300."""
 
 
 OrchestratorRequest = ChangeRequest | PauseRequest | ResumeRequest | DumpRequest | ProfileRequest

@@ -18,10 +18,8 @@ from serve.access import Tokens
 from serve.answers import Answer, Answers
 from serve.api import (
     cluster,
-    control,
     fleet,
     groups,
-    guests_and_servers,
     logs,
     loop,
     overview,
@@ -30,6 +28,7 @@ from serve.api import (
     rollout_search,
     rollouts,
     runs,
+    steering,
     sweep,
     timeline,
     tokens,
@@ -66,8 +65,7 @@ ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (
     *overview.ENDPOINTS,
     *runs.ENDPOINTS,
     *loop.ENDPOINTS,
-    *control.ENDPOINTS,
-    *guests_and_servers.ENDPOINTS,
+    *steering.ENDPOINTS,
     *rollouts.ENDPOINTS,
     *rollout_search.ENDPOINTS,
     *tokens.ENDPOINTS,

@@ -7,7 +7,6 @@ answer.
 from __future__ import annotations
 
 import re
-import secrets
 import time
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,7 +23,7 @@ from run.requests import (
     withdraw_request,
     write_request,
 )
-from transport.config import IDENTIFIER_PATTERN
+from transport.config import IDENTIFIER_PATTERN, Config
 from transport.errors import UserError
 
 POLL_SECONDS = 0.1
@@ -32,7 +31,16 @@ POLL_SECONDS = 0.1
 ANSWER_SECONDS = 60.0
 """How long to wait for an answer, unless the caller says otherwise."""
 
-Kind = TypeVar("Kind", bound=SaveRequest | OrchestratorRequest)
+Fields = TypeVar("Fields", bound=Config)
+
+
+class Outcome(Config, frozen=True):
+    """What has come of a verb on a run."""
+
+    run_id: str
+    """The run's id."""
+    sentence: str
+    """The same for people: what has come of it."""
 
 
 class NotThere(UserError):
@@ -68,43 +76,34 @@ def require_job(job: Path) -> None:
         raise NotThere(f"{job.absolute()} holds no job ({JOB_FILE} is missing); --job names the job's directory")
 
 
-def new_request_id() -> str:
-    """Returns an id. Later ids sort behind earlier ones, and requests are taken up in the order of their ids."""
-    return f"{time.time_ns()}-{secrets.token_hex(4)}"
+def checked(kind: type[Fields], run_id: str, **values: Any) -> Fields:
+    """Returns what is asked of a run. Raises `UserError` for values that this may not have."""
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        wrong = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+        raise UserError(f"this cannot be asked of run {run_id}: {wrong}") from None
 
 
-def ask(
-    job: Path,
-    run_id: str,
-    kind: type[Kind],
-    fields: dict[str, Any],
-    request_id: str | None,
-    timeout: float,
-) -> Answer:
+def ask(job: Path, run_id: str, request: SaveRequest | OrchestratorRequest, timeout: float) -> Answer:
     """Leaves a request and returns its answer, which says `done`.
 
-    Raises `NotThere`, `Refused`, `NotAnswered`, and `UserError` for values that no such request may have. An id that was used for
-    another request is refused.
+    Raises `NotThere`, `Refused` and `NotAnswered`. An id that was used for another request is refused.
     """
     run_dir = run_directory(job, run_id)
-    request_id = request_id or new_request_id()
-    try:
-        request = kind.model_validate({"request_id": request_id, **fields})
-    except ValidationError as error:
-        raise UserError(f"this cannot be asked of run {run_id}: {_sentence(error)}") from None
     _check_id(run_dir, request)
-    answer = read_answer(run_dir, request_id)
+    answer = read_answer(run_dir, request.request_id)
     if answer is None:
-        if kind is not SaveRequest and orchestrator_of(job, run_id) is None:
+        if not isinstance(request, SaveRequest) and orchestrator_of(job, run_id) is None:
             raise Refused(f"run {run_id} does not run, so that nobody would carry out {request.kind!r}")
         try:
             write_request(run_dir, request)
         except FileNotFoundError:
             raise Refused(f"run {run_id} has not begun: it has no {run_dir / 'control'}") from None
-        answer = _awaited(job, run_id, request_id, timeout)
+        answer = _awaited(job, run_id, request.request_id, timeout)
         _check_id(run_dir, request)  # another request may have been left under it at the same moment
     if answer is None:
-        whom = "trainer" if kind is SaveRequest else "orchestrator"
+        whom = "trainer" if isinstance(request, SaveRequest) else "orchestrator"
         raise NotAnswered(
             f"the {whom} has not answered {request.kind!r} to run {run_id}, within {timeout:g} s or before it ended; the request "
             "was taken back, but if it had been read already, it is carried out all the same. "
@@ -134,7 +133,3 @@ def _awaited(job: Path, run_id: str, request_id: str, timeout: float) -> Answer 
         withdraw_request(run_dir, request_id)
         answer = read_answer(run_dir, request_id)  # it may have been written at this moment
     return answer
-
-
-def _sentence(error: ValidationError) -> str:
-    return "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())

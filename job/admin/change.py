@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from job.admin.ask import ANSWER_SECONDS, Refused, ask, run_directory
+from job.admin.ask import ANSWER_SECONDS, Outcome, Refused, ask, run_directory
 from job.derive import check_lengths
 from job.directory import JOB_FILE, read_as, written_config
 from run.changes import (
@@ -23,35 +23,27 @@ from run.changes import (
 )
 from run.config import RunConfig
 from run.requests import ChangeRequest
-from transport.config import Config
 
 
-class Changed(Config, frozen=True):
+class Changed(Outcome, frozen=True):
     """New values."""
 
-    run_id: str
-    """The run's id."""
     step: int
     """The first step that has them."""
     changes: dict[str, Any]
     """The new values by dotted key."""
 
 
-def change_run(
-    job: Path,
-    run_id: str,
-    changes: Mapping[str, Any],
-    *,
-    timeout: float = ANSWER_SECONDS,
-    request_id: str | None = None,
-) -> Changed:
-    """Gives keys new values, all of them or none. `changes` is by dotted key, such as `sampling.temperature`.
+def change_run(job: Path, run_id: str, asked: ChangeRequest, wait_seconds: float = ANSWER_SECONDS) -> Changed:
+    """Gives keys new values, all of them or none.
 
     Raises as `ask.ask`; `Refused` names each key that may not change or take the value, and what the job's servers cannot hold.
     """
-    _check_lengths(job, run_id, changes)
-    answer = ask(job, run_id, ChangeRequest, {"changes": dict(changes)}, request_id, timeout)
-    return Changed(run_id=run_id, step=answer.step or 0, changes=dict(changes))
+    _check_lengths(job, run_id, asked.changes)
+    step = ask(job, run_id, asked, wait_seconds).step or 0
+    words = ", ".join(f"{key} = {value!r}" for key, value in asked.changes.items())
+    sentence = f"run {run_id}, from step {step} on: {words}"
+    return Changed(run_id=run_id, sentence=sentence, step=step, changes=asked.changes)
 
 
 def changeable_values(job: Path, run_id: str) -> dict[str, Any]:

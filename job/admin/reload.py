@@ -16,12 +16,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from job.admin.ask import checked
 from job.admin.change import change_run
 from job.check import SAFE_PATH
 from job.config import JobConfig
 from job.configuration.load import to_toml
 from run.changes import apply, changeable_keys, fixed_values, values_of
 from run.config import RunConfig
+from run.requests import ChangeRequest
 from transport.errors import UserError
 
 LOAD_SECONDS = 120.0
@@ -96,7 +98,7 @@ class Reload:
             return
         words = ", ".join(f"{key} = {value!r}" for key, value in changes.items())
         try:
-            changed = change_run(self._job, run_id, changes)
+            changed = change_run(self._job, run_id, checked(ChangeRequest, run_id, changes=changes))
         except UserError as error:
             result.refused.append(f"run {run_id}: {words}: {error}")
             return

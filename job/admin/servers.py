@@ -74,6 +74,21 @@ class JobServer:
     used_by: list[str]
     """The runs that give it requests."""
 
+    @property
+    def sentence(self) -> str:
+        """Whether the runs use it, and if not, why and until when."""
+        return f"{self.url}  {self._use}{'' if self.origin == 'job' else ', added by its operator'}"
+
+    @property
+    def _use(self) -> str:
+        if self.drained:
+            return "drained" + (f", and out of service ({self.reason})" if self.state == "out" else "")
+        if self.state == "serving":
+            return "in use"
+        some = f"in use by {', '.join(self.used_by)}, and not by every run" if self.used_by else "not in use"
+        advice = {"out": "; used once it answers and has proven its weights", "loading": "; used once they are proven"}
+        return f"{some}: {self.reason}{advice.get(self.state, '')}"
+
 
 def list_servers(job: Path) -> list[JobServer]:
     """Returns the job's servers, by URL. Those that a name of `inference.dns` leads to are missing unless drained or added."""

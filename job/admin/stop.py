@@ -6,20 +6,28 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from job.admin.ask import run_directory
+from pydantic import Field
+
+from job.admin.ask import Outcome, run_directory
 from job.directory import orchestrator_of, steps_of
 from job.inspection.history import History
+from job.number_format import duration
 from job.stop_run import await_end, await_orchestrator, stop_timeout, terminate
 from trainer.runs.control_files import evict
 from transport.config import Config
 from transport.files.lock import Holder
 
 
-class Ended(Config, frozen=True):
+class Eviction(Config):
+    """What an eviction is asked with."""
+
+    reason: str = Field(default="", max_length=1000)
+    """Why, for people; it is shown with the run, and kept in its directory."""
+
+
+class Ended(Outcome, frozen=True):
     """What has come of ending a run."""
 
-    run_id: str
-    """The run's id."""
     evicted: bool
     """Whether it was evicted."""
     pid: int | None
@@ -35,8 +43,8 @@ class Ended(Config, frozen=True):
 def stop_run(
     job: Path,
     run_id: str,
-    *,
     wait_seconds: float | None = None,
+    *,
     on_begin: Callable[[Holder, float], None] = lambda holder, timeout: None,
 ) -> Ended:
     """Asks the run's orchestrator to end: it drains, commits and exits with 143. The run can be resumed.
@@ -58,9 +66,9 @@ def stop_run(
 def evict_run(
     job: Path,
     run_id: str,
-    reason: str = "",
-    *,
+    asked: Eviction,
     wait_seconds: float | None = None,
+    *,
     on_begin: Callable[[Holder, float], None] = lambda holder, timeout: None,
 ) -> Ended:
     """Ends the run for good: the trainer accepts nothing from it until `control/evicted.txt` is removed.
@@ -68,7 +76,7 @@ def evict_run(
     Waits as `stop_run`. Raises `NotThere`.
     """
     run_directory(job, run_id)
-    evict(job, run_id, reason.strip() or "by its operator, without a reason")
+    evict(job, run_id, asked.reason.strip() or "by its operator, without a reason")
     holder = orchestrator_of(job, run_id)
     if holder is None:
         return _not_running(job, run_id, evicted=True)
@@ -79,18 +87,38 @@ def evict_run(
 
 def _ended(job: Path, run_id: str, holder: Holder, began: float, timeout: float, *, evicted: bool) -> Ended:
     has_ended = await_end(job, run_id, holder, timeout)
+    seconds, progress = time.monotonic() - began, _progress(job, run_id)
+    if has_ended:
+        how = "was evicted" if evicted else "has stopped"
+        sentence = f"run {run_id} {how} after {duration(seconds)}; step {progress}"
+    elif timeout == 0:
+        sentence = f"run {run_id} (process {holder.pid}) is to end; step {progress}"
+    else:
+        sentence = f"run {run_id} (process {holder.pid}) still runs after {duration(seconds)}; see its log"
     return Ended(
         run_id=run_id,
+        sentence=sentence,
         evicted=evicted,
         pid=holder.pid,
         has_ended=has_ended,
-        seconds=time.monotonic() - began,
-        progress=_progress(job, run_id),
+        seconds=seconds,
+        progress=progress,
     )
 
 
 def _not_running(job: Path, run_id: str, *, evicted: bool) -> Ended:
-    return Ended(run_id=run_id, evicted=evicted, pid=None, has_ended=True, seconds=0.0, progress=_progress(job, run_id))
+    progress = _progress(job, run_id)
+    step, _, steps = progress.partition("/")
+    if evicted and step == steps:
+        sentence = (
+            f"run {run_id} was done; step {progress}. It is evicted now: with more steps it is resumed only once its "
+            "control/evicted.txt is removed"
+        )
+    else:
+        sentence = f"run {run_id} {'is evicted; it ' if evicted else ''}does not run; step {progress}"
+    return Ended(
+        run_id=run_id, sentence=sentence, evicted=evicted, pid=None, has_ended=True, seconds=0.0, progress=progress
+    )
 
 
 def _progress(job: Path, run_id: str) -> str:

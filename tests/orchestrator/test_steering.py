@@ -30,6 +30,7 @@ from run.config import RunConfig
 from run.pause import read_pause
 from run.requests import (
     AnyRequest,
+    ChangeRequest,
     DumpRequest,
     PauseRequest,
     ProfileRequest,
@@ -124,7 +125,7 @@ def test_a_pause_holds_whatever_is_killed(make_config: Callable[..., RunConfig],
 
         def go_on() -> None:
             wait_until(lambda: "paused" in since_resume(2, decisions_of(config)), "the pause after the second kill")
-            resume_run(config.output_dir, "one")
+            resume_run(config.output_dir, "one", ResumeRequest())
 
         with beside(config, go_on):
             assert run(resumed, lambda: None) == 0
@@ -157,14 +158,14 @@ def test_a_run_is_steered_while_it_runs(make_config: Callable[..., RunConfig], m
         job = config.output_dir
         trainer.wait_for_step(2)
         with pytest.raises(Refused, match=r"schedule\.group_size cannot change"):
-            change_run(job, "one", {"schedule.group_size": 2})
+            change_run(job, "one", ChangeRequest(changes={"schedule.group_size": 2}))
         with pytest.raises(Refused, match="max_inflight_rollouts = 3 cannot hold one group"):
-            change_run(job, "one", {"schedule.max_inflight_rollouts": 3})
+            change_run(job, "one", ChangeRequest(changes={"schedule.max_inflight_rollouts": 3}))
         changes = {"schedule.max_inflight_rollouts": 40, "filters": FILTERS, "log_level": "debug"}
-        seen["changed"] = change_run(job, "one", changes)
-        seen["paused"] = pause_run(job, "one", "to look at it")
-        assert pause_run(job, "one", "again").paused
-        profiled = profile_loop(job, "one", 0.3)
+        seen["changed"] = change_run(job, "one", ChangeRequest(changes=changes))
+        seen["paused"] = pause_run(job, "one", PauseRequest(reason="to look at it"))
+        assert pause_run(job, "one", PauseRequest(reason="again")).paused
+        profiled = profile_loop(job, "one", ProfileRequest(seconds=0.3))
         seen["profile"] = profiled, orjson.loads(profiled.speedscope.read_bytes()), profiled.collapsed.read_text()
         released.set()
         write_request(config.run_dir, DumpRequest(request_id="dump"))
@@ -174,9 +175,9 @@ def test_a_run_is_steered_while_it_runs(make_config: Callable[..., RunConfig], m
         seen["entry"] = inspect_run(job, "one")
         seen["values"] = changeable_values(job, "one")
         with pytest.raises(NotAnswered, match="taken back"):
-            dump_next_step(job, "one", timeout=0.0)
-        resume_run(job, "one")
-        seen["dumped"] = dump_next_step(job, "one", request_id="dump", timeout=60)
+            dump_next_step(job, "one", DumpRequest(), 0.0)
+        resume_run(job, "one", ResumeRequest())
+        seen["dumped"] = dump_next_step(job, "one", DumpRequest(request_id="dump"), 60)
 
     with ScriptedTrainer(config.output_dir, "one", 10, answer=hold) as trainer, beside(config, steer):
         assert run(config, lambda: None) == 0

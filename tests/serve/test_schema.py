@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import pytest
 import requests
@@ -19,12 +19,7 @@ import uvloop
 from aiohttp.test_utils import TestServer
 from hypothesis import HealthCheck, given, settings
 
-from job.admin.change import change_run
-from job.admin.join import join_run
-from job.admin.run_requests import checkpoint_now, dump_next_step, pause_run, profile_loop, resume_run
-from job.admin.stop import evict_run, stop_run
 from perf.synthetic_jobs import write_job
-from serve.api import control, guests_and_servers
 from serve.app import ENDPOINTS
 from serve.endpoint import ROOT, Endpoint
 from serve.openapi import document_of
@@ -75,25 +70,6 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with serving(job, job.parent / "missing") as found:
         yield found
     assert runs == ["run-0000", "run-0001"]
-
-
-def test_a_verb_answers_with_the_result_that_its_function_declares() -> None:
-    acts = {
-        "pause": pause_run,
-        "resume": resume_run,
-        "checkpoint": checkpoint_now,
-        "dump": dump_next_step,
-        "profile": profile_loop,
-        "change": change_run,
-        "stop": stop_run,
-        "evict": evict_run,
-    }
-    results = {
-        endpoint.path.rpartition("/")[2]: endpoint.result for endpoint in control.ENDPOINTS if endpoint.method == "POST"
-    }
-    assert results == {name: get_type_hints(act)["return"] for name, act in acts.items()}
-    (joins,) = [each for each in guests_and_servers.ENDPOINTS if each.path == "/jobs/{job}/runs"]
-    assert joins.result is get_type_hints(join_run)["return"]
 
 
 def test_every_endpoint_is_described_once_and_by_a_sentence() -> None:

@@ -12,7 +12,16 @@ import pytest
 from job.admin.ask import Refused
 from job.admin.change import change_run
 from job.admin.run_requests import checkpoint_now, pause_run, resume_run
-from run.requests import Answer, AnyRequest, ChangeRequest, PauseRequest, write_answer, write_request
+from run.requests import (
+    Answer,
+    AnyRequest,
+    ChangeRequest,
+    PauseRequest,
+    ResumeRequest,
+    SaveRequest,
+    write_answer,
+    write_request,
+)
 from transport.files.lock import take_lock
 
 PAUSE = PauseRequest(request_id="mine", reason="a cable")
@@ -34,22 +43,26 @@ def answer(job: Path, request: AnyRequest) -> None:
 
 def test_a_request_that_is_made_again_gets_its_answer(job: Path) -> None:
     answer(job, PAUSE)
-    assert pause_run(job, "a", "a cable", request_id="mine").step == 7
+    assert pause_run(job, "a", PAUSE).step == 7
     answer(job, CHANGE.model_copy(update={"request_id": "other"}))
     changes = {"log_level": "debug", "sampling.temperature": 0.5}
-    assert change_run(job, "a", changes, request_id="other").step == 7
+    assert change_run(job, "a", ChangeRequest(changes=changes, request_id="other")).step == 7
 
 
 @pytest.mark.parametrize("leave", [answer, lambda job, request: write_request(job / "run_a", request)])
 @pytest.mark.parametrize(
     ("request_", "ask", "said"),
     [
-        (PAUSE, lambda job: resume_run(job, "a", request_id="mine"), "'pause'"),
-        (PAUSE, lambda job: checkpoint_now(job, "a", request_id="mine"), "'pause'"),
-        (PAUSE, lambda job: pause_run(job, "a", "a fire", request_id="mine"), "'pause' with other values"),
+        (PAUSE, lambda job: resume_run(job, "a", ResumeRequest(request_id="mine")), "'pause'"),
+        (PAUSE, lambda job: checkpoint_now(job, "a", SaveRequest(request_id="mine")), "'pause'"),
+        (
+            PAUSE,
+            lambda job: pause_run(job, "a", PAUSE.model_copy(update={"reason": "a fire"})),
+            "'pause' with other values",
+        ),
         (
             CHANGE,
-            lambda job: change_run(job, "a", {"log_level": "debug"}, request_id="mine"),
+            lambda job: change_run(job, "a", ChangeRequest(changes={"log_level": "debug"}, request_id="mine")),
             "'change' with other values",
         ),
     ],
@@ -73,4 +86,4 @@ def test_an_answer_of_an_earlier_version_is_the_answer_to_whatever_is_asked(job:
     answers = job / "run_a" / "control" / "answers"
     answers.mkdir()
     (answers / "mine.json").write_text(json.dumps({"request_id": "mine", "outcome": "done", "step": 7}))
-    assert pause_run(job, "a", request_id="mine").step == 7
+    assert pause_run(job, "a", PauseRequest(request_id="mine")).step == 7

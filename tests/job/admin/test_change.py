@@ -13,6 +13,7 @@ from job.admin.ask import NotAnswered, Refused
 from job.admin.change import change_run
 from job.config import JobConfig
 from job.configuration.load import load, to_toml
+from run.requests import ChangeRequest
 from transport.files.lock import take_lock
 
 
@@ -34,9 +35,9 @@ def test_completions_that_leave_no_room_for_a_prompt_are_refused_and_nothing_is_
     changes = {"sampling.temperature": 0.5, "sampling.max_tokens": 256}
     expected = r"^sampling\.max_tokens = 256 leaves no room for a prompt in inference\.max_model_len = 256$"
     with pytest.raises(Refused, match=expected):
-        change_run(job, run_id, changes)
+        change_run(job, run_id, ChangeRequest(changes=changes))
     assert not (job / f"run_{run_id}" / "control" / "requests").exists()
     with pytest.raises(NotAnswered):
-        change_run(job, run_id, changes | {"sampling.max_tokens": 255}, timeout=0.0)
+        change_run(job, run_id, ChangeRequest(changes=changes | {"sampling.max_tokens": 255}), 0.0)
     with pytest.raises(NotAnswered):  # what else is wrong is for the run to say
-        change_run(job, run_id, {"sampling.max_tokens": "many"}, timeout=0.0)
+        change_run(job, run_id, ChangeRequest(changes={"sampling.max_tokens": "many"}), 0.0)
