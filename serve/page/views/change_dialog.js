@@ -1,18 +1,18 @@
 // The dialog that changes keys of a run: every key that may change with its value, of which the reader edits some.
 import { ApiError } from "../shell/api.js";
 import { element, setAttribute, setText } from "../shell/dom.js";
-import { visible, whole } from "../shell/format.js";
+import { visible } from "../shell/format.js";
 import { openDialog } from "../widgets/dialog.js";
-import { newId } from "./run_actions.js";
 
 /**
  * Opens the dialog.
  *
  * @param {Object} context - The view's.
+ * @param {Object} verb - Its entry in the table of verbs.
  * @param {{changeable: Object}} control - The keys that may change, with their values.
- * @param {function(string, Object, number, function): Promise} post - Posts to the run.
+ * @param {function(Object): Promise} send - Posts the changes.
  */
-export function changeDialog(context, control, post) {
+export function changeDialog(context, verb, control, send) {
   const rows = Object.entries(control.changeable).map(([key, value]) => row(key, value));
   const filter = element("input", { type: "search", class: "filter", placeholder: "Find a key", "aria-label": "Find a key", on: { input: () => narrow() } });
   const narrow = () => {
@@ -22,14 +22,14 @@ export function changeDialog(context, control, post) {
   const count = element("p", { class: "muted", role: "status" }, "Nothing is changed yet.");
   const list = element("div", { class: "keys-to-change", on: { input: () => setText(count, summary(rows)) } }, rows.map(({ node }) => node));
   return openDialog({
-    title: `Change ${visible(context.parameters.run, 64)}`,
-    confirm: "Change",
+    title: `${verb.label} ${visible(context.parameters.run, 64)}`,
+    confirm: verb.label,
     wide: true,
-    body: rows.length === 0 ? "Which keys may change is not known: the run has not begun, or its configuration cannot be read." : ["New values hold from the next step on, all or none. They are written in the run's journal and marked in its curves.", filter, list, count],
+    body: rows.length === 0 ? "Which keys may change is not known: the run has not begun, or its configuration cannot be read." : [verb.explanation, filter, list, count],
     act: () => {
       const changes = Object.fromEntries(rows.filter(isChanged).map(({ key, value, input }) => [key, parsed(key, value, input.value)]));
       if (Object.keys(changes).length === 0) throw new ApiError(0, { what: "No value is changed", advice: "Edit a value, or cancel." });
-      return post("change", { changes, request_id: newId() }, 30, (answer) => `${Object.keys(answer.changes).map((key) => visible(key, 60)).join(", ")}: from step ${whole(answer.step)} on.`);
+      return send({ changes });
     },
   });
 }

@@ -84,6 +84,7 @@ export function render(root, context) {
 
   return {
     async update() {
+      await actions.load();
       const next = await context.get(fill(path, { job, run }));
       const isNew = next !== detail;
       detail = next;

@@ -1,41 +1,56 @@
 // The inference servers of a job, with whether the runs use each: drain one, give it requests again, add one, take an added one away.
 import { fill } from "../shell/api.js";
-import { element, setAttribute, setText } from "../shell/dom.js";
+import { element, setAttribute } from "../shell/dom.js";
 import { visible } from "../shell/format.js";
 import { badge, changeBadge } from "../widgets/badge.js";
-import { field, openDialog, toast } from "../widgets/dialog.js";
+import { field, toast } from "../widgets/dialog.js";
 import { table } from "../widgets/table.js";
-import { sentenceOf } from "./run_actions.js";
+import { isOffered, orNote, perform, verbButton } from "./verbs.js";
 
 const SERVERS = "/jobs/{job}/servers";
 
 /** Makes the list of a job's servers. */
 export function serverList(context) {
   const { job } = context.parameters;
-  const add = element("button", { type: "button", class: "button small", on: { click: () => addServer() } }, "Add a server…");
-  const list = table({ caption: "Servers", columns: columns(post, () => context.mayChange()), keyOf: (server) => server.url, empty: "The job has no server of its own and none was added." });
-  const root = element("section", { class: "section", hidden: true }, element("div", { class: "section-head" }, element("h2", {}, "Servers"), element("span", { class: "spacer" }), add), list.element);
+  const list = table({ caption: "Servers", columns: columns((cell, server) => changeButtons(cell, server)), keyOf: (server) => server.url, empty: "The job has no server of its own and none was added." });
+  const head = element("div", { class: "section-head" }, element("h2", {}, "Servers"), element("span", { class: "spacer" }));
+  const root = element("section", { class: "section", hidden: true }, head, list.element);
+  let verbs = null;
+  let add = null;
   let answer = null;
 
-  async function post(verb, url, done) {
-    try {
-      show(await context.change(fill(`${SERVERS}/${verb}`, { job }), { url }));
-      toast(done);
-    } catch (error) {
-      toast(sentenceOf(error), "bad");
-    }
+  async function send(verb, url) {
+    show(await context.change(fill(`${SERVERS}/${verb.name}`, { job }), { url }));
+    toast(verb.explanation);
+    return true;
   }
 
-  function addServer() {
-    return openDialog({
-      title: "Add a server",
-      confirm: "Add",
-      body: ["All runs of the job ask it for rollouts from now on. It must serve the same model and read the job's directory.", field({ name: "url", label: "URL", type: "url", required: true, placeholder: "http://gpu3.example:8000", maxlength: 500 })],
-      act: async ({ url }) => {
-        show(await context.change(fill(`${SERVERS}/add`, { job }), { url }));
-        return true;
-      },
-    });
+  /** Adds a server, whose URL is asked for. */
+  function addServer(verb) {
+    const asked = { ...verb, fields: {} };
+    const url = field({ name: "url", label: "URL", type: "url", required: true, placeholder: "http://gpu3.example:8000", maxlength: verb.fields.url.maxLength });
+    return perform(asked, verb.label, (values) => send(verb, values.url), [url]);
+  }
+
+  /** Gets the verbs, once. The one that names a server anew stands above the list, the others in the rows. */
+  async function load() {
+    if (verbs) return;
+    const { servers } = await context.get("/verbs");
+    verbs = servers.filter((verb) => !verb.asks_first);
+    const adding = servers.find((verb) => verb.asks_first);
+    add = verbButton(adding, () => addServer(adding));
+    head.append(add);
+  }
+
+  function changeButtons(cell, server) {
+    if (!cell.firstChild) {
+      cell.append(element("div", { class: "actions" }, verbs.map((verb) => verbButton(verb, () => orNote(() => send(verb, cell.server.url))))));
+    }
+    cell.server = server;
+    for (const [index, verb] of verbs.entries()) {
+      setAttribute(cell.firstChild.children[index], "disabled", !context.mayChange());
+      setAttribute(cell.firstChild.children[index], "hidden", !isOffered(verb, [server.drained ? "drained" : "not drained", server.origin]));
+    }
   }
 
   function show(next) {
@@ -48,6 +63,7 @@ export function serverList(context) {
     element: root,
     /** Gets the list. A job that has none, such as one of another kind, shows none. */
     async update() {
+      await load();
       setAttribute(add, "disabled", !context.mayChange());
       try {
         const next = await context.get(fill(SERVERS, { job }));
@@ -60,13 +76,13 @@ export function serverList(context) {
   };
 }
 
-function columns(post, mayChange) {
+function columns(changeButtons) {
   return [
     { key: "url", title: "Server", value: (server) => server.url, cell: (server) => visible(server.url, 200) },
     { key: "origin", title: "From", width: 170, value: (server) => (server.origin === "added" ? "added by hand" : "the job's file") },
     { key: "state", title: "State", width: 140, value: stateOf, change: changeState },
     { key: "reason", title: "Reason", value: (server) => server.reason, cell: (server) => visible(server.reason, 200) },
-    { key: "act", title: "Actions", width: 220, value: () => "", change: (cell, server) => changeButtons(cell, server, post, mayChange()) },
+    { key: "act", title: "Actions", width: 220, value: () => "", change: changeButtons },
   ];
 }
 
@@ -80,17 +96,4 @@ function stateOf(server) {
 function changeState(cell, server) {
   if (!cell.firstChild) cell.append(badge(""));
   changeBadge(cell.firstChild, stateOf(server), TONES[stateOf(server)] ?? "busy");
-}
-
-function changeButtons(cell, server, post, mayChange) {
-  if (!cell.firstChild) {
-    const drain = element("button", { type: "button", class: "button small", on: { click: () => (cell.server.drained ? post("undrain", cell.server.url, "The server gets requests again.") : post("drain", cell.server.url, "The server gets no new requests.")) } });
-    const remove = element("button", { type: "button", class: "button small", on: { click: () => post("remove", cell.server.url, "The server is taken away.") } }, "Take away");
-    cell.append(element("div", { class: "actions" }, drain, remove));
-  }
-  cell.server = server;
-  const [drain, remove] = cell.firstChild.children;
-  setText(drain, server.drained ? "Give requests" : "Drain");
-  for (const one of [drain, remove]) setAttribute(one, "disabled", !mayChange);
-  setAttribute(remove, "hidden", server.origin !== "added");
 }

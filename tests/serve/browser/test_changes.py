@@ -11,7 +11,9 @@ import orjson
 import pytest
 from playwright.async_api import expect
 
+from job.admin.verbs import RUN_VERBS
 from perf.synthetic_jobs import running
+from run.pause import Pause, remove_pause, write_pause
 from tests.serve.browser.jobs import HOSTILE, small_job
 from tests.serve.browser.reader import Reader
 from tests.support.polling import wait_until
@@ -88,6 +90,49 @@ async def test_a_pause_reaches_the_run_with_its_reason(reader: Open, live_job: P
         request = await answer_request(live_job / "run_run-0000", step=40)
         assert (request["kind"], request["reason"]) == ("pause", "look at step 40")
         await expect(page.page.locator(".toast").last).to_contain_text("run-0000 is paused")
+
+
+async def test_what_is_offered_follows_the_run_and_a_verb_that_asks_nothing_acts_at_once(
+    reader: Open, live_job: Path
+) -> None:
+    run_dir = live_job / "run_run-0000"
+    write_pause(run_dir, Pause(since=1.0, reason="look at step 40"))
+    async with reader(live_job, path=RUN) as page:
+        buttons = page.page.get_by_role("group", name="Actions on run run-0000").get_by_role("button")
+        offered = [verb for verb in RUN_VERBS if verb.when in ("", "paused")]
+        await expect(buttons).to_have_text([f"{verb.label}{'…' * verb.asks_first}" for verb in offered])
+        await page.page.get_by_role("button", name="Resume").click()
+        request = await answer_request(run_dir, step=40)
+        assert request["kind"] == "resume"
+        await expect(page.page.locator(".toast").last).to_contain_text("run-0000 goes on")
+        remove_pause(run_dir)
+        await page.ask()
+        await expect(page.page.get_by_role("button", name="Resume")).to_be_hidden()
+        await expect(page.page.get_by_role("button", name="Pause…")).to_be_visible()
+
+
+async def test_a_number_reaches_the_run_as_a_number(reader: Open, live_job: Path) -> None:
+    async with reader(live_job, path=RUN) as page:
+        await page.page.get_by_role("button", name="Profile…").click()
+        await page.page.get_by_role("spinbutton", name="Seconds").fill("0.5")
+        await page.page.get_by_role("button", name="Profile", exact=True).click()
+        assert (await answer_request(live_job / "run_run-0000", step=40))["seconds"] == 0.5
+        await expect(page.page.get_by_role("link", name="See its flame graph")).to_be_visible()
+
+
+async def test_a_server_is_added_drained_and_taken_away(reader: Open, live_job: Path) -> None:
+    async with reader(live_job, path="/jobs/job") as page:
+        await page.page.get_by_role("button", name="Add a server…").click()
+        await page.page.get_by_label("URL").fill("http://127.0.0.1:9")
+        await page.page.get_by_role("button", name="Add a server", exact=True).click()
+        row = page.page.get_by_role("row").filter(has_text="http://127.0.0.1:9")
+        await row.get_by_role("button", name="Drain").click()
+        await expect(row).to_contain_text("drained")
+        await expect(row.get_by_role("button", name="Drain")).to_be_hidden()
+        await row.get_by_role("button", name="Give requests").click()
+        await expect(row.get_by_role("button", name="Drain")).to_be_visible()
+        await row.get_by_role("button", name="Take away").click()
+        await expect(row).to_have_count(0)
 
 
 async def test_a_refusal_says_why(reader: Open, live_job: Path) -> None:
