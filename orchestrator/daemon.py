@@ -1,7 +1,7 @@
-"""The orchestrator's daemon: one process, one loop, one run. It wires the components and decides nothing.
+"""The orchestrator's daemon: one process, one loop, one run. It starts the run's components, waits, and shuts them down.
 
-`startup` brings up inference, trainer and the first policy; `main_loop` waits for the last step
-while the dispatcher works; `shutdown` drains and commits what is complete.
+`startup` brings up inference, trainer and the first policy; `main_loop` waits for the last step while the dispatcher works;
+`shutdown` drains and commits what is complete. `orchestrator/components.py` builds and connects the components.
 """
 
 from __future__ import annotations
@@ -11,78 +11,34 @@ import logging
 import sys
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
-from pathlib import Path
 from typing import Any
 
 import uvloop
 
 from cluster.notify import notify
-from environments.base import EnvironmentContext
-from environments.chat import Chat
 from environments.describe_error import describe_error
-from environments.lifecycle import started
-from environments.mix import ExamplesChangedError, mix_of
-from inference.answer_bounds import read_bounds
-from inference.pool.pool import InferencePool
-from inference.pool.sources import OPERATOR_FILE
 from orchestrator import metrics
-from orchestrator.changes import Changes, read_changes
-from orchestrator.decisions import Decision, DecisionLog
-from orchestrator.dispatcher import Dispatcher
+from orchestrator.changes import read_changes
+from orchestrator.components import Components, Start, load
+from orchestrator.decisions import Decision
 from orchestrator.ending import first_version, until_durable
-from orchestrator.evaluation.evaluations import Evaluations
-from orchestrator.evaluation.loading import environments_started
 from orchestrator.failure_report import report_failure
-from orchestrator.loaded import Loaded, chats_of, load, load_chosen_advantage
 from orchestrator.logging_setup import logging_to, run_context, set_level
-from orchestrator.loop_health.blame import LoopBlame
-from orchestrator.loop_health.gc_tuning import RolloutCounts, collect_as_memory_grows, freeze_gc, infrequent_gc
-from orchestrator.loop_health.lag import EventLoopLagMonitor
-from orchestrator.loop_health.threads import give_environments_threads, in_thread, prompt_switching
+from orchestrator.loop_health.gc_tuning import collect_as_memory_grows, freeze_gc, infrequent_gc
+from orchestrator.loop_health.health import LoopHealth
+from orchestrator.loop_health.threads import in_thread, prompt_switching
 from orchestrator.loop_health.watchdog import awaiting
-from orchestrator.metrics import MetricsLine
-from orchestrator.opponents import opponents_of
-from orchestrator.policy import PolicyWatcher, check_base_model
+from orchestrator.policy import check_base_model
 from orchestrator.reports import Reports
-from orchestrator.rollouts.playing import Playing
-from orchestrator.rollouts.tracing import RolloutTracing
-from orchestrator.rollouts.transcripts import Transcriber
-from orchestrator.run_directory import (
-    ConfigurationError,
-    check_control,
-    claim_of,
-    refusal,
-    rewind,
-    taken_over,
-    write_config,
-)
-from orchestrator.scheduling.events import (
-    CapacityChanged,
-    LimitChanged,
-    PauseRequested,
-    PolicyUpdated,
-    PolicyUpdateStarting,
-    ResumeRequested,
-)
-from orchestrator.scheduling.scheduler import Scheduler
+from orchestrator.run_directory import ConfigurationError, check_control, rewind, taken_over, write_config
 from orchestrator.signals import ShutdownSignals
-from orchestrator.steering import Steering
 from orchestrator.step import differences, discarded
-from orchestrator.step.advantages import Advantage
-from orchestrator.step.asked_dumps import AskedDumps
-from orchestrator.step.boundary import StepBoundary
-from orchestrator.step.checkpoint import Checkpoint, CheckpointError, committed_lines, identity_of, load_newest
-from orchestrator.step.filters import with_vocabulary
+from orchestrator.step.checkpoint import Checkpoint, committed_lines, load_newest
 from orchestrator.step.merge_process import MergeProcess
-from orchestrator.step.sender import Sender
-from orchestrator.teacher import teacher_of
-from orchestrator.telemetry import RunTelemetry
 from run.changes import JOURNAL, Change
 from run.config import RunConfig
-from run.pause import Pause, read_pause
-from transport.process.descriptors import allow_connections
+from run.pause import read_pause
 from transport.process.permanent_errors import exit_code_of
-from transport.wires.open import open_link
 
 logger = logging.getLogger(__name__)
 
@@ -149,41 +105,36 @@ class Daemon:
     """One process of one run, from start to exit."""
 
     def __init__(self, config: RunConfig, on_ready: Callable[[], None], signals: ShutdownSignals) -> None:
-        self._config = config
+        self._given = config
         self._on_ready = on_ready
         self._signals = signals
-        reports = self._reports = Reports(config, self._describe)
-        self._outages, self._watchdog, self._activity = reports.outages, reports.watchdog, reports.activity
-        self._lag = EventLoopLagMonitor(config.lag, self._watchdog.beat)
-        self._blame = LoopBlame(config.lag.blame_seconds)
-        self._rollout_counts = RolloutCounts()
-        self._decisions = DecisionLog(config.run_dir)
-        self._scheduler: Scheduler | None = None
-        self._is_paused = False
-        self._steering: Steering | None = None
+        self._reports = Reports(config, lambda: "not started yet" if self._run is None else self._run.describe())
+        self._health = LoopHealth(config.lag, self._reports.watchdog.beat)
+        self._run: Components | None = None
 
     async def serve(self) -> bool:
         """Runs to the last step or until a signal; returns whether the run is done. Raises what ended it otherwise."""
-        self._threads = give_environments_threads(self._config.schedule.max_inflight_rollouts)
-        allow_connections(self._config.schedule.max_inflight_rollouts)
+        self._health.make_room(self._given.schedule.max_inflight_rollouts)
+        reports = self._reports
         async with AsyncExitStack() as resources, asyncio.TaskGroup() as tasks:
             self._background: list[asyncio.Task[None]] = []
             self._tasks = tasks
-            resources.enter_context(self._blame)
-            resources.push_async_callback(in_thread, self._decisions.flush)
-            resources.push_async_callback(self._activity.close)
+            resources.enter_context(self._health.blame)
+            resources.push_async_callback(in_thread, reports.decisions.flush)
+            resources.push_async_callback(reports.activity.close)
             self._run_in_background(
-                self._lag.run(),
-                self._watchdog.run(),
-                self._decisions.run(),
-                self._activity.run(),
-                collect_as_memory_grows(self._rollout_counts),
+                self._health.lag.run(),
+                reports.watchdog.run(),
+                reports.decisions.run(),
+                reports.activity.run(),
+                collect_as_memory_grows(self._health.rollout_counts),
             )
             done, exit_code = False, 1
             try:
                 if await self._unless_stopped(self.startup(resources)):
-                    done = await self._unless_stopped(self.main_loop())
-                    await self.shutdown(done)
+                    assert self._run is not None
+                    done = await self._unless_stopped(self.main_loop(self._run))
+                    await self.shutdown(self._run, done)
                 exit_code = 0 if done else self._signals.exit_code
             finally:
                 notify("STOPPING=1")
@@ -198,20 +149,24 @@ class Daemon:
 
         A run whose steps are all committed needs only the trainer.
         """
-        given = self._given = self._config
+        given = self._given
         checkpoint = await in_thread(_resume, given) if given.resume else None
-        self._identity = identity_of(given)
-        self._config, self._journal = await in_thread(_read_changes, given, checkpoint)
-        config = self._config
+        config, journal = await in_thread(_read_changes, given, checkpoint)
         set_level(config.log_level)
         loaded = await in_thread(load, config)
         await in_thread(write_config, given)  # the trainer reads the changes from their journal
         self._run_in_background(self._watch_control())  # a refusal from now on is of this configuration
-        merge_chunk = await resources.enter_async_context(MergeProcess()) if config.use_process_pool else None
-        self._assemble(loaded, checkpoint, merge_chunk, resources)
-
-        self._run_in_background(self._sender.run())
-        if self._all_committed and self._evaluations.all_done:
+        run = self._run = Components(
+            Start(given, config, journal, checkpoint, loaded),
+            self._reports,
+            self._health,
+            self._signals,
+            merge_chunk=await resources.enter_async_context(MergeProcess()) if config.use_process_pool else None,
+            tasks=self._tasks,
+            resources=resources,
+        )
+        self._run_in_background(run.show_telemetry(), run.sender.run())
+        if run.all_committed and run.evaluations.all_done:
             logger.info(
                 "all %d steps of run %s are committed; the trainer may not have all of them",
                 config.steps,
@@ -219,214 +174,39 @@ class Daemon:
             )
             self._on_ready()
             return
-        await self._start_environments(loaded, resources)
-        with awaiting("the first healthy inference server", self._pool.describe_sources()):
-            await self._pool.start()
-        await check_base_model(self._pool, config)
-        opponents = await resources.enter_async_context(opponents_of(config, self._outages))
-        self._playing.opponents = self._evaluations.opponents = opponents
-        self._playing.teacher = await resources.enter_async_context(teacher_of(config, loaded.chat, self._outages))
-        if config.trace_rollouts > 0:
-            self._playing.tracing = RolloutTracing(self._activity.spans, config.run_id, config.trace_rollouts)
-        version = await first_version(self._sender, config)
-        policy = PolicyWatcher(
-            config.run_dir, self._pool, _adapter(config), self._report_policy, self._evaluations.need_version,
-            lambda: self._sender.newest_step,
-        )  # fmt: skip
-        steering = self._steering = await in_thread(self._make_steering, loaded.chat)
-        self._set_paused(await in_thread(read_pause, config.run_dir))
+        await run.start_environments(resources)
+        with awaiting("the first healthy inference server", run.pool.describe_sources()):
+            await run.pool.start()
+        await check_base_model(run.pool, config)
+        await run.start_other_models(resources)
+        version = await first_version(run.sender, config)
+        policy, steering = run.make_policy(), await in_thread(run.make_steering)
+        run.set_paused(await in_thread(read_pause, config.run_dir))
         await steering.take_all()  # before the first rollout begins
         await policy.load_first(version)
-        self._run_in_background(policy.run(), steering.run(), self._evaluations.run())
+        self._run_in_background(policy.run(), steering.run(), run.evaluations.run())
         freeze_gc()
         self._on_ready()
         logger.info("run %s has started: %d steps, %s", config.run_id, config.steps, config.run_dir)
 
-    def _assemble(
-        self,
-        loaded: Loaded,
-        checkpoint: Checkpoint | None,
-        merge_chunk: MergeProcess | None,
-        resources: AsyncExitStack,
-    ) -> None:
-        """Creates the components, which `resources` closes, and restores the checkpoint's state."""
-        filters = with_vocabulary(self._config.filters, loaded.chat.vocabulary)
-        config = self._config = self._config.model_copy(update={"filters": filters})
-        environments = loaded.environments
-        try:
-            telemetry = resources.enter_context(RunTelemetry(config, self._lag))
-            link = open_link(config.transport, config.output_dir, config.run_id, self._outages)
-            model = _adapter(config) or config.served_model or config.model
-            bounds = read_bounds(Path(config.model), loaded.chat.vocabulary)
-            operator_file = config.output_dir / OPERATOR_FILE
-            self._pool = InferencePool(
-                config.inference,
-                model,
-                self._on_capacity,
-                operator_file,
-                bounds,
-                claim_of(config),
-                outages=self._outages,
-            )
-            played = {name: environment.environment for name, environment in environments.items()}
-            self._mix = mix_of(config.environments, played, config.seed)
-        except ValueError as error:
-            raise ConfigurationError(str(error)) from error
-        resources.push_async_callback(self._pool.close)
-        newest_step = checkpoint.step if checkpoint is not None else 0
-        self._sender = Sender(
-            link,
-            config.run_dir,
-            config.run_id,
-            newest_step,
-            config.transport.largest_batch,
-            self._reports.waiting,
-            self._activity.spans,
-        )
-        resources.push_async_callback(self._sender.close)
-        self._activity.observe(self._pool, newest_step)
-
-        self._scheduler = Scheduler(config.schedule, config.steps, self._mix)
-        self._playing = Playing(config, environments, loaded.chats, self._pool)
-        self._dispatcher = Dispatcher(
-            config,
-            scheduler=self._scheduler,
-            playing=self._playing,
-            advantage=loaded.advantage,
-            sender=self._sender,
-            boundary=StepBoundary(
-                config.run_dir,
-                config.run_id,
-                {environment.name: environment.state_columns for environment in config.environments},
-                gather_chunk_size=config.gather_chunk_size,
-                keep_checkpoints=config.keep_checkpoints,
-                keep_rollouts=config.keep_rollouts,
-                merge_chunk=merge_chunk,
-                transcribe=_transcriber(config, loaded.chat),
-            ),
-            lag=self._lag,
-            blame=self._blame,
-            rollout_counts=self._rollout_counts,
-            decisions=self._decisions,
-            tasks=self._tasks,
-            publish=lambda line: self._publish(telemetry, line),
-            report_discarded=lambda report: self._reports.discarded(report, self._tasks),
-            on_progress=self._watchdog.progress,
-            commit_in_progress=self._signals.commit_in_progress,
-            identity=self._identity,
-        )
-        self._evaluations = self._dispatcher.evaluations = Evaluations(
-            config,
-            loaded.evaluations,
-            self._pool,
-            handle=self._dispatcher.handle,
-            publish=telemetry.publish_lasting,
-            on_progress=self._watchdog.progress,
-            transcribe=_transcriber(config, loaded.chat),
-        )
-        self._run_in_background(telemetry.watch(self._pool, self._scheduler, self._outages))
-        if checkpoint is not None:
-            try:
-                self._dispatcher.restore(checkpoint)
-            except ExamplesChangedError as error:
-                raise ConfigurationError(str(error)) from error
-            except ValueError as error:
-                raise CheckpointError(f"the checkpoint of step {checkpoint.step} cannot be resumed: {error}") from error
-            logger.info("resuming after step %d", checkpoint.step)
-        if config.resume:
-            self._decisions.of_run(Decision.RESUMED, newest_step)
-
-    async def _start_environments(self, loaded: Loaded, resources: AsyncExitStack) -> None:
-        """Starts the environments that hold resources; `resources` closes them. Raises what `refusal` returns."""
-        config = self._config
-        directory, model = config.run_dir / "environments", Path(config.model)
-        try:
-            for name, environment in loaded.environments.items():
-                context = EnvironmentContext(name, directory / name, model, config.seed)
-                await resources.enter_async_context(started(environment.environment, context))
-            evaluating = environments_started(loaded.evaluations, directory / "evaluations", model, config.seed)
-            await resources.enter_async_context(evaluating)
-        except ValueError as error:
-            raise refusal(error) from error
-
-    def _make_steering(self, chat: Chat) -> Steering:
-        """Returns what takes up requests to the run from now on. Blocks."""
-
-        def prepare(config: RunConfig) -> Callable[[], None]:
-            advantage, chats = load_chosen_advantage(config), chats_of(config, chat)
-            filters = with_vocabulary(config.filters, chat.vocabulary)
-            return lambda: self._reconfigure(config.model_copy(update={"filters": filters}), advantage, chats)
-
-        sender, between_steps, run_dir = self._sender, self._dispatcher.between_steps, self._config.run_dir
-        changes = Changes(
-            self._config, self._journal, given=self._given, steps=sender, between_steps=between_steps, prepare=prepare
-        )
-        dumps = AskedDumps(run_dir, self._config.steps, sender, between_steps)
-        self._dispatcher.annotate, self._dispatcher.is_dump_asked = changes.annotation, dumps.is_asked
-        return Steering(
-            run_dir,
-            changes=changes,
-            dumps=dumps,
-            steps=sender,
-            set_paused=self._set_paused,
-            every_poll=self._rest,
-        )
-
-    def _reconfigure(self, config: RunConfig, advantage: Advantage, chats: dict[str, Chat]) -> None:
-        """Uses another configuration from now on."""
-        former, self._config = self._config.schedule.max_inflight_rollouts, config
-        self._mix.reweight({environment.name: environment.ratio for environment in config.environments})
-        self._evaluations.set_shares(config)
-        self._playing.reconfigure(config, chats)
-        self._dispatcher.reconfigure(config, advantage)
-        set_level(config.log_level)
-        if (limit := config.schedule.max_inflight_rollouts) != former:
-            former_threads, self._threads = self._threads, give_environments_threads(limit)
-            former_threads.shutdown(wait=False)
-            allow_connections(limit)
-            self._dispatcher.handle(LimitChanged(limit))
-        self._decisions.of_run(Decision.CHANGED, self._sender.newest_step + 1)
-
-    def _set_paused(self, pause: Pause | None) -> None:
-        """Begins or ends a pause, unless it has begun or ended already."""
-        if (pause is not None) == self._is_paused:
-            return
-        self._is_paused = pause is not None
-        step = self._sender.newest_step
-        self._decisions.of_run(Decision.PAUSED if pause is not None else Decision.CONTINUED, step)
-        words = "the run goes on" if pause is None else f"paused{f': {pause.reason}' if pause.reason else ''}"
-        logger.info("%s, after step %d of %d", words, step, self._config.steps)
-        self._reports.set_status(f"step {step} of {self._config.steps}" + (f"; {words}" if pause is not None else ""))
-        self._watchdog.progress()
-        self._dispatcher.handle(PauseRequested() if pause is not None else ResumeRequested())
-
-    def _rest(self) -> None:
-        """A run that waits to be resumed does not stall."""
-        if self._scheduler is not None and self._scheduler.rests:
-            self._watchdog.progress()
-
-    @property
-    def _all_committed(self) -> bool:
-        return self._sender.newest_step >= self._config.steps
-
-    async def main_loop(self) -> None:
+    async def main_loop(self, run: Components) -> None:
         """Waits until the last step is committed here and durable at the trainer; dispatcher and background tasks do the work."""
-        if not self._all_committed:
-            await self._dispatcher.finished.wait()
-        await until_durable(self._sender, self._config, self._watchdog.progress)
-        await self._evaluations.finish()
-        if self._steering is not None:
-            await self._steering.take_all()  # a run may end between two looks
-        logger.info("run %s is done: %d steps", self._config.run_id, self._config.steps)
+        if not run.all_committed:
+            await run.dispatcher.finished.wait()
+        await until_durable(run.sender, run.config, self._reports.watchdog.progress)
+        await run.evaluations.finish()
+        if run.steering is not None:
+            await run.steering.take_all()  # a run may end between two looks
+        logger.info("run %s is done: %d steps", run.config.run_id, run.config.steps)
 
-    async def shutdown(self, done: bool) -> None:
+    async def shutdown(self, run: Components, done: bool) -> None:
         """Drains and commits, unless the run is done."""
         notify("STOPPING=1")
         if not done:
             logger.info("stopping on a signal: draining")
-            await self._dispatcher.drain()
-            self._decisions.of_run(Decision.DRAINED, self._sender.newest_step)
-            logger.info("drained; the run can be resumed after step %d", self._sender.newest_step)
+            await run.dispatcher.drain()
+            self._reports.decisions.of_run(Decision.DRAINED, run.sender.newest_step)
+            logger.info("drained; the run can be resumed after step %d", run.sender.newest_step)
 
     def _run_in_background(self, *coroutines: Coroutine[Any, Any, None]) -> None:
         self._background += [self._tasks.create_task(coroutine) for coroutine in coroutines]
@@ -446,27 +226,8 @@ class Daemon:
 
     async def _watch_control(self) -> None:
         while True:
-            await in_thread(check_control, self._config.run_dir)
+            await in_thread(check_control, self._given.run_dir)
             await asyncio.sleep(_CONTROL_SECONDS)
-
-    def _on_capacity(self, rollouts: int) -> None:
-        logger.debug("inference has capacity for %d concurrent requests", rollouts)
-        self._dispatcher.handle(CapacityChanged(rollouts))
-
-    def _report_policy(self, event: PolicyUpdateStarting | PolicyUpdated) -> None:
-        self._watchdog.progress()
-        self._activity.policy(event)
-        self._dispatcher.handle(event)
-        if isinstance(event, PolicyUpdated):
-            self._evaluations.policy_updated(event.version)
-
-    def _publish(self, telemetry: RunTelemetry, line: MetricsLine) -> None:
-        telemetry.publish(line)
-        self._activity.end_step(line, self._dispatcher.last_phases)
-        self._reports.step_committed(line)
-
-    def _describe(self) -> str:
-        return "; ".join(self._scheduler.snapshot().waiting_for) if self._scheduler is not None else "not started yet"
 
 
 def _resume(config: RunConfig) -> Checkpoint | None:
@@ -487,13 +248,3 @@ def _read_changes(given: RunConfig, checkpoint: Checkpoint | None) -> tuple[RunC
     except ValueError as error:
         path = given.run_dir / "control" / JOURNAL
         raise ConfigurationError(f"{path} holds changes that do not fit the configuration: {error}") from error
-
-
-def _adapter(config: RunConfig) -> str | None:
-    """Returns the name of the run's LoRA adapter at the servers; None if full weights are trained."""
-    return config.run_id if config.training.lora is not None else None
-
-
-def _transcriber(config: RunConfig, chat: Chat) -> Transcriber | None:
-    """Returns what decodes the rollouts of the records; None if records have no text."""
-    return Transcriber(chat.transcribe, config.recorded_tokens) if config.recorded_tokens else None

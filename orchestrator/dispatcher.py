@@ -20,9 +20,7 @@ from environments.lifecycle import metrics_of
 from orchestrator.decisions import Decision, DecisionLog
 from orchestrator.evaluation.evaluations import Evaluations
 from orchestrator.logging_setup import set_context
-from orchestrator.loop_health.blame import LoopBlame
-from orchestrator.loop_health.gc_tuning import RolloutCounts
-from orchestrator.loop_health.lag import EventLoopLagMonitor
+from orchestrator.loop_health.health import LoopHealth
 from orchestrator.loop_health.threads import in_thread
 from orchestrator.metrics import MetricsLine
 from orchestrator.rollouts.dump import header_of
@@ -110,9 +108,7 @@ class Dispatcher:
         advantage: Advantage,
         sender: Sender,
         boundary: StepBoundary,
-        lag: EventLoopLagMonitor,
-        blame: LoopBlame,
-        rollout_counts: RolloutCounts,
+        health: LoopHealth,
         decisions: DecisionLog,
         tasks: asyncio.TaskGroup,
         publish: Callable[[MetricsLine], None],
@@ -130,9 +126,8 @@ class Dispatcher:
         """Held by a step boundary; whoever else holds it is between two."""
         self._sender = sender
         self._boundary = boundary
-        self._lag = lag
-        self._blame = blame
-        self._rollout_counts = rollout_counts
+        self._health = health
+        self._rollout_counts = health.rollout_counts
         self._decisions = decisions
         self._tasks = tasks
         self._publish = publish
@@ -442,8 +437,7 @@ class Dispatcher:
             "rollouts/cancelled": 0,
             **counts,
             **self._scheduler.take_example_metrics(),
-            **self._lag.take().metrics(),
-            **self._blame.take().metrics(),
+            **self._health.take_metrics(),
             **metrics_of(loaded.environment for loaded in self._playing.environments.values()),
             "inflight/rollouts": snapshot.in_flight_rollouts,
             "inflight/evaluation_rollouts": snapshot.evaluation_rollouts,

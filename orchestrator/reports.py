@@ -1,4 +1,4 @@
-"""What a run says of itself while it goes on: to the supervisor, to the watchdog, and to its log. It decides nothing."""
+"""What a run reports while it goes on: to the supervisor, to the watchdog, to its log and files. It decides nothing."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable
 from cluster.notify import StatusLine
 from orchestrator import metrics
 from orchestrator.activity import RunActivity
+from orchestrator.decisions import DecisionLog
 from orchestrator.loop_health.threads import in_thread
 from orchestrator.loop_health.watchdog import Watchdog
 from orchestrator.metrics import MetricsLine
@@ -19,7 +20,7 @@ from transport.outages import Outages
 
 
 class Reports:
-    """The status of one run, its outages, and who watches whether it goes on."""
+    """The status of one run, its outages, what it did and decided, and the watchdog."""
 
     def __init__(self, config: RunConfig, waiting_for: Callable[[], str]) -> None:
         """`waiting_for` says what the run waits for, for the watchdog."""
@@ -30,6 +31,7 @@ class Reports:
         self.outages = Outages(self._send_status)
         self.watchdog = Watchdog(config.stall_warning_seconds, config.stall_timeout_seconds, waiting_for, self.outages)
         self.activity = RunActivity(config.run_dir, config.run_id, self.outages)
+        self.decisions = DecisionLog(config.run_dir)
 
     def set_status(self, status: str) -> None:
         """Shows another status."""

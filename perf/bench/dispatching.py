@@ -11,9 +11,8 @@ from environments.chat import Chat
 from orchestrator.decisions import DecisionLog
 from orchestrator.dispatcher import Dispatcher
 from orchestrator.evaluation.evaluations import Evaluations
-from orchestrator.loop_health.blame import LoopBlame
 from orchestrator.loop_health.gc_tuning import RolloutCounts
-from orchestrator.loop_health.lag import EventLoopLagMonitor
+from orchestrator.loop_health.health import LoopHealth
 from orchestrator.rollouts.play import LoadedEnvironment
 from orchestrator.rollouts.players import GroupsPool
 from orchestrator.rollouts.playing import Playing
@@ -39,10 +38,11 @@ async def run_to_the_end(
     """
     trainer = _InstantTrainer()
     (entry,) = config.environments
-    lag, blame = EventLoopLagMonitor(config.lag), LoopBlame(config.lag.blame_seconds)
-    with blame:
+    health = LoopHealth(config.lag)
+    health.rollout_counts = rollout_counts
+    with health.blame:
         async with asyncio.TaskGroup() as tasks:
-            monitor = tasks.create_task(lag.run())
+            monitor = tasks.create_task(health.lag.run())
             dispatcher = trainer.dispatcher = Dispatcher(
                 config,
                 scheduler=Scheduler(config.schedule, config.steps, _Examples(entry.name)),
@@ -55,9 +55,7 @@ async def run_to_the_end(
                 advantage=load_advantage(config.advantage),
                 sender=cast(Sender, trainer),
                 boundary=StepBoundary(config.run_dir, config.run_id, {entry.name: []}),
-                lag=lag,
-                blame=blame,
-                rollout_counts=rollout_counts,
+                health=health,
                 decisions=DecisionLog(config.run_dir),
                 tasks=tasks,
                 publish=lambda line: None,

@@ -491,7 +491,7 @@ def test_a_commit_does_not_write_the_groups_that_are_ready(
         committed.append(checkpoint)
         write(run_dir, checkpoint, keep)
 
-    monkeypatch.setattr("orchestrator.daemon.Scheduler", Noticed)
+    monkeypatch.setattr("orchestrator.components.Scheduler", Noticed)
     monkeypatch.setattr(StepBoundary, "merge", merge_slowly)
     monkeypatch.setattr("orchestrator.step.boundary.write_checkpoint", write_noticed)
     with ScriptedTrainer(config.output_dir, "one", STEPS):

@@ -1,0 +1,364 @@
+"""The components of one run: built from its configuration, and connected, so that what one reports reaches the others.
+
+`load` finds what the names in the configuration stand for, and `Components` builds on it. `orchestrator/daemon.py` starts them,
+waits for their end and shuts them down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from environments.base import EnvironmentContext
+from environments.chat import Chat
+from environments.lifecycle import started
+from environments.mix import ExamplesChangedError, mix_of
+from environments.registry import load_environment
+from inference.answer_bounds import read_bounds
+from inference.pool.pool import InferencePool
+from inference.pool.sources import OPERATOR_FILE
+from orchestrator.changes import Changes
+from orchestrator.decisions import Decision
+from orchestrator.dispatcher import Dispatcher
+from orchestrator.evaluation.evaluations import Evaluations
+from orchestrator.evaluation.loading import LoadedEvaluation, environments_started, load_evaluation
+from orchestrator.logging_setup import set_level
+from orchestrator.loop_health.health import LoopHealth
+from orchestrator.metrics import MetricsLine
+from orchestrator.opponents import opponents_of
+from orchestrator.policy import PolicyWatcher
+from orchestrator.reports import Reports
+from orchestrator.rollouts.play import LoadedEnvironment
+from orchestrator.rollouts.playing import Playing
+from orchestrator.rollouts.tracing import RolloutTracing
+from orchestrator.rollouts.transcripts import Transcriber
+from orchestrator.run_directory import ConfigurationError, claim_of, refusal
+from orchestrator.scheduling.events import (
+    CapacityChanged,
+    LimitChanged,
+    PauseRequested,
+    PolicyUpdated,
+    PolicyUpdateStarting,
+    ResumeRequested,
+)
+from orchestrator.scheduling.scheduler import Scheduler
+from orchestrator.signals import ShutdownSignals
+from orchestrator.steering import Steering
+from orchestrator.step.advantages import Advantage, load_advantage, try_advantage
+from orchestrator.step.asked_dumps import AskedDumps
+from orchestrator.step.boundary import StepBoundary
+from orchestrator.step.checkpoint import Checkpoint, CheckpointError, identity_of
+from orchestrator.step.filters import with_vocabulary
+from orchestrator.step.merge_process import MergeProcess
+from orchestrator.step.sender import Sender
+from orchestrator.teacher import teacher_of
+from orchestrator.telemetry import RunTelemetry
+from run.changes import Change
+from run.config import RunConfig
+from run.pause import Pause
+from transport.wires.open import open_link
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What the names in a configuration stand for."""
+
+    chat: Chat
+    chats: dict[str, Chat]
+    """By environment: `chat` with the environment's template variables."""
+    advantage: Advantage
+    environments: dict[str, LoadedEnvironment]
+    evaluations: list[LoadedEvaluation]
+
+
+def load(config: RunConfig) -> Loaded:
+    """Loads environments, advantage function and chat template. Raises what `refusal` returns."""
+    try:
+        environments = {e.name: LoadedEnvironment(e, load_environment(e)) for e in config.environments}
+        advantage = _load_advantage(config)
+        chat = Chat(config.model)
+        evaluations = [load_evaluation(config, evaluation, chat) for evaluation in config.evaluations]
+        return Loaded(chat, _chats_of(config, chat), advantage, environments, evaluations)
+    except ValueError as error:
+        raise refusal(error) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What a run starts with."""
+
+    given: RunConfig
+    """The configuration as it was given."""
+    config: RunConfig
+    """The same after its changes."""
+    journal: Sequence[Change]
+    """These changes."""
+    checkpoint: Checkpoint | None
+    """Where it goes on; None at its beginning."""
+    loaded: Loaded
+
+
+class Components:
+    """The components of one run. What they need to end is left to the `resources` that they were built with."""
+
+    def __init__(
+        self,
+        start: Start,
+        reports: Reports,
+        health: LoopHealth,
+        signals: ShutdownSignals,
+        *,
+        merge_chunk: MergeProcess | None,
+        tasks: asyncio.TaskGroup,
+        resources: AsyncExitStack,
+    ) -> None:
+        """Builds them, and restores the checkpoint's state. Raises `ConfigurationError`, `CheckpointError` and `OSError`."""
+        loaded, checkpoint = start.loaded, start.checkpoint
+        filters = with_vocabulary(start.config.filters, loaded.chat.vocabulary)
+        config = self.config = start.config.model_copy(update={"filters": filters})
+        self._start = start
+        self._reports = reports
+        self._health = health
+        self._tasks = tasks
+        self._is_paused = False
+        self.steering: Steering | None = None
+        newest_step = checkpoint.step if checkpoint is not None else 0
+        try:
+            self._telemetry = resources.enter_context(RunTelemetry(config, health.lag))
+            link = open_link(config.transport, config.output_dir, config.run_id, reports.outages)
+            self.pool = self._make_pool(loaded.chat)
+            played = {name: environment.environment for name, environment in loaded.environments.items()}
+            self._mix = mix_of(config.environments, played, config.seed)
+        except ValueError as error:
+            raise ConfigurationError(str(error)) from error
+        resources.push_async_callback(self.pool.close)
+        self.sender = Sender(
+            link,
+            config.run_dir,
+            config.run_id,
+            newest_step,
+            config.transport.largest_batch,
+            reports.waiting,
+            reports.activity.spans,
+        )
+        resources.push_async_callback(self.sender.close)
+        reports.activity.observe(self.pool, newest_step)
+        self.scheduler = Scheduler(config.schedule, config.steps, self._mix)
+        self._playing = Playing(config, loaded.environments, loaded.chats, self.pool)
+        self.dispatcher = self._make_dispatcher(signals, merge_chunk)
+        self.evaluations = self.dispatcher.evaluations = self._make_evaluations()
+        if checkpoint is not None:
+            self._restore(checkpoint)
+        if config.resume:
+            reports.decisions.of_run(Decision.RESUMED, newest_step)
+
+    def _make_pool(self, chat: Chat) -> InferencePool:
+        config = self.config
+        return InferencePool(
+            config.inference,
+            _adapter(config) or config.served_model or config.model,
+            self._on_capacity,
+            config.output_dir / OPERATOR_FILE,
+            read_bounds(Path(config.model), chat.vocabulary),
+            claim_of(config),
+            outages=self._reports.outages,
+        )
+
+    def _make_dispatcher(self, signals: ShutdownSignals, merge_chunk: MergeProcess | None) -> Dispatcher:
+        config, loaded = self.config, self._start.loaded
+        return Dispatcher(
+            config,
+            scheduler=self.scheduler,
+            playing=self._playing,
+            advantage=loaded.advantage,
+            sender=self.sender,
+            boundary=StepBoundary(
+                config.run_dir,
+                config.run_id,
+                {environment.name: environment.state_columns for environment in config.environments},
+                gather_chunk_size=config.gather_chunk_size,
+                keep_checkpoints=config.keep_checkpoints,
+                keep_rollouts=config.keep_rollouts,
+                merge_chunk=merge_chunk,
+                transcribe=_transcriber(config, loaded.chat),
+            ),
+            health=self._health,
+            decisions=self._reports.decisions,
+            tasks=self._tasks,
+            publish=self._publish,
+            report_discarded=lambda report: self._reports.discarded(report, self._tasks),
+            on_progress=self._reports.watchdog.progress,
+            commit_in_progress=signals.commit_in_progress,
+            identity=identity_of(self._start.given),
+        )
+
+    def _make_evaluations(self) -> Evaluations:
+        return Evaluations(
+            self.config,
+            self._start.loaded.evaluations,
+            self.pool,
+            handle=self.dispatcher.handle,
+            publish=self._telemetry.publish_lasting,
+            on_progress=self._reports.watchdog.progress,
+            transcribe=_transcriber(self.config, self._start.loaded.chat),
+        )
+
+    def _restore(self, checkpoint: Checkpoint) -> None:
+        try:
+            self.dispatcher.restore(checkpoint)
+        except ExamplesChangedError as error:
+            raise ConfigurationError(str(error)) from error
+        except ValueError as error:
+            raise CheckpointError(f"the checkpoint of step {checkpoint.step} cannot be resumed: {error}") from error
+        logger.info("resuming after step %d", checkpoint.step)
+
+    async def start_environments(self, resources: AsyncExitStack) -> None:
+        """Starts the environments that hold resources; `resources` closes them. Raises what `refusal` returns."""
+        config, loaded = self.config, self._start.loaded
+        directory, model = config.run_dir / "environments", Path(config.model)
+        try:
+            for name, environment in loaded.environments.items():
+                context = EnvironmentContext(name, directory / name, model, config.seed)
+                await resources.enter_async_context(started(environment.environment, context))
+            evaluating = environments_started(loaded.evaluations, directory / "evaluations", model, config.seed)
+            await resources.enter_async_context(evaluating)
+        except ValueError as error:
+            raise refusal(error) from error
+
+    async def start_other_models(self, resources: AsyncExitStack) -> None:
+        """Gives the rollouts their opponents, teacher and traces, if the run has any; `resources` closes them."""
+        config, outages = self.config, self._reports.outages
+        opponents = await resources.enter_async_context(opponents_of(config, outages))
+        self._playing.opponents = self.evaluations.opponents = opponents
+        chat = self._start.loaded.chat
+        self._playing.teacher = await resources.enter_async_context(teacher_of(config, chat, outages))
+        if config.trace_rollouts > 0:
+            self._playing.tracing = RolloutTracing(self._reports.activity.spans, config.run_id, config.trace_rollouts)
+
+    async def show_telemetry(self) -> None:
+        """Keeps what Prometheus reads current, until cancelled."""
+        await self._telemetry.watch(self.pool, self.scheduler, self._reports.outages)
+
+    def make_policy(self) -> PolicyWatcher:
+        """Returns what gives the pool the trainer's policies."""
+        return PolicyWatcher(
+            self.config.run_dir,
+            self.pool,
+            _adapter(self.config),
+            self._report_policy,
+            self.evaluations.need_version,
+            lambda: self.sender.newest_step,
+        )
+
+    def make_steering(self) -> Steering:
+        """Returns what takes up requests to the run from now on. Blocks."""
+        chat, run_dir = self._start.loaded.chat, self.config.run_dir
+
+        def prepare(config: RunConfig) -> Callable[[], None]:
+            advantage, chats = _load_advantage(config), _chats_of(config, chat)
+            filters = with_vocabulary(config.filters, chat.vocabulary)
+            return lambda: self._reconfigure(config.model_copy(update={"filters": filters}), advantage, chats)
+
+        changes = Changes(
+            self.config,
+            self._start.journal,
+            given=self._start.given,
+            steps=self.sender,
+            between_steps=self.dispatcher.between_steps,
+            prepare=prepare,
+        )
+        dumps = AskedDumps(run_dir, self.config.steps, self.sender, self.dispatcher.between_steps)
+        self.dispatcher.annotate, self.dispatcher.is_dump_asked = changes.annotation, dumps.is_asked
+        self.steering = Steering(
+            run_dir,
+            changes=changes,
+            dumps=dumps,
+            steps=self.sender,
+            set_paused=self.set_paused,
+            every_poll=self._rest,
+        )
+        return self.steering
+
+    @property
+    def all_committed(self) -> bool:
+        """Whether the last step is committed."""
+        return self.sender.newest_step >= self.config.steps
+
+    def describe(self) -> str:
+        """Returns what the run waits for, for a person."""
+        return "; ".join(self.scheduler.snapshot().waiting_for)
+
+    def set_paused(self, pause: Pause | None) -> None:
+        """Begins or ends a pause, unless it has begun or ended already."""
+        if (pause is not None) == self._is_paused:
+            return
+        self._is_paused = pause is not None
+        step = self.sender.newest_step
+        self._reports.decisions.of_run(Decision.PAUSED if pause is not None else Decision.CONTINUED, step)
+        words = "the run goes on" if pause is None else f"paused{f': {pause.reason}' if pause.reason else ''}"
+        logger.info("%s, after step %d of %d", words, step, self.config.steps)
+        self._reports.set_status(f"step {step} of {self.config.steps}" + (f"; {words}" if pause is not None else ""))
+        self._reports.watchdog.progress()
+        self.dispatcher.handle(PauseRequested() if pause is not None else ResumeRequested())
+
+    def _rest(self) -> None:
+        """A run that waits to be resumed does not stall."""
+        if self.scheduler.rests:
+            self._reports.watchdog.progress()
+
+    def _reconfigure(self, config: RunConfig, advantage: Advantage, chats: dict[str, Chat]) -> None:
+        """Uses another configuration from now on."""
+        former, self.config = self.config.schedule.max_inflight_rollouts, config
+        self._mix.reweight({environment.name: environment.ratio for environment in config.environments})
+        self.evaluations.set_shares(config)
+        self._playing.reconfigure(config, chats)
+        self.dispatcher.reconfigure(config, advantage)
+        set_level(config.log_level)
+        if (limit := config.schedule.max_inflight_rollouts) != former:
+            self._health.make_room(limit)
+            self.dispatcher.handle(LimitChanged(limit))
+        self._reports.decisions.of_run(Decision.CHANGED, self.sender.newest_step + 1)
+
+    def _on_capacity(self, rollouts: int) -> None:
+        logger.debug("inference has capacity for %d concurrent requests", rollouts)
+        self.dispatcher.handle(CapacityChanged(rollouts))
+
+    def _report_policy(self, event: PolicyUpdateStarting | PolicyUpdated) -> None:
+        self._reports.watchdog.progress()
+        self._reports.activity.policy(event)
+        self.dispatcher.handle(event)
+        if isinstance(event, PolicyUpdated):
+            self.evaluations.policy_updated(event.version)
+
+    def _publish(self, line: MetricsLine) -> None:
+        self._telemetry.publish(line)
+        self._reports.activity.end_step(line, self.dispatcher.last_phases)
+        self._reports.step_committed(line)
+
+
+def _load_advantage(config: RunConfig) -> Advantage:
+    """Loads the advantage function and tries it with a made-up group. Raises `ValueError`."""
+    advantage = load_advantage(config.advantage)
+    try_advantage(advantage, config.schedule.group_size)
+    return advantage
+
+
+def _chats_of(config: RunConfig, chat: Chat) -> dict[str, Chat]:
+    """Returns the chat of each environment, with its template variables. Raises `ValueError`."""
+    return {e.name: chat.with_template_kwargs(config.sampling_of(e).chat_template_kwargs) for e in config.environments}
+
+
+def _adapter(config: RunConfig) -> str | None:
+    """Returns the name of the run's LoRA adapter at the servers; None if full weights are trained."""
+    return config.run_id if config.training.lora is not None else None
+
+
+def _transcriber(config: RunConfig, chat: Chat) -> Transcriber | None:
+    """Returns what decodes the rollouts of the records; None if records have no text."""
+    return Transcriber(chat.transcribe, config.recorded_tokens) if config.recorded_tokens else None
