@@ -44,6 +44,7 @@ COMMANDS = {
     "stop": ("cli.stop", "end one run of a job, or evict it; the others go on; or end a submitted job"),
     "track": ("cli.tracking.track", "send a job's metrics to TensorBoard, Trackio or W&B, while it runs or afterwards"),
     **{verb.name: ("cli.steering:run_verb", verb.summary) for verb in RUN_VERBS if verb.is_command},
+    "note": ("cli.steering:note", "write notes and tags of a run, or of all runs of a job, for people"),
     "join": ("cli.steering:join", "start a run of its own in a live job, detached"),
     "servers": ("cli.steering:servers", "list, drain and add the inference servers of a live job"),
     "status": ("cli.status", "print a job's state from its directory; --watch repeats it, --json is for programs"),

@@ -1,4 +1,4 @@
-"""The commands that steer a live job: `pause`, `resume` and the other verbs of `job/admin/verbs.py`, `join`, and `servers`.
+"""The commands that steer a live job: `pause` and the other verbs of `job/admin/verbs.py`, `note`, `join`, and `servers`.
 
 All take `--job` and `--json`. What carries a verb out is imported once it is asked for: `change` and `join` read configurations.
 """
@@ -85,6 +85,28 @@ def _pair(word: str) -> tuple[str, Any]:
         return key, json.loads(value)
     except json.JSONDecodeError:
         return key, value
+
+
+def note(arguments: list[str]) -> int:
+    """`counterpoint note [RUN]`: writes notes and tags of a run, or of all; without any, prints them. Raises `UserError`."""
+    from job.admin.note import NoteChange, note_run
+    from job.directory import run_ids_in
+    from job.inspection.notes import notes_of
+
+    parser = _parser("note", "Writes notes and tags of a run, live or ended; without any, prints those that it has.")
+    parser.add_argument("run", metavar="RUN", nargs="?", help="the run's id; all runs of the job unless given")
+    _add_common(parser)
+    parser.add_argument("--text", metavar="NOTES", help="the notes, in place of those that it has; '' removes them")
+    parser.add_argument("--tag", action="append", default=[], help="adds a tag; may be given more than once")
+    parser.add_argument("--untag", action="append", default=[], metavar="TAG", help="removes a tag")
+    given = parser.parse_intermixed_args(arguments)
+    job, noted = job_of(given), []
+    for run_id in [given.run] if given.run else run_ids_in(job):
+        tags = [tag for tag in [*notes_of(job, run_id).tags, *given.tag] if tag not in given.untag]
+        noted.append(note_run(job, run_id, checked(NoteChange, run_id, notes=given.text, tags=tags)))
+    return _show(
+        given, [each.model_dump(exclude={"sentence"}) for each in noted], "\n".join(each.sentence for each in noted)
+    )
 
 
 def servers(arguments: list[str]) -> int:

@@ -16,6 +16,7 @@ from environments.config import EnvironmentConfig, SamplingConfig
 from inference.config import PoolConfig
 from run.evaluations import EvaluationConfig, check_evaluations
 from run.loss import KINDS, LossConfig
+from run.notes import NotesText, Tags
 from run.opponents import OpponentConfig, check_opponents
 from run.teacher import TeacherConfig, check_teacher
 from run.updates import ReferenceConfig, ValueHeadConfig
@@ -343,6 +344,12 @@ class RunConfig(Config):
 
     resume: bool = False
     """Continue from the newest checkpoint. False: the run's directory must not hold a run yet."""
+
+    notes: NotesText = ""
+    """Text about the run, shown on the page and at W&B. `counterpoint note` changes it."""
+
+    tags: Tags = []
+    """Words to find the run by, on the page and at the sinks of `[tracking]`. `counterpoint note` changes them."""
 
     environments: list[EnvironmentConfig] = Field(min_length=1)
     """The mix of environments."""

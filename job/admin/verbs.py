@@ -23,8 +23,8 @@ class Verb(NamedTuple):
     """What will happen, in sentences: for whoever is about to do it."""
     function: str
     """`MODULE:NAME` of what does it. For a run: `function(job, run_id, asked, wait_seconds)`, which returns an `Outcome`; the
-    fields of the model `asked` are what the verb is asked with, and a verb without any lacks it. For a server:
-    `function(job, url)`."""
+    fields of the model `asked` are what the verb is asked with, and a verb without any lacks it, as one that is done at once
+    lacks `wait_seconds`. For a server: `function(job, url)`."""
     label: str
     """The text of the page's button."""
     when: Literal["", "paused", "not paused", "drained", "not drained", "added"] = ""
@@ -37,8 +37,11 @@ class Verb(NamedTuple):
     """Whether what it ends is not begun again by a further verb."""
     is_urgent: bool = False
     """Whether it must not wait behind other changes: what pauses or ends a run."""
+    after_end: bool = False
+    """Whether the page offers it for a run that has ended, too."""
     is_command: bool = True
-    """Whether it is a command of its own. `counterpoint stop` has a form of its own, for eviction and for submitted jobs, too."""
+    """Whether it is a command of its own. `counterpoint stop` has a form of its own, for eviction and for submitted jobs, too;
+    so has `counterpoint note`, for all runs of a job."""
 
     def load(self) -> Callable[..., Any]:
         """Returns the function."""
@@ -83,6 +86,15 @@ RUN_VERBS = (
         "are marked.",
         "job.admin.change:change_run",
         "Change",
+    ),
+    Verb(
+        "note",
+        "write notes and tags of a run, for people",
+        "Notes and tags stand with the run in place of those that it has. Nothing that is trained depends on them.",
+        "job.admin.note:note_run",
+        "Notes",
+        after_end=True,
+        is_command=False,
     ),
     Verb(
         "checkpoint",

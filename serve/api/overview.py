@@ -117,6 +117,10 @@ class RunEntry(Config):
     """The median of the newest steps."""
     seconds_left: float | None
     """At that rate; null if its orchestrator does not live."""
+    notes: str
+    """What people wrote about it."""
+    tags: list[str]
+    """Words to find it by."""
 
 
 class ProblemEntry(Config):
@@ -198,6 +202,8 @@ def run_entry(job: Job, run: RunFacts) -> RunEntry:
         mismatch_kl=trained.get("mismatch_kl"),
         seconds_a_step=run.seconds_a_step,
         seconds_left=run.seconds_left,
+        notes=printable(run.notes.notes),
+        tags=[*run.notes.tags],
     )
 
 

@@ -186,6 +186,8 @@ class VerbEntry(Config):
     """The state in which it applies, such as `paused`; empty: in any."""
     asks_first: bool
     """Whether a person is asked before it acts."""
+    after_end: bool
+    """Whether it may be done to a run that has ended, too."""
     needs_reason: bool
     """Whether a person is to give a reason."""
     is_dangerous: bool
@@ -216,10 +218,11 @@ def _parameters_of(verb: Verb) -> tuple[type[RunParameters], list[str]]:
         field = asked.model_fields[name]
         default = ... if field.is_required() else field.default
         described = Field(default, description=docstring_of(asked, name))
-        fields[name] = (Annotated[field.annotation, *field.metadata], described)
-    base: type[RunParameters] = EndParameters
-    if (seconds := signature(verb.load()).parameters["wait_seconds"].default) is not None:
-        base, fields["wait_seconds"] = RequestParameters, (Wait, seconds)
+        fields[name] = (Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation, described)
+    wait = signature(verb.load()).parameters.get("wait_seconds")
+    base: type[RunParameters] = RunParameters if wait is None else EndParameters
+    if wait is not None and wait.default is not None:
+        base, fields["wait_seconds"] = RequestParameters, (Wait, wait.default)
     name = f"{verb.name.title()}Parameters"
     return create_model(name, __base__=base, __doc__=verb.explanation, __module__=__name__, **fields), names
 
@@ -228,12 +231,13 @@ def _of_run(verb: Verb) -> Endpoint[Any, Any]:
     """Returns the endpoint of a verb on a run. It answers with what has come of it."""
     act, asked = verb.load(), verb.fields()
     parameters, names = _parameters_of(verb)
+    waiting = {"wait_seconds"} & parameters.model_fields.keys()
 
     def answer(jobs: Jobs, given: Any) -> Any:
         job = jobs.get(given.job)
         job.run_directory(given.run)
         values = given.model_dump(include={"request_id", *names}, exclude_none=True)
-        return act(job.directory, given.run, *([asked(**values)] if asked else []), wait_seconds=given.wait_seconds)
+        return act(job.directory, given.run, *([asked(**values)] if asked else []), **given.model_dump(include=waiting))
 
     return Endpoint(
         "POST", f"/jobs/{{job}}/runs/{{run}}/{verb.name}", sentence_of(verb), parameters,

@@ -27,6 +27,7 @@ from job.inspection.no_difference import read_notice
 from job.inspection.status import RATE_STEPS, JobStatus
 from job.processes_file import PROCESSES_FILE
 from job.run_state import current_state, exclusion_of, is_to_start
+from run.notes import NO_NOTES, Notes
 from serve.readers.newest_steps import NewestSteps, NewestTrained, TrainedEnd, nulls_of
 from serve.readers.run_file import RunFile, RunFiles
 from trainer.telemetry.mismatch import read_jump
@@ -64,6 +65,7 @@ class RunFacts:
     """The newest steps and their mismatch KL."""
     empty: tuple[str, ...] = ()
     """Metrics of its newest step that are not finite."""
+    notes: Notes = NO_NOTES
 
     @cached_property
     def lines(self) -> list[Line]:
@@ -261,6 +263,7 @@ class JobReader:
             max(_changed(lock_file_of(self._directory, run_id)) or 0.0, _changed(f"{run_dir}/control") or 0.0),
             tuple(trained.mismatch) if trained is not None else (),
             (*steps.empty, *(nulls_of(trained.raw) if trained is not None else ())),
+            self._files.notes(run_dir) or file.notes,
         )
 
     def _trained_steps(self, run_id: str, newest: NewestTrained | None) -> dict[int, Line]:

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from job.inspection.notes import notes_of
 from job.inspection.redaction import whole_configuration
 from job.tracking.rows import Evaluation, Row, Target
 
@@ -62,7 +63,7 @@ class TrackioSink:
 
     def _log(self, run_id: str, values: dict[str, float], step: int, time: float) -> None:
         first = not self._last.get(run_id)
-        config = whole_configuration(self._target.job, run_id) | {"_Group": self._target.group} if first else None
+        config = self._configuration(run_id) if first else None
         at = datetime.fromtimestamp(time, UTC).isoformat()
         self._storage.bulk_log(
             self._project,
@@ -73,6 +74,10 @@ class TrackioSink:
             config=config,
             run_id=self._id(run_id),
         )
+
+    def _configuration(self, run_id: str) -> dict[str, Any]:
+        noted = notes_of(self._target.job, run_id)
+        return whole_configuration(self._target.job, run_id) | {"_Group": self._target.group} | noted.model_dump()
 
     def _name(self, run_id: str) -> str:
         return f"{self._target.group}.{run_id}"

@@ -8,6 +8,7 @@ import { changeName, nameOf } from "../widgets/name.js";
 import { changeProgress, changeSparkline, progress, sparkline } from "../widgets/sparkline.js";
 import { table } from "../widgets/table.js";
 import { problemList } from "./problems.js";
+import { tagList } from "./run_notes.js";
 
 export const title = "Overview";
 export const path = "/";
@@ -29,9 +30,10 @@ export function renderJobs(root, context, name, isWanted) {
   const summary = element("span", { class: "muted" });
   const jobs = element("div", {});
   const nothing = element("p", { class: "empty" }, "Reading the jobs' directories.");
+  const chosen = element("button", { type: "button", class: "tag chosen", hidden: true, title: "Show all runs", on: { click: () => pickTag(null) } });
   const tables = new Map();
   let troubles = new Map();
-  root.append(element("div", { class: "view-title" }, heading, summary), problems.element, jobs, nothing);
+  root.append(element("div", { class: "view-title" }, heading, summary, chosen), problems.element, jobs, nothing);
 
   function draw(overview) {
     const wanted = overview.jobs.filter(isWanted);
@@ -39,6 +41,8 @@ export function renderJobs(root, context, name, isWanted) {
     const runs = wanted.flatMap((job) => job.runs);
     const active = runs.filter((run) => run.alive).length;
     setText(summary, `${plural(wanted.length, "job")}, ${plural(runs.length, "run")}${runs.length > 0 ? `, ${whole(active)} active` : ""}`);
+    setText(chosen, context.query.tag ? `only ${visible(context.query.tag, 40)} ×` : "");
+    setAttribute(chosen, "hidden", !context.query.tag);
     troubles = tonesOf(overview.problems);
     problems.update(overview.problems.filter((problem) => ids.has(problem.job)), overview.time, overview.problemCount - overview.problems.length);
     keep(jobs, wanted, (job) => job.job, (job) => makeJob(job), (node, job) => changeJob(node, job, overview.time));
@@ -47,8 +51,14 @@ export function renderJobs(root, context, name, isWanted) {
     setAttribute(nothing, "hidden", wanted.length > 0);
   }
 
+  /** Shows the runs with a tag alone; null shows all. */
+  function pickTag(tag) {
+    context.setQuery({ tag });
+    draw(context.overview());
+  }
+
   function makeJob(job) {
-    const list = table({ caption: `Runs of ${visible(job.job)}`, columns: columns(context, job.job), keyOf: (run) => run.run, tone: (run) => troubles.get(keyOf(run)) ?? "", empty: "No run has begun yet. Runs appear here when their orchestrators start." });
+    const list = table({ caption: `Runs of ${visible(job.job)}`, columns: columns(context, job.job, pickTag), keyOf: (run) => run.run, tone: (run) => troubles.get(keyOf(run)) ?? "", empty: "No run has begun yet. Runs appear here when their orchestrators start." });
     tables.set(job.job, list);
     return element("section", { class: "section" }, element("div", { class: "section-head" }, element("h2", {}, element("a", {}, element("bdi", {}))), badge(""), element("span", { class: "muted" }), element("span", { class: "spacer" })), list.element);
   }
@@ -60,7 +70,8 @@ export function renderJobs(root, context, name, isWanted) {
     setAttribute(section.lastChild, "hidden", !["job", "other", "missing"].includes(job.kind));
     changeBadge(state, stateOfJob(job));
     setText(note, [visible(job.directory, 160), diskOf(job), KINDS[job.kind]].filter(Boolean).join(" · "));
-    tables.get(job.job).update(job.runs.map((run) => ({ ...run, now })));
+    const { tag } = context.query;
+    tables.get(job.job).update(job.runs.filter((run) => !tag || run.tags.includes(tag)).map((run) => ({ ...run, now })));
   }
 
   return {
@@ -73,9 +84,9 @@ export function renderJobs(root, context, name, isWanted) {
 }
 
 /** The columns of the table of runs. */
-function columns(context, job) {
+function columns(context, job, pickTag) {
   return [
-    { key: "run", least: 152, title: "Run", value: (run) => run.run, cell: (run) => visible(run.run, 64), change: (cell, run) => changeRun(cell, context.link(RUN, { job, run: run.run }), run) },
+    { key: "run", least: 152, title: "Run", value: (run) => run.run, cell: (run) => visible(run.run, 64), change: (cell, run) => changeRun(cell, context.link(RUN, { job, run: run.run }), run, pickTag) },
     { key: "state", width: 124, title: "State", value: (run) => run.state, change: changeState },
     { key: "step", width: 108, title: "Step", number: true, value: (run) => run.step, change: changeStep },
     { key: "reward", width: 66, title: "Reward", number: true, value: (run) => run.reward, cell: (run) => number(run.reward, 3), help: "Mean reward of the newest step" },
@@ -89,10 +100,14 @@ function columns(context, job) {
   ];
 }
 
-function changeRun(cell, href, run) {
-  if (!cell.firstChild) cell.append(element("a", { class: "cell-name" }, nameOf()));
+function changeRun(cell, href, run, pickTag) {
+  if (!cell.firstChild) {
+    cell.tags = tagList(pickTag);
+    cell.append(element("a", { class: "cell-name" }, nameOf()), cell.tags.element);
+  }
   setAttribute(cell.firstChild, "href", href);
-  setAttribute(cell.firstChild, "title", visible(run.run, 200));
+  setAttribute(cell.firstChild, "title", [visible(run.run, 200), visible(run.notes, 300)].filter(Boolean).join(": "));
+  cell.tags.update(run.tags);
   changeName(cell.firstChild.firstChild, run.run);
 }
 

@@ -11,6 +11,7 @@ import { showConfiguration } from "./configuration_dialog.js";
 import { Curves } from "./curves.js";
 import { problemList } from "./problems.js";
 import { runActions } from "./run_actions.js";
+import { runNotes } from "./run_notes.js";
 
 export const title = "Run";
 export const path = "/jobs/{job}/runs/{run}";
@@ -23,6 +24,7 @@ export function render(root, context) {
   const updated = element("span", { class: "muted" });
   const configuration = element("button", { type: "button", class: "button small", disabled: true, title: "The configuration that the run has", on: { click: () => compareConfigurations() } }, "Configuration");
   const actions = runActions(context);
+  const notes = runNotes(context);
   const problems = problemList(context, { isOfOneRun: true });
   const numbers = figures("Newest numbers");
   const controls = chartControls(context, { onChange: () => draw(), onRuns: () => context.refresh() });
@@ -34,7 +36,7 @@ export function render(root, context) {
   let axis = controls.axis();
   let runs = [];
   let detail = null;
-  root.append(element("div", { class: "view-title" }, element("h1", {}, element("bdi", {}, visible(run, 64))), state, updated, element("span", { class: "spacer" }), configuration, actions.element), problems.element, numbers.element, controls.element, unreadable, grid.element);
+  root.append(element("div", { class: "view-title" }, element("h1", {}, element("bdi", {}, visible(run, 64))), state, updated, element("span", { class: "spacer" }), configuration, actions.element), notes.element, problems.element, numbers.element, controls.element, unreadable, grid.element);
 
   /** Shows the run's configuration, and where those of the runs beside it differ. A run that is gone is left out. */
   async function compareConfigurations() {
@@ -63,6 +65,7 @@ export function render(root, context) {
     setAttribute(configuration, "disabled", false);
     showNumbers();
     actions.update(found);
+    notes.update(found);
   }
 
   /** The header: numbers of the newest step, those that charts show, too, from their curves. */

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import sqlite3
 from pathlib import Path
 from random import Random
+from typing import Any
 
+import orjson
 import pytest
 
 from job.tracking.event_files import read_scalars
-from job.tracking.sinks.wandb_files import steps_in
+from job.tracking.sinks.wandb_files import _records, steps_in
+from run.notes import Notes, write_notes
 from tests.job.tracking.jobs import Job, sink_process
 
 STEPS = 12
@@ -38,6 +42,13 @@ def wandb_steps(job: Job) -> list[int]:
     found = [(step, values) for file in files for step, values in steps_in(file)]
     assert all(float(values["reward/mean"]) == step / 100 for step, values in found)
     return sorted(step for step, _ in found)
+
+
+def runs_in(file: Path) -> list[Any]:
+    """W&B's own records of a run."""
+    record = importlib.import_module("wandb.proto.wandb_internal_pb2").Record
+    records = [record.FromString(data) for data in _records(file.read_bytes())]
+    return [record.run for record in records if record.WhichOneof("record_type") == "run"]
 
 
 READ = {"tensorboard": tensorboard_steps, "trackio": trackio_steps, "wandb": wandb_steps}
@@ -114,3 +125,23 @@ def test_wandb_keeps_the_first_values_of_steps_that_are_trained_again_and_says_s
     assert float(rows[6]["trained_again_from"]) == 4
     evaluated = [values for values in rows.values() if "evaluation/held/pass@1" in values]
     assert [float(values["evaluation/held/step"]) for values in evaluated] == [2.0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["trackio", "wandb"])
+def test_notes_and_tags_of_a_run_are_those_at_the_sink(name: str, tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    write_notes(tmp_path / "run_a", Notes(notes="a note", tags=["paper", "lr=1e-5"]))
+    with sink_process(job.spec(name, **({"mode": "offline"} if name == "wandb" else {}))) as process:
+        job.steps(1, 2)
+        assert process.finish() == 0
+    if name == "trackio":
+        with sqlite3.connect(tmp_path / "tracking" / "trackio" / "counterpoint.db") as database:
+            ((config,),) = database.execute("SELECT CAST(config AS TEXT) FROM configs").fetchall()
+        database.close()
+        found = orjson.loads(config)
+        assert (found["notes"], found["tags"]) == ("a note", ["paper", "lr=1e-5"])
+    else:
+        (file,) = (tmp_path / "tracking" / "wandb").glob("wandb/offline-run-*/run-*.wandb")
+        (run,) = runs_in(file)
+        assert (run.notes, [*run.tags]) == ("a note", ["paper", "lr=1e-5"])

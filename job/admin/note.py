@@ -1,0 +1,42 @@
+"""Writes notes and tags of a run, live or ended: they are files of the run, and no process is asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from job.admin.ask import Outcome, run_directory
+from job.inspection.notes import notes_of
+from run.notes import Notes, NotesText, Tags, write_notes
+from transport.config import Config
+
+
+class NoteChange(Config):
+    """What notes and tags are to be."""
+
+    notes: NotesText | None = None
+    """Text in place of the present one, at most 2,000 characters; unset, it stays."""
+    tags: Tags | None = None
+    """Words in place of the present ones, at most 16; unset, they stay."""
+
+
+class Noted(Outcome, frozen=True):
+    """What is written about a run."""
+
+    notes: str
+    """Text."""
+    tags: list[str]
+    """Words to find it by."""
+
+
+def note_run(job: Path, run_id: str, asked: NoteChange) -> Noted:
+    """Replaces notes, tags, or both. Equal tags are one. Raises `NotThere`."""
+    run_dir = run_directory(job, run_id)
+    before = notes_of(job, run_id)
+    wanted = Notes(
+        notes=before.notes if asked.notes is None else asked.notes,
+        tags=before.tags if asked.tags is None else list(dict.fromkeys(asked.tags)),
+    )
+    if wanted != before:
+        write_notes(run_dir, wanted)
+    sentence = " ".join([f"run {run_id}:", *(f"[{tag}]" for tag in wanted.tags), wanted.notes]).rstrip()
+    return Noted(run_id=run_id, sentence=sentence, notes=wanted.notes, tags=wanted.tags)
