@@ -21,7 +21,8 @@ from transport.process.extras import SERVING, require
 
 if TYPE_CHECKING:
     from environments.base import Environment
-    from environments.config import EnvironmentConfig, SamplingConfig
+    from environments.config import EnvironmentConfig
+    from environments.sampling import SamplingConfig
     from inference.config import InferenceConfig
     from job.environments.findings import Finding
     from job.environments.observe import Observations, Plan
@@ -102,8 +103,9 @@ def _class(name: str) -> str:
 
 def _check(arguments: list[str]) -> int:
     given = _check_parser().parse_args(arguments)
-    from environments.config import EnvironmentConfig, SamplingConfig
+    from environments.config import EnvironmentConfig
     from environments.registry import load_environment
+    from environments.sampling import SamplingConfig
     from job.environments.examples import fault_of_examples
     from job.environments.findings import Level, findings
     from job.environments.observe import Plan

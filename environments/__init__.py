@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from environments.base import Unavailable as Unavailable
     from environments.chat import Chat as Chat
     from environments.config import EnvironmentConfig as EnvironmentConfig
-    from environments.config import SamplingConfig as SamplingConfig
     from environments.data.load import load_rows as load_rows
     from environments.gateway import Gateway as Gateway
     from environments.registry import load_environment as load_environment
+    from environments.sampling import SamplingConfig as SamplingConfig
     from environments.seats.table import Table as Table
     from environments.tools.environment import ToolEnvironment as ToolEnvironment
     from environments.tools.play import play_with_tools as play_with_tools

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from environments.chat import Chat, Tool
-from environments.config import SamplingConfig, SamplingOverrides
+from environments.sampling import SamplingConfig, SamplingOverrides
 from transport.records import Rollout, Turn
 
 

@@ -1,4 +1,4 @@
-"""Configuration of one environment in a run's mix, and the keys of `[sampling]`, which an environment may have of its own."""
+"""Configuration of one environment in a run's mix. `environments/sampling.py` has the keys of its `sampling`."""
 
 from __future__ import annotations
 
@@ -8,93 +8,11 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, model_validator
 
 from environments.reward import RewardBounds, as_bounds
+from environments.sampling import SamplingOverrides
 from transport.config import Config, Identifier
-
-LONGEST_SCHEMA = 16_384
-"""Characters of a JSON schema that constrains a call."""
 
 ALL = "all"
 """What stands for all environments together, and is no environment's name."""
-
-
-def _leaves_the_conversation(kwargs: dict[str, Any]) -> dict[str, Any]:
-    if taken := {"messages", "add_generation_prompt"} & kwargs.keys():
-        raise ValueError(f"{', '.join(sorted(taken))}: set by the conversation itself; leave it out")
-    return kwargs
-
-
-# vLLM refuses every request beyond these bounds (`vllm/sampling_params.py`).
-Temperature = Annotated[float, Field(ge=0.01, le=2, allow_inf_nan=False)]
-MaxTokens = Annotated[int, Field(ge=1)]
-TopP = Annotated[float, Field(gt=0, le=1)]
-TopK = Annotated[int, Field(ge=0, lt=2**31)]
-MinP = Annotated[float, Field(ge=0, le=1)]
-StopStrings = Annotated[list[Annotated[str, Field(min_length=1, max_length=256)]], Field(max_length=32)]
-TemplateKwargs = Annotated[dict[str, Any], AfterValidator(_leaves_the_conversation)]
-
-
-class SamplingConfig(Config):
-    """How completions are sampled."""
-
-    temperature: Temperature = 1.0
-    """Softmax temperature. It is recorded with every turn: the trainer, too, computes log-probabilities at the temperature that a
-    turn was generated at, so a run may be resumed with another one. vLLM raises one below 0.01 to that, and takes at most 2."""
-
-    max_tokens: MaxTokens = 256
-    """Longest completion of one turn."""
-
-    top_p: TopP = 1.0
-    """Sample from the most probable tokens that together have this probability; 1: from all. See "Truncated sampling" in
-    docs/training.md before setting this, `top_k` or `min_p`."""
-
-    top_k: TopK = 0
-    """Sample from this many most probable tokens; 0: from all."""
-
-    min_p: MinP = 0.0
-    """Sample from tokens with at least this share of the most probable one's probability; 0: from all."""
-
-    stop: StopStrings = []
-    """Strings that end a completion once it contains one of them. The tokens that complete it are the completion's last: the
-    model wrote them, and they are trained. One may be a special token; those that end a turn are known from the model."""
-
-    chat_template_kwargs: TemplateKwargs = {}
-    """Further variables for the model's chat template, such as `{ enable_thinking = false }` for Qwen3."""
-
-
-class SamplingOverrides(Config):
-    """Overrides of the run's `[sampling]` for one environment; see there for the keys.
-
-    A list or table replaces the run's as a whole.
-    """
-
-    temperature: Temperature | None = None
-    """Unset: the run's, as with all of these."""
-
-    max_tokens: MaxTokens | None = None
-    """As in `[sampling]`."""
-
-    top_p: TopP | None = None
-    """As in `[sampling]`."""
-
-    top_k: TopK | None = None
-    """As in `[sampling]`."""
-
-    min_p: MinP | None = None
-    """As in `[sampling]`."""
-
-    stop: StopStrings | None = None
-    """As in `[sampling]`."""
-
-    chat_template_kwargs: TemplateKwargs | None = None
-    """As in `[sampling]`."""
-
-
-class CallOverrides(SamplingOverrides):
-    """Overrides of one model call. Unlike those of an environment, they may constrain what is written."""
-
-    json_schema: Annotated[str, Field(max_length=LONGEST_SCHEMA)] = ""
-    """A JSON schema as text: the completion is JSON that fits it. Empty: any text. The tokens are not trained: their
-    log-probabilities are those of the constrained distribution, which the trainer's model does not have."""
 
 
 class CurriculumConfig(Config):

@@ -16,7 +16,7 @@ import numpy as np
 
 from environments.base import Environment, Model, OnePolicy, Reply
 from environments.chat import Chat, Tool
-from environments.config import CallOverrides, SamplingConfig, SamplingOverrides
+from environments.sampling import CallOverrides, SamplingConfig, SamplingOverrides
 from environments.tools.hermes import parse_hermes
 from transport.records import Rollout, Turn
 

@@ -11,12 +11,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
 import orjson
+from pydantic import ConfigDict, Field
 
+from environments.sampling import JsonSchema, Sampling
 from inference.answer_bounds import UNBOUNDED, AnswerBounds
 from inference.loads import Origin
 from transport.records import Float32Array, Int32Array, RoutingArray
@@ -29,6 +31,9 @@ REQUEST_ID_BYTES = 16
 
 MAX_PROBE_BYTES = 1 << 20
 """A probe has a few tokens and three digests; a larger `probe.json` is refused."""
+
+MOST_STOP_TOKENS = 256
+"""Tokens that may end one completion."""
 
 TOLERATED_SHARE = 0.1
 """The largest difference (root mean square) between log-probabilities of right kernels, as a share of the spread of the probe's
@@ -78,36 +83,24 @@ class ServerUnreachable(ServerFailure):
     """Nothing listens at the address any more: the connection was refused, reset or cut."""
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingParameters:
-    """How a completion is sampled: at `temperature`, without a seed of its own.
+class SamplingParameters(Sampling):
+    """How one completion is sampled, without a seed of its own. Raises `ValueError` for what vLLM would refuse."""
 
-    It is sampled from the whole distribution unless `top_p`, `top_k` or `min_p` restricts it.
-    """
+    model_config = ConfigDict(frozen=True)
 
-    temperature: float
-    max_tokens: int
-    stop_token_ids: tuple[int, ...]
-    stop: tuple[str, ...] = ()
-    """Strings that end a completion. The completion includes the string."""
-    top_p: float = 1.0
-    top_k: int = 0
-    """0: all tokens."""
-    min_p: float = 0.0
-    json_schema: str = ""
+    stop_token_ids: Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(max_length=MOST_STOP_TOKENS)] = []
+    """Tokens that end a completion."""
+    json_schema: JsonSchema = ""
     """A JSON schema, as text, that the completion fits; its log-probabilities are those after the constraint. Empty: any text."""
 
-    def __post_init__(self) -> None:
-        if not 0 < self.temperature < float("inf"):
-            raise ValueError(f"temperature = {self.temperature}: it must be positive and finite")
-        if self.max_tokens < 1:
-            raise ValueError(f"max_tokens = {self.max_tokens}: at least one token must be asked for")
-        if not 0 < self.top_p <= 1 or not 0 <= self.min_p <= 1:
-            raise ValueError(f"top_p = {self.top_p}, min_p = {self.min_p}: expected 0 < top_p <= 1 and 0 <= min_p <= 1")
-        if self.top_k < 0:
-            raise ValueError(f"top_k = {self.top_k}: 0 (all tokens) or more is expected")
-        if "" in self.stop:
-            raise ValueError("stop: an empty string would end every completion")
+    def replaced(self, **values: Any) -> SamplingParameters:
+        """Returns it with other values, which are checked."""
+        return SamplingParameters.model_validate(self.model_dump() | values)
+
+    @property
+    def named(self) -> dict[str, Any]:
+        """All but the schema, by the names that they have in vLLM's `SamplingParams` and OpenAI API."""
+        return self.model_dump(exclude={"json_schema"})
 
 
 def echo_of(token_ids: Int32Array, request_id: bytes) -> bytes:

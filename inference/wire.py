@@ -6,12 +6,15 @@ arrays the client reads as views. Both ends validate what they receive before th
 
 from __future__ import annotations
 
+import reprlib
 from typing import Any
 
 import msgpack
 import numpy as np
+from pydantic import ValidationError
 
 from inference.base import (
+    MOST_STOP_TOKENS,
     REQUEST_ID_BYTES,
     Completion,
     GenerateRequest,
@@ -48,11 +51,9 @@ MAX_RESPONSE_BYTES = 1 << 30
 """A longer response is refused before it is read: 2**30 bytes is the routing of two million tokens of 48 layers, top-8, in
 uint8."""
 
-MAX_STOP_TOKENS = 256
-MAX_STOP_STRINGS = 32
-MAX_STOP_LENGTH = 256
-MAX_SCHEMA_LENGTH = 16_384
 MAX_MODEL_NAME = 4096
+_CALL = ("model", "prompt_ids", "routed_experts_start", "request_id")
+"""The fields of a model call besides its sampling parameters."""
 _INT32 = np.dtype("<i4")
 
 
@@ -67,13 +68,7 @@ def encode_request(request: GenerateRequest) -> bytes:
         {
             "model": request.model,
             "prompt_ids": request.prompt_ids.astype(_INT32, copy=False).tobytes(),
-            "temperature": request.sampling.temperature,
-            "max_tokens": request.sampling.max_tokens,
-            "stop_token_ids": list(request.sampling.stop_token_ids),
-            "stop": list(request.sampling.stop),
-            "top_p": request.sampling.top_p,
-            "top_k": request.sampling.top_k,
-            "min_p": request.sampling.min_p,
+            **request.sampling.named,
             "routed_experts_start": request.routed_experts_start,
             "request_id": request.request_id,
             **({"json_schema": request.sampling.json_schema} if request.sampling.json_schema else {}),
@@ -93,28 +88,21 @@ def decode_request(body: bytes) -> GenerateRequest:
     if not 0 <= start <= len(prompt_ids):
         raise ValueError(f"routed_experts_start = {start}: it must be from 0 to the prompt's {len(prompt_ids)} tokens")
     model = _model(fields)
-    stop = _field(fields, "stop_token_ids", list)
-    if not all(type(token) is int and 0 <= token < 2**31 for token in stop):
-        raise ValueError("stop_token_ids: they must be non-negative int32")
-    strings = _field(fields, "stop", list)
-    if len(strings) > MAX_STOP_STRINGS or not all(type(s) is str and len(s) <= MAX_STOP_LENGTH for s in strings):
-        raise ValueError(
-            f"stop: at most {MAX_STOP_STRINGS} strings of at most {MAX_STOP_LENGTH} characters are expected"
-        )
-    schema = _field(fields, "json_schema", str) if "json_schema" in fields else ""
-    if len(schema) > MAX_SCHEMA_LENGTH:
-        raise ValueError(f"json_schema: {len(schema)} characters; at most {MAX_SCHEMA_LENGTH} are taken")
-    sampling = SamplingParameters(
-        temperature=_field(fields, "temperature", float),
-        max_tokens=_field(fields, "max_tokens", int),
-        stop_token_ids=tuple(stop),
-        stop=tuple(strings),
-        top_p=_field(fields, "top_p", float),
-        top_k=_field(fields, "top_k", int),
-        min_p=_field(fields, "min_p", float),
-        json_schema=schema,
-    )
-    return GenerateRequest(model, prompt_ids, sampling, start, _request_id(fields))
+    return GenerateRequest(model, prompt_ids, _sampling(fields), start, _request_id(fields))
+
+
+def _sampling(fields: dict[Any, Any]) -> SamplingParameters:
+    """Reads the sampling parameters: those and no others, so that one which a client of another version has is not ignored."""
+    given = {name: value for name, value in fields.items() if name not in _CALL}
+    for name in SamplingParameters.model_fields:
+        if name not in given and name != "json_schema":
+            raise ValueError(f"{name}: the request has no such field, which this server expects")
+    try:
+        return SamplingParameters.model_validate(given, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        raise ValueError(f"{place} = {reprlib.repr(first['input'])}: {first['msg']}") from None
 
 
 def encode_score_request(request: ScoreRequest) -> bytes:
@@ -172,7 +160,7 @@ def _provenance(header: dict[str, Any]) -> tuple[Origin, bytes]:
 
 
 def _fields(body: bytes) -> dict[Any, Any]:
-    fields = unpacked(body, "the body", CodecError, max_array_len=MAX_STOP_TOKENS, max_map_len=16, max_ext_len=0)
+    fields = unpacked(body, "the body", CodecError, max_array_len=MOST_STOP_TOKENS, max_map_len=64, max_ext_len=0)
     if not isinstance(fields, dict):
         raise ValueError(f"the body is a msgpack {type(fields).__name__}, a map is expected")
     return fields

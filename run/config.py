@@ -12,7 +12,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from environments.config import EnvironmentConfig, SamplingConfig
+from environments.config import EnvironmentConfig
+from environments.sampling import SamplingConfig
 from inference.config import PoolConfig
 from run.evaluations import EvaluationConfig, check_evaluations
 from run.loss import KINDS, LossConfig

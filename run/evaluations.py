@@ -9,7 +9,8 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from environments.config import EnvironmentConfig, SamplingOverrides
+from environments.config import EnvironmentConfig
+from environments.sampling import SamplingOverrides
 from transport.config import Config, Identifier
 
 PassAt = Annotated[int, Field(ge=1)]

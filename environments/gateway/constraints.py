@@ -14,9 +14,9 @@ import orjson
 
 from environments.base import Reply, ToolCall
 from environments.chat import Tool
-from environments.config import LONGEST_SCHEMA
 from environments.gateway.errors import Refused
 from environments.messages import is_deep, json_of, shown
+from environments.sampling import LONGEST_SCHEMA
 
 MOST_CHARACTERS = 256
 """The largest `minLength` and `maxLength`: a text of at most 256 takes xgrammar 0.3 s, one of 1000 0.7 s, at 20,000 tokens."""

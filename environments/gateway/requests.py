@@ -9,18 +9,29 @@ import difflib
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from pydantic import ValidationError
+
 from environments.chat import Message, Tool
-from environments.config import CallOverrides, SamplingConfig, SamplingOverrides
 from environments.gateway.constraints import calls_schema, demanded_tools, response_schema
 from environments.gateway.errors import Refused
 from environments.gateway.messages import template_messages, template_tools
 from environments.messages import shown
+from environments.sampling import (
+    LONGEST_STOP,
+    MOST_STOPS,
+    SAMPLED,
+    SHAPING,
+    CallOverrides,
+    SamplingConfig,
+    SamplingOverrides,
+)
 
 MOST_CHOICES = 16
 """Turns of one request: `n` times its prompts."""
 
-MOST_STOPS = 32
-LONGEST_STOP = 256
+_RAISED: dict[str, tuple[float, float]] = {"temperature": (0.0, 0.01), "top_p": (0.0, 1e-6), "top_k": (-1, 0)}
+"""What agents give for greedy decoding or for all tokens, and the least value that is used: a number from the first on becomes at
+least the second. Log-probabilities to train on need a distribution, for which vLLM's 0 is none."""
 
 _IGNORED = frozenset(
     {
@@ -30,10 +41,9 @@ _IGNORED = frozenset(
 )  # fmt: skip
 _SHARED = frozenset(
     {
-        "frequency_penalty", "logit_bias", "logprobs", "max_tokens", "min_p", "n", "presence_penalty", "stop", "stream",
-        "stream_options", "temperature", "top_k", "top_p",
+        "frequency_penalty", "logit_bias", "logprobs", "n", "presence_penalty", "stream", "stream_options",
     }
-)  # fmt: skip
+) | SAMPLED  # fmt: skip
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "audio": (),
     "best_of": (1,),
@@ -165,9 +175,8 @@ def _asked(
     options = fields.get("stream_options") or {}
     if not isinstance(options, dict) or not options.keys() <= {"include_usage", "include_obfuscation"}:
         _refuse(fields, "stream_options", 'expected {"include_usage": true}')
-    overrides = {**_numbers(fields, sampling), "max_tokens": _most_tokens(fields, sampling)}
-    if not agent_sampling:
-        overrides = {"max_tokens": overrides["max_tokens"]}
+    shaping = _shaping(fields)
+    overrides = {**(shaping if agent_sampling else {}), "max_tokens": _most_tokens(fields, sampling)}
     if stop:
         overrides["stop"] = [*sampling.stop, *(each for each in stop if each not in sampling.stop)]
         if len(overrides["stop"]) > MOST_STOPS:
@@ -187,23 +196,20 @@ def _most_tokens(fields: dict[str, Any], sampling: SamplingConfig) -> int:
     return min([sampling.max_tokens, *(each for each in given if each is not None)])
 
 
-def _numbers(fields: dict[str, Any], sampling: SamplingConfig) -> dict[str, Any]:
-    """Those of the agent's sampling parameters that it gives. They are checked also where they are ignored."""
+def _shaping(fields: dict[str, Any]) -> dict[str, Any]:
+    """Those of the agent's sampling parameters that shape the distribution. They are checked also where they are ignored."""
     found: dict[str, Any] = {}
-    for name, least, most in (("temperature", 0.0, 2.0), ("top_p", 0.0, 1.0), ("min_p", 0.0, 1.0)):
+    for name in SHAPING:
         value = fields.get(name)
         if value is None:
             continue
-        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
-            _refuse(fields, name, f"expected a number from {least:g} to {most:g}")
-        found[name] = float(value)
-    if (top_k := _whole(fields, "top_k", -1, 2**31)) is not None:
-        found["top_k"] = max(top_k, 0)
-    # vLLM takes 0 for greedy decoding; log-probabilities to train on need a distribution.
-    if "temperature" in found:
-        found["temperature"] = max(found["temperature"], 0.01)
-    if found.get("top_p") == 0:
-        found["top_p"] = 1e-6
+        least, used = _RAISED.get(name, (0, 0))
+        if type(value) in (int, type(used)) and least <= value < used:
+            value = used
+        try:
+            found |= SamplingOverrides.model_validate({name: value}, strict=True).model_dump(exclude_none=True)
+        except ValidationError as error:
+            _refuse(fields, name, error.errors(include_url=False)[0]["msg"])
     return found
 
 

@@ -11,15 +11,16 @@ from typing import Any, NoReturn
 from environments.gateway.errors import Refused
 from environments.gateway.messages import MOST_MESSAGES
 from environments.messages import shown
+from environments.sampling import SHAPING
 
 LOG_PROBABILITIES = "message.output_text.logprobs"
 _INCLUDED = (LOG_PROBABILITIES, "reasoning.encrypted_content")
 _SAME = frozenset(
     {
-        "metadata", "min_p", "model", "parallel_tool_calls", "prompt_cache_key", "prompt_cache_retention", "safety_identifier",
-        "service_tier", "store", "stream", "temperature", "top_k", "top_logprobs", "top_p", "user",
+        "metadata", "model", "parallel_tool_calls", "prompt_cache_key", "prompt_cache_retention", "safety_identifier",
+        "service_tier", "store", "stream", "top_logprobs", "user",
     }
-)  # fmt: skip
+) | frozenset(SHAPING)  # fmt: skip
 """Fields that mean what they mean in a chat request."""
 _READ = frozenset(
     {

@@ -15,7 +15,6 @@ import orjson
 
 from environments.base import Model, Reply
 from environments.chat import LONG_TEXT, packed
-from environments.config import CallOverrides
 from environments.gateway.constraints import read_demanded
 from environments.gateway.conversation import Conversations
 from environments.gateway.errors import Refused
@@ -24,6 +23,7 @@ from environments.gateway.requests import Asked, ChatRequest, CompletionRequest,
 from environments.gateway.responses import Choice, assistant_message, chat_answer, completion_answer, unsendable
 from environments.gateway.responses_answer import responses_answer
 from environments.gateway.responses_request import chat_fields
+from environments.sampling import CallOverrides
 from transport.printable import shortened
 from transport.records import Turn
 

@@ -17,13 +17,13 @@ import verifiers.v1 as vf
 from verifiers.v1.dialects import ChatDialect
 
 from environments.base import Model, Reply, ToolCall
-from environments.config import SamplingOverrides
 from environments.gateway.conversation import Conversations
 from environments.gateway.errors import Refused
 from environments.gateway.messages import template_messages
 from environments.gateway.requests import chat_request
 from environments.gateway.responses import Choice, assistant_message, chat_answer, unsendable
 from environments.gateway.session import reply_to
+from environments.sampling import SamplingOverrides
 from environments.verifiers_library.own_loop import on_loop
 from transport.records import Turn
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from environments.base import Model, Reply, ToolCall
 from environments.chat import Chat, Tool
-from environments.config import CallOverrides, SamplingConfig, SamplingOverrides
+from environments.sampling import CallOverrides, SamplingConfig, SamplingOverrides
 from environments.workers import protocol
 from environments.workers.protocol import Message
 from transport.records import Rollout, Turn

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from environments.base import Model
-from environments.config import CallOverrides
+from environments.sampling import CallOverrides
 from environments.workers import protocol
 from environments.workers.errors import WorkerError
 from environments.workers.protocol import Message, ProtocolError

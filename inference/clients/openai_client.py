@@ -20,6 +20,7 @@ import numpy as np
 import orjson
 import pybase64
 
+from environments.sampling import SHAPING, Sampling
 from inference.base import (
     Completion,
     GenerateRequest,
@@ -47,6 +48,9 @@ PARSE_IN_THREAD_BYTES = 1 << 16
 
 KEPT_ADAPTERS = 2
 """Versions of an adapter that stay loaded: the current one and the one that requests in flight may still name."""
+
+_UNSHAPED = Sampling().model_dump(include=set(SHAPING))
+"""What asks for the model's own distribution. A model may come with other defaults, so that each is sent."""
 
 
 class OpenAIClient:
@@ -97,17 +101,12 @@ class OpenAIClient:
             {
                 "model": self._name(request.model),
                 "prompt": np.ascontiguousarray(request.prompt_ids),
+                "repetition_penalty": 1.0,
+                **request.sampling.named,
                 "max_tokens": most,
-                "temperature": request.sampling.temperature,
-                "top_p": request.sampling.top_p,
-                "top_k": request.sampling.top_k,
-                "min_p": request.sampling.min_p,
-                "stop": list(request.sampling.stop),
                 # A stop string may be a special token.
                 "skip_special_tokens": False,
                 "spaces_between_special_tokens": False,
-                "repetition_penalty": 1.0,
-                "stop_token_ids": list(request.sampling.stop_token_ids),
                 "logprobs": 0,
                 "return_token_ids": True,
                 "return_tokens_as_token_ids": True,
@@ -132,11 +131,8 @@ class OpenAIClient:
             "model": self._name(request.model),
             "prompt": token_ids[:-1],
             "max_tokens": 1,
-            "temperature": 1.0,
-            "top_p": 1.0,
-            "top_k": 0,
-            "min_p": 0.0,
             "repetition_penalty": 1.0,
+            **_UNSHAPED,
             "prompt_logprobs": 0,
             "logprobs": 1,
             "logprob_token_ids": token_ids[-1:],
@@ -218,11 +214,8 @@ class OpenAIClient:
             "model": self._name(model),
             "prompt": [token_ids[:end] for end in range(1, len(token_ids))],
             "max_tokens": 1,
-            "temperature": 1.0,
-            "top_p": 1.0,
-            "top_k": 0,
-            "min_p": 0.0,
             "repetition_penalty": 1.0,
+            **_UNSHAPED,
             "logprobs": len(asked),
             "logprob_token_ids": asked,
             "return_tokens_as_token_ids": True,

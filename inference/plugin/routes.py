@@ -140,13 +140,7 @@ class CounterpointRoutes:
 
     async def _complete(self, request: GenerateRequest, raw_request: Request) -> Response:
         sampling = SamplingParams(
-            temperature=request.sampling.temperature,
-            max_tokens=request.sampling.max_tokens,
-            stop_token_ids=list(request.sampling.stop_token_ids),
-            stop=list(request.sampling.stop),
-            top_p=request.sampling.top_p,
-            top_k=request.sampling.top_k,
-            min_p=request.sampling.min_p,
+            **request.sampling.named,
             structured_outputs=StructuredOutputsParams(json=schema)
             if (schema := request.sampling.json_schema)
             else None,

@@ -30,7 +30,7 @@ LONGEST_PAUSE_SECONDS = 5.0
 
 _ROUNDING = 1e-6
 
-ONE_TOKEN = SamplingParameters(temperature=1.0, max_tokens=1, stop_token_ids=())
+ONE_TOKEN = SamplingParameters(max_tokens=1)
 
 
 @asynccontextmanager

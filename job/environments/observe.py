@@ -19,9 +19,10 @@ from typing import Any, cast
 
 from environments.base import Environment, EnvironmentContext, Example, Model, Score
 from environments.chat import Chat
-from environments.config import EnvironmentConfig, SamplingConfig
+from environments.config import EnvironmentConfig
 from environments.lifecycle import started
 from environments.reward import Rewards, as_rewards, own_bounds
+from environments.sampling import SamplingConfig
 from inference.base import ParsedText, SamplingParameters
 from job.environments import waiting
 from orchestrator.loop_health.blame import LoopBlame

@@ -11,14 +11,15 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 from environments.base import Environment, Model, Reply, Unavailable
 from environments.chat import Chat, Tool
-from environments.config import CallOverrides, EnvironmentConfig, SamplingConfig, SamplingOverrides
+from environments.config import EnvironmentConfig
 from environments.describe_error import describe_error
 from environments.reward import RewardBounds, Rewards, as_rewards, check_bounds, own_bounds
+from environments.sampling import SAMPLED, CallOverrides, SamplingConfig, SamplingOverrides
 from environments.tools.calls import read_calls
 from inference.base import InferenceError, ParsedText, RequestRefused, SamplingParameters
 from orchestrator.loop_health.watchdog import awaiting
@@ -38,9 +39,6 @@ _given_up: set[asyncio.Task[BaseException | None]] = set()
 _WAITED_SHARE = 0.5
 """A share of a rollout's deadline. Where a rollout fails after a model call of it waited longer than this and was cancelled,
 inference failed, not the environment."""
-
-
-_SAMPLED = ("temperature", "max_tokens", "top_p", "top_k", "min_p")
 
 
 @runtime_checkable
@@ -78,24 +76,14 @@ class LoadedEnvironment:
 
 def sampling_parameters(config: SamplingConfig, chat: Chat) -> SamplingParameters:
     """Returns the sampling parameters of every request."""
-    return SamplingParameters(
-        temperature=config.temperature,
-        max_tokens=config.max_tokens,
-        stop_token_ids=chat.stop_token_ids,
-        stop=tuple(config.stop),
-        top_p=config.top_p,
-        top_k=config.top_k,
-        min_p=config.min_p,
-    )
+    return SamplingParameters(**config.model_dump(include=set(SAMPLED)), stop_token_ids=chat.stop_token_ids)
 
 
 def _overridden(parameters: SamplingParameters, overrides: SamplingOverrides | None) -> SamplingParameters:
     if overrides is None:
         return parameters
     given = overrides.model_dump(exclude={"chat_template_kwargs"}, exclude_none=True)
-    if "stop" in given:
-        given["stop"] = tuple(given["stop"])
-    return replace(parameters, **given)
+    return parameters.replaced(**given)
 
 
 def _said_of_cut(turn: Turn, parsed: ParsedText) -> str:
@@ -144,14 +132,12 @@ class PolicyModel:
     @property
     def sampling(self) -> SamplingConfig:
         """See `environments.base.Model`. The variables of the template are the chat's."""
-        return SamplingConfig(
-            **{name: getattr(self._sampling, name) for name in _SAMPLED}, stop=list(self._sampling.stop)
-        )
+        return SamplingConfig(**self._sampling.model_dump(include=set(SAMPLED)))
 
     @property
     def sampling_args(self) -> dict[str, Any]:
         """All that a call is sent with that overrides nothing, for the records."""
-        return asdict(self._sampling)
+        return self._sampling.model_dump()
 
     async def generate(self, prompt_ids: Sequence[int], sampling: SamplingOverrides | None = None) -> Turn:
         """Calls the model with the environment's sampling parameters; returns the turn. `prompt_ids` is `[tokens]`.

@@ -13,7 +13,7 @@ import numpy as np
 
 from environments.base import Model, Reply
 from environments.chat import Tool
-from environments.config import SamplingOverrides
+from environments.sampling import SamplingOverrides
 from inference.base import SamplingParameters
 from transport.config import IDENTIFIER_PATTERN
 from transport.records import Int32Array, Turn

@@ -16,7 +16,8 @@ from typing import cast
 import uvloop
 
 from environments.chat import Chat
-from environments.config import EnvironmentConfig, SamplingConfig
+from environments.config import EnvironmentConfig
+from environments.sampling import SamplingConfig
 from inference.base import SamplingParameters
 from inference.config import PoolConfig
 from inference.pool.pool import InferencePool

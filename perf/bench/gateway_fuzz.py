@@ -28,8 +28,8 @@ import uvloop
 from rich.console import Console
 
 from environments.chat import Chat
-from environments.config import SamplingOverrides
 from environments.gateway import Gateway, Session
+from environments.sampling import SamplingOverrides
 from environments.scripted import ScriptedModel
 from models.tiny_tokenizer import write_tokenizer
 from orchestrator.step.boundary import give_memory_back

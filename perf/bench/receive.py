@@ -127,7 +127,9 @@ async def _one_round(pool: InferencePool) -> None:
 async def _call(pool: InferencePool, index: int) -> int:
     """Returns the bytes of one response, which is freed here: to free all at once would take 10 ms, which is not the client's."""
     prompt = np.zeros(PROMPT_TOKENS, dtype=np.int32)
-    turn = await pool.generate(prompt, SamplingParameters(1.0, COMPLETION_TOKENS, ()), affinity=str(index))
+    turn = await pool.generate(
+        prompt, SamplingParameters(temperature=1.0, max_tokens=COMPLETION_TOKENS), affinity=str(index)
+    )
     arrays = (turn.completion_ids, turn.log_probabilities, turn.routed_experts)
     return sum(array.nbytes for array in arrays if array is not None)
 

@@ -25,9 +25,10 @@ import openai
 import uvloop
 
 from environments.base import Environment, EnvironmentContext
-from environments.config import EnvironmentConfig, SamplingConfig
+from environments.config import EnvironmentConfig
 from environments.lifecycle import started
 from environments.registry import load_environment
+from environments.sampling import SamplingConfig
 from environments.workers.proxy import WorkerEnvironment
 from inference.config import PoolConfig
 from inference.pool.pool import InferencePool

@@ -155,4 +155,4 @@ def test_an_incomplete_or_infinite_answer_never_passes(answer: list[float]) -> N
 )
 def test_sampling_that_makes_no_sense_is_refused(temperature: float, max_tokens: int) -> None:
     with pytest.raises(ValueError, match=r"temperature|max_tokens"):
-        SamplingParameters(temperature, max_tokens, ())
+        SamplingParameters(temperature=temperature, max_tokens=max_tokens)

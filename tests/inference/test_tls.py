@@ -29,7 +29,7 @@ from tests.support.polling import until
 from transport.files import watched
 from transport.outages import Outages
 
-SAMPLING = SamplingParameters(temperature=1.0, max_tokens=4, stop_token_ids=())
+SAMPLING = SamplingParameters(temperature=1.0, max_tokens=4)
 
 
 @dataclass

@@ -38,8 +38,8 @@ TOLERANCE = 0.004
 RUNS, VERSIONS = 5, 2
 PROMPT = np.arange(5, 50, dtype=np.int32)
 """The same for all runs: a prefix shared by mistake would show."""
-SAMPLING = SamplingParameters(temperature=1.0, max_tokens=24, stop_token_ids=())
-LONG = SamplingParameters(temperature=1.0, max_tokens=400, stop_token_ids=())
+SAMPLING = SamplingParameters(temperature=1.0, max_tokens=24)
+LONG = SamplingParameters(temperature=1.0, max_tokens=400)
 
 
 @dataclass
@@ -163,7 +163,7 @@ async def test_no_answer_of_two_runs_that_are_updated_all_the_time_is_of_the_oth
 ) -> None:
     with torch.inference_mode():
         prompt, tokens = telling_prompt(policies[:2])
-    one_token = SamplingParameters(temperature=1.0, max_tokens=1, stop_token_ids=(), top_k=1)
+    one_token = SamplingParameters(temperature=1.0, max_tokens=1, top_k=1)
     answered, exact = [0, 0], [0, 0]
 
     async def update(pool: InferencePool, run: int) -> None:

@@ -60,7 +60,7 @@ async def test_scores_are_those_of_hugging_face(moe_server: ServerProcess) -> No
         await pool.update_weights(WeightUpdate(0, directory, Probe.read(directory / "probe.json"), None))
         for tokens, start in ((TOKENS, 1), (TOKENS, 40), (TOKENS, 95), (FULL, 500), (TOKENS[:2], 1)):
             assert furthest(await pool.score(tokens, start, affinity="0-0"), model, tokens, start) < TOLERANCE
-        sampling = SamplingParameters(0.5, 24, (), top_k=20)
+        sampling = SamplingParameters(temperature=0.5, max_tokens=24, top_k=20)
         cold = await pool.generate(TOKENS, sampling, affinity="0-0")
         written = np.concatenate([TOKENS, cold.completion_ids])
         scores = await pool.score(written, len(TOKENS), affinity="0-0")

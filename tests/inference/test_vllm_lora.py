@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 TOLERANCE = 0.004
 PROMPT = np.arange(5, 50, dtype=np.int32)
-SAMPLING = SamplingParameters(temperature=1.0, max_tokens=24, stop_token_ids=())
+SAMPLING = SamplingParameters(temperature=1.0, max_tokens=24)
 
 
 @asynccontextmanager

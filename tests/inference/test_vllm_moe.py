@@ -49,11 +49,11 @@ TOLERANCE = 0.004
 """Between vLLM's log-probabilities and Hugging Face's, both in float32."""
 
 PROMPT = np.arange(5, 50, dtype=np.int32)
-LONG = SamplingParameters(temperature=1.0, max_tokens=400, stop_token_ids=())
-GREEDY = SamplingParameters(temperature=0.01, max_tokens=24, stop_token_ids=())
+LONG = SamplingParameters(temperature=1.0, max_tokens=400)
+GREEDY = SamplingParameters(temperature=0.01, max_tokens=24)
 
 DECIDED_PROMPT = np.arange(6, 51, dtype=np.int32)
-DECIDED = replace(GREEDY, max_tokens=6)
+DECIDED = GREEDY.replaced(max_tokens=6)
 """Six tokens after this prompt are the same whenever they are sampled: at each, the best logit leads by 0.3, 30 temperatures."""
 
 
@@ -103,7 +103,7 @@ def disagreement(
 async def test_log_probabilities_are_those_at_the_sampling_temperature(moe_server: ServerProcess) -> None:
     async with pool_at(moe_server) as pool:
         for temperature in (0.5, 1.0, 1.5):
-            sampling = SamplingParameters(temperature, max_tokens=24, stop_token_ids=(END,))
+            sampling = SamplingParameters(temperature=temperature, max_tokens=24, stop_token_ids=(END,))
             turn = await pool.generate(PROMPT, sampling, affinity="a")
             assert disagreement(moe_server, 0, turn, PROMPT, temperature).max() < TOLERANCE
 
@@ -113,7 +113,7 @@ async def test_a_stop_token_ends_a_completion_and_is_part_of_it(moe_server: Serv
         free = await pool.generate(DECIDED_PROMPT, DECIDED, affinity="a")
         stop = int(free.completion_ids[3])
         first = free.completion_ids.tolist().index(stop)
-        ended = await pool.generate(DECIDED_PROMPT, replace(DECIDED, stop_token_ids=(stop,)), affinity="a")
+        ended = await pool.generate(DECIDED_PROMPT, DECIDED.replaced(stop_token_ids=(stop,)), affinity="a")
     assert (ended.finish_reason, ended.completion_ids.tolist()) == ("stop", free.completion_ids[: first + 1].tolist())
 
 
@@ -150,7 +150,7 @@ async def test_a_group_is_prefilled_once_with_the_routing_of_every_token(moe_ser
         for version in (0, 1):
             await pool.update_weights(update_to(moe_server, version))
             calls = [
-                pool.generate(prompt, replace(GREEDY, temperature=1.0), affinity=f"7-{index}")
+                pool.generate(prompt, GREEDY.replaced(temperature=1.0), affinity=f"7-{index}")
                 for index in range(rollouts)
             ]
             turns = await asyncio.gather(*calls)
@@ -283,7 +283,7 @@ async def test_weights_that_come_as_what_changed_are_loaded_and_proven(
     async with pool_at(moe_server, 0) as pool:
         for _ in range(2):
             await pool.update_weights(replace(update_to(moe_server, 1), directory=directory))
-            turn = await pool.generate(PROMPT, replace(GREEDY, temperature=1.0), affinity="a")
+            turn = await pool.generate(PROMPT, GREEDY.replaced(temperature=1.0), affinity="a")
             assert disagreement(moe_server, 1, turn, PROMPT, 1.0).max() < TOLERANCE
         with pytest.raises(InferenceError, match=r"delta\.safetensors.*truncated"):
             await pool.update_weights(replace(update_to(moe_server, 1), directory=broken))
@@ -307,7 +307,7 @@ async def test_weights_in_shared_memory_are_loaded_and_proven(moe_server: Server
     async with pool_at(moe_server, 0) as pool:
         for name in given:
             await pool.update_weights(replace(update_to(moe_server, 1), directory=broadcast / name))
-            turn = await pool.generate(PROMPT, replace(GREEDY, temperature=1.0), affinity="a")
+            turn = await pool.generate(PROMPT, GREEDY.replaced(temperature=1.0), affinity="a")
             assert disagreement(moe_server, 1, turn, PROMPT, 1.0).max() < TOLERANCE
             await pool.update_weights(update_to(moe_server, 0))
         memory.close()
@@ -335,7 +335,7 @@ async def test_weights_that_are_sent_are_loaded_and_proven(moe_server: ServerPro
         for directory, version in ((moe_server.directories[1], 1), (changed, 2), (changed, 3)):
             probe = replace(update_to(moe_server, 1).probe, version=version)
             await pool.update_weights(WeightUpdate(version, directory, probe, None))
-            turn = await pool.generate(PROMPT, replace(GREEDY, temperature=1.0), affinity="a")
+            turn = await pool.generate(PROMPT, GREEDY.replaced(temperature=1.0), affinity="a")
             assert disagreement(moe_server, 1, turn, PROMPT, 1.0).max() < TOLERANCE
         with opened(WeightUpdate(4, changed, probe, None), CLAIM) as (offer, _):
             assert await answer_to(moe_server, offer) == {
@@ -350,7 +350,7 @@ async def test_weights_that_are_sent_are_loaded_and_proven(moe_server: ServerPro
         await writer.drain()
         writer.close()
         await pool.update_weights(update_to(moe_server, 0))
-        turn = await pool.generate(PROMPT, replace(GREEDY, temperature=1.0), affinity="a")
+        turn = await pool.generate(PROMPT, GREEDY.replaced(temperature=1.0), affinity="a")
         assert disagreement(moe_server, 0, turn, PROMPT, 1.0).max() < TOLERANCE
         said = "hung up before its weights had come whole"
         await until(lambda: said in log.read_text(), f"the server to log that a client {said}")
@@ -366,7 +366,7 @@ async def test_weights_in_memory_are_read_by_the_server(moe_server: ServerProces
             for version, directory in enumerate((whole, changed, again), 1):
                 probe = replace(update_to(moe_server, 1).probe, version=version)
                 await pool.update_weights(WeightUpdate(version, directory, probe, None))
-                turn = await pool.generate(PROMPT, replace(GREEDY, temperature=1.0), affinity="a")
+                turn = await pool.generate(PROMPT, GREEDY.replaced(temperature=1.0), affinity="a")
                 assert disagreement(moe_server, 1, turn, PROMPT, 1.0).max() < TOLERANCE
             with pytest.raises(
                 InferenceError, match=r"accepted version 4 but computes with other weights: .*: layer 1$"
@@ -379,7 +379,7 @@ async def test_weights_go_back_and_forth(moe_server: ServerProcess) -> None:
     async with pool_at(moe_server) as pool:
         for version in (1, 0, 1, 0):
             await pool.update_weights(update_to(moe_server, version))
-            turn = await pool.generate(PROMPT, replace(GREEDY, temperature=1.0), affinity="a")
+            turn = await pool.generate(PROMPT, GREEDY.replaced(temperature=1.0), affinity="a")
             assert turn.policy_version == version
             assert disagreement(moe_server, version, turn, PROMPT, 1.0).max() < TOLERANCE
     # Of rotary embeddings and a tied head, which no checkpoint holds, vLLM would say so at every load.
@@ -417,7 +417,7 @@ async def test_weights_of_another_shape_are_refused_and_the_server_lives(
             await client.load(replace(bad, directory=tmp_path), CLAIM)
         with pytest.raises(WeightsNotSeen, match=f"it has no {tmp_path}/elsewhere"):
             await client.load(replace(bad, directory=tmp_path / "elsewhere" / "step_8"), CLAIM)
-        completion = await client.generate(request(moe_server, replace(GREEDY, temperature=1.0)))
+        completion = await client.generate(request(moe_server, GREEDY.replaced(temperature=1.0)))
         assert disagreement(moe_server, 0, completion, PROMPT, 1.0).max() < TOLERANCE
 
 

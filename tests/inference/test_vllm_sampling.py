@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,7 @@ TOLERANCE = 0.004
 """Between vLLM's log-probabilities and Hugging Face's, both in float32."""
 
 PROMPT = np.arange(5, 50, dtype=np.int32)
-GREEDY = SamplingParameters(temperature=0.01, max_tokens=48, stop_token_ids=(), top_k=1)
+GREEDY = SamplingParameters(temperature=0.01, max_tokens=48, top_k=1)
 """The most probable token each time; its log-probability is then 0."""
 WARM = SamplingParameters(temperature=0.8, max_tokens=64, stop_token_ids=(END,))
 
@@ -63,12 +62,12 @@ async def test_a_stop_string_ends_a_completion_with_the_very_tokens_that_complet
         free = await clients[0].generate(request(moe_server, GREEDY))
         stop, length = two_letters(tokenizer, free.token_ids.tolist())
         for client in clients:
-            stopped = await client.generate(request(moe_server, replace(GREEDY, stop=("not in there", stop))))
+            stopped = await client.generate(request(moe_server, GREEDY.replaced(stop=("not in there", stop))))
             assert (stopped.finish_reason, stopped.token_ids.tolist()) == ("stop", free.token_ids[:length].tolist())
             assert stopped.routed_experts is not None
             assert free.routed_experts is not None
             assert (stopped.routed_experts == free.routed_experts[: len(PROMPT) + length - 1]).all()
-            sampling = replace(WARM, stop=tuple("aeio"))
+            sampling = WARM.replaced(stop=tuple("aeio"))
             warm = await client.generate(request(moe_server, sampling))
             expected = truncated_log_probabilities(moe_server, warm, sampling)
             assert np.abs(warm.log_probabilities - expected).max() < TOLERANCE
@@ -79,7 +78,7 @@ async def test_a_stop_string_that_is_a_special_token_stops(moe_server: ServerPro
     stops = ("<start>", "<pad>", "<unused>")
     ids = {tokenizer.token_to_id(stop) for stop in stops}
     # The widest that vLLM takes: what a configuration may say, it does.
-    sampling = SamplingParameters(2.0, 400, (END,), stops, top_p=1.0, top_k=2**31 - 1, min_p=0.0)
+    sampling = SamplingParameters(temperature=2.0, max_tokens=400, stop_token_ids=(END,), stop=stops, top_k=2**31 - 1)
     async with clients_of(moe_server) as clients:
         for client in clients:
             for _ in range(100):
@@ -91,7 +90,7 @@ async def test_a_stop_string_that_is_a_special_token_stops(moe_server: ServerPro
 
 
 async def test_a_completion_may_fill_the_context_at_a_stock_server(moe_server: ServerProcess) -> None:
-    asked = request(moe_server, replace(GREEDY, max_tokens=moe_server.config.max_model_len))
+    asked = request(moe_server, GREEDY.replaced(max_tokens=moe_server.config.max_model_len))
     async with clients_of(moe_server) as (binary, stock):
         await stock.identify()
         expected, completion = await binary.generate(asked), await stock.generate(asked)
@@ -128,7 +127,7 @@ async def test_log_probabilities_are_those_of_the_distribution_that_was_sampled_
     moe_server: ServerProcess, cut: dict[str, Any]
 ) -> None:
     """So that they are the denominator of the importance ratio, whatever the distribution is cut to."""
-    sampling = replace(WARM, **cut)
+    sampling = WARM.replaced(**cut)
     async with clients_of(moe_server) as clients:
         for client in clients:
             completion = await client.generate(request(moe_server, sampling))
@@ -144,7 +143,7 @@ async def test_a_schema_constrains_and_log_probabilities_are_those_after_it(moe_
     schema = '{"const":"yes"}'
     async with clients_of(moe_server) as clients:
         for client in clients:
-            completion = await client.generate(request(moe_server, replace(WARM, json_schema=schema)))
+            completion = await client.generate(request(moe_server, WARM.replaced(json_schema=schema)))
             written = tokenizer.decode(completion.token_ids.tolist(), skip_special_tokens=True)
             assert written.strip() == '"yes"'
             assert completion.log_probabilities.max() <= 0
@@ -152,4 +151,4 @@ async def test_a_schema_constrains_and_log_probabilities_are_those_after_it(moe_
             assert (completion.log_probabilities >= whole - TOLERANCE).all()
             assert completion.log_probabilities.sum() > whole.sum() + 1
             with pytest.raises(RequestRefused):
-                await client.generate(request(moe_server, replace(WARM, json_schema='{"type":"nothing"}')))
+                await client.generate(request(moe_server, WARM.replaced(json_schema='{"type":"nothing"}')))

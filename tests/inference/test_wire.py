@@ -22,7 +22,7 @@ from inference.base import (
 )
 from inference.loads import Origin
 
-REQUEST = GenerateRequest("m", np.array([1, 2], dtype=np.int32), SamplingParameters(1.0, 4, ()))
+REQUEST = GenerateRequest("m", np.array([1, 2], dtype=np.int32), SamplingParameters(temperature=1.0, max_tokens=4))
 ORIGIN = Origin("5c0f", "a", 3, 4, "load 4: version 9, by run 'a'")
 SCORES = Scores(np.array([-1], dtype=np.float32), ORIGIN, REQUEST.echo)
 
@@ -33,13 +33,13 @@ token_ids = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=50).map(lam
     token_ids,
     st.builds(
         SamplingParameters,
-        st.floats(0.01, 100),
-        st.integers(1, 10**6),
-        st.lists(st.integers(0, 2**31 - 1), max_size=4).map(tuple),
-        st.lists(st.text(min_size=1, max_size=256), max_size=32).map(tuple),
-        st.floats(0.01, 1),
-        st.integers(0, 2**31),
-        st.floats(0, 1),
+        temperature=st.floats(0.01, 2),
+        max_tokens=st.integers(1, 10**6),
+        top_p=st.floats(0.01, 1),
+        top_k=st.integers(0, 2**31 - 1),
+        min_p=st.floats(0, 1),
+        stop=st.lists(st.text(min_size=1, max_size=256), max_size=32),
+        stop_token_ids=st.lists(st.integers(0, 2**31 - 1), max_size=4),
     ),
     st.data(),
 )
@@ -65,22 +65,22 @@ def test_a_request_arrives_as_it_was_sent(
         ({"prompt_ids": [1, 2]}, "prompt_ids: bytes is expected, got list"),
         ({"temperature": 0.0}, "temperature = 0.0"),
         ({"temperature": float("nan")}, "temperature = nan"),
-        ({"temperature": "hot"}, "temperature: float is expected, got str"),
+        ({"temperature": "hot"}, "temperature = 'hot'"),
         ({"max_tokens": 0}, "max_tokens = 0"),
-        ({"max_tokens": True}, "max_tokens: int is expected, got bool"),
+        ({"max_tokens": True}, "max_tokens = True"),
         ({"routed_experts_start": 3}, "routed_experts_start = 3"),
         ({"routed_experts_start": -1}, "routed_experts_start = -1"),
         ({"stop_token_ids": [-1]}, "stop_token_ids"),
         ({"stop_token_ids": [1] * 1000}, "the body is not msgpack"),
-        ({"stop": ["x"] * 33}, "stop: at most 32 strings of at most 256 characters"),
-        ({"stop": ["x" * 257]}, "stop: at most 32 strings of at most 256 characters"),
-        ({"stop": [1]}, "stop: at most"),
-        ({"stop": [""]}, "stop: an empty string"),
-        ({"top_p": 0}, "top_p = 0.0"),
+        ({"stop": ["x"] * 33}, "stop = .*32"),
+        ({"stop": ["x" * 257]}, r"stop\.0 = .*256"),
+        ({"stop": [1]}, r"stop\.0 = 1"),
+        ({"stop": [""]}, r"stop\.0 = ''"),
+        ({"top_p": 0}, "top_p = 0"),
         ({"top_p": float("nan")}, "top_p = nan"),
         ({"min_p": 1.5}, "min_p = 1.5"),
         ({"top_k": -1}, "top_k = -1"),
-        ({"top_k": 2.5}, "top_k: int is expected, got float"),
+        ({"top_k": 2.5}, "top_k = 2.5"),
         ({"model": None}, "model: str is expected, got nothing"),
         ({"model": ""}, "model: a name of 0 characters"),
         ({"request_id": b"short"}, "request_id: 5 bytes; expected 16"),
@@ -88,7 +88,9 @@ def test_a_request_arrives_as_it_was_sent(
 )
 def test_a_malformed_request_is_refused_by_field(change: dict[str, object], complaint: str) -> None:
     fields = msgpack.unpackb(
-        wire.encode_request(GenerateRequest("m", np.array([1, 2], dtype=np.int32), SamplingParameters(1.0, 4, ())))
+        wire.encode_request(
+            GenerateRequest("m", np.array([1, 2], dtype=np.int32), SamplingParameters(temperature=1.0, max_tokens=4))
+        )
     )
     with pytest.raises(ValueError, match=complaint):
         wire.decode_request(msgpack.packb(fields | change))

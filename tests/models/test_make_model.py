@@ -18,7 +18,7 @@ import models.make_model
 import models.warm_up
 from environments.base import Environment, OnePolicy, Reply
 from environments.chat import Chat, Tool
-from environments.config import SamplingConfig, SamplingOverrides
+from environments.sampling import SamplingConfig, SamplingOverrides
 from environments.tasks.guess_number import GuessNumber
 from environments.tasks.reverse_text import ReverseText
 from inference.config import InferenceConfig

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from environments.config import EnvironmentConfig, SamplingConfig
+from environments.config import EnvironmentConfig
+from environments.sampling import SamplingConfig
 from run.config import RunConfig, ScheduleConfig
 from tests.orchestrator.daemons import STEPS
 from tests.orchestrator.toy_model import make_toy_model

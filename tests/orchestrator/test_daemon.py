@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -118,11 +116,13 @@ def test_an_environment_is_sampled_as_it_says(make_config: Callable[..., RunConf
         assert run(config, lambda: None) == 0
     chat = Chat(config.model)
     asked = {chat.decode(each.prompt_ids.tolist()).rpartition("\n")[2]: each.sampling for each in inference.asked}
-    run_wide = SamplingParameters(1.0, 8, chat.stop_token_ids, ("!", "?"), 0.9, 7, 0.1)
-    assert asked == {"": run_wide, "Hm": replace(run_wide, temperature=0.5, stop=(".",))}
+    run_wide = SamplingParameters(
+        max_tokens=8, top_p=0.9, top_k=7, min_p=0.1, stop=["!", "?"], stop_token_ids=chat.stop_token_ids
+    )
+    assert asked == {"": run_wide, "Hm": run_wide.replaced(temperature=0.5, stop=(".",))}
     for record in records_of(config):
         sampled = run_wide if record["environment"] == "plain" else asked["Hm"]
-        assert record["sampling_args"] == json.loads(json.dumps(asdict(sampled)))
+        assert record["sampling_args"] == sampled.model_dump()
     (batch,) = trainer.trained
     assert {(info.environment, info.temperature) for info in batch.samples} == {("plain", 1.0), ("own", 0.5)}
 

@@ -22,7 +22,7 @@ from tests.orchestrator.scripted_trainer import ScriptedTrainer
 from tests.support.fake_inference import FakeInference, FakeServer, weight_update
 from tests.support.polling import until
 
-SAMPLING = SamplingParameters(1.0, 4, ())
+SAMPLING = SamplingParameters(temperature=1.0, max_tokens=4)
 LORA: dict[str, Any] = {"training": {"lora": {}}}
 
 

@@ -10,7 +10,7 @@ import pytest
 import tomli_w
 from pydantic import ValidationError
 
-from environments.config import SamplingConfig, SamplingOverrides
+from environments.sampling import SamplingConfig, SamplingOverrides
 from run.config import RunConfig
 
 OWN: dict[str, Any] = {

@@ -126,7 +126,7 @@ def test_the_server_passes_the_probe_of_any_weights_and_says_whose_they_are(tmp_
     probed = posted(wire.PROBE_PATH, {"model": "run", "token_ids": update.probe.token_ids})
     assert probed["log_probabilities"] == update.probe.log_probabilities
     assert Origin.decode(probed["weights"]).last == held["load"]
-    asked = GenerateRequest("run", np.arange(3, dtype=np.int32), SamplingParameters(1.0, 4, ()))
+    asked = GenerateRequest("run", np.arange(3, dtype=np.int32), SamplingParameters(temperature=1.0, max_tokens=4))
     body = b"".join(answers.to(wire.GENERATE_PATH, wire.encode_request(asked))).partition(b"\r\n\r\n")[2]
     completion = wire.decode_completion(body)
     assert completion.echo == asked.echo

@@ -11,8 +11,8 @@ import openai
 
 from environments.base import Reply, ToolCall
 from environments.chat import Chat, Tool
-from environments.config import SamplingOverrides
 from environments.gateway import Session
+from environments.sampling import SamplingOverrides
 from environments.scripted import ScriptedModel
 from transport.records import Turn
 

@@ -11,9 +11,9 @@ import pytest
 
 from environments.base import Reply
 from environments.chat import Chat, Tool
-from environments.config import CallOverrides
 from environments.gateway import Gateway, Session
 from environments.gateway.session import _warn_of_constraints
+from environments.sampling import CallOverrides
 from tests.environments.gateway.models import RecordingModel, extends
 from transport.records import Turn
 

@@ -13,9 +13,9 @@ import pytest
 import uvloop
 
 from environments.chat import Chat
-from environments.config import SamplingConfig, SamplingOverrides
 from environments.gateway import Gateway, Limits
 from environments.gateway.agent import AgentEnvironment
+from environments.sampling import SamplingConfig, SamplingOverrides
 from environments.scripted import ScriptedModel
 from tests.environments.gateway.models import FailingModel, RecordingModel, WaitingModel, client_of, extends
 from tests.support.polling import until

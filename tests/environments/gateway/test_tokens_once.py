@@ -78,7 +78,9 @@ async def test_every_sampled_token_is_trained_once(chat: Chat, tmp_path: Path) -
     program.write_text(AGENT)
     environment = AgentEnvironment(command=[sys.executable, str(program)], data={"rows": [{"prompt": "begin"}]})
     pool, rollout = RandomPool(chat.vocabulary, chat.stop_token_ids[0]), Rollout("0-0", 0, "agent", 0)
-    model = PolicyModel(rollout, chat, pool, SamplingParameters(1.0, 8, chat.stop_token_ids))
+    model = PolicyModel(
+        rollout, chat, pool, SamplingParameters(temperature=1.0, max_tokens=8, stop_token_ids=chat.stop_token_ids)
+    )
     config = EnvironmentConfig(name="agent", kind="agent", rollout_timeout_seconds=120.0)
     await play(LoadedEnvironment(config, environment), rollout, model)
     await environment.close()

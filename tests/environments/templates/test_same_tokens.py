@@ -11,10 +11,10 @@ import orjson
 import pytest
 
 from environments.chat import Chat, Message, Tool
-from environments.config import SamplingConfig
 from environments.data.load import load_rows
 from environments.demonstrations import demonstrations_of
 from environments.gateway.requests import chat_request
+from environments.sampling import SamplingConfig
 from tests.environments.templates.at_hand import TEMPLATES, model_directory
 from trainer.sft.batches import SftBatches, conversation_in
 from trainer.sft.config import SftConfig

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from environments.base import EnvironmentContext, Example, Model, Unavailable
-from environments.config import CallOverrides
+from environments.sampling import CallOverrides
 from transport.records import Rollout
 
 FAULTS = (

@@ -28,7 +28,7 @@ from tests.support.polling import until
 from tests.support.ports import free_port
 from transport.records import Turn
 
-SAMPLING = SamplingParameters(temperature=0.7, max_tokens=3, stop_token_ids=())
+SAMPLING = SamplingParameters(temperature=0.7, max_tokens=3)
 PROMPT = np.array([7, 8, 9], dtype=np.int32)
 
 

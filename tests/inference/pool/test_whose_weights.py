@@ -24,7 +24,7 @@ from tests.support.fake_inference import FakeServer, probe_answer, weight_update
 from tests.support.polling import until
 from transport.records import Turn
 
-SAMPLING = SamplingParameters(temperature=0.7, max_tokens=3, stop_token_ids=())
+SAMPLING = SamplingParameters(temperature=0.7, max_tokens=3)
 PROMPT = np.array([7, 8, 9], dtype=np.int32)
 SOON = 0.02
 NEVER = 3600.0

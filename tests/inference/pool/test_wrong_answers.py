@@ -21,7 +21,7 @@ from inference.pool.pool import InferencePool
 from tests.support.fake_inference import FakeServer, weight_update
 from tests.support.polling import until
 
-SAMPLING = SamplingParameters(temperature=1.0, max_tokens=3, stop_token_ids=())
+SAMPLING = SamplingParameters(temperature=1.0, max_tokens=3)
 PROMPT = np.array([7, 8, 9], dtype=np.int32)
 BOUNDS = AnswerBounds(vocabulary=100, experts=8, routing=(2, 2))
 

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 from environments.base import Example, Model
-from environments.config import EnvironmentConfig, SamplingConfig
+from environments.config import EnvironmentConfig
 from environments.registry import load_environment
+from environments.sampling import SamplingConfig
 from inference.base import SamplingParameters
 from job.environments import waiting
 from job.environments.findings import Level, findings

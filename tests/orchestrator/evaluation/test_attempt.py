@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from environments.chat import Chat
-from environments.config import EnvironmentConfig, SamplingConfig
+from environments.config import EnvironmentConfig
+from environments.sampling import SamplingConfig
 from inference.base import SamplingParameters
 from orchestrator.evaluation.attempt import Attempt
 from orchestrator.evaluation.loading import LoadedEvaluation, chosen_examples
@@ -57,7 +58,7 @@ class Words:
 async def test_what_is_only_trained_on_is_dropped(group_scoring: bool) -> None:
     environment = EnvironmentConfig(name="toy", kind="tests.orchestrator.toy_environment:Toy")
     config = EvaluationConfig(name="e", environments=[environment], rollouts_per_example=2)
-    sampling = SamplingParameters(temperature=1.0, max_tokens=2, stop_token_ids=())
+    sampling = SamplingParameters(temperature=1.0, max_tokens=2)
     loaded = LoadedEvaluation(
         config,
         {"toy": LoadedEnvironment(environment, Toy(turns=1, group_scoring=group_scoring))},

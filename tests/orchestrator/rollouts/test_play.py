@@ -15,7 +15,8 @@ import pytest
 
 from environments.base import Reply
 from environments.chat import Chat
-from environments.config import CallOverrides, EnvironmentConfig, SamplingOverrides
+from environments.config import EnvironmentConfig
+from environments.sampling import CallOverrides, SamplingOverrides
 from inference.base import InferenceError, ParsedText, RequestRefused, SamplingParameters
 from orchestrator.rollouts import play as play_module
 from orchestrator.rollouts.play import LoadedEnvironment, PolicyModel, play, score_group
@@ -26,7 +27,7 @@ from tests.support.rollouts import make_rollout, make_turn
 from transport.records import Int32Array, Rollout, Turn
 
 NO_CHAT = cast(Chat, None)
-SAMPLING = SamplingParameters(1.0, 8, (1,))
+SAMPLING = SamplingParameters(temperature=1.0, max_tokens=8, stop_token_ids=(1,))
 
 
 class CountingPool:
@@ -64,7 +65,7 @@ async def test_a_call_may_be_sampled_otherwise() -> None:
     model, pool, _ = make_model()
     await model.generate([1, 2], SamplingOverrides(max_tokens=3, stop=["x"]))
     await model.generate([1, 2])
-    assert pool.samplings == [replace(SAMPLING, max_tokens=3, stop=("x",)), SAMPLING]
+    assert pool.samplings == [SAMPLING.replaced(max_tokens=3, stop=("x",)), SAMPLING]
 
 
 async def test_a_constrained_call_is_sampled_by_its_schema_and_not_trained() -> None:

@@ -26,7 +26,7 @@ from tests.orchestrator.toy_environment import Toy
 from tests.support.rollouts import make_rollout, make_turn
 from transport.records import Int32Array, Rollout, Turn
 
-SAMPLING = SamplingParameters(1.0, 8, (1,))
+SAMPLING = SamplingParameters(temperature=1.0, max_tokens=8, stop_token_ids=(1,))
 MEAN = Advantage("group_mean", group_mean)
 
 

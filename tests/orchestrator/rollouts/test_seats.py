@@ -119,7 +119,9 @@ async def rolled(environment: Any, pool: Pool, chat: Chat, index: int = 0, numbe
     """One rollout of a run, as its dispatcher plays it."""
     rollout = Rollout(f"{index}-{number}", index, "toy", index)
     config = EnvironmentConfig(name="toy", kind="made:Here", rollout_timeout_seconds=DEADLINE)
-    model = PolicyModel(rollout, chat, pool, SamplingParameters(1.0, 8, chat.stop_token_ids))
+    model = PolicyModel(
+        rollout, chat, pool, SamplingParameters(temperature=1.0, max_tokens=8, stop_token_ids=chat.stop_token_ids)
+    )
     await play(LoadedEnvironment(config, environment), rollout, model)
     return rollout
 

@@ -46,7 +46,7 @@ class Server:
 async def play(chat: Any = None) -> Rollout:
     """A conversation in which each prompt is the last one, its completion and a reply."""
     rollout = make_rollout(turns=[], reward=1.0)
-    model = PolicyModel(rollout, chat, Server(), SamplingParameters(1.0, COMPLETION, ()))
+    model = PolicyModel(rollout, chat, Server(), SamplingParameters(temperature=1.0, max_tokens=COMPLETION))
     prompt: Sequence[int] | Int32Array = np.arange(REPLY, dtype=np.int32)
     for _ in range(TURNS):
         turn = await model.generate(prompt)  # type: ignore[arg-type]

@@ -215,7 +215,7 @@ async def test_it_holds_from_the_rollout_and_from_either_way_of_scoring(group_sc
     environment = cast(Any, Masking(group_scoring))
     loaded = LoadedEnvironment(EnvironmentConfig(name="masking", kind="unused"), environment)
     rollout = Rollout("0-0", 0, "masking", 0)
-    sampling = SamplingParameters(1.0, 8, (1,))
+    sampling = SamplingParameters(temperature=1.0, max_tokens=8, stop_token_ids=(1,))
     await play(loaded, rollout, PolicyModel(rollout, cast(Chat, None), Pool(), sampling))
     if group_scoring:
         await score_group(loaded, [rollout])

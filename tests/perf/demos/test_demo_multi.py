@@ -56,7 +56,7 @@ async def test_a_request_that_the_pool_tries_again_is_counted(tmp_path: Path, ca
         try:
             await pool.start()
             server.drop_next = 1
-            sampling = SamplingParameters(temperature=1.0, max_tokens=3, stop_token_ids=())
+            sampling = SamplingParameters(temperature=1.0, max_tokens=3)
             await pool.generate(np.array([7, 8], dtype=np.int32), sampling, affinity="12-3")
         finally:
             await pool.close()
