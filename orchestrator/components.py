@@ -56,7 +56,7 @@ from orchestrator.step.filters import with_vocabulary
 from orchestrator.step.merge_process import MergeProcess
 from orchestrator.step.sender import Sender
 from orchestrator.teacher import teacher_of
-from orchestrator.telemetry import RunTelemetry
+from orchestrator.telemetry.endpoint import RunTelemetry
 from run.changes import Change
 from run.config import RunConfig
 from run.pause import Pause

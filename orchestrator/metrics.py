@@ -1,4 +1,4 @@
-"""A step's metrics: one line of `metrics.jsonl`, and one line of the log. `telemetry.py` shows them to Prometheus.
+"""A step's metrics: one line of `metrics.jsonl`, and one line of the log. `telemetry/endpoint.py` shows them to Prometheus.
 
 The line is also in the step's checkpoint, which is the commit. `repair` makes the file agree with the checkpoint of a resume.
 """

@@ -16,7 +16,7 @@ import uvloop
 
 from orchestrator.loop_health.lag import quantile, samples_of
 from orchestrator.loop_health.threads import prompt_switching
-from transport.telemetry.catalogue.orchestrator import ENVIRONMENT_METRIC, LAG, ORCHESTRATOR, PHASE
+from orchestrator.telemetry.catalogue import ENVIRONMENT_METRIC, LAG, ORCHESTRATOR, PHASE
 from transport.telemetry.endpoint import Endpoint
 from transport.telemetry.values import Histogram
 

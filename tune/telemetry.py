@@ -1,4 +1,4 @@
-"""`ExperimentTelemetry`: what the tuner shows to Prometheus (`transport/telemetry/catalogue/tune.py`), heard as a callback."""
+"""`ExperimentTelemetry`: what the tuner shows to Prometheus, heard as a callback. Its metrics are here."""
 
 from __future__ import annotations
 
@@ -10,14 +10,34 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from transport.telemetry.catalogue import tune as catalogue
 from transport.telemetry.endpoint import Endpoint, as_user_error
+from transport.telemetry.metric import Metric, Process
 from tune.callbacks.callback import Callback
 from tune.checkpoint import Checkpoint
 from tune.config import TuneConfig
 from tune.result import Result, lookup
 from tune.runner.trial_runner import TrialRunner
 from tune.trial import Trial
+
+TRIALS = Metric("counterpoint_tune_trials", "gauge", "trials by status", labels=("status",))
+BEST = Metric("counterpoint_tune_best_score", "gauge", "best value of the metric that is compared", labels=("metric",))
+RESULTS = Metric("counterpoint_tune_results", "counter", "results that trials have reported")
+EVENTS = Metric(
+    "counterpoint_tune_events",
+    "counter",
+    "what happened to trials: start, restore, save, complete (also when it is stopped early), recover, fail",
+    labels=("event",),
+)
+ITERATIONS = Metric("counterpoint_tune_loop_iterations", "counter", "iterations of the tuner's loop")
+
+TUNE = Process(
+    "tune",
+    "Tune",
+    "`counterpoint tune`. Its port is `prometheus_port` of the experiment's file, its discovery file in the experiment's "
+    "directory.",
+    {"experiment": "its name"},
+    (TRIALS, BEST, RESULTS, EVENTS, ITERATIONS),
+)
 
 COUNT_SECONDS = 1.0
 """Shortest time between two counts of all trials: with thousands of them, a count costs more than a step of the loop."""
@@ -30,7 +50,7 @@ class ExperimentTelemetry(Callback):
 
     def __init__(self, config: TuneConfig, directory: Path) -> None:
         self._config, self._directory = config, directory
-        self._endpoint = Endpoint(config.prometheus_port, catalogue.TUNE, {"experiment": config.name})
+        self._endpoint = Endpoint(config.prometheus_port, TUNE, {"experiment": config.name})
         self._values = self._endpoint.values
         self._best: float | None = None
         self._counted = -math.inf
@@ -59,7 +79,7 @@ class ExperimentTelemetry(Callback):
 
     def on_step_end(self, iteration: int, trials: Sequence[Trial], **info: Any) -> None:
         """Counts the trials now and then."""
-        self._values.add(catalogue.ITERATIONS, 1)
+        self._values.add(ITERATIONS, 1)
         if time.monotonic() - self._counted >= COUNT_SECONDS:
             self._count(trials)
 
@@ -67,34 +87,34 @@ class ExperimentTelemetry(Callback):
         self, iteration: int, trials: Sequence[Trial], trial: Trial, result: Result, **info: Any
     ) -> None:
         """Counts the result and compares it."""
-        self._values.add(catalogue.RESULTS, 1)
+        self._values.add(RESULTS, 1)
         self._heed(result)
 
     def on_trial_start(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
         """Counts."""
-        self._values.add(catalogue.EVENTS, 1, "start")
+        self._values.add(EVENTS, 1, "start")
 
     def on_trial_restore(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
         """Counts."""
-        self._values.add(catalogue.EVENTS, 1, "restore")
+        self._values.add(EVENTS, 1, "restore")
 
     def on_trial_save(
         self, iteration: int, trials: Sequence[Trial], trial: Trial, checkpoint: Checkpoint, **info: Any
     ) -> None:
         """Counts."""
-        self._values.add(catalogue.EVENTS, 1, "save")
+        self._values.add(EVENTS, 1, "save")
 
     def on_trial_complete(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
         """Counts."""
-        self._values.add(catalogue.EVENTS, 1, "complete")
+        self._values.add(EVENTS, 1, "complete")
 
     def on_trial_recover(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
         """Counts."""
-        self._values.add(catalogue.EVENTS, 1, "recover")
+        self._values.add(EVENTS, 1, "recover")
 
     def on_trial_fail(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
         """Counts."""
-        self._values.add(catalogue.EVENTS, 1, "fail")
+        self._values.add(EVENTS, 1, "fail")
 
     def on_experiment_end(self, trials: Sequence[Trial], **info: Any) -> None:
         """Counts the trials a last time."""
@@ -104,7 +124,7 @@ class ExperimentTelemetry(Callback):
         self._counted = time.monotonic()
         statuses = Counter(dict.fromkeys(STATUSES, 0))
         statuses.update(trial.status for trial in trials)
-        self._values.replace("trials", {(catalogue.TRIALS, (status,)): number for status, number in statuses.items()})
+        self._values.replace("trials", {(TRIALS, (status,)): number for status, number in statuses.items()})
 
     def _heed(self, result: Result) -> None:
         score = lookup(result, self._config.metric)
@@ -112,4 +132,4 @@ class ExperimentTelemetry(Callback):
             return
         better = max if self._config.mode == "max" else min
         self._best = score if self._best is None else better(self._best, score)
-        self._values.set(catalogue.BEST, self._best, self._config.metric)
+        self._values.set(BEST, self._best, self._config.metric)

@@ -1,4 +1,4 @@
-"""`PoolMeters`: what the pool counts and times for the metrics of its run (`transport/telemetry/catalogue/pool.py`)."""
+"""The metrics of a pool of servers, as its run sees it, and `PoolMeters`, which counts and times for them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,49 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from transport.telemetry.catalogue.pool import TURN_SECONDS, UPDATE_SECONDS
+from transport.telemetry.metric import LONG_SECONDS, Metric
 from transport.telemetry.values import Histogram
+
+SERVERS = Metric(
+    "counterpoint_inference_servers",
+    "gauge",
+    "servers by state: unknown (never reached), loading (weights or their proof), serving, draining, out",
+    labels=("state",),
+)
+SERVER_VERSION = Metric(
+    "counterpoint_inference_server_version",
+    "gauge",
+    "policy version that a server has proven to hold",
+    labels=("server",),
+)
+SERVER_REQUESTS = Metric(
+    "counterpoint_inference_server_requests",
+    "gauge",
+    "requests of this run in flight at a server",
+    labels=("server",),
+)
+CAPACITY = Metric("counterpoint_inference_capacity", "gauge", "requests that may be in flight at all servers together")
+QUEUE = Metric("counterpoint_inference_waiting_requests", "gauge", "requests that wait for a server")
+RETRIES = Metric("counterpoint_inference_retries", "counter", "requests that failed at a server and were tried again")
+UNANSWERED = Metric("counterpoint_inference_unanswered_requests", "counter", "requests that got no answer in the end")
+TURN_SECONDS = Metric(
+    "counterpoint_turn_seconds",
+    "histogram",
+    "time from a rollout's request for a completion to its answer, waiting and retries included",
+    "seconds",
+    buckets=LONG_SECONDS,
+)
+UPDATE_SECONDS = Metric(
+    "counterpoint_weight_update_seconds",
+    "histogram",
+    "time until every reachable server holds new weights and has proven it",
+    "seconds",
+    buckets=LONG_SECONDS,
+)
+
+METRICS = (
+    SERVERS, SERVER_VERSION, SERVER_REQUESTS, CAPACITY, QUEUE, RETRIES, UNANSWERED, TURN_SECONDS, UPDATE_SECONDS,
+)  # fmt: skip
 
 
 class PoolMeters:

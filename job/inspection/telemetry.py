@@ -1,4 +1,4 @@
-"""`JobTelemetry`: what the supervisor of a job shows to Prometheus (`transport/telemetry/catalogue/supervisor.py`).
+"""`JobTelemetry`: what the supervisor of a job shows to Prometheus, and the tables of its metrics.
 
 The supervisor replaces the views of its workers as a whole; a scrape reads the last ones, in its own thread.
 """
@@ -12,10 +12,45 @@ from pathlib import Path
 from types import TracebackType
 
 from cluster.worker_view import ENDED, State, WorkerView
-from transport.telemetry.catalogue import supervisor as catalogue
 from transport.telemetry.endpoint import Endpoint, as_user_error
-from transport.telemetry.metric import Metric
+from transport.telemetry.metric import Metric, Process
 from transport.telemetry.values import Labels
+
+JOB_STATE = Metric(
+    "counterpoint_job_state", "gauge", "1 for the state that the job is in, 0 for the others", labels=("state",)
+)
+WORKERS = Metric("counterpoint_job_workers", "gauge", "workers of the job by state", labels=("state",))
+WORKER_STATE = Metric(
+    "counterpoint_worker_state", "gauge", "1: the worker is in this state", labels=("worker", "state"), most_series=1024
+)
+WORKER_SINCE = Metric(
+    "counterpoint_worker_state_timestamp_seconds",
+    "gauge",
+    "Unix time since which a worker is in its state",
+    "seconds",
+    ("worker",),
+    most_series=1024,
+)
+RESTARTS = Metric(
+    "counterpoint_worker_restarts", "counter", "restarts of a worker", labels=("worker",), most_series=1024
+)
+HEARTBEAT_AGE = Metric(
+    "counterpoint_worker_heartbeat_age_seconds",
+    "gauge",
+    "time since the last heartbeat of a worker that lives",
+    "seconds",
+    ("worker",),
+    most_series=1024,
+)
+GUESTS = Metric("counterpoint_job_runs", "gauge", "runs that the job knows of, guests included")
+
+SUPERVISOR = Process(
+    "supervisor",
+    "Supervisor",
+    "`counterpoint run`. Its port is `prometheus_port` at the top of the job's file.",
+    {},
+    (JOB_STATE, WORKERS, WORKER_STATE, WORKER_SINCE, RESTARTS, HEARTBEAT_AGE, GUESTS),
+)
 
 
 class JobTelemetry:
@@ -23,7 +58,7 @@ class JobTelemetry:
 
     def __init__(self, host: str, port: int, directory: Path) -> None:
         self._directory = directory
-        self._endpoint = Endpoint(port, catalogue.SUPERVISOR, host=host)
+        self._endpoint = Endpoint(port, SUPERVISOR, host=host)
         self._endpoint.values.on_scrape(self._read)
         self._shown: tuple[State, Sequence[WorkerView], Mapping[str, float], int] | None = None
 
@@ -55,13 +90,13 @@ class JobTelemetry:
         job, workers, heard, runs = self._shown
         states, now = Counter(dict.fromkeys(State, 0)), time.monotonic()
         states.update(worker.state for worker in workers)
-        yield catalogue.GUESTS, (), runs
+        yield GUESTS, (), runs
         for state in State:
-            yield catalogue.JOB_STATE, (state.value,), float(state is job)
-            yield catalogue.WORKERS, (state.value,), states[state]
+            yield JOB_STATE, (state.value,), float(state is job)
+            yield WORKERS, (state.value,), states[state]
         for worker in workers:
-            yield catalogue.WORKER_STATE, (worker.name, worker.state.value), 1
-            yield catalogue.WORKER_SINCE, (worker.name,), worker.since
-            yield catalogue.RESTARTS, (worker.name,), worker.restarts
+            yield WORKER_STATE, (worker.name, worker.state.value), 1
+            yield WORKER_SINCE, (worker.name,), worker.since
+            yield RESTARTS, (worker.name,), worker.restarts
             if worker.name in heard and worker.state not in ENDED:
-                yield catalogue.HEARTBEAT_AGE, (worker.name,), max(0.0, now - heard[worker.name])
+                yield HEARTBEAT_AGE, (worker.name,), max(0.0, now - heard[worker.name])

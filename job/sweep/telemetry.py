@@ -1,4 +1,4 @@
-"""`WorkerTelemetry`: what a worker of a sweep shows to Prometheus (`transport/telemetry/catalogue/sweep.py`).
+"""`WorkerTelemetry`: what a worker of a sweep shows to Prometheus, and the tables of its metrics.
 
 Its own claims it counts. How all targets are is read from the storage when somebody scrapes, in the thread of the scrape.
 """
@@ -19,12 +19,47 @@ from types import TracebackType
 
 from job.sweep.targets import SweepConfig, Target
 from sweep.status import TargetStatus, sweep_status
-from transport.telemetry.catalogue import sweep as catalogue
-from transport.telemetry.endpoint import TARGETS, Endpoint, as_user_error
-from transport.telemetry.metric import Metric
+from transport.telemetry.endpoint import TARGETS as TARGET_FILES
+from transport.telemetry.endpoint import Endpoint, as_user_error
+from transport.telemetry.metric import LONG_SECONDS, Metric, Process
 from transport.telemetry.values import Labels
 
 logger = logging.getLogger(__name__)
+
+TARGETS = Metric(
+    "counterpoint_sweep_targets", "gauge", "targets of the whole sweep by state, as stored", labels=("state",)
+)
+ATTEMPTS = Metric("counterpoint_sweep_attempts", "gauge", "attempts at all targets, by all workers, as stored")
+OLDEST_HEARTBEAT = Metric(
+    "counterpoint_sweep_heartbeat_age_max_seconds",
+    "gauge",
+    "time since the oldest last heartbeat among running targets, if the clocks agree",
+    "seconds",
+)
+STORE_UP = Metric("counterpoint_sweep_storage_up", "gauge", "1 if the storage could be read last, else 0")
+CLAIMS = Metric("counterpoint_sweep_claims", "counter", "targets that this worker has claimed")
+ENDED = Metric(
+    "counterpoint_sweep_claims_ended",
+    "counter",
+    "claims of this worker that ended: success, failed, or interrupted (given back, or its lease was lost)",
+    labels=("outcome",),
+)
+TARGET_SECONDS = Metric(
+    "counterpoint_sweep_target_seconds",
+    "histogram",
+    "time of this worker's claims, from claim to end",
+    "seconds",
+    buckets=(*LONG_SECONDS, 3600.0, 14400.0, 86400.0),
+)
+
+SWEEP = Process(
+    "sweep",
+    "Sweep",
+    "Each worker of a sweep. Its port is `prometheus_port` of the sweep's file. A scrape reads the storage, at most twice a "
+    "minute. Its discovery file is with the job that the targets join, or else beside the directories of the targets.",
+    {"sweep": "its name"},
+    (TARGETS, ATTEMPTS, OLDEST_HEARTBEAT, STORE_UP, CLAIMS, ENDED, TARGET_SECONDS),
+)
 
 STATES = ("PENDING", "RUNNING", "SUCCESS", "FAILED", "INTERRUPTED", "UNREADABLE")
 
@@ -42,7 +77,7 @@ class WorkerTelemetry:
         self._config = config
         self._ids = [target.target_id for target in targets]
         self._directory = config.join or targets[0].output_dir.parent
-        self._endpoint = Endpoint(config.prometheus_port, catalogue.SWEEP, {"sweep": config.name})
+        self._endpoint = Endpoint(config.prometheus_port, SWEEP, {"sweep": config.name})
         self._endpoint.values.on_scrape(self._read)
         self._reading = threading.Lock()
         self._statuses: list[TargetStatus] | None = None
@@ -57,7 +92,7 @@ class WorkerTelemetry:
     def claimed(self) -> Iterator[None]:
         """Counts a claim and how it ends, with the block."""
         values, began, outcome = self._endpoint.values, time.monotonic(), "failed"
-        values.add(catalogue.CLAIMS, 1)
+        values.add(CLAIMS, 1)
         try:
             yield
             outcome = "success"
@@ -65,8 +100,8 @@ class WorkerTelemetry:
             outcome = "interrupted"
             raise
         finally:
-            values.add(catalogue.ENDED, 1, outcome)
-            values.histogram(catalogue.TARGET_SECONDS).observe(time.monotonic() - began)
+            values.add(ENDED, 1, outcome)
+            values.histogram(TARGET_SECONDS).observe(time.monotonic() - began)
 
     def __enter__(self) -> WorkerTelemetry:
         try:
@@ -74,7 +109,7 @@ class WorkerTelemetry:
         except OSError as error:
             raise as_user_error(error) from None
         prefix = f"sweep_{self._config.name}_{socket.gethostname()}_"
-        _remove_ended(self._directory / TARGETS, prefix)
+        _remove_ended(self._directory / TARGET_FILES, prefix)
         self._endpoint.write_target(self._directory, f"{prefix}{os.getpid()}")
         return self
 
@@ -88,16 +123,16 @@ class WorkerTelemetry:
             if time.monotonic() >= self._read_again:
                 self._read_storage()
             statuses = self._statuses
-        yield catalogue.STORE_UP, (), float(statuses is not None)
+        yield STORE_UP, (), float(statuses is not None)
         if statuses is None:
             return
         states = Counter(dict.fromkeys(STATES, 0))
         states.update(status.state for status in statuses)
         for state, number in states.items():
-            yield catalogue.TARGETS, (state,), number
-        yield catalogue.ATTEMPTS, (), sum(status.attempts for status in statuses)
+            yield TARGETS, (state,), number
+        yield ATTEMPTS, (), sum(status.attempts for status in statuses)
         beats = [each.heartbeat_at for each in statuses if each.state == "RUNNING" and each.heartbeat_at is not None]
-        yield catalogue.OLDEST_HEARTBEAT, (), max((time.time() - beat for beat in beats), default=0.0)
+        yield OLDEST_HEARTBEAT, (), max((time.time() - beat for beat in beats), default=0.0)
 
     def _read_storage(self) -> None:
         began = time.monotonic()

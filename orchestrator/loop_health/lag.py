@@ -15,8 +15,8 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 
+from orchestrator.telemetry.catalogue import LAG
 from run.config import LagConfig
-from transport.telemetry.catalogue.orchestrator import LAG
 from transport.telemetry.values import Histogram
 
 logger = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from inference.base import ServerStatus
 from inference.pool.meters import PoolMeters
 from orchestrator.loop_health.lag import EventLoopLagMonitor
-from orchestrator.telemetry import RunTelemetry
+from orchestrator.telemetry.endpoint import RunTelemetry
 from run.config import LagConfig, RunConfig
 from transport.outages import Kind, Outages
 

@@ -12,9 +12,9 @@ from tests.trainer.one_process_trainer import life, write_member
 from tests.transport.telemetry.scraping import families
 from trainer.config import TrainerConfig
 from trainer.runs.run import optional_means
+from trainer.telemetry import catalogue
 from trainer.telemetry.endpoint import TrainerEndpoint
 from transport.outages import Kind, Outages
-from transport.telemetry.catalogue import trainer as catalogue
 from transport.telemetry.lines import NameTable
 from transport.telemetry.metric import LineName
 

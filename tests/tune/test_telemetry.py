@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.transport.telemetry.scraping import families
 from tests.tune.runner.scripted import ScriptedExecutor, ScriptedTrials
-from transport.telemetry.catalogue import tune as catalogue
+from tune import telemetry as catalogue
 from tune.config import TuneConfig
 from tune.file_experiment import run_to_end
 from tune.runner.trial_runner import TrialRunner

@@ -1,4 +1,4 @@
-"""`TrainerEndpoint`: what the trainer shows to Prometheus (`transport/telemetry/catalogue/trainer.py`). Rank 0 alone has one.
+"""`TrainerEndpoint`: what the trainer shows to Prometheus (`trainer/telemetry/catalogue.py`). Rank 0 alone has one.
 
 The trainer's thread notes the values; a scrape reads them, and touches neither a run nor the GPU.
 """
@@ -16,8 +16,8 @@ from trainer.config import TrainerConfig
 from trainer.metrics import MetricValue
 from trainer.runs.record import Stage
 from trainer.runs.registry import RunRegistry
+from trainer.telemetry import catalogue
 from transport.outages import Outages
-from transport.telemetry.catalogue import trainer as catalogue
 from transport.telemetry.endpoint import Endpoint
 from transport.telemetry.lines import LineReader
 from transport.telemetry.metric import Metric

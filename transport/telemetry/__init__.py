@@ -1,1 +1,1 @@
-"""What processes say about themselves while they run: spans, and metrics for Prometheus by the names in `catalogue/`."""
+"""What processes say about themselves while they run: spans, and metrics for Prometheus."""

@@ -30,8 +30,7 @@ from transport.files.atomic import write_atomically
 from transport.loopback import is_loopback
 from transport.process.permanent_errors import is_permanent
 from transport.process.resident import resident_bytes
-from transport.telemetry.catalogue import endpoint
-from transport.telemetry.metric import Metric, Process
+from transport.telemetry.metric import EVERYWHERE, OPEN_FILES, RESIDENT_MEMORY, Metric, Process
 from transport.telemetry.values import Labels, Values
 
 logger = logging.getLogger(__name__)
@@ -69,7 +68,7 @@ class Endpoint:
         self._labels = dict(labels or {})
         assert self._labels.keys() == process.labels.keys(), self._labels
         self._process = process
-        self.values = Values((*process.metrics, *endpoint.METRICS))
+        self.values = Values((*process.metrics, *EVERYWHERE))
         self.values.on_scrape(_of_process)
         self.port = 0
         """The port that is listened on, once entered."""
@@ -230,5 +229,5 @@ def _is_own_address(host: str) -> bool:
 def _of_process() -> Iterable[tuple[Metric, Labels, float]]:
     """Returns what the system says of this process; nothing without `/proc`."""
     with suppress(OSError):
-        yield endpoint.RESIDENT_MEMORY, (), resident_bytes()
-        yield endpoint.OPEN_FILES, (), len(os.listdir("/proc/self/fd"))
+        yield RESIDENT_MEMORY, (), resident_bytes()
+        yield OPEN_FILES, (), len(os.listdir("/proc/self/fd"))

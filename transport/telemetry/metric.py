@@ -1,4 +1,6 @@
-"""`Metric` and `LineName`: the rows of the tables in `catalogue/`, which say what each number is called, and what it means.
+"""`Metric` and `LineName`: the rows of the tables that say what each number is called, and what it means.
+
+Each process has its tables beside what sets the numbers; `perf/metrics_page.py` lists them all.
 
 A number may be in a process's `metrics.jsonl`, in its exposition for Prometheus, or in both. In the first its name is
 `area/name`; in the second it follows OpenMetrics: prefix `counterpoint_`, base unit last, and `_total` after that for a counter.
@@ -69,3 +71,15 @@ class Process:
     lines: tuple[LineName, ...] = ()
     line_file: str = ""
     """The file of its lines; empty without any."""
+
+
+DROPPED_SERIES = Metric(
+    "counterpoint_telemetry_dropped_series",
+    "gauge",
+    "combinations of labels that were left out, since their metric had the most that it may have",
+)
+RESIDENT_MEMORY = Metric("counterpoint_resident_memory_bytes", "gauge", "resident memory of the process", "bytes")
+OPEN_FILES = Metric("counterpoint_open_files", "gauge", "open file descriptors of the process")
+
+EVERYWHERE = (DROPPED_SERIES, RESIDENT_MEMORY, OPEN_FILES)
+"""What every endpoint shows of its process and of itself."""

@@ -10,8 +10,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from transport.telemetry.catalogue.endpoint import DROPPED_SERIES
-from transport.telemetry.metric import Metric
+from transport.telemetry.metric import DROPPED_SERIES, Metric
 
 Labels = tuple[str, ...]
 """Values of a metric's labels, in their order."""

@@ -15,8 +15,8 @@ import pytest
 from cli.main import main
 from job.directory import JOB_LOCK, lock_file_of
 from job.inspection.health import SILENT_SECONDS
+from orchestrator.telemetry import catalogue
 from transport.files.lock import take_lock
-from transport.telemetry.catalogue import orchestrator as catalogue
 from transport.telemetry.endpoint import Endpoint
 
 

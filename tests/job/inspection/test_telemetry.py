@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from cluster.worker_view import State, WorkerView
+from job.inspection import telemetry as catalogue
 from job.inspection.telemetry import JobTelemetry
 from tests.support.ports import taken_port
 from tests.transport.telemetry.scraping import families
 from transport.errors import Obstructed
-from transport.telemetry.catalogue import supervisor as catalogue
 
 
 def view(name: str, state: State, restarts: int = 0) -> WorkerView:

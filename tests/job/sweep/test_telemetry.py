@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from job.sweep import telemetry as catalogue
 from job.sweep.targets import SweepConfig, Target
 from job.sweep.telemetry import WorkerTelemetry
 from sweep.claim import SweepTarget, claim_and_run
 from tests.transport.telemetry.scraping import families
-from transport.telemetry.catalogue import sweep as catalogue
 
 
 def telemetry_of(tmp_path: Path, names: list[str], **fields: object) -> WorkerTelemetry:

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from orchestrator.rollouts.rollout_file import saved_state
 from orchestrator.step.step_metrics import MAX_ENVIRONMENT_METRICS, MAX_NAME, environment_metrics, step_metrics
+from orchestrator.telemetry.catalogue import ENVIRONMENT_METRIC, LINES
 from tests.support.batches import make_batch
 from tests.support.rollouts import make_rollout
 from transport.records import Rollout
-from transport.telemetry.catalogue.orchestrator import ENVIRONMENT_METRIC, LINES
 from transport.telemetry.lines import NameTable
 
 

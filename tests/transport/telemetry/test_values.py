@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.loop_health.lag import MAX_SAMPLES, samples_of
-from transport.telemetry.catalogue.endpoint import DROPPED_SERIES
 from transport.telemetry.lines import LineReader
-from transport.telemetry.metric import LineName, Metric
+from transport.telemetry.metric import DROPPED_SERIES, LineName, Metric
 from transport.telemetry.values import OTHER, Histogram, Values
 
 COUNT = Metric("counterpoint_things", "counter", "things", labels=("kind",), most_series=3)

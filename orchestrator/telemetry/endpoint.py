@@ -1,4 +1,4 @@
-"""`RunTelemetry`: what the orchestrator of a run shows to Prometheus (`transport/telemetry/catalogue/orchestrator.py`).
+"""`RunTelemetry`: what the orchestrator of a run shows to Prometheus (`orchestrator/telemetry/catalogue.py`).
 
 The values of a step come from its metrics line. Once a second the loop also notes how its servers and rollouts are; a scrape
 reads that note, and touches nothing that the loop works with.
@@ -13,17 +13,17 @@ from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any
 
+from inference.pool import meters as of_pool
 from inference.pool.meters import PoolMeters
 from inference.pool.pool import InferencePool
 from orchestrator.activity import MAX_OUTAGES
 from orchestrator.loop_health.lag import EventLoopLagMonitor
 from orchestrator.run_directory import ConfigurationError
 from orchestrator.scheduling.scheduler import Scheduler
+from orchestrator.telemetry import catalogue
 from run.config import RunConfig
 from transport.outages import Outages
 from transport.process.permanent_errors import is_permanent
-from transport.telemetry.catalogue import orchestrator as catalogue
-from transport.telemetry.catalogue import pool as of_pool
 from transport.telemetry.endpoint import Endpoint
 from transport.telemetry.lines import LineReader
 from transport.telemetry.metric import Metric

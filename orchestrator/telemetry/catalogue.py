@@ -1,9 +1,12 @@
-"""The orchestrator of a run: what its steps, its event loop and its evaluations say. Its pool of servers is in `pool.py`."""
+"""The metrics of a run's orchestrator: its steps, event loop and evaluations.
+
+Those of its pool of servers are in `inference/pool/meters.py`.
+"""
 
 from __future__ import annotations
 
-from transport.telemetry.catalogue import endpoint, pool
-from transport.telemetry.metric import LONG_SECONDS, PROMPT_SECONDS, LineName, Metric, Process
+from inference.pool import meters
+from transport.telemetry.metric import LONG_SECONDS, PROMPT_SECONDS, RESIDENT_MEMORY, LineName, Metric, Process
 
 STEP = Metric("counterpoint_step", "gauge", "newest committed step")
 STEPS_PLANNED = Metric("counterpoint_steps_planned", "gauge", "configured number of steps")
@@ -332,7 +335,7 @@ LINES = (
     LineName("inflight/rollouts", "at the commit", IN_FLIGHT, {"purpose": "training"}),
     LineName("inflight/evaluation_rollouts", "at the commit", IN_FLIGHT, {"purpose": "evaluation"}),
     LineName("policy/version", "at the commit", POLICY_VERSION),
-    LineName("memory/rss_bytes", "resident memory of the orchestrator, at the commit", endpoint.RESIDENT_MEMORY),
+    LineName("memory/rss_bytes", "resident memory of the orchestrator, at the commit", RESIDENT_MEMORY),
     LineName("evaluation/<evaluation>/step", "step whose version was evaluated", EVALUATION_STEP),
     LineName("evaluation/<evaluation>/rollouts/failed", "of the evaluation", EVALUATION_FAILED),
     LineName(
@@ -363,7 +366,7 @@ ORCHESTRATOR = Process(
     "Orchestrator",
     "One for each run. Its port is `prometheus_port` of the run (`[orchestrator]`, or each of `[[runs]]`).",
     {"run": "the run's id"},
-    (*METRICS, *pool.METRICS),
+    (*METRICS, *meters.METRICS),
     LINES,
     "run_<id>/metrics.jsonl",
 )

@@ -1,0 +1,1 @@
+"""What the orchestrator of a run shows to Prometheus."""
