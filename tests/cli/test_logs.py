@@ -27,9 +27,7 @@ def test_a_log_is_found_by_role_and_by_run(job: Path, capsys: pytest.CaptureFixt
     assert capsys.readouterr().out == "line 98\nline 99\n"
     assert logs(["trainer", "--job", str(job)]) == 0
     assert capsys.readouterr().out == "of the trainer\n"
-    with pytest.raises(
-        UserError, match=r"no log of 'trainr' in .*; there are: inference_0, orchestrator, trainer, test"
-    ):
+    with pytest.raises(UserError, match=r"'trainr' in .*: inference_0, orchestrator, trainer, test"):
         logs(["trainr", "--job", str(job)])
     assert logs(["--job", str(job)]) == 0
     assert "inference_0, orchestrator, trainer, test" in capsys.readouterr().out

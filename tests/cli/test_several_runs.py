@@ -310,7 +310,7 @@ def test_a_run_that_joins_has_the_jobs_model_wire_and_servers(
     evicted = sweep.output / "run_visitor" / "control" / "evicted.txt"
     evicted.parent.mkdir(parents=True)
     evicted.write_text("it diverged")
-    with pytest.raises(NothingLeft, match=r"run 'visitor' was evicted: it diverged; before it is resumed, remove"):
+    with pytest.raises(NothingLeft, match="run 'visitor' was evicted: it diverged"):
         orchestrator([*join, "--resume"])
     evicted.unlink()
     for part in (

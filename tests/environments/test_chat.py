@@ -333,9 +333,7 @@ def test_the_template_is_given_further_variables(directory: Path) -> None:
 
 def test_a_variable_that_the_template_never_reads_is_refused(directory: Path) -> None:
     (directory / "chat_template.jinja").write_text(THINKING_TEMPLATE)
-    with pytest.raises(
-        ValueError, match=r"does not read 'enable_thinkng'; did you mean 'enable_thinking'\? It reads add_gen"
-    ):
+    with pytest.raises(ValueError, match=r"'enable_thinkng'; .*'enable_thinking'\? .*add_gen"):
         Chat(directory).with_template_kwargs({"enable_thinkng": False})
 
 

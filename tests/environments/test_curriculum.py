@@ -133,7 +133,7 @@ def test_epochs_are_reported_without_a_curriculum() -> None:
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(ValidationError, match=r"low = 0\.8 is above high = 0\.2"):
         CurriculumConfig(low=0.8, high=0.2)
-    with pytest.raises(ValueError, match=f"environment 'a': a curriculum takes at most {MOST_EXAMPLES} examples"):
+    with pytest.raises(ValueError, match=rf"environment 'a': .*{MOST_EXAMPLES} examples"):
         make_mix(MOST_EXAMPLES + 1)
     state = make_mix(5).state()
     del state["sizes"]  # as if an older version had not checked it

@@ -64,7 +64,7 @@ def test_a_template_that_begins_a_turn_otherwise_is_refused(tmp_path: Path) -> N
         "{% for m in messages %}{{ m.role }}\n{{ m.content }}</s>\n{% endfor %}"
         "{% if add_generation_prompt %}assistant\nthinking: {% endif %}"
     )
-    with pytest.raises(ValueError, match="the chat template writes message 1 of role assistant differently from where"):
+    with pytest.raises(ValueError, match="message 1 of role assistant differently"):
         demonstrations_of(with_template(directory, template), [USER, ANSWER])
 
 

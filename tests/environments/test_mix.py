@@ -148,7 +148,7 @@ def test_other_examples_than_those_of_the_state_are_refused() -> None:
     state = mix.state()
     for size, fingerprint, said in ((5, "abd", "fingerprint was abc and is abd"), (6, "abc", "size was 5 and is 6")):
         other = ExampleMix([config], {"a": size}, 0, {"a": fingerprint})
-        with pytest.raises(ValueError, match=f"environment 'a' have changed since the run was started: their {said}"):
+        with pytest.raises(ValueError, match=rf"environment 'a' have changed .*: their {said}"):
             other.restore(state)
         assert other.state()["drawn"] == {"a": 0}
     older = {name: state[name] for name in ("seed", "drawn", "ratios", "before")}

@@ -33,7 +33,7 @@ def test_other_names_and_more_of_them_are_refused_in_a_line(rewards: dict[str, A
 
 @pytest.mark.parametrize("reward", [-0.5, 1.5, {"white": 0.5, "black": 1.5}])
 def test_a_reward_outside_its_bounds_names_the_environment(reward: Any) -> None:
-    with pytest.raises(ValueError, match=r"environment 'sums': the reward is .*its reward_bounds are \[0, 1\]"):
+    with pytest.raises(ValueError, match=r"environment 'sums': .*reward_bounds are \[0, 1\]"):
         check_bounds(as_rewards(reward), (0.0, 1.0), "sums")
 
 

@@ -44,11 +44,9 @@ def test_a_longer_context_is_refused_with_what_to_do(tmp_path: Path, monkeypatch
         check_configuration(InferenceConfig(model=str(tmp_path), **values))
 
     check(max_model_len=1024)
-    with pytest.raises(
-        ValueError, match=r"^max_model_len = 1025: the model in .* takes at most 1024 tokens \(max_position"
-    ):
+    with pytest.raises(ValueError, match=r"^max_model_len = 1025: .* 1024 tokens \(max_position"):
         check(max_model_len=1025)
-    with pytest.raises(ValueError, match=r"^max_model_len = 2048, the default: .*; set max_model_len to 1024 or less$"):
+    with pytest.raises(ValueError, match=r"^max_model_len = 2048, .*max_model_len to 1024 "):
         check()
     check(extra_args=["--hf-overrides={}"])
     monkeypatch.setenv(ALLOW_LONG, "1")
@@ -101,9 +99,7 @@ def test_a_model_that_cannot_be_divided_over_so_many_gpus_is_refused(tmp_path: P
     for ranks in (1, 2, 3, 6):
         check(ranks)
     for ranks in (4, 12):
-        with pytest.raises(
-            ValueError, match=rf"^tensor_parallel_size = {ranks}: .* 6 attention heads .* divisor of 6$"
-        ):
+        with pytest.raises(ValueError, match=rf"^tensor_parallel_size = {ranks}: .* 6 attention heads .*6$"):
             check(ranks)
     check(4, extra_args=["--hf-overrides={}"])
 

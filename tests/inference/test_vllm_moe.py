@@ -247,9 +247,7 @@ async def test_a_server_is_refused_for_one_bit_that_no_answer_shows(moe_server: 
     tensors["model.layers.1.mlp.experts.3.up_proj.weight"].view(torch.int32)[5, 7] ^= 1
     save_file(tensors, tmp_path / "almost" / "model.safetensors", metadata={"format": "pt"})
     async with pool_at(moe_server) as pool:
-        with pytest.raises(
-            InferenceError, match=r"accepted version 0 but computes with other weights: 1 of 3 .*: layer 1$"
-        ):
+        with pytest.raises(InferenceError, match=r"accepted version 0 .*: 1 of 3 .*: layer 1$"):
             await pool.update_weights(replace(update_to(moe_server, 0), directory=tmp_path / "almost"))
 
 
@@ -287,7 +285,7 @@ async def test_weights_that_come_as_what_changed_are_loaded_and_proven(
             assert disagreement(moe_server, 1, turn, PROMPT, 1.0).max() < TOLERANCE
         with pytest.raises(InferenceError, match=r"delta\.safetensors.*truncated"):
             await pool.update_weights(replace(update_to(moe_server, 1), directory=broken))
-        with pytest.raises(InferenceError, match=r"accepted version 1 but computes with other weights: .*: layer 1$"):
+        with pytest.raises(InferenceError, match=r"accepted version 1 .*: layer 1$"):
             await pool.update_weights(replace(update_to(moe_server, 1), directory=wrong))
 
 
@@ -312,9 +310,7 @@ async def test_weights_in_shared_memory_are_loaded_and_proven(moe_server: Server
             await pool.update_weights(update_to(moe_server, 0))
         memory.close()
         for name in given:
-            with pytest.raises(
-                InferenceError, match=r"leads to /dev/shm/.*trainer and server have to be on one machine"
-            ):
+            with pytest.raises(InferenceError, match=r"leads to /dev/shm/.*one machine"):
                 await pool.update_weights(replace(update_to(moe_server, 1), directory=lost / name))
         await pool.update_weights(update_to(moe_server, 0))
         assert pool.status()[0].state == "serving"
@@ -342,7 +338,7 @@ async def test_weights_that_are_sent_are_loaded_and_proven(moe_server: ServerPro
                 "holds": ["base/model.safetensors"],
                 "reads": True,
             }
-        with pytest.raises(InferenceError, match=r"accepted version 4 but computes with other weights: .*: layer 1$"):
+        with pytest.raises(InferenceError, match=r"accepted version 4 .*: layer 1$"):
             await pool.update_weights(WeightUpdate(4, wrong, probe, None))
         _, writer = await asyncio.open_connection(moe_server.config.host, moe_server.config.port)
         begun = Offer(1, None, CLAIM, {"model.safetensors": 1 << 20}).preamble() + bytes(1000)
@@ -368,9 +364,7 @@ async def test_weights_in_memory_are_read_by_the_server(moe_server: ServerProces
                 await pool.update_weights(WeightUpdate(version, directory, probe, None))
                 turn = await pool.generate(PROMPT, GREEDY.replaced(temperature=1.0), affinity="a")
                 assert disagreement(moe_server, 1, turn, PROMPT, 1.0).max() < TOLERANCE
-            with pytest.raises(
-                InferenceError, match=r"accepted version 4 but computes with other weights: .*: layer 1$"
-            ):
+            with pytest.raises(InferenceError, match=r"accepted version 4 .*: layer 1$"):
                 await pool.update_weights(WeightUpdate(4, wrong, probe, None))
             await pool.update_weights(update_to(moe_server, 0))
 
@@ -395,7 +389,7 @@ async def test_a_wrong_probe_takes_the_server_out_and_says_so(moe_server: Server
     async with pool_at(moe_server) as pool:
         probe = replace(update_to(moe_server, 1).probe, digests={})
         wrong = replace(update_to(moe_server, 0), probe=probe, version=7)
-        with pytest.raises(InferenceError, match="took version 7 and failed its probe: its log-probabilities differ"):
+        with pytest.raises(InferenceError, match="version 7 and failed its probe"):
             await pool.update_weights(wrong)
         (status,) = pool.status()
         assert (status.state, status.version) == ("out", None)
@@ -409,9 +403,7 @@ async def test_weights_of_another_shape_are_refused_and_the_server_lives(
     misshape(moe_server.directories[0], tmp_path / "step_8")
     async with pool_at(moe_server), binary_client(moe_server) as client:
         bad = replace(update_to(moe_server, 0), version=8, directory=tmp_path / "step_8")
-        with pytest.raises(
-            RequestRefused, match=r"422.*q_proj\.weight has the shape \[63, 64\], \[64, 64\] is expected"
-        ):
+        with pytest.raises(RequestRefused, match=r"422.*q_proj\.weight .*\[63, 64\], \[64, 64\]"):
             await client.load(bad, CLAIM)
         with pytest.raises(RequestRefused, match="no STABLE marker"):
             await client.load(replace(bad, directory=tmp_path), CLAIM)

@@ -31,7 +31,7 @@ def test_an_advantage_of_the_wrong_length_is_found_before_anything_starts(
     )
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.getcwd()}")
     config = load(JobConfig, job_file, ["--orchestrator.advantage.kind", "short_advantage:advantage"])
-    with pytest.raises(UserError, match=r"^advantage\.kind = .*'short_advantage:advantage' returned 1 advantages for"):
+    with pytest.raises(UserError, match=r"^advantage\.kind = .*'short_advantage:advantage' returned 1 "):
         check_imports([config.orchestrator])
 
 
@@ -67,7 +67,7 @@ def test_an_end_of_turn_that_the_vocabulary_lacks_is_refused_before_anything_sta
 def test_min_p_with_speculative_decoding_is_refused_before_anything_starts(job_file: Path) -> None:
     draft = ["--inference.extra_args", '["--speculative-config={}"]']
     load(JobConfig, job_file, draft)
-    with pytest.raises(UserError, match=r"sampling\.min_p = 0.1: vLLM refuses min_p with speculative decoding"):
+    with pytest.raises(UserError, match=r"sampling\.min_p = 0.1: .*speculative"):
         load(JobConfig, job_file, [*draft, "--orchestrator.sampling.min_p", "0.1"])
 
 
@@ -78,9 +78,7 @@ def test_a_context_above_the_models_own_is_refused_before_anything_starts(job_fi
     def check(*flags: str) -> None:
         check_fit(load(JobConfig, job_file, ["--inference.max_model_len", "513", *flags]).with_model(model))
 
-    with pytest.raises(
-        UserError, match=r"^inference: max_model_len = 513: .* takes at most 512 tokens .*; set max_model_len"
-    ):
+    with pytest.raises(UserError, match=r"^inference: max_model_len = 513: .* 512 tokens"):
         check()
     check("--inference.max_model_len", "512")
     check("--inference.replicas", "0", "--orchestrator.inference.urls", '["http://127.0.0.1:9"]')
@@ -94,9 +92,7 @@ def test_tools_that_no_server_parses_are_refused_before_anything_starts(job_file
         *("--orchestrator.environments.0.kind", "tools"),
         *("--orchestrator.environments.0.args", orjson.dumps(arguments).decode()),
     ]
-    with pytest.raises(
-        UserError, match=r"^environments\[0\]: environment '.*': kind = 'tools' has tools, and no server"
-    ):
+    with pytest.raises(UserError, match=r"^environments\[0\]: environment '.*': kind = 'tools' has tools"):
         check_runs(load(JobConfig, job_file, tools))
     for parsed in (["--inference.tool_parser", "hermes"], ["--inference.extra_args", '["--tool-call-parser=hermes"]']):
         check_runs(load(JobConfig, job_file, [*tools, *parsed]))
@@ -117,7 +113,7 @@ def test_an_operators_environment_with_tools_that_no_server_parses_is_refused(
     )
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.getcwd()}")
     kind = ["--orchestrator.environments.0.kind", "sums_with_tools:Sums"]
-    with pytest.raises(UserError, match=r"kind = 'sums_with_tools:Sums' has tools, and no server of this job parses"):
+    with pytest.raises(UserError, match=r"kind = 'sums_with_tools:Sums' has tools"):
         check_runs(load(JobConfig, job_file, kind))
     check_runs(load(JobConfig, job_file, [*kind, "--inference.tool_parser", "hermes"]))
 
@@ -143,9 +139,7 @@ def _text(value: object) -> str:
 
 def test_what_a_run_begins_with_is_missed_before_anything_starts(job_file: Path, tmp_path: Path) -> None:
     given = ["--orchestrator.training.lora.start_from", str(tmp_path / "gone"), "--inference.lora.max_rank", "8"]
-    with pytest.raises(
-        UserError, match=r"training\.lora\.start_from = '.*gone': there is no adapter_config\.json in that"
-    ):
+    with pytest.raises(UserError, match=r"training\.lora\.start_from = '.*gone': .*adapter_config\.json"):
         check_runs(load(JobConfig, job_file, given))
     check_runs(load(JobConfig, job_file, [*given, "--resume", "true"]))
     (tmp_path / "gone").mkdir()

@@ -80,9 +80,7 @@ def test_a_run_in_the_middle_of_its_work_is_not_resumed_with_fewer_steps_than_it
         write_job(config, job_file.read_bytes())
     write_checkpoint(config.orchestrator.run_dir, Checkpoint(18, identity_of(config.orchestrator), {}, {}, []), keep=1)
     fewer = load(JobConfig, job_file, ["--resume", "true", "--orchestrator.steps", "12"])
-    with pytest.raises(
-        UserError, match=r"run 'test' has 18 steps already, and steps = 12 asks for fewer; set orchestrator"
-    ):
+    with pytest.raises(UserError, match=r"run 'test' has 18 steps .*steps = 12 .*orchestrator"):
         check_directory(fewer, fresh=False)
     check_directory(load(JobConfig, job_file, ["--resume", "true", "--orchestrator.steps", "18"]), fresh=False)
     evicted = config.orchestrator.run_dir / "control" / "evicted.txt"
@@ -130,9 +128,7 @@ def test_a_resume_of_evicted_runs_alone_is_refused_with_what_to_remove(
         if stay or file is not files[-1]:
             check_directory(config, fresh=False)  # others can go on
     if not stay:
-        with pytest.raises(
-            NothingLeft, match=r"run 'a' was evicted: the loss is not finite; .*; run 'b' was"
-        ) as refused:
+        with pytest.raises(NothingLeft, match=r"run 'a' was evicted: .*; run 'b' was") as refused:
             check_directory(config, fresh=False)
         assert str(files[0]) in str(refused.value)
         assert refused.value.code == 3

@@ -271,9 +271,7 @@ def test_a_name_is_refused_only_if_the_hub_says_that_it_has_no_such_model(
         "model = 'tiny-dens' is not here; did you mean 'tiny-dense'?; the hub cannot be asked: OSError: no way there"
     )
     answer[0] = RepositoryNotFoundError.__new__(RepositoryNotFoundError)
-    with pytest.raises(
-        ValueError, match=r"model = 'someone/model' is no directory here, .*hub: RepositoryNotFoundError: "
-    ):
+    with pytest.raises(ValueError, match=r"model = 'someone/model' .*RepositoryNotFoundError: "):
         check_model("someone/model")
     with pytest.raises(ValueError, match="model = 'no model' is no directory here"):
         check_model("no model")

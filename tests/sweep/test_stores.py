@@ -190,7 +190,7 @@ def test_an_s3_that_ignores_conditions_is_refused(s3_bucket: str, monkeypatch: p
     with serving(forgetful(s3_application())) as address:
         monkeypatch.setenv("AWS_ENDPOINT_URL", address)
         boto3.client("s3").create_bucket(Bucket="forgetful")
-        with pytest.raises(UnsafeStoreError, match="to create an object only if there is none, it wrote all the same"):
+        with pytest.raises(UnsafeStoreError, match="only if there is none, it wrote"):
             prove(S3Store("forgetful", "sweep"))
 
 
@@ -479,7 +479,7 @@ def test_a_guard_is_never_unlinked_and_one_that_is_held_is_an_error(
     assert holder.stdout is not None
     assert holder.stdin is not None
     assert holder.stdout.readline() == b"held\n"
-    with pytest.raises(StoreError, match=r"\.guards/\d\d has been locked for 0.05 s: is a process stopped"):
+    with pytest.raises(StoreError, match=r"\.guards/\d\d has been locked for 0.05 s"):
         store.write("a", b"two", version)
     with holder.stdin, holder.stdout:
         holder.stdin.write(b"\n")

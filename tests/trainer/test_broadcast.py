@@ -152,7 +152,7 @@ def test_another_jobs_checkpoints_to_which_broadcasts_lead_are_left_alone(
     (other / "step_7" / "STABLE").touch()
     (job / "run_default" / "broadcast").symlink_to(other)
     broadcaster = Broadcaster(lone.learner.manager, job, "default", str(dense_directory), 2)
-    with pytest.raises(OSError, match=r"leads to .*other/checkpoints, whose step_7 is no broadcast"):
+    with pytest.raises(OSError, match=r"leads to .*other/checkpoints, .*step_7"):
         broadcaster.remove_beyond(-1)
     with pytest.raises(OSError, match="is no broadcast"):
         broadcaster.publish(lone.model, lone.run)

@@ -26,18 +26,16 @@ def test_groups_divide_ranks_and_experts(tmp_path: Path, model: dict[str, Any]) 
     assert config.divided
     assert not config.sharded
     configure(tmp_path, model, processes=12, expert_parallel=4)
-    with pytest.raises(ValueError, match="expert_parallel = 3 does not divide the trainer's 4 ranks"):
+    with pytest.raises(ValueError, match=r"expert_parallel = 3 .* 4 ranks"):
         configure(tmp_path, model, processes=4, expert_parallel=3)
-    with pytest.raises(ValueError, match="expert_parallel = 3 does not divide the 8 experts of the model in"):
+    with pytest.raises(ValueError, match=r"expert_parallel = 3 .* 8 experts"):
         configure(tmp_path, model, processes=3, expert_parallel=3)
-    with pytest.raises(ValueError, match=r"with sharding = true: .* trainer's 12 ranks .* do not divide the 8 experts"):
+    with pytest.raises(ValueError, match=r"sharding = true: .* 12 ranks .* 8 experts"):
         configure(tmp_path, model, processes=12, expert_parallel=4, sharding=True)
 
 
 def test_a_dense_model_has_nothing_to_divide(tmp_path: Path) -> None:
-    with pytest.raises(
-        ValueError, match=r"expert_parallel = 2, but the model in .* has no experts; use expert_parallel = 1"
-    ):
+    with pytest.raises(ValueError, match=r"expert_parallel = 2, .* no experts; .*expert_parallel = 1"):
         configure(tmp_path, {"hidden_size": 8}, processes=2, expert_parallel=2)
     configure(tmp_path, {"hidden_size": 8}, processes=2)
 
@@ -60,7 +58,7 @@ def test_a_dense_model_has_nothing_to_divide(tmp_path: Path) -> None:
 )
 def test_a_model_that_cannot_be_read_is_refused_with_the_reason(tmp_path: Path, content: str) -> None:
     (tmp_path / "config.json").write_text(content)
-    with pytest.raises(ValueError, match=r"expert_parallel = 2: the experts in .*config.json cannot be counted: "):
+    with pytest.raises(ValueError, match=r"expert_parallel = 2: .*config.json "):
         TrainerConfig(output_dir=tmp_path, model=str(tmp_path), processes=2, expert_parallel=2)
 
 

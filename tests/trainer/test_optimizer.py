@@ -56,7 +56,7 @@ def test_state_of_another_model_is_refused() -> None:
         Optimizer({"v": nn.Parameter(torch.zeros(2))}, TrainingConfig(), 1).load_state(state)
     both = {name: nn.Parameter(torch.zeros(2)) for name in ("w", "v")}
     before = Optimizer({"w": nn.Parameter(torch.ones(2))}, TrainingConfig(), 1)
-    with pytest.raises(ValueError, match=r"it holds the trained weight v \(1 such\), which this run does not train"):
+    with pytest.raises(ValueError, match=r"trained weight v \(1 such\)"):
         before.load_state(Optimizer(both, TrainingConfig(), 1).state())
     assert before.master("w").tolist() == [1.0, 1.0]
 
@@ -102,9 +102,7 @@ def test_sgd_steps_against_the_gradient_with_its_momentum() -> None:
         each.parameters["w"].grad = torch.tensor([1.0, 0.0])
         each.step(3, each.gradient_norm())
     assert torch.equal(resumed.master("w"), optimizer.master("w"))
-    with pytest.raises(
-        ValueError, match=r"it holds momentum_buffer, which training\.optimizer = 'adamw' does not have"
-    ):
+    with pytest.raises(ValueError, match=r"momentum_buffer, .*training\.optimizer = 'adamw'"):
         Optimizer({"w": nn.Parameter(torch.zeros(2))}, TrainingConfig(), 1).load_state(state)
 
 

@@ -93,13 +93,11 @@ def test_without_routing_nothing_is_recorded() -> None:
 def test_what_cannot_be_trained_is_refused() -> None:
     good = make_batch(lengths=(9, 17), routed=True)
     check(good, LIMITS)
-    with pytest.raises(
-        InvalidBatch, match=r"sample 1 \(1-1\) has 17 tokens, more than the 16 of a row; raise the trainer's max_tokens"
-    ):
+    with pytest.raises(InvalidBatch, match=r"sample 1 \(1-1\) has 17 tokens.* 16 .*max_tokens"):
         check(good, replace(LIMITS, max_tokens=16))
     tokens = good.token_ids_T.copy()
     tokens[11] = VOCABULARY
-    with pytest.raises(InvalidBatch, match=r"sample 1 \(1-1\), token 2: id 96 is outside the model's vocabulary of 96"):
+    with pytest.raises(InvalidBatch, match=r"sample 1 \(1-1\), token 2: id 96 .*vocabulary of 96"):
         check(replace(good, token_ids_T=tokens), LIMITS)
     mask = good.loss_mask_T.copy()
     mask[9] = 1

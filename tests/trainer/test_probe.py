@@ -76,7 +76,7 @@ def test_another_base_is_far_from_the_published_answers(
         torch.tensor([[9, 8, 7, 6, 5], [1, 2, 3, 4, 5]]), torch.tensor([values, values]) + shift, torch.zeros(2, 4), 0
     )
     if said == "refused":
-        with pytest.raises(ValueError, match=r"another base model, or the adapter is not the one that was published"):
+        with pytest.raises(ValueError, match="another base model"):
             check_base(tmp_path, answers)
         return
     check_base(tmp_path, answers)

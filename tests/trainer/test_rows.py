@@ -180,14 +180,14 @@ def demanding(inputs: LossInputs) -> LossOutputs:
 def test_a_loss_that_lacks_memory_gets_fewer_tokens(dense_directory: Path, tmp_path: Path) -> None:
     lone = make_lone_run(tmp_path, dense_directory, loss={"kind": f"{__name__}:demanding"})
     assert int(lone.train(make_batch(1))["tokens/trained"]) > 12
-    with pytest.raises(InvalidBatch, match=r"step 2: a sample of 40 tokens does not fit into memory: RuntimeError"):
+    with pytest.raises(InvalidBatch, match=r"step 2: .*40 tokens .*: RuntimeError"):
         lone.train(make_batch(2, (3, 40)))
 
 
 def test_a_step_of_which_everything_is_trained_again_is_as_any_other(windowed_directory: Path, tmp_path: Path) -> None:
     """Its sums and its export, too."""
     lone = make_lone_run(tmp_path, windowed_directory, {"max_tokens": 18}, token_export=True)
-    with pytest.raises(InvalidBatch, match=r"step 1: a row raised ValueError: a sample of 17 tokens is longer"):
+    with pytest.raises(InvalidBatch, match=r"step 1: .*ValueError: .* 17 tokens"):
         lone.train(make_batch(1, (WINDOW, WINDOW + 1)))
     assert lone.run.progress.step == 0
     good = make_batch(1, (9, 16, 5, 12))
@@ -202,7 +202,7 @@ def test_an_update_that_fails_leaves_weights_that_are_never_saved(
     lone.train(make_batch(1))
     monkeypatch.setattr(lone.run.optimizer, "step", lambda *_: torch.empty(2**58))
     assert lone.run.intact
-    with pytest.raises(InvalidBatch, match=r"the update of step 2 failed: RuntimeError: .*can't allocate memory"):
+    with pytest.raises(InvalidBatch, match=r"step 2 failed: RuntimeError: .*can't allocate memory"):
         lone.train(make_batch(2))
     assert not lone.run.intact
 

@@ -87,11 +87,9 @@ def test_mini_batches_are_dealt_by_the_order_of_the_batch(tmp_path: Path) -> Non
     assert plan_passes(config, rollouts, trained, ("old",)) == [Pass(tuple(trained), 15, measures=True), *updates]
     assert plan_passes(config, rollouts, {4: 9}, ()) == [Pass((4,), 9), Pass((4,), 9, first_epoch=False)]
     assert plan_passes(config, rollouts, {}, ("old",)) == []
-    with pytest.raises(
-        ValueError, match=r"updates_per_step = 3 is not a multiple of epochs = 2.*set updates_per_step = 2"
-    ):
+    with pytest.raises(ValueError, match=r"updates_per_step = 3 .*epochs = 2.*updates_per_step = 2"):
         make_run_config(tmp_path, tmp_path, updates_per_step=3, epochs=2)
-    with pytest.raises(ValueError, match=r'updates_per_step = 2 with loss.kind = "reinforce": that loss has no ratio'):
+    with pytest.raises(ValueError, match=r'updates_per_step = 2 with loss.kind = "reinforce"'):
         make_run_config(tmp_path, tmp_path, updates_per_step=2, loss={"kind": "reinforce"})
 
 
@@ -279,7 +277,7 @@ def test_a_reference_is_loaded_once_and_has_the_same_vocabulary(dense_directory:
     references.close(2)
     assert references.open(1, named, VOCABULARY) is not model
     references.close(1)
-    with pytest.raises(ValueError, match=r"has a vocabulary of 96 tokens; expected 97, as that of the trained model"):
+    with pytest.raises(ValueError, match=r"vocabulary of 96 tokens; expected 97"):
         references.open(1, named, VOCABULARY + 1)
     with pytest.raises(ValueError, match=r"there is no config.json in that directory"):
         references.open(1, make_run_config(tmp_path, tmp_path, reference={"model": tmp_path}).training, VOCABULARY)

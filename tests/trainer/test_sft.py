@@ -261,9 +261,7 @@ def test_a_resume_is_exact(place: Path, tmp_path: Path, monkeypatch: pytest.Monk
     assert published_steps(newest_weights(resumed).parent), "nothing was removed"
     shutil.move(tmp_path / "lost", tmp_path / "halves" / "trainer")
     assert run(resumed) == 0
-    with pytest.raises(
-        ValueError, match=r"is from an earlier training; continue it with --resume .*, move it aside with --fresh"
-    ):
+    with pytest.raises(ValueError, match=r"--resume .* --fresh"):
         run(whole)
 
 
@@ -295,7 +293,7 @@ def test_epochs_that_end_before_what_is_trained_are_refused(place: Path, tmp_pat
 
     assert run(config(0.8)) == 0
     noted = (tmp_path / "run_sft" / "sft.json").read_bytes()
-    with pytest.raises(ValueError, match=r"epochs = 0\.5 are 5 rows, and 8 are trained after step 2; epochs may grow"):
+    with pytest.raises(ValueError, match=r"epochs = 0\.5 are 5 rows, and 8 .*step 2"):
         run(config(0.5, resume=True))
     assert (tmp_path / "run_sft" / "sft.json").read_bytes() == noted
     assert run(config(2, resume=True)) == 0
@@ -437,7 +435,7 @@ def test_a_long_conversation_is_cut_or_left_out(place: Path, tmp_path: Path, on_
     assert sorted(np.diff(batches.batch(1).sample_offsets).tolist()) == kept
     with pytest.raises(
         ValueError,
-        match=r"rows\[.\]: a conversation of \d+ tokens; at most 60 are trained; raise max_length or trainer",
+        match=r"rows\[.\]: .*\d+ tokens; at most 60 .*max_length",
     ):
         SftBatches(config.model_copy(update={"on_long": "error"})).batch(1)
 
@@ -455,7 +453,7 @@ def test_a_row_of_which_nothing_is_trained_is_left_out_and_counted(
     # A run that would train nothing at all is an error.
     data = {"rows": [{"messages": late}] * 3}
     config = make_config(place, tmp_path, data=data, **settings)
-    with pytest.raises(ValueError, match="none of the 3 rows drawn has an answer within its first 80 tokens"):
+    with pytest.raises(ValueError, match=r"none of the 3 rows .* 80 tokens"):
         run(config)
 
 

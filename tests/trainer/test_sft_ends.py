@@ -84,7 +84,7 @@ def test_too_long_a_conversation_is_found_before_the_training_begins(place: Path
     rows[last]["messages"] = [*messages_of(0), {"role": "assistant", "content": "long " * 200}]
     settings: dict[str, Any] = {"data": {"rows": rows}, "epochs": 1, "samples_per_step": 2}
     config = make_config(place, tmp_path / "out", on_long="error", **settings)
-    with pytest.raises(ValueError, match=rf"rows\[{last}\]: a conversation of .* tokens; at most 300 are trained"):
+    with pytest.raises(ValueError, match=rf"rows\[{last}\]: .* tokens; at most 300 "):
         run(config)
     assert not (tmp_path / "out" / "run_sft").exists()
     assert run(make_config(place, tmp_path / "out", on_long="drop", **settings)) == 0, "as the message says"
@@ -100,7 +100,7 @@ def test_a_row_that_no_step_draws_may_be_too_long(place: Path, tmp_path: Path) -
     data["rows"][last] = long
     for settings in (weighted, {"data": data, "epochs": 0.5}):
         SftBatches(make_config(place, tmp_path, on_long="error", **settings)).check_lengths()
-    with pytest.raises(ValueError, match=rf"rows\[{last}\]: a conversation of \d+ tokens; at most 300 are trained"):
+    with pytest.raises(ValueError, match=rf"rows\[{last}\]: .*\d+ tokens; at most 300 "):
         SftBatches(make_config(place, tmp_path, on_long="error", data=data, epochs=1.0)).check_lengths()
 
 

@@ -129,9 +129,7 @@ def test_a_missing_entry_is_named(store: LocalStore) -> None:
     for number in (1, 2, 3):
         perform(store, journal.append([{"n": number}]))
     store.discard(entry_key(3))
-    with pytest.raises(
-        JournalError, match=r"entry-000000000003 of the journal is missing, and entry-000000000004 exists"
-    ):
+    with pytest.raises(JournalError, match=r"entry-000000000003 .*missing, .*entry-000000000004"):
         opened(store, 2)
 
 

@@ -145,9 +145,9 @@ def test_columns_are_renamed_and_a_missing_one_is_named(tmp_path: Path) -> None:
     columns = {"prompt": "question", "solution": "answer"}
     rows = load_rows({"path": path, "columns": columns})
     assert rows[3] == {"prompt": "3 + 1", "solution": 4}
-    with pytest.raises(DataError, match=r"some\.jsonl:11: there is no column 'answer'\. It has 'question'"):
+    with pytest.raises(DataError, match=r"some\.jsonl:11: .*'answer'\. It has 'question'"):
         rows[10]
-    with pytest.raises(DataError, match=r"jsonl:1: there is no column 'questions'; did you mean 'question'\? It has"):
+    with pytest.raises(DataError, match=r"jsonl:1: .*column 'questions'; .*'question'\?"):
         load_rows({"path": path, "columns": {"prompt": "questions"}})
 
 
@@ -236,7 +236,7 @@ def test_parquet_is_read_by_row_groups(tmp_path: Path) -> None:
     weighted = load_rows({"path": str(path), "columns": {"q": "question"}, "weight": "answer", "select": "8:"})
     assert weighted.weights is not None
     assert (list(weighted), weighted.weights.tolist()) == ([{"q": "8 + 1"}, {"q": "9 + 1"}], [9, 10])
-    with pytest.raises(DataError, match=r"some\.parquet: there is no column 'anwser'; did you mean 'answer'\?"):
+    with pytest.raises(DataError, match=r"some\.parquet: .*'anwser'; .*'answer'\?"):
         load_rows({"path": str(path), "columns": {"a": "anwser"}})
     with pytest.raises(DataError, match=r"some\.parquet, row 0: it has \d+ bytes; .* max_row_bytes = 8"):
         load_rows({"path": str(path), "max_row_bytes": 8})
@@ -256,7 +256,7 @@ def test_the_extra_is_named_where_it_is_missing(tmp_path: Path, monkeypatch: pyt
         monkeypatch.setitem(sys.modules, module, None)
     (tmp_path / "some.parquet").write_bytes(b"")
     for data in ({"path": str(tmp_path / "some.parquet")}, {"dataset": "openai/gsm8k"}):
-        with pytest.raises(DataError, match=r"needs the extra `datasets`: pip install 'counterpoint\[datasets\]'"):
+        with pytest.raises(DataError, match=r"pip install 'counterpoint\[datasets\]'"):
             load_rows(data)
 
 
@@ -304,7 +304,5 @@ def test_a_dataset_of_the_hub_is_pinned_and_runs_no_code(monkeypatch: pytest.Mon
     data = {"dataset": "openai/gsm8k", "subset": "main", "revision": "e53f048", "split": "test"}
     assert list(load_rows(data)) == WRITTEN
     assert asked == [(("openai/gsm8k", "main"), {"split": "test", "revision": "e53f048"})]
-    with pytest.raises(
-        DataError, match=r"gsm8k, split 'test', cannot be loaded.*: ConnectionError: no route to the hub"
-    ):
+    with pytest.raises(DataError, match=r"gsm8k, split 'test', .*: ConnectionError: no route to the hub"):
         load_rows(data)

@@ -56,9 +56,7 @@ async def test_a_program(tmp_path: Path) -> None:
             await tools["my_fail"].call({}, {})
         assert len(await tools["my_flood"].call({}, {})) == 1 << 20
         assert await tools["my_keep"].call({"text": "a"}, {}) == "a"
-        with pytest.raises(
-            ToolUnavailable, match=r"MCP server '.*a_server\.py': the connection was lost during a call of 'die'"
-        ):
+        with pytest.raises(ToolUnavailable, match=r"MCP server '.*a_server\.py': .*call of 'die'"):
             await tools["my_die"].call({}, {})
         # It comes back, as another process.
         assert await tools["my_keep"].call({"text": "b"}, {}) == "b"
@@ -87,7 +85,7 @@ async def test_an_address_that_goes_and_comes_back() -> None:
         assert await add.call(ADD, {}) == "3"
         process.kill()
         await asyncio.to_thread(process.wait)
-        with pytest.raises(ToolUnavailable, match=f"MCP server http://127.0.0.1:{port}/mcp: the connection was lost"):
+        with pytest.raises(ToolUnavailable, match=f"http://127.0.0.1:{port}/mcp: the connection was lost"):
             await add.call(ADD, {})
         process = await asyncio.to_thread(serve)
         assert await add.call(ADD, {}) == "3"

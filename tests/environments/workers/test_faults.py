@@ -134,7 +134,7 @@ async def test_workers_that_cannot_start_end_the_start_with_the_reason(tmp_path:
     with pytest.raises(ValueError, match=r"environment 'mine': args = .*KeyError: 'no such dataset'"):
         async with playing(tmp_path, model, args={"at_load": "raise"}):
             pass
-    with pytest.raises(ValueError, match=r"environment 'mine': kind = .* the process that loaded it ended with 5"):
+    with pytest.raises(ValueError, match=r"environment 'mine': kind = .* ended with 5"):
         async with playing(tmp_path, model, args={"at_load": "leave"}):
             pass
 

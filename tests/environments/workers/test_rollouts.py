@@ -114,9 +114,7 @@ async def test_a_long_context_travels_once(tmp_path: Path, model: Path) -> None:
 
 
 def test_the_class_is_never_imported_here() -> None:
-    with pytest.raises(
-        ValueError, match=r"environment 'x': kind = 'guess-numbr' is not known; did you mean 'guess-number'\?"
-    ):
+    with pytest.raises(ValueError, match=r"environment 'x': kind = 'guess-numbr' .*'guess-number'\?"):
         load_environment(EnvironmentConfig(name="x", kind="guess-numbr", workers=1))
     with pytest.raises(ValueError, match=r"args: .*'large'.*did you mean 'largest'\?"):
         load_environment(EnvironmentConfig(name="x", kind=KIND, args={"large": 1}, workers=1))

@@ -209,7 +209,7 @@ async def test_a_large_answer_that_does_not_come_takes_no_memory(monkeypatch: py
 async def test_our_own_lack_of_memory_is_no_failure_of_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(binary_http, "MAX_RESPONSE_BYTES", 1 << 60)
     async with channel_to(answering(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % (1 << 60))) as to:
-        with pytest.raises(InferenceError, match=f"/base/path: this machine has no room for {1 << 60} bytes") as caught:
+        with pytest.raises(InferenceError, match=rf"/base/path: .* {1 << 60} bytes") as caught:
             await post(to)
         assert not isinstance(caught.value, ServerFailure)
         assert not to.idle

@@ -227,7 +227,7 @@ async def test_files_that_cannot_be_read_are_named(update: WeightUpdate) -> None
         answer(writer)
 
     async with sender_to(peer) as sender:
-        with pytest.raises(RequestRefused, match=r"version 3 cannot be sent: .*model-2\.safetensors lacks its last"):
+        with pytest.raises(RequestRefused, match=r"version 3 cannot be sent: .*model-2\.safetensors lacks "):
             await sender.send(update, CLAIM)
         (update.directory / STABLE).unlink()
         with pytest.raises(RequestRefused, match=r"version 3 cannot be sent: .*no STABLE marker"):
@@ -437,7 +437,7 @@ async def test_a_caller_that_gives_up_ends_the_source(update_in_memory: WeightUp
 
 def test_nixl_that_is_not_installed_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agent, "is_installed", lambda: False)
-    with pytest.raises(ValueError, match=r'NIXL is not installed; pip install "counterpoint\[nixl\]"'):
+    with pytest.raises(ValueError, match=r'pip install "counterpoint\[nixl\]"'):
         HttpSessions(PoolConfig(send_weights="nixl"))
 
 

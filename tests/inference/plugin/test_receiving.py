@@ -96,7 +96,7 @@ async def test_what_comes_incomplete_leaves_nothing(
             await receiver.receive(until_silent(BODY[:end]))
     with pytest.raises(ValueError, match="more bytes come than were offered"):
         await receiver.receive(in_pieces(BODY + b"!", 65_536))
-    with pytest.raises(ValueError, match="an offer of 4294967295 bytes comes; at most 1048576 are read"):
+    with pytest.raises(ValueError, match=r"4294967295 bytes .*1048576"):
         await receiver.receive(in_pieces(b"\xff" * 4, 4))
     assert left_in(memory) == []
 
@@ -140,7 +140,7 @@ async def test_several_at_once_are_counted_together(
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "statvfs", lambda path: Full)
-        with pytest.raises(OSError, match=r"no room for the weights: \d+ are needed; 1 bytes are free in"):
+        with pytest.raises(OSError, match=r"no room .*: \d+ are needed; 1 bytes "):
             await receiver.receive(in_pieces(BODY, 65_536))
     go_on.set()
     assert (await first)[1].path.parent == memory
@@ -153,7 +153,7 @@ def test_a_temporary_directory_that_is_memory_has_room_as_memory_has(
     monkeypatch.setattr(receiving, "lack_of_room", lambda *_: "memory is scarce")
     with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
         monkeypatch.setattr(tempfile, "gettempdir", lambda: directory)
-        with pytest.raises(OSError, match="no room for the weights: memory is scarce; memory is scarce"):
+        with pytest.raises(OSError, match=r"no room .*: memory is scarce; memory is scarce"):
             receiver.check(OFFER, 0)
 
 
@@ -183,7 +183,7 @@ async def test_a_base_comes_once_and_goes_with_the_next(memory: Path, receiver: 
     _, received = await receiver.receive(in_pieces(whole.preamble() + b"w", 7))
     received.remove()
     assert left_in(memory) == [], "the next changes are not of that base"
-    with pytest.raises(OSError, match=r"base/model\.safetensors does not come, and another base has taken its place"):
+    with pytest.raises(OSError, match=r"base/model\.safetensors does not come"):
         await receiver.receive(in_pieces(less.preamble() + changes[1], 7))
     assert left_in(memory) == []
 

@@ -428,7 +428,7 @@ async def test_a_server_that_failed_the_probe_returns_once_it_passes() -> None:
 async def test_weights_that_no_server_takes_are_an_error() -> None:
     async with FakeServer() as server, pool_of(server, health_interval_seconds=60) as pool:
         server.load_status = 422
-        with pytest.raises(InferenceError, match=r"no inference server took version 1: .*422: these are not weights"):
+        with pytest.raises(InferenceError, match=r"version 1: .*422: these are not weights"):
             await pool.update_weights(weight_update(1))
         server.load_status = 200
         await pool.update_weights(weight_update(2))
@@ -524,7 +524,7 @@ async def test_no_healthy_server_is_an_error_that_names_each(
     pool = InferencePool(PoolConfig(urls=[server.url], startup_timeout_seconds=60), "a-model")
     monkeypatch.setattr(pool, "_until", timed_out_after_a_look(pool))
     caplog.set_level("INFO")
-    with pytest.raises(InferenceError, match=rf"no inference server is healthy after 60 s: {server.url} is out: "):
+    with pytest.raises(InferenceError, match=rf"after 60 s: {server.url} is out: "):
         await pool.start()
     assert f"Waiting up to 60 s for a healthy inference server: {server.url} is out: " in caplog.text
     await pool.close()
@@ -536,9 +536,7 @@ async def test_a_model_that_a_server_does_not_have_is_an_error_that_names_those_
         await pool.check_model("other")  # a server that lists none is trusted
         server.models = ["a-model", "an-adapter"]
         await pool.check_model("an-adapter")
-        with pytest.raises(
-            ModelNotServed, match=rf"{server.url} has no model 'other'; it has 'a-model', 'an-adapter'$"
-        ):
+        with pytest.raises(ModelNotServed, match=rf"{server.url} .*'other'; it has 'a-model', 'an-adapter'$"):
             await pool.check_model("other")
         server.models = []
         await pool.check_model("other")

@@ -254,9 +254,7 @@ async def test_nobody_loads_weights_into_a_jobs_server_who_does_not_prove_to_be_
             started(pool_at(server, "a stranger")) as stranger,
             started(pool_at(server, identity_file=file)) as own,
         ):
-            with pytest.raises(
-                InferenceError, match=r"belongs to a job, whose identity is in .*servers\.key, and a stranger"
-            ):
+            with pytest.raises(InferenceError, match=r"identity is in .*servers\.key, .*stranger"):
                 await stranger.update_weights(weight_update(9))
             await own.update_weights(weight_update(1))
             assert (await generate(own)).completion_ids.tolist() == [1, 1, 1]

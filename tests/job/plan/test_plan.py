@@ -149,9 +149,9 @@ def test_gpus_are_read_by_name() -> None:
     for wrong in ("8", "0xH100-80", "8xH100-80GB", "0xH100", "-1xH100-80"):
         with pytest.raises(UserError, match="expected NxNAME-GB"):
             parse_gpus(wrong)
-    with pytest.raises(UserError, match="how much memory a GPU has; expected one of A100-40, A100-80"):
+    with pytest.raises(UserError, match="expected one of A100-40, A100-80"):
         parse_gpus("4xA100")
-    with pytest.raises(UserError, match="how much memory a GPU has; expected its GB, as in MI300-80"):
+    with pytest.raises(UserError, match="expected its GB, as in MI300-80"):
         parse_gpus("4xMI300")
 
 
@@ -464,7 +464,7 @@ def test_a_fine_tuning_is_planned_as_a_jobs_trainer(
     assert "would fit: trainer.max_tokens" not in said
     assert "inference" not in said
     (tmp_path / "server.toml").write_text('model = "x"\nport = 8000\n')
-    with pytest.raises(UserError, match="this is a server file; only a job's or a fine-tuning's memory is planned"):
+    with pytest.raises(UserError, match="this is a server file"):
         main([str(tmp_path / "server.toml"), "--gpus", "1xH100-80"])
 
 

@@ -132,7 +132,7 @@ def by_state(inputs: AdvantageInputs) -> AdvantageOutputs:
 
 def test_a_custom_function_is_called_once_before_it_is_needed(caplog: pytest.LogCaptureFixture) -> None:
     kind = f"{__name__}:half"
-    with pytest.raises(ValueError, match=f"'{kind}', called with a made-up group: .* 4 advantages for 8 rollouts"):
+    with pytest.raises(ValueError, match=rf"'{kind}', .* 4 advantages for 8 rollouts"):
         try_advantage(load_advantage(AdvantageConfig(kind=kind)), 8)
     with pytest.raises(ValueError, match=r"'weight'.*Adv"):
         load_advantage(AdvantageConfig(kind=f"{__name__}:of_two"))

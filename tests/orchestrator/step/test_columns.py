@@ -190,7 +190,7 @@ def test_a_damaged_column_of_a_file_is_named() -> None:
     rollout, (header, arrays), *rest = read_frames(rollout_buffers(make_asked()))
     arrays[TEACHER_LOG_PROBABILITIES] = np.zeros(3, np.float32)
     buffers = [buffer for frame in (rollout, (header, arrays), *rest) for buffer in framed(*frame)]
-    with pytest.raises(ValueError, match=r"teacher_log_probabilities has \(3,\) of float32 for 2 completion_ids"):
+    with pytest.raises(ValueError, match=r"teacher_log_probabilities has \(3,\) of float32 for 2 "):
         parse_rollouts(memoryview(b"".join(as_bytes_view(buffer) for buffer in buffers)))
 
 

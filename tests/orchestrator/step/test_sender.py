@@ -271,9 +271,7 @@ async def test_a_batch_travels_before_its_step_is_committed(tmp_path: Path) -> N
 
 async def test_a_batch_that_either_end_refuses_is_not_taken(tmp_path: Path) -> None:
     async with running(tmp_path) as (sender, link):
-        with pytest.raises(
-            ConfigurationError, match=rf"step 1 takes {LIMIT + 1} bytes, and this end takes at most {LIMIT}"
-        ):
+        with pytest.raises(ConfigurationError, match=rf"step 1 takes {LIMIT + 1} bytes, .* {LIMIT}"):
             sender.offer(make_batch(1), LIMIT + 1)
         await link.say(Ready(1, 4, 1, max_batch_bytes=1000))
         with pytest.raises(ConfigurationError, match=r"the trainer takes at most 1000 \(transport\.max_batch_bytes"):

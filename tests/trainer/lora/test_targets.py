@@ -168,13 +168,11 @@ def test_only_targets_are_wrapped(directory: Path) -> None:
 def test_targets_that_cannot_be_are_refused(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = load_model(directory, "float32", CPU)
     for _ in range(2):
-        with pytest.raises(
-            ValueError, match=r"\['query'\].* no such layer that can have an adapter; it has .*'q_proj'"
-        ):
+        with pytest.raises(ValueError, match=r"\['query'\].* it has .*'q_proj'"):
             check_targets(model, LoraConfig(target_modules=["query"]), 8)
         with pytest.raises(ValueError, match=r"'lm_head' cannot have an adapter: .* output layer"):
             check_targets(model, LoraConfig(target_modules=["lm_head"]), 8)
-        with pytest.raises(ValueError, match=r"training\.lora\.rank = 9: this trainer takes ranks up to .* 8"):
+        with pytest.raises(ValueError, match=r"training\.lora\.rank = 9: .* 8"):
             check_targets(model, LoraConfig(rank=9), 8)
         assert all(parameter.requires_grad for parameter in model.parameters()) or isinstance(
             model.get_submodule("model.layers.0.self_attn.q_proj"), MultiLora

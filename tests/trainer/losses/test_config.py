@@ -77,9 +77,7 @@ def test_a_loss_sets_what_belongs_to_it_around_it(tmp_path: Path) -> None:
     assert brief is not None
     assert (brief.longest, brief.buffer, brief.penalty) == (4, 1, 0.5)
     assert make_run(tmp_path, {"kind": "dr_grpo"}).training.loss.normalisation_length == 100
-    with pytest.raises(
-        ValidationError, match=r"kl_coefficient = 0.1 without a reference policy; add \[training.reference\]"
-    ):
+    with pytest.raises(ValidationError, match=r"kl_coefficient = 0.1 .*\[training.reference\]"):
         make_run(tmp_path, {"kind": "grpo", "kl_coefficient": 0.1})
     plus_plus = make_run(tmp_path, {"kind": "reinforce_plus_plus"})
     assert (plus_plus.advantage.kind, plus_plus.filters) == ("batch_standardised", [])

@@ -69,7 +69,7 @@ def _compute(model: nn.Module, lengths: list[int]) -> None:
 def test_a_window_that_only_the_mask_has_is_refused_for_longer_samples(name: str, tmp_path: Path) -> None:
     model = _loaded(WINDOWED[name], tmp_path)
     _compute(model, [16, 9])
-    with pytest.raises(ValueError, match="a sample of 17 tokens is longer than the attention window of 16 tokens"):
+    with pytest.raises(ValueError, match="17 tokens is longer than the attention window of 16 "):
         _compute(model, [9, 17])
 
 
@@ -77,7 +77,7 @@ def test_a_window_that_only_the_mask_has_is_refused_for_longer_samples(name: str
 def test_samples_for_which_a_row_would_change_its_rotary_frequencies_are_refused(name: str, tmp_path: Path) -> None:
     model = _loaded(ROTARY[name], tmp_path)
     _compute(model, [16, 9])
-    with pytest.raises(ValueError, match="a sample of 17 tokens is longer than the 16 tokens beyond which"):
+    with pytest.raises(ValueError, match="17 tokens is longer than the 16 tokens beyond"):
         _compute(model, [9, 17])
 
 

@@ -101,7 +101,7 @@ def test_a_checkpoint_of_another_model_is_refused(dense_directory: Path, moe_dir
     state = checkpoint.checkpoints_directory(tmp_path, "default") / "step_1" / "state.json"
     description = json.loads(state.read_text())
     state.write_text(json.dumps(description | {"format": 99}))
-    with pytest.raises(CheckpointError, match="a newer version of Counterpoint wrote it: it has format 99") as raised:
+    with pytest.raises(CheckpointError, match=r"newer version .* format 99") as raised:
         checkpoint.load(lone.run, tmp_path, 1, random_state=False)
     assert "remove" not in str(raised.value)
 

@@ -85,9 +85,7 @@ def test_files_that_are_not_what_the_description_says_are_refused(tmp_path: Path
     with pytest.raises(ValueError, match="has 3 rows in the file of rank 0; expected 2"):
         shard_files.read(directory, shards | {"rows": ROWS | {"one": 4}}, None)
     for wrong in (0, 3, 4, "2"):
-        with pytest.raises(
-            ValueError, match=r"was divided over groups of .* ranks; expected a divisor of 2 ranks and 8 rows"
-        ):
+        with pytest.raises(ValueError, match=r"expected a divisor of 2 ranks and 8 rows"):
             shard_files.read(directory, shards | {"parallel": {"two": wrong}}, None)
     with pytest.raises(ValueError, match="written by 0 ranks"):
         shard_files.read(directory, shards | {"ranks": 0}, None)

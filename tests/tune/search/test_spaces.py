@@ -163,7 +163,7 @@ def test_a_resume_with_another_space_is_refused() -> None:
     same = generator_of({"a": uniform(0, 1), "b": 1, "f": sample_from(lambda: 2)})
     same.restore_state(state)
     other = generator_of({"a": uniform(0, 2), "b": grid_search([1]), "f": sample_from(lambda: 1)})
-    with pytest.raises(TuneError, match=r"a was Float\(lower=0, upper=1.*; b was not searched, is grid_search"):
+    with pytest.raises(TuneError, match=r"a was Float\(lower=0, upper=1.*; b was .*grid_search"):
         other.restore_state(state)
 
 
