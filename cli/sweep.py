@@ -1,13 +1,15 @@
 """`counterpoint sweep FILE`: runs one worker of a sweep. Any number of workers, on any machines, share its targets.
 
 With `--workers N` it submits a job of that many workers instead, and waits for it (`job/sweep/submit_workers.py`).
-Everything that can be checked is checked before the first claim. `counterpoint sweep status` (`cli/sweep_status.py`) shows the
-whole sweep.
+Everything that can be checked is checked before the first claim. `counterpoint sweep status FILE|ROOT` prints the targets of a
+whole sweep: as a table, live on a terminal, or as JSON for programs.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+import json
 import logging
 import sys
 from collections.abc import Callable, Coroutine
@@ -18,10 +20,8 @@ from typing import Any
 from rich.console import Console
 from rich.logging import RichHandler
 
-from cli import sweep_status
 from cli.arguments.command import Command, log_to_stderr, parse
-from cli.cluster.stop_job_on_signals import StopJobOnSignals
-from cli.cluster.wait import await_end
+from cli.cluster.wait import StopJobOnSignals, await_end
 from cli.display.console import lasting
 from cli.display.sweep_table import print_changes, print_table, show_live, sweep_console
 from cluster.errors import ClusterError
@@ -29,12 +29,17 @@ from job.check import check_imports
 from job.configuration.layers import forget_environment
 from job.configuration.load import to_toml
 from job.sweep.grid import describe_values
-from job.sweep.rows import ReadRows, rows_reader_of
+from job.sweep.rows import ReadRows, rows_reader, rows_reader_of
 from job.sweep.submit_workers import GivenSweep, check_workers, submit_workers
 from job.sweep.targets import SweepConfig, check_files, targets_of
 from job.sweep.worker import check_store, run_worker
 from transport.errors import UserError
 from transport.process import launch
+
+STATUS_USAGE = """usage: counterpoint sweep status FILE|ROOT [--json]
+
+FILE is the sweep's; ROOT the place of one sweep, its `root` with its name, whose results are then not known.
+  --json    a list of objects, one a target"""
 
 
 def main(arguments: list[str]) -> int:
@@ -45,9 +50,9 @@ def main(arguments: list[str]) -> int:
     claimed was given back.
     """
     if arguments[:1] == ["status"]:
-        return sweep_status.main(arguments[1:])
+        return print_status(arguments[1:])
     if arguments[:1] in (["-h"], ["--help"]):
-        print(f"{sweep_status.USAGE}\n")
+        print(f"{STATUS_USAGE}\n")
     command = parse("sweep", SweepConfig, arguments, ["worker"], check, show=_describe)
     if command is None:
         return 0
@@ -121,3 +126,27 @@ async def _run_beside(table: Callable[[], Coroutine[Any, Any, None]] | None, wor
             showing.cancel()
             with suppress(asyncio.CancelledError):
                 await showing
+
+
+def print_status(arguments: list[str]) -> int:
+    """`counterpoint sweep status`. Returns 0 whatever the targets' states: they were printed."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("where", nargs="?")
+    parser.add_argument("--json", action="store_true")
+    try:
+        given, unknown = parser.parse_known_args(arguments)
+    except argparse.ArgumentError:
+        print(STATUS_USAGE)
+        return 2
+    if given.where is None or unknown:
+        print(STATUS_USAGE)
+        return 0 if unknown in (["-h"], ["--help"]) else 2
+    read = rows_reader(given.where)
+    if given.json:
+        print(json.dumps([row.as_json() for row in read()], indent=1, default=str))
+        return 0
+    console = sweep_console(sys.stdout)
+    if console.is_terminal:
+        asyncio.run(show_live(read, given.where, console, until_settled=True))
+    print_table(read(), given.where, console)
+    return 0

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from cli.cluster.stop_job_on_signals import StopJobOnSignals
-from cli.cluster.wait import await_end
+from cli.cluster.wait import StopJobOnSignals, await_end
 from cluster.builder import load_spec
 from cluster.errors import ClusterError
 from cluster.job_handle import JobHandle, submit

@@ -1,4 +1,7 @@
-"""`counterpoint wait`: waits for the end of a job of roles; gives it another master if it has none."""
+"""`counterpoint wait`: waits for the end of a job of roles; gives it another master if it has none.
+
+Other commands that wait for a job use its parts: how its end is told, and how signals are passed on to it.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from cluster.errors import ClusterError, JobFailed
 from cluster.job_handle import JobHandle
 from transport.errors import UserError
 from transport.printable import printable
+from transport.process.stop_requests import StopSignals
 
 
 def main(arguments: list[str]) -> int:
@@ -53,3 +57,27 @@ def _print_log(handle: JobHandle) -> None:
     if outcome is not None and outcome.failed_worker is not None:
         print(f"end of {handle.log_path(outcome.failed_worker)}:")
         print(printable(handle.logs(outcome.failed_worker, lines=20)))
+
+
+class StopJobOnSignals(StopSignals):
+    """Inside its block the first signal stops the job in order, and the second kills it."""
+
+    def __init__(self) -> None:
+        super().__init__(self._pass_on)
+        self._job: JobHandle | None = None
+
+    def attend(self, handle: JobHandle) -> None:
+        """Takes the job. A signal that came before, while it was being submitted, stops it now."""
+        self._job = handle
+        if self.count:
+            self._pass_on(1, self.exit_code - 128)
+
+    def _pass_on(self, request: int, number: int) -> None:
+        if self._job is None:
+            return
+        how = "stops in order; a second signal kills it" if request == 1 else "is killed"
+        print(f"the job {how}", flush=True)
+        try:
+            self._job.stop("stopped by its user", 128 + number)
+        except ClusterError as error:
+            print(f"it could not be told: {error}", flush=True)

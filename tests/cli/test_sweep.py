@@ -17,7 +17,7 @@ from rich.console import Console
 from cli.display.sweep_table import show_live
 from cli.main import main
 from cli.sweep import main as sweep
-from cli.sweep_status import main as status_of
+from cli.sweep import print_status
 from job.claim_directory import NothingLeft
 from job.configuration.load import load
 from job.join import check_goes_on
@@ -322,7 +322,7 @@ def test_a_root_with_brackets_is_shown_as_it_is(tmp_path: Path, capsys: pytest.C
     root = tmp_path / "[" / "red]"
     with step_lock(root / "a"):
         pass
-    assert status_of([str(root)]) == 0
+    assert print_status([str(root)]) == 0
     assert "[/red]: 1 targets, 1 SUCCESS" in capsys.readouterr().out
 
 
@@ -344,8 +344,8 @@ async def test_the_live_table_outlives_what_cannot_be_read_for_a_moment() -> Non
 
 def test_a_place_without_a_sweep_is_told(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no target was ever claimed there"):
-        status_of([str(tmp_path)])
-    assert status_of([]) == 2
+        print_status([str(tmp_path)])
+    assert print_status([]) == 2
 
 
 def test_a_target_whose_run_was_evicted_keeps_no_other_from_its_work(fleet: Fleet) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from cli.arguments.replay import settings_of
+from cli.dumps.replay import settings_of
 from job.replay.replay import Settings
 
 SECONDS = 0.1
@@ -20,6 +20,5 @@ def short_baselines(monkeypatch: pytest.MonkeyPatch) -> None:
     def short(given: argparse.Namespace, **settings: float) -> Settings:
         return replace(settings_of(given, **settings), baseline_seconds=SECONDS)
 
-    for command in ("replay", "attribute"):
-        monkeypatch.setattr(f"cli.dumps.{command}.settings_of", short)
+    monkeypatch.setattr("cli.dumps.replay.settings_of", short)
     monkeypatch.setattr("job.replay.attribute.PAUSE_SECONDS", SECONDS / 5)

@@ -1,1 +1,0 @@
-"""Commands that send what a job measures to other systems."""
