@@ -28,7 +28,7 @@ class Verb(NamedTuple):
     label: str
     """The text of the page's button."""
     when: Literal["", "paused", "not paused", "drained", "not drained", "added"] = ""
-    """The state of the run or server in which the page offers it. Elsewhere it does no harm."""
+    """The state of the run or server in which the page offers it; empty: in any. In another state it changes nothing."""
     asks_first: bool = True
     """Whether the page shows the explanation and asks, before it acts."""
     needs_reason: bool = False

@@ -236,8 +236,11 @@ def _of_run(verb: Verb) -> Endpoint[Any, Any]:
     def answer(jobs: Jobs, given: Any) -> Any:
         job = jobs.get(given.job)
         job.run_directory(given.run)
-        values = given.model_dump(include={"request_id", *names}, exclude_none=True)
-        return act(job.directory, given.run, *([asked(**values)] if asked else []), **given.model_dump(include=waiting))
+        values = {name: getattr(given, name) for name in names}
+        if getattr(given, "request_id", None) is not None:
+            values["request_id"] = given.request_id
+        wait = {name: given.wait_seconds for name in waiting}
+        return act(job.directory, given.run, *([asked(**values)] if asked else []), **wait)
 
     return Endpoint(
         "POST", f"/jobs/{{job}}/runs/{{run}}/{verb.name}", sentence_of(verb), parameters,
@@ -263,7 +266,7 @@ def _of_server(verb: Verb) -> Endpoint[Any, Any]:
 def _entry(verb: Verb, parameters: type[Config], names: list[str]) -> VerbEntry:
     wait = parameters.model_fields.get("wait_seconds")
     properties = parameters.model_json_schema(schema_generator=Described)["properties"]
-    shown = {name: getattr(verb, name) for name in VerbEntry.model_fields if hasattr(verb, name) and name != "fields"}
+    shown = {name: value for name, value in verb._asdict().items() if name in VerbEntry.model_fields}
     return VerbEntry.model_validate(
         shown
         | {

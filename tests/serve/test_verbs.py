@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from inspect import signature
+from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
@@ -12,9 +13,10 @@ from cli.main import COMMANDS, main
 from job.admin.ask import Outcome
 from job.admin.verbs import RUN_VERBS, SERVER_VERBS, Verb
 from orchestrator.steering import KINDS
-from run.requests import RunRequest
+from run.requests import Answer, ChangeRequest, RunRequest, write_answer
 from serve.app import ENDPOINTS
 from serve.endpoint import ROOT, Endpoint
+from serve.jobs import Jobs
 from serve.openapi import document_of
 
 POSTS = {endpoint.path: endpoint for endpoint in ENDPOINTS if endpoint.method == "POST"}
@@ -57,6 +59,20 @@ def test_a_verb_on_a_run_answers_with_an_outcome(verb: Verb) -> None:
     result = get_type_hints(verb.load())["return"]
     assert issubclass(result, Outcome)
     assert endpoint_of(verb).result is result
+
+
+def test_a_change_to_null_is_asked_for_as_null(tmp_path: Path) -> None:
+    """The run has answered the same request before; any other under its id would be refused."""
+    run_dir, changes = tmp_path / "job" / "run_one", {"sampling.top_k": None, "filters": [{"kind": None}]}
+    (run_dir / "control").mkdir(parents=True)
+    write_answer(
+        run_dir,
+        Answer(request_id="mine", outcome="done", step=7),
+        ChangeRequest(request_id="mine", changes=changes),
+    )
+    endpoint = POSTS["/jobs/{job}/runs/{run}/change"]
+    given = endpoint.parameters(job="job", run="one", request_id="mine", changes=changes)
+    assert endpoint.answer(Jobs([tmp_path / "job"]), given).changes == changes
 
 
 def test_every_request_that_a_run_carries_out_has_a_verb() -> None:
