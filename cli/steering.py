@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, is_dataclass
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -168,17 +166,10 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 
 def _show(given: argparse.Namespace, result: object, sentence: str) -> int:
     """Prints the result, as a sentence or as JSON. Returns 0."""
-    print(json.dumps(_plain(result)) if given.json else printable(sentence))
+    print(json.dumps(result, default=_plain) if given.json else printable(sentence))
     return 0
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, BaseModel):
-        return _plain(value.model_dump())
-    if is_dataclass(value) and not isinstance(value, type):
-        return _plain(asdict(value))
-    if isinstance(value, Mapping):
-        return {str(key): _plain(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    return str(value) if isinstance(value, Path) else value
+def _plain(value: BaseModel | Path) -> Any:
+    """What JSON has for the values of a result."""
+    return value.model_dump() if isinstance(value, BaseModel) else str(value)

@@ -11,7 +11,6 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -23,6 +22,7 @@ from inference.pool.sources import read_text as read_listing
 from job.admin.ask import NotThere, Refused, require_job
 from job.directory import JOB_FILE, read_as
 from job.inspection.fleet import join, read_views
+from transport.config import Config
 from transport.errors import Obstructed, UserError
 from transport.files.atomic import write_atomically
 from transport.files.lock import take_lock
@@ -58,13 +58,13 @@ class _Job(BaseModel):
     orchestrator: _Orchestrator = Field(default_factory=_Orchestrator)
 
 
-@dataclass(frozen=True, slots=True)
-class JobServer:
-    """One server of a job: what is wished of it, and what has come of that."""
+class Server(Config, frozen=True):
+    """What is wished of one server, and what has come of that."""
 
     url: str
+    """Its base URL."""
     origin: Literal["job", "added"]
-    """Whether the job's configuration names it, or `add_server` did."""
+    """Whether the job's configuration names it, or somebody added it."""
     drained: bool
     """Whether its operator wishes it to get no new requests."""
     state: str
@@ -90,7 +90,7 @@ class JobServer:
         return f"{some}: {self.reason}{advice.get(self.state, '')}"
 
 
-def list_servers(job: Path) -> list[JobServer]:
+def list_servers(job: Path) -> list[Server]:
     """Returns the job's servers, by URL. Those that a name of `inference.dns` leads to are missing unless drained or added."""
     require_job(job)
     own, wishes = _own(job), _wishes(job)
@@ -108,11 +108,20 @@ def list_servers(job: Path) -> list[JobServer]:
         else:
             state, reason = found.state, found.reason
         drained = bool(wishes.get(url, own.get(url, "")))
-        servers.append(JobServer(url, "job" if url in own else "added", drained, state, reason, sorted(used_by)))
+        servers.append(
+            Server(
+                url=url,
+                origin="job" if url in own else "added",
+                drained=drained,
+                state=state,
+                reason=reason,
+                used_by=sorted(used_by),
+            )
+        )
     return servers
 
 
-def await_use(job: Path, url: str, timeout: float = USE_SECONDS) -> JobServer:
+def await_use(job: Path, url: str, timeout: float = USE_SECONDS) -> Server:
     """Returns the server once every run at work uses it or says why not, or after `timeout`. Raises `NotThere`."""
     deadline = time.monotonic() + timeout
     while True:
@@ -122,7 +131,7 @@ def await_use(job: Path, url: str, timeout: float = USE_SECONDS) -> JobServer:
         time.sleep(POLL_SECONDS)
 
 
-def drain_server(job: Path, url: str) -> JobServer:
+def drain_server(job: Path, url: str) -> Server:
     """Gives a server no new requests; those that it has finish. `undrain_server` takes it back.
 
     Raises `NotThere` for an unknown server, and `Refused` for the last one: to stop the generation, pause the runs.
@@ -136,7 +145,7 @@ def drain_server(job: Path, url: str) -> JobServer:
     return _server(job, url)
 
 
-def undrain_server(job: Path, url: str) -> JobServer:
+def undrain_server(job: Path, url: str) -> Server:
     """Gives a drained server requests again, after the ordinary proof of its weights. Raises `NotThere`."""
     with _changing(job) as wishes:
         url = _known(job, wishes, url)
@@ -146,7 +155,7 @@ def undrain_server(job: Path, url: str) -> JobServer:
     return _server(job, url)
 
 
-def add_server(job: Path, url: str) -> JobServer:
+def add_server(job: Path, url: str) -> Server:
     """Adds a server to the pools of all runs of the job. It gets the job's `api_key_file`, like every server of the job.
 
     Raises `UserError` for what is no URL of a server.
@@ -169,7 +178,7 @@ def remove_server(job: Path, url: str) -> None:
         del wishes[url]
 
 
-def _server(job: Path, url: str) -> JobServer:
+def _server(job: Path, url: str) -> Server:
     for server in list_servers(job):
         if server.url == url:
             return server

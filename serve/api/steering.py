@@ -6,15 +6,14 @@ A request may be made again under its `request_id`, as after a lost connection: 
 from __future__ import annotations
 
 import os
-from dataclasses import asdict
 from inspect import signature
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 from pydantic import Field, create_model
 
 from job.admin.inspect import inspect_run
 from job.admin.join import Joined, join_run
-from job.admin.servers import JobServer, list_servers
+from job.admin.servers import Server, list_servers
 from job.admin.verbs import RUN_VERBS, SERVER_VERBS, Verb, sentence_of
 from job.serving.config import WORKER_VARIABLE
 from run.requests import RunRequest
@@ -128,23 +127,6 @@ class UrlParameters(JobParameters):
     """`http://HOST:PORT`"""
 
 
-class Server(Config):
-    """What is wished of one server, and what has come of that."""
-
-    url: str
-    """Its base URL."""
-    origin: Literal["job", "added"]
-    """Whether the job's configuration names it, or somebody added it."""
-    drained: bool
-    """Whether it is to get no new requests."""
-    state: str
-    """`out`, `unknown`, `draining`, `loading` or `serving`: the worst that a run at work says."""
-    reason: str
-    """Why it does not serve."""
-    used_by: list[str]
-    """The runs that give it requests."""
-
-
 class Servers(Config):
     """The job's servers, by URL."""
 
@@ -165,10 +147,10 @@ def _list(jobs: Jobs, asked: JobParameters) -> Servers:
     return Servers(servers=[_shown(server) for server in list_servers(jobs.get(asked.job).directory)])
 
 
-def _shown(server: JobServer) -> Server:
+def _shown(server: Server) -> Server:
     """The server; runs have written why it does not serve."""
     used_by = [name_of(run) for run in server.used_by]
-    return Server.model_validate(asdict(server) | {"reason": name_of(server.reason), "used_by": used_by})
+    return server.model_copy(update={"reason": name_of(server.reason), "used_by": used_by})
 
 
 class VerbEntry(Config):
@@ -239,8 +221,7 @@ def _of_run(verb: Verb) -> Endpoint[Any, Any]:
         values = {name: getattr(given, name) for name in names}
         if getattr(given, "request_id", None) is not None:
             values["request_id"] = given.request_id
-        wait = {name: given.wait_seconds for name in waiting}
-        return act(job.directory, given.run, *([asked(**values)] if asked else []), **wait)
+        return act(job.directory, given.run, *([asked(**values)] if asked else []), **given.model_dump(include=waiting))
 
     return Endpoint(
         "POST", f"/jobs/{{job}}/runs/{{run}}/{verb.name}", sentence_of(verb), parameters,

@@ -16,7 +16,7 @@ from inference.pool.pool import InferencePool
 from inference.pool.sources import OPERATOR_FILE, Sources
 from job.admin.ask import NotThere, Refused
 from job.admin.servers import (
-    JobServer,
+    Server,
     add_server,
     await_use,
     drain_server,
@@ -40,9 +40,9 @@ def job(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def unseen(url: str, origin: Any, drained: bool) -> JobServer:
+def unseen(url: str, origin: Any, drained: bool) -> Server:
     """A server of a job of which no run is at work."""
-    return JobServer(url, origin, drained, "unknown", "no run is at work", [])
+    return Server(url=url, origin=origin, drained=drained, state="unknown", reason="no run is at work", used_by=[])
 
 
 async def test_wishes_go_before_the_configuration_and_can_be_taken_back(job: Path) -> None:
