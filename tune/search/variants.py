@@ -2,11 +2,13 @@
 
 A space is a dict whose values, at any depth in dicts and lists, may be domains (`tune/search/spaces.py`). Domains are drawn in
 the order in which they stand; one that asks for a value that is not drawn yet waits for it. Values that were drawn may contain
-domains again: these are drawn in the next round. Of several grids the first by name varies fastest.
+domains again: these are drawn in the next round. Of several grids the first by name varies fastest: Ray's order, where that of a
+sweep (`job/sweep/grid.py`) is the file's, with the last key fastest. Names are Ray's, too, while a sweep's name directories.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import re
@@ -191,12 +193,11 @@ class _Spec:
 
 
 def _combinations(space: dict[str, Any], grids: dict[Path, list[Any]]) -> Iterator[dict[str, Any]]:
-    sizes = [len(values) for values in grids.values()]
-    for number in range(math.prod(sizes)):
+    fastest_last = dict(reversed(grids.items()))
+    for values in itertools.product(*fastest_last.values()):
         config = copied(space)
-        for (path, values), size in zip(grids.items(), sizes, strict=True):
-            number, index = divmod(number, size)
-            _assign(config, path, copied(values[index]))
+        for path, value in zip(fastest_last, values, strict=True):
+            _assign(config, path, copied(value))
         yield config
 
 

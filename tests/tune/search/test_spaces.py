@@ -8,7 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from job.sweep.grid import expand
 from tests.tune.search.experiment import SpaceOnly
 from tune.errors import TuneError
 from tune.search.basic_variant import BasicVariantGenerator
@@ -57,6 +60,25 @@ def test_a_function_may_wait_for_what_is_within_a_choice() -> None:
     space = {"opt": choice([{"lr": uniform(0, 1)}]), "half": sample_from(lambda spec: spec.config.opt.lr / 2)}
     ((config),) = configs(generator_of(space))
     assert config["half"] == config["opt"]["lr"] / 2
+
+
+grids_of_names = st.dictionaries(
+    st.text("abc", min_size=1, max_size=3),
+    st.lists(st.integers(), min_size=1, max_size=3, unique=True),
+    min_size=1,
+    max_size=3,
+)
+
+
+@pytest.mark.slow
+@given(grids_of_names)
+def test_grids_are_those_of_a_sweep_in_rays_order(grids: dict[str, list[int]]) -> None:
+    """A sweep varies its last key fastest; Ray, the first by name."""
+    found = [
+        config for _, config in variants({key: grid_search(grids[key]) for key in grids}, np.random.default_rng(0))
+    ]
+    swept = expand({key: grids[key] for key in sorted(grids, reverse=True)}, [], [], longest_id=64)
+    assert found == [point.values for point in swept]
 
 
 def test_a_grid_within_a_choice_is_gone_through() -> None:
