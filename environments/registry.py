@@ -47,7 +47,7 @@ def load_environment(config: EnvironmentConfig) -> Environment:
 
 
 def load_here(config: EnvironmentConfig) -> Environment:
-    """As `load_environment`, in this process, whatever `workers` says."""
+    """Does as `load_environment`, in this process, whatever `workers` says."""
     where = f"environment {config.name!r}"
     built = _construct(_find_class(config.kind, where), config.args, where)
     _check_shape(built, config.kind, where)

@@ -115,7 +115,7 @@ def encode_score_request(request: ScoreRequest) -> bytes:
 
 
 def decode_score_request(body: bytes) -> ScoreRequest:
-    """As `decode_request`, of `encode_score_request`."""
+    """Does as `decode_request`, of `encode_score_request`."""
     fields = _fields(body)
     token_ids, start = _tokens(fields, "token_ids"), _field(fields, "start", int)
     if not 1 <= start < len(token_ids):

@@ -85,7 +85,7 @@ class JobConfig(JobSections):
         return self
 
     def table(self) -> dict[str, Any]:
-        """As `Config.table`; beside runs, `[orchestrator]` has only what was set there.
+        """Does as `Config.table`; beside runs, `[orchestrator]` has only what was set there.
 
         The runs inherit all that it has, and the defaults of its kind of loss may have no meaning for theirs.
         """

@@ -144,7 +144,7 @@ def _start_all(threads: ThreadPoolExecutor, count: int) -> None:
 
 
 def _answer(endpoint: Endpoint[Any, Any], jobs: Jobs, parameters: Config) -> Answer | ApiError:
-    """In a thread."""
+    """Runs in a thread."""
     try:
         body = endpoint.answer(jobs, parameters).model_dump_json().encode()
         if len(body) > MOST_BYTES_EACH:
@@ -172,7 +172,7 @@ def _answer(endpoint: Endpoint[Any, Any], jobs: Jobs, parameters: Config) -> Ans
 def _carry_out(
     endpoint: Endpoint[Any, Any], jobs: Jobs, parameters: Config, audit: AuditLog, caller: Caller
 ) -> Answer | ApiError:
-    """In a thread: a change begins only once the audit log has it."""
+    """Runs in a thread: a change begins only once the audit log has it."""
     try:
         number = audit.begin(caller, endpoint.operation, parameters.model_dump(mode="json"))
     except ApiError as error:

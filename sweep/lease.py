@@ -124,7 +124,7 @@ def backoff_seconds(attempts: int, terms: Terms) -> float:
 
 
 class RecordAges:
-    """For how long, by this observer's clock, each target has had its present record."""
+    """The time, by this observer's clock, for which each target has had its present record."""
 
     def __init__(self) -> None:
         self._first_seen: dict[str, tuple[str, float]] = {}

@@ -22,7 +22,7 @@ class Handler(Protocol):
 
 
 class BoundedConnections:
-    """At most `most` connections of a server."""
+    """Admits at most `most` connections of a server."""
 
     def __init__(self, handler: Handler, most: int) -> None:
         self._handler = handler

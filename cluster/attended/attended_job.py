@@ -130,16 +130,16 @@ class AttendedJob(Observer):
         exits: Mapping[str, WorkerExited],
         silent_for: Callable[[str], float],
     ) -> None:
-        """As `Observer.changed`."""
+        """See `Observer.changed`."""
         self.observe(lambda: self._views.update(manager, beats, exits, silent_for), otherwise=None)
         self.observe(lambda: self._on_change(self), otherwise=None)
 
     def troubled(self, trouble: str) -> None:
-        """As `Observer.troubled`."""
+        """See `Observer.troubled`."""
         (self._on_trouble or super().troubled)(trouble)
 
     async def guests(self) -> Sequence[str] | None:
-        """As `Observer.guests`. They are not known while a look takes longer than `LOOK_SECONDS`: a file system may hang."""
+        """See `Observer.guests`. They are not known while a look takes longer than `LOOK_SECONDS`: a file system may hang."""
         if self._looking is not None and not self._looking.done():
             return None
         look = asyncio.to_thread(self.observe, lambda: tuple(self._guests()), None)

@@ -127,7 +127,7 @@ class AgentFleet(ABC, Listener):
     # --- orders ---
 
     async def create(self, order: WorkerOrder) -> None:
-        """As `Backend.create`."""
+        """See `Backend.create`."""
         key = (order.worker, order.incarnation)
         async with self._lock_of(order.worker):
             self._raise_if_stale()
@@ -138,29 +138,29 @@ class AgentFleet(ABC, Listener):
             await seat.link.command(protocol.CREATE, **asdict(order))
 
     async def start(self, worker: str, incarnation: int) -> None:
-        """As `Backend.start`."""
+        """See `Backend.start`."""
         await self._order(worker, incarnation, {"kind": protocol.START})
 
     async def check_children(self, worker: str, incarnation: int, check: int, children: Sequence[Member]) -> None:
-        """As `Backend.check_children`."""
+        """See `Backend.check_children`."""
         order = {"kind": protocol.CHECK_CHILDREN, "check": check, "children": [asdict(child) for child in children]}
         await self._order(worker, incarnation, order)
 
     async def failover(self, worker: str, incarnation: int, notice: int, failed: Sequence[Member]) -> None:
-        """As `Backend.failover`."""
+        """See `Backend.failover`."""
         order = {"kind": protocol.FAILOVER, "notice": notice, "failed": [asdict(member) for member in failed]}
         await self._order(worker, incarnation, order)
 
     async def stop(self, worker: str, incarnation: int) -> None:
-        """As `Backend.stop`."""
+        """See `Backend.stop`."""
         await self._end_worker(protocol.STOP, worker, incarnation)
 
     async def kill(self, worker: str, incarnation: int) -> None:
-        """As `Backend.kill`."""
+        """See `Backend.kill`."""
         await self._end_worker(protocol.KILL, worker, incarnation)
 
     async def publish(self, members: Sequence[Member]) -> None:
-        """As `Backend.publish`; a lost agent has nobody to tell."""
+        """Does as `Backend.publish`; a lost agent has nobody to tell."""
         self._raise_if_stale()
         self._members |= {member.worker: member for member in members}
         links = [seat.link for seat in self.seats.values() if seat.link is not None and not seat.link.lost]
@@ -208,7 +208,7 @@ class AgentFleet(ABC, Listener):
     # --- events ---
 
     async def events(self) -> AsyncIterator[Event | Heartbeat]:
-        """As `Backend.events`. Raises `StaleMasterError` once an agent has obeyed another master."""
+        """See `Backend.events`. Raises `StaleMasterError` once an agent has obeyed another master."""
         while True:
             self._raise_if_stale()
             if self._events:
@@ -220,14 +220,14 @@ class AgentFleet(ABC, Listener):
                 await self._arrived.wait()
 
     async def acknowledge(self, event: Event | Heartbeat) -> None:
-        """As `Backend.acknowledge`."""
+        """See `Backend.acknowledge`."""
         source = None if isinstance(event, Heartbeat) else self._sources.pop(event, None)
         if source is not None:
             link, number = source
             link.acknowledge(number)
 
     def on_report(self, link: AgentLink, number: int, event: Event) -> None:
-        """As `Listener.on_report`."""
+        """See `Listener.on_report`."""
         seat = next((seat for seat in self.seats.values() if seat.link is link), None)
         match event:
             case Created(worker, incarnation) if seat is not None:
@@ -239,7 +239,7 @@ class AgentFleet(ABC, Listener):
         self.put(event)
 
     def on_heartbeat(self, heartbeat: Heartbeat) -> None:
-        """As `Listener.on_heartbeat`."""
+        """See `Listener.on_heartbeat`."""
         waiting = self._beats.get(heartbeat.worker)
         if waiting is not None and waiting.alive and waiting.incarnation == heartbeat.incarnation:
             heartbeat = replace(heartbeat, alive=True)
@@ -247,12 +247,12 @@ class AgentFleet(ABC, Listener):
         self._arrived.set()
 
     def on_stale(self, error: StaleMasterError) -> None:
-        """As `Listener.on_stale`."""
+        """See `Listener.on_stale`."""
         self._stale = error
         self._arrived.set()
 
     def on_lost(self, link: AgentLink, reason: str) -> None:
-        """As `Listener.on_lost`."""
+        """See `Listener.on_lost`."""
         seat = next((seat for seat in self.seats.values() if seat.link is link), None)
         if seat is not None and self._stale is None:
             self.begin(self._bury(seat, link, reason))
@@ -327,7 +327,7 @@ class AgentFleet(ABC, Listener):
         return [one for one in link.workers if (one.worker, one.incarnation) in seat.workers]
 
     async def close(self, *, end: bool) -> None:
-        """As `Backend.close`."""
+        """See `Backend.close`."""
         if end:
             self._raise_if_stale()
             await asyncio.gather(*(self._end_seat(seat) for seat in list(self.seats.values())))
@@ -359,24 +359,24 @@ class AgentFleet(ABC, Listener):
 
     @abstractmethod
     async def check_capacity(self, bundles: Sequence[Bundle]) -> None:
-        """As `Backend.check_capacity`."""
+        """See `Backend.check_capacity`."""
 
     @abstractmethod
     async def allocate(self, bundle: Bundle, avoid: Sequence[str]) -> None:
-        """As `Backend.allocate`."""
+        """See `Backend.allocate`."""
 
     @abstractmethod
     async def release(self, bundle: str) -> None:
-        """As `Backend.release`."""
+        """See `Backend.release`."""
 
     @abstractmethod
     def handles(self) -> Mapping[str, Any]:
-        """As `Backend.handles`."""
+        """See `Backend.handles`."""
 
     @abstractmethod
     async def adopt(self, handles: Mapping[str, Any]) -> Sequence[LivingWorker]:
-        """As `Backend.adopt`."""
+        """See `Backend.adopt`."""
 
     @abstractmethod
     async def nodes(self) -> Sequence[Node]:
-        """As `Backend.nodes`."""
+        """See `Backend.nodes`."""

@@ -88,17 +88,17 @@ class LocalBackend(AgentFleet):
         """The descriptors that tell of the agents' deaths."""
 
     async def nodes(self) -> Sequence[Node]:
-        """As `Backend.nodes`."""
+        """See `Backend.nodes`."""
         return self._nodes
 
     # --- places ---
 
     async def check_capacity(self, bundles: Sequence[Bundle]) -> None:
-        """As `Backend.check_capacity`."""
+        """See `Backend.check_capacity`."""
         require_capacity(bundles, self._nodes)
 
     async def allocate(self, bundle: Bundle, avoid: Sequence[str]) -> None:
-        """As `Backend.allocate`."""
+        """See `Backend.allocate`."""
         self._raise_if_stale()
         if bundle.name not in self._places:
             taken: dict[str, list[Mapping[str, float]]] = {}
@@ -127,13 +127,13 @@ class LocalBackend(AgentFleet):
         return chosen
 
     async def release(self, bundle: str) -> None:
-        """As `Backend.release`."""
+        """See `Backend.release`."""
         self._raise_if_stale()
         await self.kill_bundle(bundle)
         self._places.pop(bundle, None)
 
     async def create(self, order: WorkerOrder) -> None:
-        """As `Backend.create`."""
+        """See `Backend.create`."""
         place = self._places.get(order.bundle)
         devices = place.devices.get(order.worker) if place is not None else None
         if devices is not None and DEVICES not in order.environment:
@@ -143,7 +143,7 @@ class LocalBackend(AgentFleet):
     # --- agents ---
 
     async def seat_for(self, order: WorkerOrder) -> Seat:
-        """As `AgentFleet.seat_for`."""
+        """See `AgentFleet.seat_for`."""
         place = self._places.get(order.bundle)
         if place is None:
             raise BackendError(f"{order.worker} cannot be created: bundle {order.bundle} has no place")
@@ -190,7 +190,7 @@ class LocalBackend(AgentFleet):
         raise AssertionError("unreachable")
 
     def watch(self, seat: Seat, link: AgentLink) -> None:
-        """As `AgentFleet.watch`: the kernel tells of the agent's death, whoever started it."""
+        """See `AgentFleet.watch`: the kernel tells of the agent's death, whoever started it."""
         try:
             descriptor = os.pidfd_open(link.endpoint.pid)
         except ProcessLookupError:
@@ -213,7 +213,7 @@ class LocalBackend(AgentFleet):
             os.close(descriptor)
 
     async def fence(self, seat: Seat, endpoint: AgentEndpoint, patience: float = 0.0) -> bool:
-        """As `AgentFleet.fence`: kills the agent, and what its guardians did not end."""
+        """See `AgentFleet.fence`: kills the agent, and what its guardians did not end."""
         for link in [link for link in self._watched if link.endpoint == endpoint]:
             self._unwatch(link)
         began, killed = time.monotonic(), False
@@ -252,14 +252,14 @@ class LocalBackend(AgentFleet):
     # --- masters ---
 
     def handles(self) -> Mapping[str, Any]:
-        """As `Backend.handles`: where each bundle is. The agents are found by their files."""
+        """See `Backend.handles`: where each bundle is. The agents are found by their files."""
         return {
             f"bundle {name}": {"node": place.node, "total": dict(place.total), "devices": dict(place.devices)}
             for name, place in self._places.items()
         }
 
     async def adopt(self, handles: Mapping[str, Any]) -> Sequence[LivingWorker]:
-        """As `Backend.adopt`."""
+        """See `Backend.adopt`."""
         for name, handle in handles.items():
             if name.startswith("bundle ") and handle["node"] in self._devices:
                 self._places[name.removeprefix("bundle ")] = _Place(**handle)
@@ -275,7 +275,7 @@ class LocalBackend(AgentFleet):
         return await self.adopt_seats(found)
 
     async def close(self, *, end: bool) -> None:
-        """As `Backend.close`."""
+        """See `Backend.close`."""
         try:
             await super().close(end=end)
         finally:

@@ -94,11 +94,11 @@ class RayBackend(AgentFleet):
     # --- places ---
 
     async def check_capacity(self, bundles: Sequence[Bundle]) -> None:
-        """As `Backend.check_capacity`."""
+        """See `Backend.check_capacity`."""
         require_capacity(bundles, await self.nodes())
 
     async def allocate(self, bundle: Bundle, avoid: Sequence[str]) -> None:
-        """As `Backend.allocate`."""
+        """See `Backend.allocate`."""
         require_place(bundle, [node for node in await self.nodes() if node.name not in avoid])
         await self._reserve(bundle, avoid)
         self._bundles[bundle.name] = bundle
@@ -115,7 +115,7 @@ class RayBackend(AgentFleet):
         )
 
     async def release(self, bundle: str) -> None:
-        """As `Backend.release`."""
+        """See `Backend.release`."""
         await self.kill_bundle(bundle)
         inside = [self.seats[worker] for worker, actor in self._actors.items() if actor.bundle == bundle]
         deadline = time.monotonic() + REPORT_SECONDS
@@ -127,7 +127,7 @@ class RayBackend(AgentFleet):
         await self._call(f"releasing bundle {bundle}", self._ray.remove_group, group_name(self._key, bundle))
 
     async def nodes(self) -> Sequence[Node]:
-        """As `Backend.nodes`."""
+        """See `Backend.nodes`."""
         nodes: list[Node] = await self._call("listing the nodes", self._ray.nodes)
         return nodes
 
@@ -202,7 +202,7 @@ class RayBackend(AgentFleet):
         link.lose("its actor died" if code == DIED else f"it ended with code {code}")
 
     async def fence(self, seat: Seat, endpoint: AgentEndpoint, patience: float = 0.0) -> bool:
-        """As `AgentFleet.fence`: removes the actor, and has its node show that nothing is left.
+        """See `AgentFleet.fence`: removes the actor, and has its node show that nothing is left.
 
         A node that cannot is waited for until what may run there has killed itself for want of a master, and left for a while.
         """
@@ -251,12 +251,12 @@ class RayBackend(AgentFleet):
     # --- masters come and go ---
 
     def handles(self) -> Mapping[str, Any]:
-        """As `Backend.handles`: in which bundle each worker is placed. All names on Ray follow from that."""
+        """See `Backend.handles`: in which bundle each worker is placed. All names on Ray follow from that."""
         placed = {f"{_PLACED}{worker}": bundle.name for bundle in self._bundles.values() for worker in bundle.needs}
         return {"ray_address": self._ray.address, **placed}
 
     async def adopt(self, handles: Mapping[str, Any]) -> Sequence[LivingWorker]:
-        """As `Backend.adopt`: asks Ray for the job's actors."""
+        """See `Backend.adopt`: asks Ray for the job's actors."""
         self._ray.address = self._ray.address or str(handles.get("ray_address", ""))
         placed: dict[str, list[str]] = {}
         for handle, bundle in handles.items():
@@ -287,7 +287,7 @@ class RayBackend(AgentFleet):
         return await self.adopt_seats(seats)
 
     async def close(self, *, end: bool) -> None:
-        """As `Backend.close`."""
+        """See `Backend.close`."""
         if not self._connected:
             await super().close(end=end)
             return

@@ -1,4 +1,4 @@
-"""From a place to work: bundles get places, and workers are created there, checked by their SubMaster, and started.
+"""Leads workers from a place to work: bundles get places, and workers are created there, checked by their SubMaster, and started.
 
 Workers are created in the order of `after`, and started with the whole job. `advance` is called whenever a role may have become
 ready; it does all that follows: it creates the workers of roles that waited for it, tells of those that were created again, has

@@ -184,7 +184,7 @@ class Journal:
     def read(
         self, events: Callable[[History], Sequence[Mapping[str, Any]]], give_up: float = math.inf
     ) -> Exchange[History]:
-        """As `open`, without appending the opening entry: the journal stays that of the last master."""
+        """Does as `open` without appending the opening entry: the journal stays that of the last master."""
         history = yield from self._read(give_up)
         history.entries.append(Entry(history.last + 1, self.epoch, True, events(history)))
         self.last, self.handles, self.openings = history.last, history.handles, history.openings

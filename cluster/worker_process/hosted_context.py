@@ -50,7 +50,7 @@ class HostedContext(Context):
         self._calls.update(self._members.values())
 
     def get_nodes_by_role(self, role: str) -> Sequence[Member]:
-        """As `Context.get_nodes_by_role`."""
+        """See `Context.get_nodes_by_role`."""
         own = [
             member
             for member in self._members.values()
@@ -59,11 +59,11 @@ class HostedContext(Context):
         return sorted(own, key=lambda member: int(member.worker.rpartition("-")[2]))
 
     def group(self, role: str) -> RoleGroup:
-        """As `Context.group`."""
+        """See `Context.group`."""
         return self._calls.group(role)
 
     def replace(self, worker: str, incarnation: int, reason: str) -> None:
-        """As `Context.replace`."""
+        """See `Context.replace`."""
         if self.rank != -1 or role_of(worker) != self.role or worker == sub_master_name(self.role):
             raise PermissionError(
                 f"{self.worker} may not have {worker} replaced: only {self.role}-{MASTER} may, a worker of its role"
@@ -71,7 +71,7 @@ class HostedContext(Context):
         self._link.send(protocol.REPLACE, worker=worker, incarnation=incarnation, reason=reason)
 
     def scale(self, count: int) -> None:
-        """As `Context.scale`."""
+        """See `Context.scale`."""
         if self.rank != -1:
             raise PermissionError(
                 f"{self.worker} may not change how many workers its role has: only {self.role}-{MASTER} may"
@@ -81,5 +81,5 @@ class HostedContext(Context):
         self._link.send(protocol.SCALE, count=count)
 
     def stop_job(self, reason: str, code: int = 0) -> None:
-        """As `Context.stop_job`."""
+        """See `Context.stop_job`."""
         self._link.send(protocol.STOP_JOB, reason=reason, code=int(code))

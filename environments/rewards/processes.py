@@ -75,7 +75,7 @@ class _Worker:
 
 
 class BoundedProcesses:
-    """At most `count` processes, each started when first needed and again after it was killed."""
+    """Has at most `count` processes, each started when first needed and again after it was killed."""
 
     def __init__(self, count: int = 2, memory_bytes: int = 2 * 2**30, *, keeps_environment: bool = False) -> None:
         """Starts none yet.

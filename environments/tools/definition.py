@@ -63,7 +63,7 @@ class ToolFunction:
 
     @property
     def name(self) -> str:
-        """As the model writes it."""
+        """The name as the model writes it."""
         return str(self.definition["function"]["name"])
 
 

@@ -76,7 +76,7 @@ class RefusedError(ValueError):
 
 
 def run(config: HostConfig) -> None:
-    """As `serve`, until SIGTERM or SIGINT."""
+    """Does as `serve`, until SIGTERM or SIGINT."""
 
     async def until_told() -> None:
         serving = asyncio.create_task(serve(config))

@@ -120,7 +120,7 @@ class Hosts:
         return f"no host has joined at {self._config.hosts.address} (counterpoint env serve){last}"
 
     def missing_for_long(self) -> str:
-        """As `missing`; empty also while one may come back soon."""
+        """Does as `missing`; empty also while one may come back soon."""
         reason = self.missing()
         if not reason or self._loop.time() - self._none_since < SOON_SECONDS:
             return ""

@@ -62,7 +62,7 @@ class RemoteModel:
         return await self.generate_at("", prompt_ids, sampling)
 
     async def generate_at(self, seat: str, prompt_ids: Sequence[int], sampling: SamplingOverrides | None) -> Turn:
-        """As `generate`, at a seat (see `protocol.GENERATE`)."""
+        """Does as `generate`, at a seat (see `protocol.GENERATE`)."""
         prompt = np.asarray(prompt_ids, dtype=np.int32)
         if prompt.ndim != 1 or not prompt.size:
             raise ValueError(

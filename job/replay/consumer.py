@@ -41,7 +41,7 @@ def consumer(config: TransportConfig, output_dir: Path, next_step: int = 1) -> I
 
 @contextmanager
 def bare_consumer(address: str) -> Iterator[int]:
-    """As `consumer`, but receives any messages at the ZMQ `address` of a REP socket, and sends empty answers."""
+    """Does as `consumer`, but receives any messages at the ZMQ `address` of a REP socket, and sends empty answers."""
     with _running("messages", address) as pid:
         yield pid
 

@@ -43,7 +43,7 @@ Send = Callable[[Sequence[Node]], bool]
 
 
 def run(spec: SinkSpec, over: Callable[[float], bool], beat: Callable[[int], None], send: Send | None = None) -> None:
-    """As `sink_process.run`."""
+    """See `sink_process.run`."""
     directory = Path(spec.job)
     tracking = directory / "tracking"
     tracking.mkdir(exist_ok=True)

@@ -149,7 +149,7 @@ class PolicyModel:
         return await self.generate_as("", prompt_ids, sampling)
 
     async def generate_as(self, player: str, prompt_ids: Sequence[int], sampling: SamplingOverrides | None) -> Turn:
-        """As `generate`, for a player; none is ''."""
+        """Does as `generate`, for a player; none is ''."""
         prompt = as_prompt(prompt_ids)
         held = self._branches.rows_held(prompt)
         completion = await self.call(self._pool, prompt, sampling, routed_experts_start=held)

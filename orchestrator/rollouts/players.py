@@ -39,7 +39,7 @@ class RolloutPolicy(Model, Protocol):
     """The part of `play.PolicyModel` that the models of this file use."""
 
     async def generate_as(self, player: str, prompt_ids: Sequence[int], sampling: SamplingOverrides | None) -> Turn:
-        """As `generate`, for a player."""
+        """Does as `generate`, for a player."""
 
     async def call(
         self,

@@ -122,7 +122,7 @@ class DiscardedRollouts:
         return min(longest, first * 2.0 ** min(doublings, 32))
 
     def inference_failed(self, error: str) -> float:
-        """As `rollout_failed`, of a rollout that inference failed.
+        """Does as `rollout_failed`, of a rollout that inference failed.
 
         The pause does not grow: the pool has waited between its attempts, and the servers may be back at any time.
         """

@@ -85,7 +85,7 @@ class Findings:
 
     @property
     def growth_mb(self) -> float:
-        """By how much the largest resident size of the last nine tenths exceeds that of the first."""
+        """The share by which the largest resident size of the last nine tenths exceeds that of the first."""
         warm = max(1, len(self.resident) // 10)
         return (max(self.resident[warm:], default=0) - max(self.resident[:warm])) / 1e6
 

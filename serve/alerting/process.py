@@ -91,7 +91,7 @@ class Sender:
 def run(
     spec: SinkSpec, over: Callable[[float], bool], beat: Callable[[int], None], hook: Webhook | None = None
 ) -> None:
-    """As `sink_process.run`."""
+    """See `sink_process.run`."""
     directory, options = Path(spec.job), spec.options
     tracking = directory / "tracking"
     tracking.mkdir(exist_ok=True)

@@ -97,7 +97,7 @@ class RunFacts:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """As `counterpoint status` prints it."""
+        """The rate that `counterpoint status` prints."""
         return self.history.tokens_per_second(steps=RATE_STEPS)
 
 

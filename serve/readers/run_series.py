@@ -148,7 +148,7 @@ class RunSeries:
         return line_at(self._path, self.shipped, step)
 
     def _derived(self, name: str) -> Floats:
-        """As `History.tokens_per_second`: a step begins with the end of the one before, or with its process."""
+        """See `History.tokens_per_second`: a step begins with the end of the one before, or with its process."""
         times = self.shipped.times()
         before = np.append(np.nan, times[:-1])[: len(times)]
         seconds: Floats = np.fmin(times - before, self.shipped.values("uptime_seconds"))

@@ -50,7 +50,7 @@ class HookError(RuntimeError):
 
 
 class ScalingFactors(Mapping[int, float]):
-    """By slot, alpha over rank of the runs that train adapters. A discovered hook may set the factor of its run.
+    """The quotient alpha over rank, by slot, of the runs that train adapters. A discovered hook may set the factor of its run.
 
     They are kept in the configurations with which the runs were admitted, so that layers, exports and digests agree.
     """

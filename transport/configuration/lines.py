@@ -68,7 +68,7 @@ class Lines:
         return places
 
     def _statements(self) -> Iterator[tuple[int, str, dict[str, Any]]]:
-        """For each statement, the position of its first line, its text and its content."""
+        """Yields, for each statement, the position of its first line, its text and its content."""
         first = 0
         while first < len(self._lines):
             statement, content = self._statement(first)

@@ -139,7 +139,7 @@ class ReloadOnHangup:
 
 
 def note_hangup() -> None:
-    """For `ReloadOnHangup`, of a role whose file is read at its start alone."""
+    """Logs what a signal does not change, for `ReloadOnHangup` of a role whose file is read at its start alone."""
     logger.warning(
         "SIGHUP: keys and tokens are read again in any case; this role's file is read when it is started again"
     )

@@ -78,7 +78,7 @@ class StopSignals:
 
 
 def end_at_second_request(request: int, number: int) -> None:
-    """For `StopSignals`: from the second request on, the signal ends the process as if it were not handled."""
+    """Ends the process, for `StopSignals`, from the second request on, as if the signal were not handled."""
     if request > 1:
         signal.signal(number, signal.SIG_DFL)
         signal.raise_signal(number)

@@ -76,7 +76,7 @@ class CalledExecutor(EventExecutor):
     # --- the life of a trial ---
 
     def start_trial(self, trial: Trial, checkpoint: Source | None = None, train: bool = True) -> bool:
-        """As `TrialExecutor.start_trial`; waits until it is set up. Without a checkpoint it begins from the trial's newest.
+        """Does as `TrialExecutor.start_trial`; waits until it is set up. Without a checkpoint it begins from the trial's newest.
 
         A trial that was paused with a result in flight gives that first. Raises `TuneError` for a trial that runs.
         """
@@ -106,7 +106,7 @@ class CalledExecutor(EventExecutor):
         return True
 
     def continue_training(self, trial: Trial) -> None:
-        """As `TrialExecutor.continue_training`. A trial that works already goes on with that; one that has failed says so next.
+        """See `TrialExecutor.continue_training`. A trial that works already goes on with that; one that has failed says so next.
 
         Raises `TuneError` for a trial that does not run.
         """
@@ -121,7 +121,7 @@ class CalledExecutor(EventExecutor):
     def stop_trial(
         self, trial: Trial, error: bool = False, error_msg: str | None = None, stop_logger: bool = True
     ) -> None:
-        """As `TrialExecutor.stop_trial`; waits for its end, at most for the executor's deadlines."""
+        """Does as `TrialExecutor.stop_trial`; waits for its end, at most for the executor's deadlines."""
         try:
             called = self._driven.get(trial.trial_id)
             if called is not None and called.runs:
@@ -140,7 +140,7 @@ class CalledExecutor(EventExecutor):
         self.set_status(trial, Trial.ERROR if error else Trial.TERMINATED)
 
     def pause_trial(self, trial: Trial) -> None:
-        """As `TrialExecutor.pause_trial`. The result of a step in progress is kept, and fetched when the trial runs again."""
+        """See `TrialExecutor.pause_trial`. The result of a step in progress is kept, and fetched when the trial runs again."""
         called = self._running(trial, "paused")
         self.save(trial)
         self._inside(lambda: self.suspend(trial))
@@ -157,7 +157,7 @@ class CalledExecutor(EventExecutor):
         new_experiment_tag: str,
         logger_creator: Callable[[dict[str, Any]], Any] | None = None,
     ) -> bool:
-        """As `TrialExecutor.reset_trial`. Raises `TuneError` for a `logger_creator`: results are logged by the caller."""
+        """See `TrialExecutor.reset_trial`. Raises `TuneError` for a `logger_creator`: results are logged by the caller."""
         if logger_creator is not None:
             raise TuneError(
                 f"reset_trial({trial}, logger_creator=...): a trial's process has no logger; give the trial `loggers`"
@@ -179,7 +179,7 @@ class CalledExecutor(EventExecutor):
     # --- results ---
 
     def get_next_available_trial(self) -> Trial | None:
-        """As `TrialExecutor.get_next_available_trial`. Waits for as long as a step takes."""
+        """See `TrialExecutor.get_next_available_trial`. Waits for as long as a step takes."""
         while True:
             if self._ready:
                 return self._driven[self._ready.popleft()].trial
@@ -190,7 +190,7 @@ class CalledExecutor(EventExecutor):
             self._look(WAIT_SECONDS)
 
     def get_next_failed_trial(self) -> Trial | None:
-        """As `TrialExecutor.get_next_failed_trial`; of the trials that have no unfetched result, one that has failed."""
+        """Does as `TrialExecutor.get_next_failed_trial`; of the trials that have no unfetched result, one that has failed."""
         self._look(0.0)
         called = next((each for each in self._failures() if not each.results), None)
         if called is None:
@@ -199,7 +199,7 @@ class CalledExecutor(EventExecutor):
         return called.trial
 
     def fetch_result(self, trial: Trial) -> Result:
-        """As `TrialExecutor.fetch_result`; it is the trial's `last_result` then. Raises `TuneError` for what does not run."""
+        """Does as `TrialExecutor.fetch_result`; it is the trial's `last_result` then. Raises `TuneError` if it does not run."""
         called = self._driven.get(trial.trial_id) or _Called(trial)
         while not called.results:
             if called.failed is not None:
@@ -219,7 +219,7 @@ class CalledExecutor(EventExecutor):
     def save(
         self, trial: Trial, storage: str = Checkpoint.PERSISTENT, result: Result | None = None
     ) -> Checkpoint | None:
-        """As `TrialExecutor.save`; waits until it is durable. It is the trial's `checkpoint` then.
+        """Does as `TrialExecutor.save`; waits until it is durable. It is the trial's `checkpoint` then.
 
         Raises `TuneError` for a storage that is neither `persistent` nor `memory`, and for a trial that does not run.
         """
@@ -244,7 +244,7 @@ class CalledExecutor(EventExecutor):
         return None
 
     def restore(self, trial: Trial, checkpoint: Source | None = None, block: bool = False) -> bool:
-        """As `TrialExecutor.restore`. Without any checkpoint the trial stays as it is.
+        """See `TrialExecutor.restore`. Without any checkpoint the trial stays as it is.
 
         The result of a step in progress, and results that were not fetched, are of the state that is given up: they are dropped.
 
@@ -271,7 +271,7 @@ class CalledExecutor(EventExecutor):
         return True
 
     def export_trial_if_needed(self, trial: Trial) -> dict[str, str]:
-        """As `TrialExecutor.export_trial_if_needed`, of a trial that runs. Else what it exported when it was stopped."""
+        """Does as `TrialExecutor.export_trial_if_needed`, of a trial that runs. Else what it exported when it was stopped."""
         called = self._driven.get(trial.trial_id)
         if called is None or not called.runs or not trial.export_formats:
             return self.exported(trial)
@@ -283,7 +283,7 @@ class CalledExecutor(EventExecutor):
         return answer.paths
 
     def cleanup(self, trial: Trial | None = None) -> None:
-        """As `TrialExecutor.cleanup`."""
+        """See `TrialExecutor.cleanup`."""
         if trial is not None:
             called = self._driven.pop(trial.trial_id, None)
             if called is not None and called.runs:

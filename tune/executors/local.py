@@ -80,11 +80,11 @@ class LocalTrialExecutor(ProcessTrialExecutor):
         """By trainable and devices."""
 
     def has_resources(self, resources: Resources) -> bool:
-        """As `TrialExecutor.has_resources`."""
+        """See `TrialExecutor.has_resources`."""
         return self.ledger.fits(resources.totals())
 
     def could_ever_run(self, trial: Trial) -> str | None:
-        """As `EventExecutor.could_ever_run`."""
+        """See `EventExecutor.could_ever_run`."""
         why = self.ledger.impossible(trial.resources.totals())
         return None if why is None else f"trial {trial} can never run here: {why}"
 
@@ -160,7 +160,7 @@ class LocalTrialExecutor(ProcessTrialExecutor):
         return self._servers[module]
 
     def prepare(self) -> None:
-        """As `EventExecutor.prepare`: forks a server for lambdas and closures, while this process has no threads."""
+        """See `EventExecutor.prepare`: forks a server for lambdas and closures, while this process has no threads."""
         if closures() and not reason_against_a_fork():
             self._forked = ForkedHere()
 
@@ -254,18 +254,18 @@ class _LocalProcess:
             self.channel.send(message)
 
     def attach(self, on_message: Callable[[dict[str, Any]], None], on_end: Callable[[str], None]) -> None:
-        """As `ProcessLink.attach`."""
+        """See `ProcessLink.attach`."""
         self._on_message, self._on_end = on_message, on_end
 
     def send(self, message: dict[str, Any]) -> None:
-        """As `ProcessLink.send`."""
+        """See `ProcessLink.send`."""
         assert self.channel is not None
         self.channel.send(message)
         if not self._heard:
             self._asked.append(message)
 
     def kill(self) -> None:
-        """As `ProcessLink.kill`."""
+        """See `ProcessLink.kill`."""
         self.is_killed = True
         if self.server.ready:
             self.server.kill(self.slot)

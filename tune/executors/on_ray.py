@@ -120,7 +120,7 @@ class RayTrialExecutor(ProcessTrialExecutor):
         return self._ledger().fits(resources.totals()) and self._too_large(resources) is None
 
     def could_ever_run(self, trial: Trial) -> str | None:
-        """As `EventExecutor.could_ever_run`: no node is large enough."""
+        """See `EventExecutor.could_ever_run`: no node is large enough."""
         reason = self._too_large(trial.resources)
         return None if reason is None else f"trial {trial} can never run on Ray{reason}"
 
@@ -224,16 +224,16 @@ class _RayProcess:
         self._listen()
 
     def attach(self, on_message: Callable[[dict[str, Any]], None], on_end: Callable[[str], None]) -> None:
-        """As `ProcessLink.attach`."""
+        """See `ProcessLink.attach`."""
         self._on_message, self._on_end = on_message, on_end
 
     def send(self, message: dict[str, Any]) -> None:
-        """As `ProcessLink.send`. Numbered, since Ray runs calls at once that were made one after the other."""
+        """See `ProcessLink.send`. Numbered, since Ray runs calls at once that were made one after the other."""
         self._actor.send.remote(self._sent, MESSAGES.frame(message))
         self._sent += 1
 
     def kill(self) -> None:
-        """As `ProcessLink.kill`."""
+        """See `ProcessLink.kill`."""
         self._actor.end.remote()
 
     def _listen(self) -> None:

@@ -199,7 +199,7 @@ class PolledExecutor(EventExecutor):
         self._do(trial, stop)
 
     def delete_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """As the base; also what the executor has put into the trial's directory. What it has put elsewhere is its own."""
+        """Does as the base; also removes what the executor has put into the trial's directory, and nothing elsewhere."""
         located, directory = _located(checkpoint), Path(checkpoint.path)
         found = Path(located.path) if isinstance(located, Checkpoint) else directory
         if directory.parent in found.absolute().parents and found != directory:

@@ -47,7 +47,7 @@ class ProcessTrialExecutor(CalledExecutor):
     # --- the contract ---
 
     def begin(self, trial: Trial, attempt: int, checkpoint: Checkpoint | None = None) -> None:
-        """As `EventExecutor.begin`. Raises `TuneError` if the resources are not free, or the trainable has no name."""
+        """See `EventExecutor.begin`. Raises `TuneError` if the resources are not free, or the trainable has no name."""
         require_free(self._attempts, trial)
         trainable = trainable_path(trial.trainable_name)
         link, environment = self._link(trial, trainable)
@@ -74,21 +74,21 @@ class ProcessTrialExecutor(CalledExecutor):
         )
 
     def proceed(self, trial: Trial) -> None:
-        """As `EventExecutor.proceed`."""
+        """See `EventExecutor.proceed`."""
         self._of(trial, Attempt.train)
 
     def save_to(self, trial: Trial, checkpoint: Checkpoint) -> None:
-        """As `EventExecutor.save_to`. A function's newest checkpoint may be older; `Saved` says of which iteration it is."""
+        """See `EventExecutor.save_to`. A function's newest checkpoint may be older; `Saved` says of which iteration it is."""
         self._of(trial, lambda attempt: attempt.save(checkpoint))
 
     def load(self, trial: Trial, checkpoint: Checkpoint) -> None:
-        """As `EventExecutor.load`."""
+        """See `EventExecutor.load`."""
         self._of(trial, lambda attempt: attempt.restore(checkpoint))
 
     def change(
         self, trial: Trial, config: dict[str, Any], checkpoint: Checkpoint | None, experiment_tag: str = ""
     ) -> bool:
-        """As `EventExecutor.change`: a class that has `reset_config`, or a function."""
+        """See `EventExecutor.change`: a class that has `reset_config`, or a function."""
         attempt = self._attempts.get(trial.trial_id)
         if attempt is None or not attempt.link.resets:
             return False
@@ -96,16 +96,16 @@ class ProcessTrialExecutor(CalledExecutor):
         return True
 
     def suspend(self, trial: Trial) -> None:
-        """As `EventExecutor.suspend`. A step in progress may end, and its result is delivered before `Stopped`."""
+        """See `EventExecutor.suspend`. A step in progress may end, and its result is delivered before `Stopped`."""
         self._of(trial, lambda attempt: attempt.stop([], self._reuses(attempt)))
 
     def end(self, trial: Trial, error: bool = False) -> None:
-        """As `EventExecutor.end`; exports it first, unless it ends with an error."""
+        """Does as `EventExecutor.end`; exports it first, unless it ends with an error."""
         export = [] if error else trial.export_formats
         self._of(trial, lambda attempt: attempt.stop(export, self._reuses(attempt) and not error))
 
     def export(self, trial: Trial) -> None:
-        """As `EventExecutor.export`."""
+        """See `EventExecutor.export`."""
         self._of(trial, lambda attempt: attempt.export(trial.export_formats))
 
     def exported(self, trial: Trial) -> dict[str, str]:
@@ -113,7 +113,7 @@ class ProcessTrialExecutor(CalledExecutor):
         return self._exported.get(trial.trial_id, {})
 
     async def next_events(self, timeout: float) -> Sequence[Event]:
-        """As `EventExecutor.next_events`."""
+        """See `EventExecutor.next_events`."""
         if self._events:
             await asyncio.sleep(0)  # what has arrived meanwhile comes with them
         else:

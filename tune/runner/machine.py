@@ -135,7 +135,7 @@ class ExperimentMachine(Transfers):
         return self._only_paused() and not (self.search.asked and not self.search.finished)
 
     def waits_for_search_alone(self) -> bool:
-        """As `is_stuck`, but for a search algorithm that has nothing to propose now, and is not at its end."""
+        """Does as `is_stuck`, but for a search algorithm that has nothing to propose now, and is not at its end."""
         return self._only_paused() and self.search.asked and not (self.search.finished or self.search.may_propose)
 
     def _only_paused(self) -> bool:

@@ -70,7 +70,7 @@ class TrialTable:
         return self.trials[min(firsts)] if firsts else None
 
     def examples(self) -> dict[str, Trial]:
-        """For each different need of a trial that is PENDING or PAUSED, one such trial."""
+        """Returns one trial for each different need of those that are PENDING or PAUSED."""
         return {
             key: self.trials[indexes[0]] for by_needs in self._startable.values() for key, indexes in by_needs.items()
         }

@@ -127,11 +127,11 @@ class HyperBandScheduler(MetricScheduler):
             self._decide(trials, bracket, None)
 
     def on_trial_complete(self, trials: Trials, trial: Trial, result: Result) -> None:
-        """As for a trial that is removed."""
+        """Does as for a trial that is removed."""
         self.on_trial_remove(trials, trial)
 
     def on_trial_error(self, trials: Trials, trial: Trial) -> None:
-        """As for a trial that is removed."""
+        """Does as for a trial that is removed."""
         self.on_trial_remove(trials, trial)
 
     def choose_trial_to_run(self, trials: Trials) -> Trial | None:

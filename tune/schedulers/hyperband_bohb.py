@@ -34,7 +34,7 @@ class HyperBandForBOHB(HyperBandScheduler):
             self._discard_if_empty(bracket)
 
     def choose_trial_to_run(self, trials: Trials) -> Trial | None:
-        """As `HyperBandScheduler`; where nothing else can happen, halves the bracket that is not full first."""
+        """Does as `HyperBandScheduler`; where nothing else can happen, halves the bracket that is not full first."""
         chosen = super().choose_trial_to_run(trials)
         bracket = self._filling
         if chosen is not None or bracket is None or trials.with_status(Trial.RUNNING) or trials.search_may_propose():

@@ -33,7 +33,7 @@ class MetricScheduler(TrialScheduler):
 
     @property
     def name(self) -> str:
-        """For messages."""
+        """The scheduler's name in messages."""
         return type(self).__name__
 
     def require(self, fact: bool, what: str) -> None:

@@ -21,7 +21,7 @@ from tune.trial import Trial
 
 
 class PB2(PopulationBasedTraining):
-    """As `PopulationBasedTraining`, with `hyperparam_bounds`: by key of the configuration, the lowest and the highest number.
+    """Takes the arguments of `PopulationBasedTraining`, and `hyperparam_bounds`: by key, the lowest and the highest number.
 
     A key whose value is a whole number stays one. A key that the configuration lacks is drawn uniformly at first.
     """
@@ -69,7 +69,7 @@ class PB2(PopulationBasedTraining):
         """What trials explore now and have not been compared with, by trial."""
 
     def on_trial_add(self, trials: Trials, trial: Trial) -> None:
-        """As PBT. Refuses a whole number for a key between whose bounds there is none."""
+        """Explores as PBT does. Refuses a whole number for a key between whose bounds there is none."""
         super().on_trial_add(trials, trial)
         for key, (low, high) in self._bounds.items():
             value = trial.config[key]

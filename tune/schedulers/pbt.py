@@ -189,11 +189,11 @@ class PopulationBasedTraining(MetricScheduler):
         self._leave(trials, trial)
 
     def on_trial_remove(self, trials: Trials, trial: Trial) -> None:
-        """As for a trial that completes."""
+        """Does as for a trial that completes."""
         self._leave(trials, trial)
 
     def on_trial_error(self, trials: Trials, trial: Trial) -> None:
-        """As for a trial that completes."""
+        """Does as for a trial that completes."""
         self._leave(trials, trial)
 
     def _leave(self, trials: Trials, trial: Trial) -> None:

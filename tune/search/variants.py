@@ -188,7 +188,7 @@ class _Spec:
         return key in self._config
 
     def get(self, key: str, default: Any = None) -> Any:
-        """As a dict's."""
+        """Returns the value of the key, or `default`, as a dict does."""
         return self[key] if key in self._config else default
 
 

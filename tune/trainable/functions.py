@@ -63,7 +63,7 @@ class FunctionTrainable(Trainable):
         return self._session.next_result()
 
     def train(self) -> Result:
-        """As `Trainable.train`; makes what the function has saved before its report a checkpoint of this iteration."""
+        """Does as `Trainable.train`; makes what the function has saved before its report a checkpoint of this iteration."""
         self.made = None
         result = super().train()
         wrote, self._session.made = self._session.made, None
@@ -77,7 +77,7 @@ class FunctionTrainable(Trainable):
 
     @property
     def saved_iteration(self) -> int:
-        """At which iteration the function made what `save` saves."""
+        """The iteration at which the function made what `save` saves."""
         return self._newest_progress.iteration
 
     def _saved_progress(self) -> Progress:
@@ -105,7 +105,7 @@ class FunctionTrainable(Trainable):
         self._restored_from = str(checkpoint)
 
     def restore(self, checkpoint_path: str) -> None:
-        """As `Trainable.restore`."""
+        """See `Trainable.restore`."""
         super().restore(checkpoint_path)
         self._newest, self._newest_progress = self._saved, replace(self._progress)
 

@@ -39,7 +39,7 @@ class Answer:
 
 
 class AnswerCache:
-    """At most `entries` answers, the least recently used removed first. All methods block on the disk.
+    """Keeps at most `entries` answers, the least recently used removed first. All methods block on the disk.
 
     Each process looks at the directory once in `entries` / 10 answers that it adds, so that it may hold so many more for each.
     """

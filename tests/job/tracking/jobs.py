@@ -44,7 +44,7 @@ class Job:
             self.train(step)
 
     def rewind_trainer(self, step: int) -> None:
-        """As `trainer.metrics.MetricsFile.truncate`."""
+        """See `trainer.metrics.MetricsFile.truncate`."""
         path = self.directory / "trainer" / "metrics.jsonl"
         write_atomically(path, b"".join(raw for raw, line in read_lines(path) if line["step"] <= step))
 

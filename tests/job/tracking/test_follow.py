@@ -34,7 +34,7 @@ class Sent:
 
 
 def resume(job: Job, step: int) -> None:
-    """As `orchestrator.metrics.repair`, in place: what comes after the step is removed."""
+    """Does as `orchestrator.metrics.repair`, in place: what comes after the step is removed."""
     path = job.directory / "run_a" / "metrics.jsonl"
     start = 0
     for start, raw, line in lines_from_end(path):
