@@ -7,8 +7,9 @@ socket, and nothing in this package outside `plugin/` imports torch or vllm.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Annotated, Any
@@ -97,9 +98,9 @@ class SamplingParameters(Sampling):
         """Returns it with other values, which are checked."""
         return SamplingParameters.model_validate(self.model_dump() | values)
 
-    @property
-    def named(self) -> dict[str, Any]:
-        """All but the schema, by the names that they have in vLLM's `SamplingParams` and OpenAI API."""
+    @cached_property
+    def named(self) -> Mapping[str, Any]:
+        """All but the schema, by the names that they have in vLLM's `SamplingParams` and OpenAI API. Every turn asks for it."""
         return self.model_dump(exclude={"json_schema"})
 
 
@@ -238,8 +239,9 @@ class Completion:
 
 def _outside(token_ids_T: Int32Array, vocabulary: int | None) -> int | None:
     """Returns the place of the first id that is no token; None if all are tokens."""
-    if not token_ids_T.size or (
-        int(token_ids_T.min()) >= 0 and (vocabulary is None or int(token_ids_T.max()) < vocabulary)
+    # As unsigned numbers, negative ids are above all others: one pass finds both.
+    if not token_ids_T.size or np.maximum.reduce(token_ids_T.view(np.uint32)) < (
+        2**31 if vocabulary is None else vocabulary
     ):
         return None
     wrong_T = token_ids_T < 0 if vocabulary is None else (token_ids_T < 0) | (token_ids_T >= vocabulary)
@@ -253,9 +255,13 @@ def _in_vocabulary(token_id: np.int32, bounds: AnswerBounds) -> str:
 
 def _no_log_probability(values_T: Float32Array) -> int | None:
     """Returns the place of the first value that is no log-probability; None if all are."""
-    # Compared as they are: NaN is not above minus infinity, either.
+    # The least of values with a NaN is NaN, which is not above minus infinity, either.
+    if not values_T.size or (
+        np.minimum.reduce(values_T) > -np.inf and np.maximum.reduce(values_T) <= LOG_PROBABILITY_ROUNDING
+    ):
+        return None
     right_T = (values_T > -np.inf) & (values_T <= LOG_PROBABILITY_ROUNDING)
-    return None if right_T.all() else int(right_T.argmin())
+    return int(right_T.argmin())
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ import secrets
 import socket
 from collections import Counter
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from inference.identity import is_proof
@@ -88,12 +89,19 @@ class Origin:
     @classmethod
     def decode(cls, fields: Any) -> Origin:
         """Reads what `encode` returned. Raises `ValueError` for anything else."""
-        match fields:
-            case [str(instance), str() | None as name, int(first), int(last), str(described)] if 0 <= first <= last:
-                return cls(instance, name, first, last, described)
-        raise ValueError(
-            "it does not say which weights computed it; does the server run another version of Counterpoint?"
-        )
+        try:
+            return _origin(*fields) if type(fields) is list else _origin()
+        except TypeError:  # a value without a hash
+            return _origin()
+
+
+@lru_cache(maxsize=16, typed=True)
+def _origin(*fields: Any) -> Origin:
+    """As `Origin.decode`. All answers between two loads say the same."""
+    match fields:
+        case [str(instance), str() | None as name, int(first), int(last), str(described)] if 0 <= first <= last:
+            return Origin(instance, name, first, last, described)
+    raise ValueError("it does not say which weights computed it; does the server run another version of Counterpoint?")
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,9 +31,11 @@ MAX_ELEMENTS = 2**48
 
 _MAGIC = b"CPA1"
 _ALIGNMENT = 8
+_PADDINGS = [bytes(length) for length in range(_ALIGNMENT)]
 _MAX_PACKED_HEADER_BYTES = 2**20
 _MAX_PACKED_CONTAINER = 4096
 """Elements of one list or map of a packed header. Bounds the memory that nested lengths could make msgpack allocate."""
+_LIMITS = {"max_array_len": _MAX_PACKED_CONTAINER, "max_map_len": _MAX_PACKED_CONTAINER, "max_ext_len": 0}
 
 
 class CodecError(ValueError):
@@ -69,8 +71,8 @@ def view_array(specified: object, data: Buffer, name: str) -> AnyArray:
             )
     if len(shape) > MAX_DIMENSIONS or not all(type(size) is int and size >= 0 for size in shape):
         raise CodecError(f"{name}: {_shown(shape)} is not a shape of at most {MAX_DIMENSIONS} sizes")
-    if nbytes != as_bytes_view(data).nbytes:
-        raise CodecError(f"{name}: the header says {nbytes} bytes, {as_bytes_view(data).nbytes} are present")
+    if nbytes != (present := as_bytes_view(data).nbytes):
+        raise CodecError(f"{name}: the header says {nbytes} bytes, {present} are present")
     return array_over(DTYPES[dtype_name], shape, data, name)
 
 
@@ -79,12 +81,15 @@ def array_over(dtype: np.dtype[Any], shape: Sequence[int], data: Buffer, name: s
 
     A misaligned one is copied. Raises `CodecError`, which begins with `name`, unless `data` has just its size.
     """
-    if prod(max(1, size) for size in shape) > MAX_ELEMENTS:  # numpy does not take more beside a size of 0, either
-        raise CodecError(f"{name}: {_shown(shape)} is no shape of at most {MAX_ELEMENTS} elements")
     claimed, present = prod(shape) * dtype.itemsize, as_bytes_view(data)
-    if claimed != present.nbytes:
-        raise CodecError(f"{name}: {dtype.name} {shape} takes {claimed} bytes, {present.nbytes} are present")
-    array = np.frombuffer(present, dtype=dtype).reshape(shape)
+    if not claimed or claimed != present.nbytes:
+        if prod(max(1, size) for size in shape) > MAX_ELEMENTS:  # numpy does not take more beside a size of 0, either
+            raise CodecError(f"{name}: {_shown(shape)} is no shape of at most {MAX_ELEMENTS} elements")
+        if claimed != present.nbytes:
+            raise CodecError(f"{name}: {dtype.name} {shape} takes {claimed} bytes, {present.nbytes} are present")
+    array = np.frombuffer(present, dtype=dtype)
+    if len(shape) != 1:
+        array = array.reshape(shape)
     # ZMQ hands out small frames inside a larger buffer, at any address; large ones are aligned.
     return array if array.flags.aligned else array.copy()
 
@@ -124,8 +129,7 @@ def unpack_arrays(data: Buffer) -> tuple[dict[str, Any], dict[str, AnyArray]]:
     (length,) = struct.unpack_from("<I", view, 4)
     if length > min(view.nbytes - 8, _MAX_PACKED_HEADER_BYTES):
         raise CodecError(f"packed arrays: a header of {length} bytes is claimed, in a frame of {view.nbytes}")
-    limits = {"max_array_len": _MAX_PACKED_CONTAINER, "max_map_len": _MAX_PACKED_CONTAINER, "max_ext_len": 0}
-    match unpacked(view[8 : 8 + length], "packed arrays: the header", CodecError, **limits):
+    match unpacked(view[8 : 8 + length], "packed arrays: the header", CodecError, **_LIMITS):
         case [dict(header), dict(specifications)]:
             pass
         case other:
@@ -135,7 +139,7 @@ def unpack_arrays(data: Buffer) -> tuple[dict[str, Any], dict[str, AnyArray]]:
     for name, specified in specifications.items():
         if not isinstance(name, str):
             raise CodecError(f"packed arrays: {_shown(name)} is no name of an array")
-        nbytes = specified[2] if isinstance(specified, list) and len(specified) == 3 else 0
+        nbytes = specified[2] if type(specified) is list and len(specified) == 3 else 0
         if type(nbytes) is not int or nbytes < 0 or nbytes > view.nbytes - offset:
             raise CodecError(f"packed arrays: {name!r} claims {nbytes} bytes where {view.nbytes - offset} are left")
         arrays[name] = view_array(specified, view[offset : offset + nbytes], name)
@@ -146,7 +150,7 @@ def unpack_arrays(data: Buffer) -> tuple[dict[str, Any], dict[str, AnyArray]]:
 
 
 def _padding(length: int) -> bytes:
-    return bytes(-length % _ALIGNMENT)
+    return _PADDINGS[-length % _ALIGNMENT]
 
 
 def _shown(value: object) -> str:

@@ -15,7 +15,7 @@ import ssl
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from http import HTTPStatus
 from typing import cast
 from urllib.parse import urlsplit
@@ -47,14 +47,16 @@ IDLE_SECONDS = 4.0
 """Longest idle time after which a connection is used again. uvicorn, which serves vLLM, closes idle connections after 5 s; a
 request that is sent meanwhile is lost."""
 
-HEADS_PER_TICK = 4
+HEADS_PER_TICK = 8
 """Heads that are read in one tick."""
 
 EXTENSIONS_PER_TICK = 1
 """Memory extensions in one tick: to start one in a thread and to get the GIL back takes a third of a millisecond."""
 
-ANSWERS_PER_TICK = 2
-"""Callers that get their answer in one tick: each continues at once and may take a quarter of a millisecond."""
+ANSWERS_PER_TICK = 4
+"""Callers that get their answer in one tick: each continues at once and may take an eighth of a millisecond."""
+
+_OK = HTTPStatus.OK.value  # an enumeration's member is looked up by a function of Python's own, until 3.12
 
 
 class TickLimits:
@@ -111,7 +113,7 @@ class BinaryHttpClient:
         Raises `ServerUnreachable`, `RequestRefused` or `ServerFailure`, and `InferenceError` if this machine has no descriptor
         for a connection or no memory for the body. Cancelling closes the connection, which ends the request at the server.
         """
-        lines = "".join(f"{name}: {value}\r\n" for name, value in self._headers().items())
+        lines = "".join([f"{name}: {value}\r\n" for name, value in self._headers().items()])
         head = (
             f"POST {self._path}{path} HTTP/1.1\r\n{self._host_line}{lines}"
             f"{_trace_line()}Content-Type: {content_type}\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -124,7 +126,7 @@ class BinaryHttpClient:
             raise ServerFailure(f"{self.url}{path} {error}") from error
         except MemoryError as error:  # not a failure of the server
             raise InferenceError(f"no memory for an answer of {self.url}{path}: {error}") from error
-        if status != HTTPStatus.OK:
+        if status != _OK:
             raise failure_of(self.url + path, status, bytes(answer))
         return answer
 
@@ -135,13 +137,18 @@ class BinaryHttpClient:
         more, by a new connection. All our requests may be repeated.
         """
         connection = self._take_idle()
-        if connection is not None:
+        while True:
+            is_new = connection is None
+            if connection is None:
+                connection = await self._connect()
             try:
-                return await self._exchange(connection, request)
+                return await connection.exchange(request)
             except OSError:
-                if connection.answers or self._closed:
+                if is_new or connection.answers or self._closed:
                     raise
-        return await self._exchange(await self._connect(), request)
+            finally:
+                self._give_back(connection)
+            connection = None
 
     def _take_idle(self) -> _Connection | None:
         """Returns the connection used last; None if that one must not be used again, in which case it is cut."""
@@ -153,14 +160,12 @@ class BinaryHttpClient:
         connection.abort()
         return None
 
-    async def _exchange(self, connection: _Connection, request: bytes) -> _Answer:
-        try:
-            return await connection.exchange(request)
-        finally:
-            if connection.reusable:
-                self.idle[connection] = asyncio.get_running_loop().time()
-            else:
-                connection.abort()
+    def _give_back(self, connection: _Connection) -> None:
+        """Keeps a connection for the next request; cuts it if that is not possible."""
+        if connection.reusable:
+            self.idle[connection] = asyncio.get_running_loop().time()
+        else:
+            connection.abort()
 
     def close(self) -> None:
         """Cuts every connection; calls in progress fail."""
@@ -296,7 +301,7 @@ class _Connection(asyncio.BufferedProtocol):
             return
         head = _parse(bytes(self._head[:end]))
         # The first bytes of an error suffice for a message; if there are more, the connection is cut.
-        length = _body_length(head) if head.status == HTTPStatus.OK else min(head.length or 0, ERROR_BYTES)
+        length = _body_length(head) if head.status == _OK else min(head.length or 0, ERROR_BYTES)
         self._status, self._keep_alive = head.status, head.keep_alive and length == head.length
         present, self._head = memoryview(self._head)[end + 4 :], bytearray()
         if len(present) > length and self._keep_alive:
@@ -379,8 +384,9 @@ def _give(answer: asyncio.Future[_Answer], value: _Answer) -> None:
         answer.set_result(value)
 
 
+@lru_cache(maxsize=64)
 def _parse(head: bytes) -> _Head:
-    """Reads a head, without the empty line that ends it. Raises `_Malformed`."""
+    """Reads a head, without the empty line that ends it; most heads of small answers are alike. Raises `_Malformed`."""
     status_line, *lines = head.split(b"\r\n")
     version, _, rest = status_line.partition(b" ")
     if version not in (b"HTTP/1.1", b"HTTP/1.0") or not (rest[:3].isdigit() and rest[3:4] in (b"", b" ")):
@@ -414,4 +420,4 @@ def _body_length(head: _Head) -> int:
 
 def _trace_line() -> str:
     value = traceparent.get()
-    return f"traceparent: {value}\r\n" if is_header(value) else ""
+    return f"traceparent: {value}\r\n" if value and is_header(value) else ""

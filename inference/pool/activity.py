@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import TracebackType
 from typing import Any
 
 from inference.base import ServerStatus
@@ -57,23 +58,28 @@ class ServerActivity:
         self.load: Observation | None = None
         """The last load that the server has told."""
 
-    @contextmanager
-    def request(self) -> Iterator[None]:
-        """Counts a request that is at the server during the block."""
+    def request(self) -> ServerActivity:
+        """Returns a block around a request at the server, to count it. Blocks may overlap.
+
+        A method with `contextmanager` would make four objects for each turn.
+        """
+        return self
+
+    def __enter__(self) -> None:
         if not self._in_flight:
             self._busy_since = self._clock()
         self._in_flight += 1
-        try:
-            yield
-        except Exception:
-            self._totals["failures"] += 1
-            raise
-        else:
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
             self._totals["requests"] += 1
-        finally:
-            self._in_flight -= 1
-            if not self._in_flight:
-                self._busy.add(self._busy_since, self._clock())
+        elif issubclass(kind, Exception):
+            self._totals["failures"] += 1
+        self._in_flight -= 1
+        if not self._in_flight:
+            self._busy.add(self._busy_since, self._clock())
 
     @property
     def ended_requests(self) -> int:

@@ -35,6 +35,9 @@ class State(StrEnum):
     OUT = "out"
 
 
+_SERVING = State.SERVING  # a member is looked up by a function of Python's own, until 3.12
+
+
 @dataclass(slots=True, eq=False)
 class Server:
     """The known state of one server. Only `Fleet` changes it."""
@@ -123,7 +126,8 @@ class Fleet:
         went, which holds their prompt, unless that server is full or `GROUP_LEAD` ahead. Else the least loaded is taken, the
         first among equals. `avoid` has just failed this request and is taken only if no other has room.
         """
-        group = self._groups.get(_group_name(affinity)) or _Group()
+        name = _group_name(affinity)
+        group = self._groups.get(name) or _Group()
         own = chosen = group.servers.get(affinity)
         if chosen is None or chosen is avoid or not self._has_room(chosen):
             candidates = [server for server in self.servers if self._has_room(server)]
@@ -136,7 +140,7 @@ class Fleet:
         if own is None:
             group.holder = chosen
         group.servers[affinity] = chosen
-        self._remember(_group_name(affinity), group)
+        self._remember(name, group)
         chosen.in_flight += 1
         return chosen
 
@@ -147,7 +151,7 @@ class Fleet:
             self._groups.popitem(last=False)
 
     def _has_room(self, server: Server) -> bool:
-        return server.state is State.SERVING and not server.drain_reason and server.in_flight < server.cap
+        return server.state is _SERVING and not server.drain_reason and server.in_flight < server.cap
 
     def release(self, server: Server) -> None:
         """Gives a place back."""

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from transport.telemetry.metric import LONG_SECONDS, Metric
 from transport.telemetry.values import Histogram
 
@@ -61,10 +57,3 @@ class PoolMeters:
         """Requests that failed at a server and were tried again."""
         self.unanswered = 0
         """Requests that got no answer in the end."""
-
-    @contextmanager
-    def timing(self, histogram: Histogram) -> Iterator[None]:
-        """Times a block that ends well; a cancelled or failed one took another time."""
-        began = time.perf_counter()
-        yield
-        histogram.observe(time.perf_counter() - began)

@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -49,7 +49,7 @@ from transport.outages import Outages
 from transport.records import Float32Array, Int32Array, Turn
 from transport.telemetry.spans import Span
 
-Answer = TypeVar("Answer")
+Content = TypeVar("Content")
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ RETRY_SECONDS = 0.2
 QUIET_SECONDS = 3.0
 """How long a pool waits for its first server before its log says so."""
 
-STARTS_PER_TICK = 2
+STARTS_PER_TICK = 4
 """Requests sent in one tick of the loop: a step begins with hundreds at once, which would delay everything else."""
 
 STOCK_SERVERS_PROVE_NOTHING = (
@@ -256,15 +256,12 @@ class InferencePool:
         request = GenerateRequest(self._model, np.asarray(prompt_ids, dtype=np.int32), sampling, routed_experts_start)
         request.check(self._bounds)
 
-        async def ask(server: Server) -> Turn:
-            version = server.version or 0  # None: the weights that it was started with
-            completion = await self._attempt(server, lambda client: calls.generate(client, request, self._bounds))
-            turn = calls.as_turn(request, completion, version, server.url)
-            self._monitors[server].activity.generated(turn)
-            return turn
-
-        with self.meters.timing(self.meters.turn_seconds):
-            return await self._asked(ask, affinity)
+        began = time.perf_counter()
+        answer = await self._asked(lambda client: calls.generate(client, request, self._bounds), affinity)
+        turn = calls.as_turn(request, answer.content, answer.version, answer.monitor.server.url)
+        answer.monitor.activity.generated(turn)
+        self.meters.turn_seconds.observe(time.perf_counter() - began)
+        return turn
 
     def forget_group(self, affinity: str) -> None:
         """See `Fleet.forget_group`."""
@@ -276,32 +273,29 @@ class InferencePool:
         Raises as `generate`.
         """
         request = ScoreRequest(self._model, token_ids, start)
-
-        async def ask(server: Server) -> Float32Array:
-            return (await self._attempt(server, lambda client: calls.score(client, request))).log_probabilities
-
-        return await self._asked(ask, affinity)
+        answer = await self._asked(lambda client: calls.score(client, request), affinity)
+        return answer.content.log_probabilities
 
     async def detokenize(self, token_ids: list[int], affinity: str) -> str:
         """Returns the text of token ids by the tokenizer of a server, special tokens included. Raises as `generate`."""
+        return (await self._asked(lambda client: client.detokenize(token_ids), affinity)).content
 
-        async def ask(server: Server) -> str:
-            return await self._attempt(server, lambda client: client.detokenize(token_ids))
-
-        return await self._asked(ask, affinity)
-
-    async def _asked(self, ask: Callable[[Server], Awaitable[Answer]], affinity: str) -> Answer:
+    async def _asked(self, request: Callable[[ServerClient], Awaitable[Content]], affinity: str) -> _Answer[Content]:
+        """Makes the request at a server, and after a failure at another one."""
         last: ServerFailure | None = None
         try:
             async with asyncio.timeout(self._config.request_timeout_seconds):
-                await self._wait_to_start()
+                if not self._starts.take():
+                    await self._wait_to_start()
                 avoid: Server | None = None
                 for attempt in range(self._config.max_retries + 1):
                     if attempt > 1:
                         await asyncio.sleep(RETRY_SECONDS * 2 ** (attempt - 2))
-                    server = await self._place(affinity, avoid)
+                    server = self._free_place(affinity, avoid) or await self._place(affinity, avoid)
+                    version = server.version or 0  # None: the weights that it was started with
+                    monitor = self._monitors[server]
                     try:
-                        return await ask(server)
+                        return _Answer(await self._attempt(monitor, request), version, monitor)
                     except ServerFailure as error:
                         logger.warning("Request of %s, attempt %d, failed: %s", affinity, attempt + 1, error)
                         last, avoid = error, server
@@ -387,9 +381,9 @@ class InferencePool:
             for monitor in unknown:
                 monitor.go_on_without(update)
 
-    async def _attempt(self, server: Server, request: Callable[[ServerClient], Awaitable[Answer]]) -> Answer:
+    async def _attempt(self, monitor: ServerMonitor, request: Callable[[ServerClient], Awaitable[Content]]) -> Content:
         """One request to one server. An answer that arrives while the server loads weights waits for their proof."""
-        monitor = self._monitors[server]
+        server = monitor.server
         try:
             with monitor.activity.request():
                 answer = await self._answer(monitor, request)
@@ -408,7 +402,7 @@ class InferencePool:
         monitor.served()
         return answer
 
-    async def _answer(self, monitor: ServerMonitor, request: Callable[[ServerClient], Awaitable[Answer]]) -> Answer:
+    async def _answer(self, monitor: ServerMonitor, request: Callable[[ServerClient], Awaitable[Content]]) -> Content:
         """Returns the answer. Raises `ServerFailure` also as soon as the server is taken out."""
         server = monitor.server
         if not server.counted:  # It was taken out, and may load again, since this request got its place.
@@ -419,7 +413,8 @@ class InferencePool:
             async with service:
                 monitor.requests.add(service)
                 answer = await request(monitor.client)
-                await monitor.resolved.wait()
+                if not monitor.resolved.is_set():
+                    await monitor.resolved.wait()
         except TimeoutError:
             raise ServerFailure(f"{server.url} went out of service: {server.reason}") from None
         finally:
@@ -431,15 +426,18 @@ class InferencePool:
         return answer
 
     async def _wait_to_start(self) -> None:
-        if not self._starts.take():
-            turn = asyncio.get_running_loop().create_future()
-            self._starts.wait(partial(_end, turn))
-            await turn
+        turn = asyncio.get_running_loop().create_future()
+        self._starts.wait(partial(_end, turn))
+        await turn
+
+    def _free_place(self, affinity: str, avoid: Server | None) -> Server | None:
+        """Returns a server with a place for the request; None if it must wait, behind those that wait already."""
+        if self._closed:
+            raise InferenceError("the inference pool is closed")
+        return None if self._waiting else self._fleet.acquire(affinity, avoid)
 
     async def _place(self, affinity: str, avoid: Server | None) -> Server:
         """Returns a server with a place for the request, first come, first served."""
-        if self._closed:
-            raise InferenceError("the inference pool is closed")
         self._waiting.append(waiter := _Waiter(affinity, avoid))
         self._serve_waiting()
         try:
@@ -487,6 +485,15 @@ class InferencePool:
         if not self._fleet.servers:
             return f"no server is known: {self._sources.describe()}"
         return "; ".join(f"{status.url} is {status.state}: {status.reason or 'busy'}" for status in self.status())
+
+
+class _Answer(NamedTuple, Generic[Content]):
+    """What a server answered."""
+
+    content: Content
+    version: int
+    """The policy version that the server had when it was asked."""
+    monitor: ServerMonitor
 
 
 class _Waiter:

@@ -8,16 +8,13 @@ heartbeats to the supervisor, or to systemd, only while the loop runs.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import os
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
 from datetime import datetime, timedelta
 
 from cluster.notify import Heartbeat
@@ -35,32 +32,30 @@ _REPORTED_WAITS = 12
 """Waits in one report; hundreds of rollouts may wait for the same thing."""
 
 
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """One wait."""
+class awaiting:
+    """Registers `what` (a noun: "the trainer's READY") and `where` (an address, a path) as awaited during the block.
 
-    what: str
-    where: str
-    since: float
-    """On the monotonic clock, in seconds."""
+    It is the wait itself, since every turn makes one.
+    """
 
+    __slots__ = ("since", "what", "where")
 
-_waits: dict[int, Wait] = {}
-_keys = itertools.count()
+    def __init__(self, what: str, where: str = "") -> None:
+        self.what, self.where = what, where
 
+    def __enter__(self) -> None:
+        self.since = time.monotonic()
+        """On the monotonic clock, in seconds."""
+        _waits[id(self)] = self
 
-@contextmanager
-def awaiting(what: str, where: str = "") -> Iterator[None]:
-    """Registers `what` (a noun: "the trainer's READY") and `where` (an address, a path) as awaited during the block."""
-    key = next(_keys)
-    _waits[key] = Wait(what, where, time.monotonic())
-    try:
-        yield
-    finally:
-        del _waits[key]
+    def __exit__(self, *_: object) -> None:
+        del _waits[id(self)]
 
 
-def waits() -> list[Wait]:
+_waits: dict[int, awaiting] = {}
+
+
+def waits() -> list[awaiting]:
     """Returns the present waits, the oldest first."""
     return sorted(_waits.copy().values(), key=lambda wait: wait.since)
 

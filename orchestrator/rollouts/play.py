@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
@@ -39,6 +39,9 @@ _given_up: set[asyncio.Task[BaseException | None]] = set()
 _WAITED_SHARE = 0.5
 """A share of a rollout's deadline. Where a rollout fails after a model call of it waited longer than this and was cancelled,
 inference failed, not the environment."""
+
+
+_UNTRACED = nullcontext()
 
 
 @runtime_checkable
@@ -115,6 +118,7 @@ class PolicyModel:
         self._sampling = sampling
         self.trace = trace
         """None for a rollout that is not traced."""
+        self._awaited = f"a completion for rollout {rollout.rollout_id}"
         self._branches = OpenBranches()
         self._has_ended = False
         self._calls = 0
@@ -139,21 +143,23 @@ class PolicyModel:
         """All that a call is sent with that overrides nothing, for the records."""
         return self._sampling.model_dump()
 
-    async def generate(self, prompt_ids: Sequence[int], sampling: SamplingOverrides | None = None) -> Turn:
+    def generate(
+        self, prompt_ids: Sequence[int], sampling: SamplingOverrides | None = None
+    ) -> Coroutine[Any, Any, Turn]:
         """Calls the model with the environment's sampling parameters; returns the turn. `prompt_ids` is `[tokens]`.
 
         `sampling` overrides them for this call; its `chat_template_kwargs` have no effect here. Raises `ValueError` for an empty
         prompt or an answer whose routing does not join that of earlier turns, `InferenceError` when no server answers,
         `RuntimeError` once the rollout has ended.
         """
-        return await self.generate_as("", prompt_ids, sampling)
+        return self.generate_as("", prompt_ids, sampling)
 
     async def generate_as(self, player: str, prompt_ids: Sequence[int], sampling: SamplingOverrides | None) -> Turn:
         """Does as `generate`, for a player; none is ''."""
         prompt = as_prompt(prompt_ids)
         held = self._branches.rows_held(prompt)
-        completion = await self.call(self._pool, prompt, sampling, routed_experts_start=held)
-        turn = self._branches.add(replace(completion, player=player)).turns[-1]
+        turn = await self.call(self._pool, prompt, sampling, routed_experts_start=held)
+        turn = self._branches.add(replace(turn, player=player) if player else turn).turns[-1]
         if isinstance(sampling, CallOverrides) and sampling.json_schema:
             turn.leave_untrained()
         self._rollout.turns.append(turn)
@@ -226,21 +232,13 @@ class PolicyModel:
     ) -> Turn:
         """Returns a pool's answer, recording nothing. A failure of inference is one of the rollout's."""
         self._check_open()
-        answer = await self._answer(pool, prompt, _overridden(self._sampling, overrides), routed_experts_start)
-        self._check_open()
-        return answer
-
-    async def _answer(
-        self, pool: GeneratingPool, prompt: Int32Array, sampling: SamplingParameters, routed_experts_start: int
-    ) -> Turn:
         began = time.monotonic()
         self._unanswered = False
         try:
-            turn = nullcontext() if self.trace is None else self.trace.turn()
-            with turn, awaiting(f"a completion for rollout {self._rollout.rollout_id}", "inference"):
-                return await pool.generate(
+            with _UNTRACED if self.trace is None else self.trace.turn(), awaiting(self._awaited, "inference"):
+                answer = await pool.generate(
                     prompt,
-                    sampling,
+                    _overridden(self._sampling, overrides),
                     affinity=self._rollout.rollout_id,
                     routed_experts_start=routed_experts_start,
                 )
@@ -252,6 +250,8 @@ class PolicyModel:
         except asyncio.CancelledError:
             self._cancelled_after = max(self._cancelled_after, time.monotonic() - began)
             raise
+        self._check_open()
+        return answer
 
     def excuse(self) -> None:
         """Notes that the rollout fails for want of what is elsewhere (`Unavailable`)."""

@@ -70,23 +70,28 @@ class OpenBranch:
 
     def is_alike(self, turn: Turn) -> bool:
         """Whether the turn has the temperature and the player that all turns of the branch have."""
-        return (self.turns[0].temperature, self.turns[0].player) == (turn.temperature, turn.player)
+        first = self.turns[0]
+        return first.temperature == turn.temperature and first.player == turn.player
 
     @property
     def tokens(self) -> memoryview:
         """The tokens as the bytes of int32."""
         return memoryview(self._memory)[: self.length * _INT32_BYTES]
 
-    def extend(self, turn: Turn, chunks: Sequence[RoutingArray]) -> None:
-        """Appends `turn`; its ids become views of the branch's memory. `chunks` are the rows of routing that it adds."""
-        held, prompt = self.length, len(turn.prompt_ids)
-        self.length = prompt + len(turn.completion_ids)
+    def extend(self, turn: Turn, prompt: bytes, chunks: Sequence[RoutingArray]) -> None:
+        """Appends `turn`; its ids become views of the branch's memory. `chunks` are the rows of routing that it adds.
+
+        `prompt` are the bytes of its prompt.
+        """
+        held = self.length * _INT32_BYTES
+        added = prompt[held:] + turn.completion_ids.tobytes()
+        self.length = len(turn.prompt_ids) + len(turn.completion_ids)
         self._make_room()
-        self._write(held, turn.prompt_ids[held:])
-        self._write(prompt, turn.completion_ids)
+        self._memory[held : held + len(added)] = added
         self.turns.append(with_tokens(turn, np.frombuffer(self._memory, np.int32, self.length)))
-        self.routed_experts.extend(chunks)
-        self.rows += sum(len(chunk) for chunk in chunks)
+        for chunk in chunks:
+            self.routed_experts.append(chunk)
+            self.rows += len(chunk)
 
     def closed(self) -> Branch:
         """The branch as it is. It shares the memory, so nothing may extend this one any more."""
@@ -96,9 +101,11 @@ class OpenBranch:
 
     def begins(self, prompt: bytes) -> bool:
         """Whether the branch is a prefix of `prompt`."""
-        tokens = self.tokens
-        end = max(0, len(tokens) - _END_BYTES)
-        return prompt.startswith(tokens[end:], end) and prompt.startswith(tokens)
+        length = self.length * _INT32_BYTES
+        if len(prompt) < length:
+            return False
+        tokens, end = memoryview(self._memory), max(0, length - _END_BYTES)
+        return prompt.startswith(tokens[end:length], end) and prompt.startswith(tokens[:length])
 
     def _make_room(self) -> None:
         needed = self.length * _INT32_BYTES
@@ -106,10 +113,6 @@ class OpenBranch:
             memory = bytearray(max(needed, 2 * len(self._memory)))
             memory[: len(self._memory)] = self._memory
             self._memory = memory
-
-    def _write(self, start: int, ids: Int32Array) -> None:
-        data = ids.tobytes()
-        self._memory[start * _INT32_BYTES : start * _INT32_BYTES + len(data)] = data
 
 
 def with_tokens(turn: Turn, token_ids: Int32Array) -> Turn:
@@ -127,6 +130,8 @@ class OpenBranches:
 
     def rows_held(self, prompt_ids: Int32Array) -> int:
         """Returns how many rows of routing a call with this prompt need not return: its `routed_experts_start`."""
+        if not any(branch.rows for branch in self.branches):  # of a model without experts
+            return 0
         branch = self._extended_by(prompt_ids.tobytes())
         return branch.rows if branch else 0
 
@@ -146,7 +151,7 @@ class OpenBranches:
         if branch is None:
             branch = OpenBranch()
             self.branches.append(branch)
-        branch.extend(turn, chunks)
+        branch.extend(turn, prompt, chunks)
         return branch
 
     def closed(self) -> tuple[Branch, ...]:

@@ -180,7 +180,10 @@ class Advantage:
             rollout.advantage = max(rollout.player_advantages.values(), key=abs)
 
     def _penalised(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
-        """Returns copies with penalised rewards. A function cannot change the batch; records keep the original rewards."""
+        """Returns copies with penalised rewards, so that records keep the original ones.
+
+        An operator's function gets copies of the turns, too, and cannot change the batch.
+        """
         rewards = np.array([rollout.reward for rollout in rollouts], dtype=np.float64)
         lengths = np.array([sum(len(turn.completion_ids) for turn in rollout.turns) for rollout in rollouts])
         if self.overlong is not None:
@@ -190,9 +193,12 @@ class Advantage:
             rewards = rewards - overlong_penalties(self.overlong, longest)
         counted = rewards - length_penalties(self.length_penalty, rewards, lengths)
         return [
-            replace(rollout, turns=[turn.detached() for turn in rollout.turns], reward=reward)
+            replace(rollout, turns=self._shown(rollout.turns), reward=reward)
             for rollout, reward in zip(rollouts, counted.tolist(), strict=True)
         ]
+
+    def _shown(self, turns: list[Turn]) -> list[Turn]:
+        return turns if self.is_built_in else [turn.detached() for turn in turns]
 
     def _checked(self, outputs: object, rollouts: Sequence[Rollout]) -> list[float]:
         if not isinstance(outputs, AdvantageOutputs):

@@ -1,14 +1,30 @@
-"""Probes: how they are read, and what they let pass."""
+"""Probes: how they are read, and what they let pass; which ids and values an answer may not have."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
 import orjson
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
-from inference.base import HeldWeights, Probe, SamplingParameters
+from inference.answer_bounds import AnswerBounds
+from inference.base import (
+    GenerateRequest,
+    HeldWeights,
+    Probe,
+    RequestRefused,
+    SamplingParameters,
+    ScoreRequest,
+    Scores,
+    WrongAnswer,
+)
+from transport.records import Float32Array, Int32Array
+from transport.validation import LOG_PROBABILITY_ROUNDING
 
 
 def test_a_probe_is_read_as_it_was_published(tmp_path: Path) -> None:
@@ -156,3 +172,34 @@ def test_an_incomplete_or_infinite_answer_never_passes(answer: list[float]) -> N
 def test_sampling_that_makes_no_sense_is_refused(temperature: float, max_tokens: int) -> None:
     with pytest.raises(ValueError, match=r"temperature|max_tokens"):
         SamplingParameters(temperature=temperature, max_tokens=max_tokens)
+
+
+IDS = st.sampled_from([-(2**31), -1, 0, 5, 9, 10, 2**31 - 1])
+
+
+@given(arrays(np.int32, st.integers(0, 8), elements=IDS), st.sampled_from([None, 10]))
+def test_the_first_id_that_is_no_token_is_named(token_ids: Int32Array, vocabulary: int | None) -> None:
+    request = GenerateRequest("model", token_ids, SamplingParameters(temperature=1.0, max_tokens=8))
+    bounds = AnswerBounds(vocabulary)
+    most = 2**31 if vocabulary is None else vocabulary
+    wrong = [token for token in token_ids.tolist() if not 0 <= token < most]
+    if wrong:
+        with pytest.raises(RequestRefused, match=f"the id {wrong[0]} is"):
+            request.check(bounds)
+    else:
+        request.check(bounds)
+
+
+@given(
+    arrays(
+        np.float32, st.integers(1, 6), elements=st.sampled_from([-np.inf, np.nan, np.inf, -80.0, 0.0, 2.0**-20, 0.5])
+    )
+)
+def test_the_first_value_that_is_no_log_probability_is_named(values: Float32Array) -> None:
+    request = ScoreRequest("model", np.arange(len(values) + 1, dtype=np.int32), 1)
+    wrong = [index for index, value in enumerate(values.tolist()) if not -math.inf < value <= LOG_PROBABILITY_ROUNDING]
+    if wrong:
+        with pytest.raises(WrongAnswer, match=f"of token {wrong[0] + 1} is"):
+            request.check(Scores(values))
+    else:
+        request.check(Scores(values))
