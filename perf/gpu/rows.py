@@ -82,6 +82,12 @@ def _staleness(device: str, directory: Path) -> Figures:
     return staleness(device, directory)
 
 
+def _real_model(device: str, directory: Path) -> Figures:
+    from perf.gpu.jobs import real_model
+
+    return real_model(device, directory)
+
+
 def _mixture(device: str, directory: Path) -> Figures:
     from perf.gpu.jobs import mixture
 
@@ -99,6 +105,7 @@ ROWS: dict[str, Row] = {
     "vllm-eager": Row("the same, eager", _generation(eager=True)),
     "staleness": Row("a job with an adapter that stays as it is: mismatch by staleness", _staleness),
     "mixture": Row("a job with 64 experts in 16 layers, 8 of them used, with replay", _mixture),
+    "real": Row("a job that teaches SmolLM2-135M-Instruct sums, float32, all weights", _real_model),
     "files": Row("a job with full weights, published as files", _publishing({}, {})),
     "memory": Row("the same, in shared memory", _publishing({"broadcast": "memory"}, {})),
     "deltas": Row("the same, as what changed", _publishing({"whole_broadcast_every": 4}, {})),

@@ -1,6 +1,7 @@
-"""Compares our job with TRL's GRPO: the reward by tenths of the run, and what 0.7, 0.8 and 0.9 take.
+"""Compares our job with TRL's GRPO: the reward by tenths of the run, and what three rewards take.
 
-    python -m perf.time_to_reward [--seeds 0 1 2] [--updates 100] [--rollouts 64] [--sides SIDE...] [--full] [--json FILE]
+    python -m perf.time_to_reward [--task words|sums] [--seeds 0 1 2] [--updates 100] [--rollouts 64] [--sides SIDE...] [--full]
+        [--json FILE]
 
 Model, data and hyperparameters are those of `settings.py`. The sides take turns, in another order each round, so that a noisy
 machine hurts them alike; ratios are of the two runs of a round. `--full` has five seeds, 64 and 256 rollouts an update, and
@@ -21,7 +22,7 @@ from rich.console import Console
 from models.make_model import resolve_model
 from perf.time_to_reward.measure import SIDES, run_side
 from perf.time_to_reward.report import summary, tables
-from perf.time_to_reward.settings import GROUP_SIZE, MODEL, Settings
+from perf.time_to_reward.settings import GROUP_SIZE, TASKS, Settings
 
 
 def main() -> None:
@@ -30,7 +31,7 @@ def main() -> None:
     console = Console(stderr=True)
     if options.full:
         options.seeds, options.rollouts, options.sides = list(range(5)), [64, 256], list(SIDES)
-    model = str(resolve_model(MODEL, lambda line: console.print(line, highlight=False)))
+    model = str(resolve_model(TASKS[options.task].model, lambda line: console.print(line, highlight=False)))
     result: dict[str, Any] = {"updates": options.updates, "sizes": {}}
     for rollouts in options.rollouts:
         runs = []
@@ -49,7 +50,7 @@ def _compare(options: argparse.Namespace, model: str, rollouts: int, console: Co
     """Runs all sides once for each seed; yields the figures of each run."""
     with tempfile.TemporaryDirectory(prefix="time_to_reward_") as directory:
         for number, seed in enumerate(options.seeds):
-            settings = Settings(model, seed, options.updates, rollouts // GROUP_SIZE, GROUP_SIZE)
+            settings = Settings(model, seed, options.updates, rollouts // GROUP_SIZE, GROUP_SIZE, options.task)
             sides = options.sides if number % 2 == 0 else options.sides[::-1]
             for side in sides:
                 figures = run_side(side, settings, Path(directory) / f"{number}_{side}").figures()
@@ -64,6 +65,9 @@ def _compare(options: argparse.Namespace, model: str, rollouts: int, console: Co
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m perf.time_to_reward", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument(
+        "--task", choices=TASKS, default="words", help="sums takes a language model of 135 M parameters"
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--updates", type=int, default=100)
     parser.add_argument("--rollouts", type=int, nargs="+", default=[64], help="rollouts of an update, multiples of 8")

@@ -24,11 +24,12 @@ from typing import Any
 import numpy as np
 import tomli_w
 
+from environments.registry import load_here
 from models.make_model import resolve_model
 from perf.time_to_reward.measure import environment_of
 from perf.time_to_reward.ours import job_of
-from perf.time_to_reward.settings import ENVIRONMENT, GROUP_SIZE, MODEL, Settings
-from perf.time_to_reward.trl_side import drawn_words
+from perf.time_to_reward.settings import GROUP_SIZE, TASKS, Settings
+from perf.time_to_reward.trl_side import drawn_examples
 from transport.records import Batch, SampleInfo
 
 WARM_UP = 3
@@ -74,8 +75,6 @@ Rollouts = list[tuple[list[int], list[int], list[float]]]
 def _generator(settings: Settings) -> Callable[[int], Rollouts]:
     from vllm import LLM, SamplingParams
 
-    from environments.tasks.reverse_text import ReverseText
-
     engine = LLM(
         settings.model,
         dtype="float32",
@@ -84,9 +83,10 @@ def _generator(settings: Settings) -> Callable[[int], Rollouts]:
         max_num_seqs=settings.rollouts,
         seed=settings.seed,
     )
-    words, drawn = ReverseText(examples=settings.examples), drawn_words(settings)
+    words = load_here(settings.task.environment_config())
+    drawn = drawn_examples(settings, len(words))
     tokenizer: Any = engine.get_tokenizer()
-    sampling = SamplingParams(temperature=1.0, max_tokens=settings.max_tokens, logprobs=0)
+    sampling = SamplingParams(temperature=1.0, max_tokens=settings.task.max_tokens, logprobs=0)
 
     def generate(update: int) -> Rollouts:
         examples = [words.example(index) for index in drawn[update * settings.groups : (update + 1) * settings.groups]]
@@ -140,7 +140,7 @@ def _batch(run_id: str, step: int, rollouts: Rollouts, seed: int) -> Batch:
     return Batch(
         run_id=run_id,
         step=step,
-        samples=tuple(SampleInfo(str(index), ENVIRONMENT, step - 1, 0.0, 1.0) for index in range(len(rollouts))),
+        samples=tuple(SampleInfo(str(index), "reverse-text", step - 1, 0.0, 1.0) for index in range(len(rollouts))),
         token_ids_T=np.concatenate([np.array(prompt + answer, np.int32) for prompt, answer, _ in rollouts]),
         loss_mask_T=_column([np.ones(len(answer)) for _, answer, _ in rollouts], rollouts).astype(np.uint8),
         log_probabilities_T=_column([np.array(chosen) for _, _, chosen in rollouts], rollouts),
@@ -169,10 +169,13 @@ def main() -> None:
     parser.add_argument("--rollouts", type=int, nargs="+", default=[64, 256], help="of an update, multiples of 8")
     parser.add_argument("--updates", type=int, default=20)
     options = parser.parse_args()
-    environment = environment_of("trl-vllm") | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
+    environment = environment_of("trl-vllm", TASKS["words"]) | {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+    }
     if environment != dict(os.environ):  # vLLM and torch read it while they are imported
         os.execve(sys.executable, [sys.executable, "-m", "perf.time_to_reward.floor", *sys.argv[1:]], environment)
-    model = str(resolve_model(MODEL, lambda line: print(line, file=sys.stderr)))
+    model = str(resolve_model(TASKS["words"].model, lambda line: print(line, file=sys.stderr)))
     cores = len(os.sched_getaffinity(0))
     for rollouts in options.rollouts:
         settings = Settings(model, 0, options.updates, rollouts // GROUP_SIZE, GROUP_SIZE)

@@ -19,15 +19,13 @@ import tomli_w
 
 from perf.noise import CpuTimes
 from perf.time_to_reward.ours import job_of, records_of
-from perf.time_to_reward.settings import BatchRecord, Settings, read_records
+from perf.time_to_reward.settings import BatchRecord, Settings, Task, read_records
 
 OURS = {"ours": 1, "ours-ahead": 2}
 """Our job, on-policy as TRL is, and one step ahead of the trainer, as it is by default; with `max_lead_steps`."""
 
 SIDES = (*OURS, "trl", "trl-vllm")
 """With TRL by the generation of transformers, and with vLLM in its process."""
-
-THRESHOLDS = (0.7, 0.8, 0.9)
 
 SMOOTHING = 5
 """Batches over which the reward is averaged before it is held against a threshold."""
@@ -51,6 +49,7 @@ class Outcome:
     others: float
     """Share of the machine's CPU that other processes took meanwhile."""
     records: list[BatchRecord]
+    thresholds: tuple[float, ...]
     cpu_until: list[float] = field(default_factory=list)
     """CPU seconds when the rewards of each batch were known."""
 
@@ -97,7 +96,7 @@ class Outcome:
             "rollouts": sum(record.rollouts for record in self.records),
             "others": self.others,
         }
-        for threshold in THRESHOLDS:
+        for threshold in self.thresholds:
             batch = self.reached(threshold)
             figures[f"to_{threshold}"] = {
                 "wall_seconds": self.records[batch].at - self.began if batch is not None else None,
@@ -109,7 +108,7 @@ class Outcome:
         return figures
 
 
-def run_side(side: str, settings: Settings, directory: Path, timeout_seconds: float = 900.0) -> Outcome:
+def run_side(side: str, settings: Settings, directory: Path, timeout_seconds: float = 1800.0) -> Outcome:
     """Runs one side to its end in `directory`. Raises `RuntimeError`, with the end of its output, if it fails."""
     directory.mkdir(parents=True)
     records_file = directory / "records.jsonl"
@@ -118,7 +117,11 @@ def run_side(side: str, settings: Settings, directory: Path, timeout_seconds: fl
     before, began = CpuTimes.now(), time.time()
     with output.open("wb") as log:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environment_of(side)
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=environment_of(side, settings.task),
         )
         with _CpuClock(before.ours) as clock:
             try:
@@ -141,6 +144,7 @@ def run_side(side: str, settings: Settings, directory: Path, timeout_seconds: fl
         after.ours - before.ours,
         after.share_of_others(before),
         records,
+        settings.task.thresholds,
         [clock.at(record.at) for record in records],
     )
 
@@ -158,14 +162,15 @@ def _command(side: str, settings: Settings, directory: Path, records: Path) -> l
     return [sys.executable, "-m", "perf.time_to_reward.trl_side", str(file), str(records), generation]
 
 
-def environment_of(side: str) -> dict[str, str]:
-    """Returns the environment of a side.
-
-    One thread for TRL: the model is too small for two, and idle threads of OpenMP spin. Ours chooses itself.
-    """
+def environment_of(side: str, task: Task) -> dict[str, str]:
+    """Returns the environment of a side."""
     if side in OURS:
         return dict(os.environ)
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    environment = os.environ | {
+        "OMP_NUM_THREADS": str(task.threads),
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+    }
     if side == "trl-vllm":  # what our servers set, too (`inference/server.py`)
         environment |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
         environment |= {"TORCH_COMPILE_DISABLE": "1", "TORCHDYNAMO_DISABLE": "1", "VLLM_NO_USAGE_STATS": "1"}

@@ -11,24 +11,25 @@ from pathlib import Path
 from typing import Any
 
 from job.evaluation.server import free_port
-from perf.time_to_reward.settings import ENVIRONMENT, BatchRecord, Settings
+from perf.time_to_reward.settings import BatchRecord, Settings
 
 
 def job_of(settings: Settings, directory: Path, lead: int = 1) -> dict[str, Any]:
     """Returns the job's file. Its run ships what it draws, as TRL does, and is on-policy with a `lead` of 1."""
-    port = free_port("127.0.0.1", 0)
+    port, task = free_port("127.0.0.1", 0), settings.task
+    inference = {"port": port, "dtype": "float32", "max_model_len": 256, "max_num_seqs": settings.rollouts}
     return {
         "output_dir": str(directory),
         "model": settings.model,
         "seed": settings.seed,
-        "inference": {"port": port, "dtype": "float32", "max_model_len": 256, "max_num_seqs": settings.rollouts},
-        "trainer": {"device": "cpu", "dtype": "float32"},
+        "inference": inference | dict(task.job.get("inference", {})),
+        "trainer": {"device": "cpu", "dtype": "float32"} | dict(task.job.get("trainer", {})),
         "orchestrator": {
             "steps": settings.updates,
             "environments": [
-                {"name": ENVIRONMENT, "kind": ENVIRONMENT, "args": {"examples": settings.examples}},
+                {"name": task.environment, "kind": task.environment, "args": dict(task.arguments)},
             ],
-            "sampling": {"temperature": 1.0, "max_tokens": settings.max_tokens},
+            "sampling": {"temperature": 1.0, "max_tokens": task.max_tokens},
             "schedule": {
                 "group_size": settings.group_size,
                 "rollouts_per_step": settings.rollouts,
@@ -37,7 +38,7 @@ def job_of(settings: Settings, directory: Path, lead: int = 1) -> dict[str, Any]
                 "on_filtered": "ship",
             },
             "training": {
-                "learning_rate": settings.learning_rate,
+                "learning_rate": task.learning_rate,
                 "betas": [settings.beta1, settings.beta2],
                 "max_grad_norm": settings.max_grad_norm,
             },

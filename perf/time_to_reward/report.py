@@ -9,7 +9,7 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from perf.time_to_reward.measure import TENTHS, THRESHOLDS
+from perf.time_to_reward.measure import TENTHS
 
 Figures = dict[str, Any]
 """`Outcome.figures` of one run of one side."""
@@ -28,7 +28,7 @@ def summary(runs: Sequence[Figures]) -> dict[str, Any]:
         own = [run for run in runs if run["side"] == side]
         found[side] = {
             "tenths": [statistics.fmean(run["tenths"][part] for run in own) for part in range(TENTHS)],
-            **{name: _median(own, read) for name, (read, _) in _rows().items()},
+            **{name: _median(own, read) for name, (read, _) in _rows(runs).items()},
         }
     return found
 
@@ -49,7 +49,7 @@ def _times(runs: Sequence[Figures], sides: Sequence[str]) -> Table:
     table.add_column("")
     for side in sides:
         table.add_column(side, justify="right")
-    for name, (read, form) in _rows().items():
+    for name, (read, form) in _rows(runs).items():
         cells = []
         for side in sides:
             own = [run for run in runs if run["side"] == side]
@@ -61,10 +61,10 @@ def _times(runs: Sequence[Figures], sides: Sequence[str]) -> Table:
     return table
 
 
-def _rows() -> dict[str, tuple[Callable[[Figures], float | None], str]]:
+def _rows(runs: Sequence[Figures]) -> dict[str, tuple[Callable[[Figures], float | None], str]]:
     """Returns how each figure is read and written, by its name."""
     rows: dict[str, tuple[Callable[[Figures], float | None], str]] = {}
-    for threshold in THRESHOLDS:
+    for threshold in (name.removeprefix("to_") for name in runs[0] if name.startswith("to_")):
         for name, label, form in (
             ("wall_seconds", "wall from the command", "{:.1f} s"),
             ("training_seconds", "wall from the first batch", "{:.1f} s"),

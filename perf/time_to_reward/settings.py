@@ -8,18 +8,67 @@ not counted against it before the next batch.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-MODEL = "tiny-dense"
-"""Name of the built-in model."""
+from environments.config import EnvironmentConfig
 
 GROUP_SIZE = 8
 """Rollouts of a group, on all sides."""
 
-ENVIRONMENT = "reverse-text"
-"""Kind and name of the environment. The order of its words depends on the name."""
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What is learned, from which model."""
+
+    model: str
+    """Name of a model that `counterpoint make-model` knows."""
+    environment: str
+    """Kind and name of the environment. The order of its examples depends on the name."""
+    arguments: Mapping[str, Any]
+    """What the environment is constructed with."""
+    completion: str
+    """Where a rollout's state has the text of the completion."""
+    max_tokens: int
+    """The tokens of a completion."""
+    learning_rate: float
+    thresholds: tuple[float, ...]
+    """Mean rewards to be reached."""
+    threads: int
+    """TRL's threads. Idle threads of OpenMP spin where a model is too small for two. Ours chooses itself."""
+    job: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Limits that our job needs for the model, by table."""
+
+    def environment_config(self) -> EnvironmentConfig:
+        """Returns the run's only environment."""
+        return EnvironmentConfig(name=self.environment, kind=self.environment, args=dict(self.arguments))
+
+
+_SUMS = Path(__file__).parents[2] / "configs" / "demo-real-sums.jsonl"
+
+TASKS = {
+    "words": Task("tiny-dense", "reverse-text", {"examples": 1000}, "answer", 32, 1e-4, (0.7, 0.8, 0.9), 1),
+    "sums": Task(
+        "smollm2",
+        "single-turn",
+        {
+            "data": {"path": str(_SUMS)},
+            "rubric": [
+                {"kind": "exact", "name": "right", "weight": 0.7, "extract": r"(\d+)\D*$"},
+                {"kind": "exact", "name": "bare", "weight": 0.3},
+            ],
+        },
+        "completion",
+        16,
+        5e-6,
+        (0.3, 0.4, 0.5),
+        2,
+        {"inference": {"max_num_batched_tokens": 8192}, "trainer": {"max_tokens": 4096}},
+    ),
+}
+"""By name: a word reversed by a tiny model, and sums by a language model of 135 million parameters (extra `smollm2`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +82,15 @@ class Settings:
     groups: int = 8
     """Groups of one update."""
     group_size: int = 8
-    examples: int = 1000
-    """Words of the data set, which its own seed chooses; the run's seed shuffles them."""
-    max_tokens: int = 32
-    """The tokens of a completion."""
-    learning_rate: float = 1e-4
+    task_name: str = "words"
     beta1: float = 0.9
     beta2: float = 0.99
     max_grad_norm: float = 1.0
+
+    @property
+    def task(self) -> Task:
+        """What is learned."""
+        return TASKS[self.task_name]
 
     @property
     def rollouts(self) -> int:

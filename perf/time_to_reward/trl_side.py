@@ -2,8 +2,8 @@
 
     python -m perf.time_to_reward.trl_side SETTINGS.json RECORDS.jsonl transformers|vllm
 
-The words come in the order in which ours draws them. The settings are those of ours in TRL's names: no KL term, advantages that
-are not divided by the standard deviation, and a loss over the batch's tokens (`loss_type = "bnpo"`). Nothing is saved or
+The examples come in the order in which ours draws them. The settings are those of ours in TRL's names: no KL term, advantages
+that are not divided by the standard deviation, and a loss over the batch's tokens (`loss_type = "bnpo"`). Nothing is saved or
 reported. With `vllm`, vLLM generates in this process, one rank, eagerly, as our servers do on a CPU.
 """
 
@@ -15,15 +15,17 @@ import sys
 import tempfile
 import time
 import warnings
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from environments.config import EnvironmentConfig
+from environments.base import Environment, EnvironmentContext
+from environments.lifecycle import started
 from environments.mix import ExampleMix
-from environments.tasks.reverse_text import ReverseText
-from perf.time_to_reward.settings import ENVIRONMENT, BatchRecord, Settings, append_record
+from environments.registry import load_here
+from perf.time_to_reward.settings import BatchRecord, Settings, append_record
 from transport.records import Rollout
 
 
@@ -34,18 +36,19 @@ def train(settings: Settings, records: Path, with_vllm: bool) -> None:
     from trl.trainer.grpo_config import GRPOConfig
     from trl.trainer.grpo_trainer import GRPOTrainer
 
-    words = ReverseText(examples=settings.examples)
-    examples = [words.example(index) for index in range(len(words))]
-    drawn = [examples[index] for index in drawn_words(settings)]
+    task, loop = settings.task, asyncio.new_event_loop()
+    environment = load_here(task.environment_config())
+    context = EnvironmentContext(task.environment, records.parent, Path(settings.model), settings.seed)
+    running = AsyncExitStack()
+    loop.run_until_complete(running.enter_async_context(started(environment, context)))
+    drawn = [environment.example(index) for index in drawn_examples(settings, len(environment))]
     data = Dataset.from_list(
         [{"prompt": [{"role": "user", "content": each.prompt}], "position": each.index} for each in drawn]
     )
 
     def reward(completions: list[Any], position: list[int], **_: Any) -> list[float]:
-        rewards = [
-            asyncio.run(words.score(examples[index], _answered(completion[-1]["content"])))
-            for completion, index in zip(completions, position, strict=True)
-        ]
+        texts = [completion[-1]["content"] for completion in completions]
+        rewards = loop.run_until_complete(_scored(environment, settings, texts, position))
         append_record(records, BatchRecord(time.time(), sum(rewards) / len(rewards), len(rewards)))
         return rewards
 
@@ -60,8 +63,8 @@ def train(settings: Settings, records: Path, with_vllm: bool) -> None:
             gradient_accumulation_steps=1,
             num_generations=settings.group_size,
             max_steps=settings.updates,
-            max_completion_length=settings.max_tokens,
-            learning_rate=settings.learning_rate,
+            max_completion_length=task.max_tokens,
+            learning_rate=task.learning_rate,
             adam_beta1=settings.beta1,
             adam_beta2=settings.beta2,
             weight_decay=0.0,
@@ -99,12 +102,12 @@ def train(settings: Settings, records: Path, with_vllm: bool) -> None:
             generation = trainer.vllm_generation
             generation.sync_weights = lambda: _load_weights(generation)  # type: ignore[method-assign]
         trainer.train()
+    loop.run_until_complete(running.aclose())
 
 
-def drawn_words(settings: Settings) -> list[int]:
-    """Returns the words of all updates, by index, in the order in which our side draws them."""
-    environments = [EnvironmentConfig(name=ENVIRONMENT, kind=ENVIRONMENT)]
-    mix = ExampleMix(environments, {ENVIRONMENT: settings.examples}, settings.seed)
+def drawn_examples(settings: Settings, examples: int) -> list[int]:
+    """Returns those of all updates, by index, in the order in which our side draws them from so many."""
+    mix = ExampleMix([settings.task.environment_config()], {settings.task.environment: examples}, settings.seed)
     return [mix.next()[1] for _ in range(settings.updates * settings.groups)]
 
 
@@ -127,10 +130,16 @@ def _load_weights(generation: Any) -> None:
     generation.llm.reset_prefix_cache()
 
 
-def _answered(answer: str) -> Rollout:
-    rollout = Rollout("0", 0, ENVIRONMENT, 0)
-    rollout.state["answer"] = answer
-    return rollout
+async def _scored(environment: Environment, settings: Settings, texts: list[str], examples: list[int]) -> list[float]:
+    """Returns the environment's own rewards of completions."""
+    rewards = []
+    for text, index in zip(texts, examples, strict=True):
+        rollout = Rollout("0", 0, settings.task.environment, index)
+        rollout.state[settings.task.completion] = text
+        score = await environment.score(environment.example(index), rollout)
+        assert isinstance(score, float), "both tasks have one reward"
+        rewards.append(score)
+    return rewards
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, Qwen3Config
 
+from models import smollm2
 from perf.gpu.__main__ import Result, run_row, table
 from perf.gpu.rows import ROWS
 from perf.gpu.steps import full, lora, operations, small
@@ -44,6 +46,21 @@ def test_each_kind_of_row_gives_its_figures(tmp_path: Path) -> None:
     for name, figure in KINDS.items():
         assert rows[name]["error"] == ""
         assert figure in rows[name]["figures"]
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
+@pytest.mark.skipif(not all(map(find_spec, smollm2.PACKAGES)), reason="needs the extra smollm2")
+def test_the_real_model_has_a_row() -> None:
+    result = run_row("real", "cpu", 600.0)
+    assert result.error == ""
+    assert float(result.figures["mismatch KL"]) < 1e-6
+
+
+def test_a_real_model_that_is_not_installed_is_no_failure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(smollm2, "PACKAGES", ("no_such_package",))
+    figures = ROWS["real"].run("cpu", tmp_path)
+    assert "counterpoint[smollm2]" in str(figures["not run"])
 
 
 @pytest.mark.slow

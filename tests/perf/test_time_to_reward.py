@@ -14,13 +14,15 @@ from perf.time_to_reward.measure import Outcome
 from perf.time_to_reward.ours import job_of, records_of
 from perf.time_to_reward.report import summary, tables
 from perf.time_to_reward.settings import BatchRecord, Settings, append_record, read_records
-from perf.time_to_reward.trl_side import drawn_words
+from perf.time_to_reward.trl_side import drawn_examples
 
 
 def outcome(side: str, pace: float) -> Outcome:
     """A run whose reward rises from 0.50 to 0.89 over 40 updates, one every `pace` seconds from the tenth on."""
     records = [BatchRecord(110 + index * pace, 0.5 + index / 100, 64) for index in range(40)]
-    return Outcome(side, 0, 100.0, 200.0, 80.0, 0.0, records, [20 + index * pace / 2 for index in range(40)])
+    return Outcome(
+        side, 0, 100.0, 200.0, 80.0, 0.0, records, (0.7, 0.9), [20 + index * pace / 2 for index in range(40)]
+    )
 
 
 def test_a_threshold_counts_when_the_mean_of_five_batches_is_at_it() -> None:
@@ -66,13 +68,13 @@ def test_our_job_is_valid_and_on_policy(tmp_path: Path) -> None:
     assert job.orchestrator.seed == 3
 
 
-def test_trl_gets_the_words_in_the_order_in_which_our_job_draws_them(tmp_path: Path) -> None:
-    settings = Settings("tiny-dense", seed=3, updates=10, groups=4, examples=25)  # more than one epoch
+def test_trl_gets_the_examples_in_the_order_in_which_our_job_draws_them(tmp_path: Path) -> None:
+    settings = Settings("smollm2", seed=3, updates=10, groups=9, task_name="sums")  # more than one epoch
     run = JobConfig.model_validate(job_of(settings, tmp_path)).orchestrator
     (environment,) = run.environments
     mix = mix_of(run.environments, {environment.name: load_environment(environment)}, run.seed)
 
-    assert drawn_words(settings) == [mix.next()[1] for _ in range(40)]
+    assert drawn_examples(settings, 81) == [mix.next()[1] for _ in range(90)]
 
 
 def test_records_are_read_as_written(tmp_path: Path) -> None:
