@@ -49,6 +49,7 @@ from trainer.model.load import log_probabilities
 from trainer.packer import pack, trained_tokens
 from trainer.ranks import Ranks
 from trainer.runs.manager import MultiRunManager
+from transport.process.launch import guarded
 from transport.records import Batch, Rollout
 
 DEMO = Path(__file__).parent.parent / "configs" / "demo.toml"
@@ -183,7 +184,7 @@ def _server(model: Path, dtype: str, directory: Path) -> Iterator[str]:
         "log_file": str(directory / f"inference_{dtype}.log"),
     }
     file.write_text(tomli_w.dumps(settings))
-    process = subprocess.Popen([sys.executable, "-m", "cli.main", "inference", str(file)])
+    process = subprocess.Popen(guarded([sys.executable, "-P", "-m", "cli.main", "inference", str(file)]))
     try:
         yield f"http://127.0.0.1:{port}"
     finally:

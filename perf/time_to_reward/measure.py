@@ -20,6 +20,7 @@ import tomli_w
 from perf.noise import CpuTimes
 from perf.time_to_reward.ours import job_of, records_of
 from perf.time_to_reward.settings import BatchRecord, Settings, Task, read_records
+from transport.process.launch import guarded
 
 OURS = {"ours": 1, "ours-ahead": 2}
 """Our job, on-policy as TRL is, and one step ahead of the trainer, as it is by default; with `max_lead_steps`."""
@@ -112,7 +113,7 @@ def run_side(side: str, settings: Settings, directory: Path, timeout_seconds: fl
     """Runs one side to its end in `directory`. Raises `RuntimeError`, with the end of its output, if it fails."""
     directory.mkdir(parents=True)
     records_file = directory / "records.jsonl"
-    command = _command(side, settings, directory, records_file)
+    command = guarded(_command(side, settings, directory, records_file))
     output = directory / "output.log"
     before, began = CpuTimes.now(), time.time()
     with output.open("wb") as log:
