@@ -75,12 +75,13 @@ export function clock(time, now = Date.now() / 1000) {
   return moment.toDateString() === new Date(now * 1000).toDateString() ? hours : `${moment.toLocaleDateString("en-CA")} ${hours}`;
 }
 
-/** How long ago a moment was. */
+/** How long ago a moment was, in its largest unit: it grows while it is read. */
 export function ago(time, now) {
   if (typeof time !== "number" || !Number.isFinite(time)) return UNKNOWN;
   const passed = Math.max(0, now - time);
   if (passed < 3) return "now";
-  return `${roughly(passed)} ago`;
+  const [size, unit] = passed < 60 ? [1, "s"] : passed < 3600 ? [60, "min"] : passed < 172_800 ? [3600, "h"] : [86_400, "d"];
+  return `${whole(Math.floor(passed / size))} ${unit} ago`;
 }
 
 /**

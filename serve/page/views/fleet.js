@@ -18,7 +18,7 @@ const TONES = { serving: "good", loading: "busy", draining: "busy", unknown: "id
 export function render(root, context) {
   const totals = figures("The fleet in numbers");
   const note = element("p", { class: "empty" }, "Reading what the runs say of their servers.");
-  const servers = table({ caption: "Servers", columns: serverColumns(), keyOf: (server) => server.url, tone: (server) => (server.state === "out" ? "bad" : ""), empty: "No orchestrator has told of a server yet." });
+  const servers = table({ caption: "Servers", columns: serverColumns(() => answer.current), keyOf: (server) => server.url, tone: (server) => (answer.current && server.state === "out" ? "bad" : ""), empty: "No orchestrator has told of a server yet." });
   const trainer = element("p", { class: "muted" });
   const runs = table({ caption: "Runs at the trainer", columns: runColumns(), keyOf: (run) => run.run, tone: (run) => (run.stage === "evicted" || run.stage === "refused" ? "bad" : ""), empty: "The trainer has told of no run yet." });
   let answer = null;
@@ -33,7 +33,7 @@ export function render(root, context) {
   function draw() {
     const serving = answer.servers.filter((server) => server.state === "serving").length;
     totals.update([
-      { name: "Servers", value: `${whole(serving)} of ${whole(answer.servers.length)}`, unit: "serve", tone: serving < answer.servers.length ? "warn" : "" },
+      { name: "Servers", value: `${whole(serving)} of ${whole(answer.servers.length)}`, unit: "serve", tone: answer.current && serving < answer.servers.length ? "warn" : "" },
       { name: "Requests", value: whole(sum(answer.servers, "in_flight")), unit: `of ${whole(answer.capacity)}`, help: "At the servers, of what they may have at once" },
       { name: "Waiting", value: whole(answer.waiting), help: "Requests that no server has room for" },
       { name: "Throughput", value: number(sum(answer.servers, "tokens_per_second"), 3), unit: "tokens/s", help: "Completion tokens, over half a minute" },
@@ -58,10 +58,11 @@ export function render(root, context) {
   };
 }
 
-function serverColumns() {
+/** The columns of the servers. Of a job that has ended (`isCurrent` says no) no state is an alarm. */
+function serverColumns(isCurrent) {
   return [
     { key: "url", title: "Server", value: (server) => server.url, cell: (server) => element("bdi", { class: "mono" }, visible(server.url, 120)) },
-    { key: "state", title: "State", value: (server) => server.state, change: (cell, server) => changeState(cell, server.state, TONES[server.state]) },
+    { key: "state", title: "State", value: (server) => server.state, change: (cell, server) => changeState(cell, server.state, isCurrent() ? TONES[server.state] : "idle") },
     { key: "versions", title: "Version", help: "The policy version that it holds, of each run", value: (server) => Math.max(-1, ...server.views.map((view) => view.version ?? -1)), change: changeVersions },
     { key: "in_flight", title: "Requests", number: true, value: (server) => server.in_flight, cell: (server) => `${whole(server.in_flight)} / ${whole(server.limit)}` },
     { key: "queue", title: "Queue", number: true, help: "Requests that wait within the server", value: (server) => server.engine?.waiting, cell: (server) => whole(server.engine?.waiting) },

@@ -99,7 +99,7 @@ function groupColumns() {
     { key: "filtered", title: "Filtered", number: true, value: (group) => group.filtered, cell: (group) => whole(group.filtered) },
     { key: "failed", title: "Failed", number: true, value: (group) => group.failed, cell: (group) => whole(group.failed) },
     { key: "seconds", title: "Took", number: true, help: "From its start until it shipped or was dropped", value: (group) => group.seconds, cell: (group) => seconds(group.seconds) },
-    { key: "why", title: "Why", wide: true, value: (group) => [visible(group.detail || group.reason, 200), named(group.causes)].filter(Boolean).join("; ") || "–" },
+    { key: "why", title: "Why", wide: true, value: (group) => (group.detail ? visible(group.detail, 200) : [visible(group.reason, 200), named(group.causes)].filter(Boolean).join("; ")) || "–" },
   ];
 }
 

@@ -96,7 +96,7 @@ function columns(context, job, pickTag) {
     { key: "mismatch", width: 80, title: "Mismatch", number: true, value: (run) => run.mismatch_kl, cell: (run) => number(run.mismatch_kl, 2), help: "KL of inference against trainer log-probabilities" },
     { key: "lag", width: 78, title: "Lag p99", number: true, value: (run) => run.lag_p99, cell: (run) => seconds(run.lag_p99), help: "Of the orchestrator's event loop in the newest step" },
     { key: "left", width: 78, title: "Time left", number: true, value: (run) => run.seconds_left, cell: (run) => roughly(run.seconds_left) },
-    { key: "updated", width: 84, title: "Updated", number: true, value: (run) => run.updated, cell: (run) => ago(run.updated, run.now) },
+    { key: "updated", width: 98, title: "Updated", number: true, value: (run) => run.updated, cell: (run) => ago(run.updated, run.now) },
   ];
 }
 

@@ -65,11 +65,12 @@ export function problemList(context, { isOfOneRun = false } = {}) {
   };
 }
 
-/** Problems that say the same of several runs of a job as one, with the `others`. */
+/** Problems that say the same of several runs of a job as one, with the `others`. Numbers and the runs' own names may differ. */
 function alike(problems) {
   const groups = new Map();
   for (const problem of problems) {
-    const key = JSON.stringify([problem.job, problem.kind, problem.severity, problem.reason, problem.advice]);
+    const plain = (text) => (problem.run ? (text ?? "").replaceAll(problem.run, "").replace(/[\d.]+/g, "0") : text);
+    const key = JSON.stringify([problem.job, problem.kind, problem.severity, plain(problem.reason), plain(problem.advice)]);
     if (groups.has(key)) groups.get(key).others.push(problem);
     else groups.set(key, { ...problem, others: [] });
   }

@@ -128,7 +128,7 @@ function drawAxis(axis, { begin, end, marks }) {
   setChildren(axis, ...names, ...ticks);
 }
 
-/** One line for the lanes of a role, whose bars have their styles in common: its name, then what each style means there. */
+/** One line for the lanes of a role, whose bars have their styles in common: its name, then what each style means there, once. */
 function drawLegend(legend, lanes, styleOf) {
   const roles = new Map();
   for (const lane of lanes) {
@@ -139,9 +139,11 @@ function drawLegend(legend, lanes, styleOf) {
   const make = () => element("li", { class: "gantt-legend-line" }, element("bdi", { class: "gantt-title" }), element("ul", { class: "legend" }));
   keep(legend, [...roles], ([role]) => role, make, (line, [role, names]) => {
     setText(line.firstChild, visible(role, 40));
-    keep(line.lastChild, [...names].slice(0, 16), ([name]) => name, () => element("li", { class: "gantt-key" }, element("span", { class: "gantt-swatch" }), element("bdi", {})), (node, [name, style]) => {
+    const styles = new Map();
+    for (const [name, style] of [...names].slice(0, 16)) styles.set(style, [...(styles.get(style) ?? []), name]);
+    keep(line.lastChild, [...styles], ([style]) => style, () => element("li", { class: "gantt-key" }, element("span", { class: "gantt-swatch" }), element("bdi", {})), (node, [style, same]) => {
       node.firstChild.dataset.style = style;
-      setText(node.lastChild, visible(name, 40).replaceAll("_", " "));
+      setText(node.lastChild, same.map((name) => visible(name, 40).replaceAll("_", " ")).join(", "));
     });
   });
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -11,7 +12,7 @@ import orjson
 import pytest
 from playwright.async_api import expect
 
-from tests.serve.activity.jobs import write_spans
+from tests.serve.activity.jobs import fleet, write_fleet, write_spans
 from tests.serve.browser.jobs import small_job
 from tests.serve.browser.reader import Reader
 
@@ -55,6 +56,23 @@ async def test_names_that_differ_at_their_end_look_different(reader: Open, tmp_p
             assert len({text for text, _ in ends}) == 2
             assert all(is_whole for _, is_whole in ends), ends
         await expect(page.page.locator("td .name", has_text="seed-1")).to_have_text(SWEEP[0])
+        await page.go(f"/jobs/job/runs/{SWEEP[0]}")
+        end = page.page.locator(".crumbs > :last-child .name-end, .crumbs > .name:last-child .name-end").last
+        box, line = await end.bounding_box(), await page.page.locator(".crumbs").bounding_box()
+        assert box is not None
+        assert line is not None
+        assert box["x"] + box["width"] <= line["x"] + line["width"] + 1
+
+
+async def test_how_long_ago_a_step_was_is_not_cut(reader: Open, tmp_path: Path) -> None:
+    job = small_job(tmp_path / "job", runs=1)
+    for seconds, said in ((5_100, "1 h ago"), (3_000, "50 min ago"), (40 * 86_400, "40 d ago")):
+        now = time.time()
+        change_lines(job, "run-0000", lambda line, at=now - seconds: line.update({"time": at}))  # type: ignore[misc]
+        async with reader(job) as page:
+            cell = page.page.locator("td[data-title=Updated]")
+            await expect(cell).to_have_text(said)
+            assert await cell.evaluate("cell => cell.scrollWidth <= cell.clientWidth")
 
 
 async def test_no_two_phases_of_a_role_share_a_colour(reader: Open, tmp_path: Path) -> None:
@@ -63,9 +81,9 @@ async def test_no_two_phases_of_a_role_share_a_colour(reader: Open, tmp_path: Pa
     async with reader(job, path=f"{RUN}/step") as page:
         await expect(page.page.locator(".gantt-legend-line")).to_have_count(3)
         for keys in await page.page.evaluate(STYLES):
-            coloured = [style for _, style in keys if style not in ("wait", "out")]
-            assert coloured
-            assert len({*coloured}) == len(coloured), keys
+            styles = [style for _, style in keys]
+            assert styles
+            assert len({*styles}) == len(styles), keys
 
 
 async def test_header_and_charts_have_the_same_numbers(reader: Open, tmp_path: Path) -> None:
@@ -87,6 +105,28 @@ async def test_the_same_problem_of_several_runs_is_one(reader: Open, tmp_path: P
         problem = page.page.locator(".problem", has_text="too long")
         await expect(problem).to_have_count(1)
         await expect(problem.locator(".problem-others a")).to_have_count(3)
+
+
+async def test_the_same_problem_with_other_numbers_is_one_and_another_reason_is_another(
+    reader: Open, tmp_path: Path
+) -> None:
+    job = small_job(tmp_path / "job", runs=3)
+    for number, reason in enumerate(("nan at step 41", "nan at step 42", "too long")):
+        (job / f"run_run-000{number}" / "control" / "evicted.txt").write_text(reason)
+    async with reader(job) as page:
+        await expect(page.page.locator(".problem")).to_have_count(2)
+        await expect(page.page.locator(".problem", has_text="nan").locator(".problem-others a")).to_have_count(1)
+
+
+async def test_servers_of_a_job_that_has_ended_are_no_alarm(reader: Open, tmp_path: Path) -> None:
+    job = small_job(tmp_path / "job")
+    told = fleet("run-0000")
+    told["servers"][0] |= {"state": "out", "reason": "the pool was closed"}
+    write_fleet(job, "run-0000", told)
+    async with reader(job, path="/jobs/job/fleet") as page:
+        row = page.page.get_by_role("row").filter(has_text="the pool was closed")
+        await expect(row.locator(".badge")).to_have_attribute("data-tone", "idle")
+        assert await row.get_attribute("data-tone") is None
 
 
 async def test_late_moments_without_code_to_blame_are_one_row(reader: Open, tmp_path: Path) -> None:
