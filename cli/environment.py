@@ -217,9 +217,9 @@ async def _observe(
     folder: Path,
 ) -> Observations:
     from cluster.process import last_lines
-    from inference.answer_bounds import read_bounds
     from inference.base import InferenceError
     from inference.config import PoolConfig
+    from inference.model_facts import read_bounds
     from inference.pool.pool import InferencePool
     from job.environments.observe import observe
     from job.evaluation.server import LOG, server_running, unless_ended

@@ -20,8 +20,8 @@ import orjson
 from pydantic import ConfigDict, Field
 
 from environments.sampling import JsonSchema, Sampling
-from inference.answer_bounds import UNBOUNDED, AnswerBounds
 from inference.loads import Origin
+from inference.model_facts import UNBOUNDED, AnswerBounds
 from transport.records import Float32Array, Int32Array, RoutingArray
 from transport.validation import LOG_PROBABILITY_ROUNDING
 

@@ -29,8 +29,8 @@ import orjson
 from cluster.parent_death import bound_command, end_group, stopped_members
 from inference import identity
 from inference.config import InferenceConfig
-from inference.context import attention_heads, longest_context
 from inference.delta import is_delta
+from inference.model_facts import attention_heads, longest_context
 from inference.port_claim import claimed
 from inference.token import API_KEY_FILE_VARIABLE, read_tokens
 from inference.wire import INSTANCE_VARIABLE, STATUS_PATH

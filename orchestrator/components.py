@@ -18,7 +18,7 @@ from environments.chat import Chat
 from environments.lifecycle import started
 from environments.mix import ExamplesChangedError, mix_of
 from environments.registry import load_environment
-from inference.answer_bounds import read_bounds
+from inference.model_facts import read_bounds
 from inference.pool.pool import InferencePool
 from inference.pool.sources import OPERATOR_FILE
 from orchestrator.changes import Changes

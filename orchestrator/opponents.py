@@ -11,8 +11,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from inference.answer_bounds import read_bounds
 from inference.base import InferenceError
+from inference.model_facts import read_bounds
 from inference.pool.pool import InferencePool
 from inference.pool.sources import OPERATOR_FILE
 from orchestrator.loop_health.watchdog import awaiting

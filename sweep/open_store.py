@@ -14,8 +14,7 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import unquote
 
-from sweep.patience import patiently
-from sweep.store import Busy, Conflict, Store, Stored, UnsafeStoreError
+from sweep.store import Busy, Conflict, Store, Stored, UnsafeStoreError, patiently
 
 _ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+:)/(.*)", re.DOTALL)
 

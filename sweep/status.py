@@ -10,9 +10,8 @@ from functools import partial
 from typing import Literal
 
 from sweep.open_store import open_store
-from sweep.patience import patiently
 from sweep.record import Record, RecordError, checked_id
-from sweep.store import Store
+from sweep.store import Store, patiently
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,9 @@ Each backend is one small module of `sweep/stores/`; `sweep/open_store.py` finds
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+import time
+from collections.abc import Callable
+from typing import NamedTuple, Protocol, TypeVar
 
 LARGEST_OBJECT_BYTES = 4 * 2**20
 """No more of an object is read than this, and a byte by which its reader sees that it is too large."""
@@ -73,3 +75,25 @@ class Store(Protocol):
         Only for the objects of `prove`, and for what a journal has a later snapshot of: a record is never deleted, so its
         token never falls.
         """
+
+
+TRIES = 5
+FIRST_PAUSE_SECONDS = 0.5
+"""Between the first two tries; each further pause is twice as long."""
+
+Answer = TypeVar("Answer")
+
+
+def patiently(request: Callable[[], Answer]) -> Answer:
+    """Returns what `request` returns, tried again after `Unavailable`. Raises the last `Unavailable`, and any other error.
+
+    It is for requests outside the protocol, which repeats its own: it knows how long a lease has left.
+    """
+    pause = FIRST_PAUSE_SECONDS
+    for _ in range(TRIES - 1):
+        try:
+            return request()
+        except Unavailable:
+            time.sleep(pause)
+            pause *= 2
+    return request()

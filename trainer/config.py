@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from inference.answer_bounds import EXPERT_COUNTS
+from inference.model_facts import EXPERT_COUNTS
 from run.config import TrainingConfig
 from transport.config import Config, TransportConfig, machine_memory
 

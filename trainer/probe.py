@@ -25,8 +25,8 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from inference.answer_bounds import EXPERT_COUNTS
 from inference.base import LEAST_TOLERANCE, MAX_PROBE_BYTES, Probe
+from inference.model_facts import EXPERT_COUNTS
 from inference.plugin.digest import Digest
 from trainer.lora.multi_lora import adapter_spans
 from trainer.model.load import log_probabilities

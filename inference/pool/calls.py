@@ -10,9 +10,9 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from inference.answer_bounds import AnswerBounds
 from inference.base import Completion, GenerateRequest, InferenceError, ParsedText, ScoreRequest, Scores, ServerFailure
 from inference.clients.client import ServerClient
+from inference.model_facts import AnswerBounds
 from transport.records import Turn
 
 CHECK_IN_THREAD_BYTES = 8 << 20

@@ -19,7 +19,6 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from inference.answer_bounds import UNBOUNDED, AnswerBounds
 from inference.base import (
     Completion,
     GenerateRequest,
@@ -39,6 +38,7 @@ from inference.clients.http_sessions import HttpSessions
 from inference.clients.openai_client import OpenAIClient
 from inference.config import PoolConfig
 from inference.loads import Claim
+from inference.model_facts import UNBOUNDED, AnswerBounds
 from inference.per_tick_limiter import PerTickLimiter
 from inference.pool import calls, model_names
 from inference.pool.fleet import Fleet, Server, State

@@ -13,9 +13,8 @@ from pathlib import Path
 
 from job.inspection.evaluations import Evaluated, Evaluations
 from job.inspection.metrics_lines import Follower, Line, is_number, read_discarded, step_of
-from job.inspection.no_difference import read_notice
 from job.inspection.trained_lines import TrainedLines
-from orchestrator.step.differences import Notice, show_command
+from orchestrator.step.differences import Notice, read_notice, show_command
 from trainer.telemetry.mismatch import SHOWN_STEPS, Jump, read_jump
 from transport.files.untrusted import UntrustedFileError
 

@@ -22,12 +22,17 @@ import orjson
 from orchestrator.step.filters import ZERO
 from run.config import RunConfig
 from transport.files.atomic import write_atomically
+from transport.files.untrusted import UntrustedFileError, read_json
+from transport.printable import printable, shortened
 from transport.records import Rollout
 
 logger = logging.getLogger(__name__)
 
 NOTICE_FILE = "no_difference.json"
 """The notice, in the run's directory, as long as it is true."""
+
+MOST_NOTICE_BYTES, LONGEST_TEXT = 2**14, 1000
+"""The size of a notice that is read, and the characters of each of its texts."""
 
 EXAMPLES_FILE = "no_difference.jsonl"
 """Records of the worst rollouts, as in `rollouts.jsonl`."""
@@ -233,3 +238,17 @@ def _reward_of(rollout: Rollout) -> float:
 
 def _example_of(rollout: Rollout) -> tuple[str, int]:
     return rollout.environment, rollout.example_index
+
+
+def read_notice(run_dir: Path) -> Notice | None:
+    """Returns the notice, which a guest may have written; None without a usable one. Raises `OSError`."""
+    try:
+        values = read_json(run_dir / NOTICE_FILE, MOST_NOTICE_BYTES)
+    except (FileNotFoundError, UntrustedFileError):
+        return None
+    groups, since = values.get("groups"), values.get("since")
+    texts = values.get("reason"), values.get("advice")
+    if type(groups) is not int or not 0 < groups < 2**53 or not isinstance(since, int | float) or not 0 <= since < 1e12:
+        return None
+    reason, advice = (shortened(printable(text), LONGEST_TEXT) if isinstance(text, str) else "" for text in texts)
+    return Notice(groups, reason, advice, float(since))

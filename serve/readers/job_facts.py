@@ -23,10 +23,10 @@ from job.directory import JOB_FILE, is_running, lock_file_of, orchestrator_of, o
 from job.inspection.fleet import Server, View, join, join_outages, read_views
 from job.inspection.history import History
 from job.inspection.metrics_lines import Line, read_discarded
-from job.inspection.no_difference import read_notice
 from job.inspection.status import RATE_STEPS, JobStatus
 from job.processes_file import PROCESSES_FILE
 from job.run_state import current_state, exclusion_of, is_to_start
+from orchestrator.step.differences import read_notice
 from run.notes import NO_NOTES, Notes
 from serve.readers.newest_steps import NewestSteps, NewestTrained, TrainedEnd, nulls_of
 from serve.readers.run_file import RunFile, RunFiles

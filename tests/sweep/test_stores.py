@@ -133,7 +133,7 @@ def flaky(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[str, Callable[[int], None]]]:
     """A root, and what makes its next requests fail with a 503."""
-    monkeypatch.setattr("sweep.patience.FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr("sweep.store.FIRST_PAUSE_SECONDS", 0.01)
     if request.param == "gs":
         bucket = Bucket()
         monkeypatch.setattr(GoogleStore, "write_interval", 0.0)
@@ -206,7 +206,7 @@ def test_a_google_storage_that_ignores_conditions_is_refused(monkeypatch: pytest
 
 
 def test_a_store_that_cannot_be_reached_says_where(s3_bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sweep.patience.FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr("sweep.store.FIRST_PAUSE_SECONDS", 0.01)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     with pytest.raises(StoreError, match=r"s3://bucket/sweep/\.probe-\w+ cannot be written: .*127\.0\.0\.1:9"):
         prove(S3Store("bucket", "sweep"))

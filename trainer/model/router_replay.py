@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from inference.answer_bounds import EXPERT_COUNTS
+from inference.model_facts import EXPERT_COUNTS
 from trainer.model.context import stretch_of
 
 _SOFTMAX_GATES = {

@@ -13,9 +13,9 @@ import orjson
 import pytest
 from aiohttp import web
 
-from inference.answer_bounds import AnswerBounds, read_bounds
 from inference.base import Completion, GenerateRequest, InferenceError, RequestRefused, SamplingParameters, Scores
 from inference.config import PoolConfig
+from inference.model_facts import AnswerBounds, read_bounds
 from inference.pool import calls
 from inference.pool.pool import InferencePool
 from tests.support.fake_inference import FakeServer, weight_update

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from cli.show import main as show
 from job.inspection.history import History
-from job.inspection.no_difference import read_notice
 from orchestrator.step.differences import (
     EXAMPLES,
     EXAMPLES_FILE,
@@ -23,6 +22,7 @@ from orchestrator.step.differences import (
     DifferenceWatch,
     compared,
     forget,
+    read_notice,
 )
 from run.config import RunConfig, ScheduleConfig
 from tests.orchestrator.daemons import started

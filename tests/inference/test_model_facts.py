@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from inference.config import InferenceConfig
-from inference.context import attention_heads, longest_context
+from inference.model_facts import attention_heads, longest_context
 from inference.server import ALLOW_LONG, check_configuration
 from models.tiny_models import ARCHITECTURES
 

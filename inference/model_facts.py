@@ -1,6 +1,7 @@
-"""The answers that a model can give, as its config.json says: the pool compares each answer of a server with them.
+"""What a model's config.json says: the answers that it can give, and how it can be served.
 
-A server is not asked for them: one that serves another model would tell that model's.
+The pool compares each answer of a server with the former. A server is not asked for them: one that serves another model would
+tell that model's. The latter is read before vLLM starts.
 """
 
 from __future__ import annotations
@@ -58,3 +59,33 @@ def read_bounds(model: Path, vocabulary: int | None = None) -> AnswerBounds:
 def _first(parts: Sequence[Mapping[str, Any]], key: str) -> int | None:
     """Returns the first positive integer under `key`."""
     return next((count for part in parts if type(count := part.get(key)) is int and count > 0), None)
+
+
+def longest_context(model: Mapping[str, Any]) -> int | None:
+    """Returns the most tokens that vLLM 0.30 lets the model of this config.json have; None if the file alone does not say so.
+
+    `max_position_embeddings` is a bound for all but models whose rotary positions are scaled by a factor, which vLLM multiplies
+    for some kinds of scaling, and those with a `model_max_length` of their own, which vLLM takes instead if it is larger.
+    """
+    text = model.get("text_config")
+    parts = [model, *([text] if isinstance(text, Mapping) else [])]
+    if any("model_max_length" in part for part in parts):
+        return None
+    if any(_scales(part.get(key)) for part in parts for key in ("rope_scaling", "rope_parameters")):
+        return None
+    lengths = [part["max_position_embeddings"] for part in parts if type(part.get("max_position_embeddings")) is int]
+    return max(lengths, default=None)
+
+
+def attention_heads(model: Mapping[str, Any]) -> int | None:
+    """Returns how many attention heads the model of this config.json has; None if the file does not say so."""
+    text = model.get("text_config")
+    heads = (text if isinstance(text, Mapping) else model).get("num_attention_heads")
+    return heads if type(heads) is int and heads > 0 else None
+
+
+def _scales(rope: object) -> bool:
+    """Returns whether the parameters of rotary positions, or those of one of their layers' types, have a factor."""
+    if not isinstance(rope, Mapping):
+        return False
+    return rope.get("factor") is not None or any(_scales(part) for part in rope.values())
