@@ -22,7 +22,7 @@ from transport.files.shared_memory import SHARED_MEMORY
 MAX_HEADER_BYTES = 100_000_000
 """The format's own limit."""
 
-_BYTES_A_READ = 1 << 22
+_BYTES_A_READ = 1 << 20
 
 FLOATING = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1}
 """Bytes of the element types that may stand in for one another: the engine casts what it loads."""

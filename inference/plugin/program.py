@@ -4,8 +4,8 @@
 
 - imports run without the garbage collector. They make a million objects and no garbage, which full collections would visit
   again and again: a quarter of their time. `resume_gc` ends that;
-- where nothing is compiled, the compiler is not imported, nor is scipy: a quarter of the rest (`UNUSED`);
-- transformers searches the files of its models once, not twice (`transport/process/imports.py`);
+- where nothing is compiled, neither the compiler is imported nor what serves other purposes: a third of the rest (`UNUSED`);
+- transformers searches less while it is imported (`transport/process/imports.py`);
 - the engine is forked where `VLLM_WORKER_MULTIPROC_METHOD` asks for it, also on a CPU, where vLLM would spawn a process that
   imports everything again.
 
@@ -18,9 +18,13 @@ import gc
 
 gc.disable()
 
-UNUSED = ("torch._inductor.lowering", "scipy", "sklearn")
+UNUSED = ("torch._inductor.lowering", "scipy", "sklearn", "accelerate", "boto3", "pandas")
 """What servers on a CPU do not need. vLLM imports the compiler's lowerings to change them. vLLM and transformers use scipy, if
-there is one, to resample sound for one model (Phi-4 multimodal), and in losses."""
+there is one, to resample sound for one model (Phi-4 multimodal), and in losses; accelerate to divide a model over devices, boto3
+to load one from S3, pandas for AMD's kernels."""
+
+TRACING = "opentelemetry"
+"""What only a server needs that is told to send traces of its own (`--otlp-traces-endpoint`, or by `--config`)."""
 
 
 def resume_gc() -> None:
@@ -31,16 +35,24 @@ def resume_gc() -> None:
 
 def main() -> None:
     """Runs the server to its end, with the arguments of the process."""
-    import os
+    from transport.process.imports import quick_import_of_transformers, without_modules
 
-    from transport.process.imports import one_scan_of_transformers, without_modules
-
-    unused = UNUSED if os.environ.get("TORCHDYNAMO_DISABLE") == "1" else ()
-    with without_modules(*unused, to=("vllm", "transformers")), one_scan_of_transformers():
+    with without_modules(*_unused(), to=("vllm", "transformers")), quick_import_of_transformers():
         from inference.plugin.forking_server import main as serve
 
-    serve()
+        serve()  # it imports more, and so does the engine
     _end()
+
+
+def _unused() -> tuple[str, ...]:
+    """Returns the modules that this server does not need."""
+    import os
+    import sys
+
+    if os.environ.get("TORCHDYNAMO_DISABLE") != "1":
+        return ()
+    traces = any("otlp" in word or word.startswith("--config") for word in sys.argv)
+    return UNUSED if traces else (*UNUSED, TRACING)
 
 
 def _end() -> None:
