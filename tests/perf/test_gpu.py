@@ -14,22 +14,25 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, Qwen3Config
 
+from job.config import JobConfig
 from models import smollm2
+from perf.gpu import jobs
 from perf.gpu.__main__ import Result, run_row, table
 from perf.gpu.rows import ROWS
 from perf.gpu.steps import full, lora, operations, small
 from perf.step_speed import SHAPES
+from tests.support.jobs import shipped_line, trained_line, write_lines
 
 KINDS = {
     "lora-16k": "tokens/s",
     "full-64k": "planned GB",
     "vllm-eager": "start s",
     "mixture": "replayed",
-    "deltas": "pause ms",
     "sent": "proof ms",
-    "staleness": "KL at 0 old",
 }
-"""A row of each kind, with a figure of it; those left out differ in a number. `trl` is in `test_step_speed.py`."""
+"""A row of each kind, with a figure of it; those left out differ in a number, or are below. `trl` is in `test_step_speed.py`."""
+
+WHOLE_JOBS = ("staleness", "mixture", "files", "memory", "deltas", "sent")
 
 
 @pytest.mark.slow
@@ -46,6 +49,39 @@ def test_each_kind_of_row_gives_its_figures(tmp_path: Path) -> None:
     for name, figure in KINDS.items():
         assert rows[name]["error"] == ""
         assert figure in rows[name]["figures"]
+
+
+@pytest.mark.parametrize("name", WHOLE_JOBS)
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_job_of_a_row_is_valid(name: str, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[JobConfig] = []
+
+    def end(job: dict[str, Any], _directory: Path) -> Path:
+        given.append(JobConfig.model_validate(job))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(jobs, "write", lambda directory, _device, **_: directory)
+    monkeypatch.setattr(jobs, "_run", end)
+    with pytest.raises(KeyboardInterrupt):
+        ROWS[name].run(device, tmp_path)
+    assert [job.trainer.device for job in given] == [device]
+
+
+def test_the_mismatch_is_told_by_the_age_of_what_was_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shipped = [
+        shipped_line(step, float(step)) | {"staleness/mean": 1 + step % 2, "wall_seconds": 1.0} for step in range(1, 6)
+    ]
+    trained = [
+        trained_line(step) | {"mismatch_kl": 10.0 ** -(3 + step % 2) * step, "tokens_per_second": 9.0}
+        for step in range(1, 6)
+    ]
+    write_lines(tmp_path / jobs.RUN / "metrics.jsonl", shipped)
+    write_lines(tmp_path / "trainer" / "metrics.jsonl", trained)
+    monkeypatch.setattr(jobs, "write", lambda directory, _device, **_: directory)
+    monkeypatch.setattr(jobs, "_run", lambda *_: tmp_path)
+    figures = ROWS["staleness"].run("cpu", tmp_path)
+    assert figures["KL at 0 old"] == "3.0e-03 (2 steps)"
+    assert figures["KL at 1 old"] == "3.0e-04 (3 steps)"
 
 
 @pytest.mark.slow
