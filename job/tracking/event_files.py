@@ -10,8 +10,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from transport.process.imports import without_modules
+
 _PATTERN = "events.out.tfevents.*"
 _LARGEST_EVENT = 64 * 2**20
+
+
+def library() -> Any:
+    """Returns tensorboardX, imported without torch. Raises `ImportError` without the extra.
+
+    By itself it imports torch where that is installed, for tensors that nobody gives it: 2 s of CPU and 180 MB.
+    """
+    with without_modules("torch", to=("tensorboardX",)):
+        import tensorboardX
+    return tensorboardX
 
 
 def open_writer(directory: Path, first_step: int | None) -> Any:
@@ -19,13 +31,12 @@ def open_writer(directory: Path, first_step: int | None) -> Any:
 
     If there are older files, the new one says that it replaces them from `first_step` on. Raises `ImportError` without the extra.
     """
-    from tensorboardX import SummaryWriter
-
+    writer = library().SummaryWriter
     directory.mkdir(parents=True, exist_ok=True)
     before = len(_files(directory))
     purge = {"purge_step": first_step} if before and first_step is not None else {}
     # The number keeps two files of one second apart, and in order.
-    return SummaryWriter(str(directory), flush_secs=30, filename_suffix=f".{before:06d}", **purge)
+    return writer(str(directory), flush_secs=30, filename_suffix=f".{before:06d}", **purge)
 
 
 def read_scalars(directory: Path) -> dict[int, dict[str, float]]:
@@ -49,6 +60,7 @@ def _files(directory: Path) -> list[Path]:
 
 def _events(file: Path) -> Iterator[Any]:
     """The whole events of a file: TFRecord's length, checksum, data, checksum. A killed writer leaves a part of one."""
+    library()
     from tensorboardX.proto.event_pb2 import Event
 
     with file.open("rb") as content:

@@ -10,7 +10,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from job.tracking.event_files import open_writer
+from job.tracking.event_files import library, open_writer
 from tune.callbacks.logger_callback import LoggerCallback
 from tune.errors import TuneError
 from tune.result import TIME_TOTAL_S, TIMESTEPS_TOTAL, TRAINING_ITERATION, Result, flattened
@@ -25,7 +25,7 @@ class TBXLoggerCallback(LoggerCallback):
 
     def __init__(self) -> None:
         try:
-            import tensorboardX  # noqa: F401
+            library()
         except ImportError as error:
             raise TuneError(
                 "TBXLoggerCallback needs the extra `tensorboard`: pip install 'counterpoint[tensorboard]'"

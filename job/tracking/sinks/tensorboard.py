@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from job.tracking.event_files import open_writer, read_scalars
+from job.tracking.event_files import library, open_writer, read_scalars
 from job.tracking.rows import Evaluation, Row, Target
 
 _ROW_MARK = "tracking/time"
@@ -62,6 +62,7 @@ class TensorboardSink:
         self._writers.clear()
 
     def _add(self, run_id: str, values: dict[str, float], step: int, time: float) -> None:
+        library()
         from tensorboardX.proto.summary_pb2 import Summary
 
         if run_id not in self._writers:

@@ -14,7 +14,7 @@ from typing import Any
 from job.tracking.sink_process import SinkSpec
 from transport.files.atomic import write_atomically
 from transport.files.json_lines import append_line, read_lines
-from transport.process.launch import guarded
+from transport.process.launch import descendants, guarded
 
 
 class Job:
@@ -80,6 +80,10 @@ class SinkProcess:
             data = os.read(self._beats, 65536)
             assert data, f"the sink ended after {self.sent} rows"
             self.sent = int(data.split(b"\n")[-2])
+
+    def maps(self, part: str) -> bool:
+        """Whether it, or a process below it, has a file with that in its path in its memory."""
+        return any(part in Path(f"/proc/{pid}/maps").read_text() for pid in descendants(self._process.pid))
 
     def finish(self) -> int:
         """Asks it to send what is left; returns its exit code."""
