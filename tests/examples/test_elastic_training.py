@@ -74,11 +74,11 @@ def test_a_job_that_loses_and_gains_workers_ends_where_an_undisturbed_one_ends(t
             wait_for_step(training, 2, "under another SubMaster")
             send(handle, "trainer-0", signal.SIGSTOP)
             wait_for_step(training, 2, "after a silence")
+            # Both at once, and then three: each round of ranks starts torch twice for each worker.
             send(handle, "trainer-1", signal.SIGKILL)
-            handle.scale("trainer", 3)
-            wait_for_step(training, 3, "of three workers, after a death")
             send(handle, "trainer-0", signal.SIGTERM)
-            wait_for_step(training, 3, "after a request to end by another hand")
+            handle.scale("trainer", 3)
+            wait_for_step(training, 3, "of three workers, after a death and a request to end by another hand")
             (training / "hurry").touch()
             outcome = handle.wait(timeout=120)
         finally:
