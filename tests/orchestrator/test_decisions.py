@@ -44,6 +44,15 @@ def test_space_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert kept == list(range(kept[0], 200))
 
 
+def test_what_waits_for_a_disk_that_hangs_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decisions, "MAX_PENDING", 10)
+    log = DecisionLog(tmp_path)
+    for group_id in range(25):
+        log.of_group(group_id, Decision.STARTED)
+    log.flush()
+    assert [line["group"] for _, line in read_lines(tmp_path / DECISIONS_FILE)] == list(range(15, 25))
+
+
 def test_a_disk_that_fails_is_said_once_and_costs_lines_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     (tmp_path / DECISIONS_FILE).mkdir()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from pathlib import Path
 
 import pytest
@@ -192,12 +193,17 @@ def test_a_network_of_many_addresses_is_one_client_and_few_are_remembered() -> N
     assert len(limit) == MOST_CLIENTS
 
 
-async def test_a_right_token_passes_a_flood_of_wrong_ones(tmp_path: Path) -> None:
+async def test_a_right_token_passes_a_flood_of_wrong_ones(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """None of them is in the log, since a wrong one may be a right one elsewhere."""
+    caplog.set_level(logging.DEBUG)
     async with api(tmp_path) as client:
         wrong = [(await client.request("GET", f"{ROOT}/jobs", "wrong" * 5)).status for _ in range(60)]
         assert set(wrong) == {401, 429}
         response = await client.request("GET", f"{ROOT}/jobs", READ)
         assert response.status == 200
+    assert "a wrong token" in caplog.text
+    assert "wrongwrong" not in caplog.text
+    assert READ not in caplog.text
 
 
 async def test_floods_are_answered_with_429(tmp_path: Path) -> None:
