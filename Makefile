@@ -89,9 +89,10 @@ test: $(SMOLLM2)
 	$(COMPILE)
 	$(BIN)/pytest -n 4 --dist loadscope --no-loadscope-reorder $(ARGS)
 
+# These compute and hardly wait: a process for each of two cores.
 test-fast: $(INSTALLED)
 	$(COMPILE)
-	$(BIN)/pytest -m "not slow and not vllm" $(ARGS)
+	$(BIN)/pytest -n 2 --dist loadscope --no-loadscope-reorder -m "not slow and not vllm" $(ARGS)
 
 # With base dependencies alone, as in the image, and from elsewhere: what is missing from the wheel is not found in this folder.
 # A build leaves copies in build/, and the next one would pack them; so it works on a copy of the sources.

@@ -67,6 +67,7 @@ def test_a_server_takes_it_with_its_default_settings(name: str, tmp_path: Path) 
     check_sizes(config, read_model(config))
 
 
+@pytest.mark.slow
 def test_the_mixture_of_experts_has_the_size_promised_and_uses_all_its_experts(tiny_moe: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(tiny_moe)
     parameters = sum(parameter.numel() for parameter in model.parameters())

@@ -53,7 +53,7 @@ def test_arguments_stand_whole_after_the_name() -> None:
     assert not stands_whole("{} f <path>", "f", "{}")
     assert not stands_whole("nothing", "f", "{}")
     assert not stands_whole('f {"a": 1}', "f", "no JSON")
-    assert not stands_whole("f" + '{"a":' * 100_000, "f", '{"a": 1}')
+    assert not stands_whole("f" + '{"a":' * 2_000, "f", '{"a": 1}')
 
 
 def test_a_call_counts_that_the_parser_shows_at_once_and_not_piece_by_piece() -> None:
