@@ -201,6 +201,10 @@ class TrialRunner(Acting):
         """Asks for a trial's end; it ends in the next step."""
         self._decide(TrialStopRequested(trial.trial_id))
 
+    def request_stop_experiment(self, reason: str = "somebody asked for it") -> None:
+        """Asks for the end of all trials; they end in the next steps."""
+        self._decide(StopRequested(reason))
+
     def checkpoint(self, force: bool = False) -> None:
         """Writes what outlives the machine and what others read, if `checkpoint_period` has passed, or at once."""
         now = time.monotonic()

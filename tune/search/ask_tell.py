@@ -12,8 +12,7 @@ from typing import Any
 from tune.errors import TuneError
 from tune.result import Result
 from tune.search.json_values import as_json
-from tune.search.objective import objectives, values_in
-from tune.search.searcher import Searcher
+from tune.search.searcher import Searcher, objectives, values_in
 
 
 class AskTellSearch(Searcher):

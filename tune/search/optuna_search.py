@@ -16,8 +16,7 @@ import numpy as np
 
 from tune.errors import TuneError
 from tune.result import Result
-from tune.search.objective import objectives, values_in
-from tune.search.searcher import Searcher
+from tune.search.searcher import Searcher, objectives, values_in
 from tune.search.spaces import Categorical, Domain, Float, Function, Integer
 from tune.search.variants import Path, copied, flat_name, unresolved, value_at
 

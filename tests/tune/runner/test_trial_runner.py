@@ -101,6 +101,20 @@ def test_every_trial_runs_and_everyone_hears_of_it(tmp_path: Path) -> None:
     ]
 
 
+def test_somebody_outside_ends_the_whole_experiment(tmp_path: Path) -> None:
+    class Ends(Callback):
+        def on_trial_result(self, iteration: int, trials: Any, trial: Trial, result: Result, **info: Any) -> None:
+            runner.request_stop_experiment()
+
+    algorithm = ScriptedTrials(tmp_path, [[1, 2, 3], [4, 5, 6]])
+    runner = TrialRunner(
+        algorithm, local_checkpoint_dir=tmp_path, trial_executor=ScriptedExecutor(slots=1), callbacks=[Ends()]
+    )
+    trials = run_to_the_end(runner)
+    assert (trials["t1"].status, trials["t1"].num_results) == ("TERMINATED", 1)
+    assert sum(trial.num_results for trial in trials.values()) == 1
+
+
 def test_a_trial_that_dies_resumes_from_its_newest_checkpoint_and_counts_nothing_twice(tmp_path: Path) -> None:
     listener, executor = Listener(), ScriptedExecutor()
     fields = {"max_failures": 1, "checkpoint_freq": 2}
