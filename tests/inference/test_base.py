@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from inference.answer_bounds import AnswerBounds
 from inference.base import (
     GenerateRequest,
     HeldWeights,
@@ -23,6 +22,7 @@ from inference.base import (
     Scores,
     WrongAnswer,
 )
+from inference.model_facts import AnswerBounds
 from transport.records import Float32Array, Int32Array
 from transport.validation import LOG_PROBABILITY_ROUNDING
 
