@@ -23,6 +23,9 @@ from transport.process.journal import prioritized
 HEARTBEAT_SECONDS = 15.0
 """Longest silence of the plain lines."""
 
+WAIT_SECONDS = 60.0
+"""So long a worker that starts may wait for another before that is trouble: vLLM takes about half a minute."""
+
 LATE_SECONDS = 0.1
 """A step's line shows the event loop's lag if its maximum is above this."""
 
@@ -58,7 +61,7 @@ def choose(console: Console, histories: dict[str, History]) -> Progress:
 def describe_step(line: Line, history: History) -> str:
     """Describes a step in one line: what a researcher looks at, and of the rest what is out of the ordinary.
 
-    Loss, entropy and mismatch KL are of the newest trained step, which may be an earlier one.
+    Loss, entropy and mismatch KL are of the newest trained step, which is named if it is an earlier one.
     """
     failed, trained = int(line.get("rollouts/failed", 0)), history.last_trained
     completed = line.get("rollouts/completed", 0)
@@ -67,6 +70,7 @@ def describe_step(line: Line, history: History) -> str:
         f"step {line['step']}/{history.steps or '?'}",
         f"reward {number(line.get('reward/mean'))}",
         f"failed {failed}{f': {words}' if words else ''}" if failed else "",
+        f"trained {trained['step']}" if trained and trained["step"] != line["step"] else "",
         f"loss {number(trained.get('loss'))}" if "loss" in trained else "",
         f"entropy {number(trained.get('entropy'))}" if "entropy" in trained else "",
         f"mismatch KL {scientific(trained.get('mismatch_kl'))}" if "mismatch_kl" in trained else "",
@@ -97,6 +101,8 @@ class PlainProgress:
         """The workers as last shown, by name."""
         self._statuses: dict[str, str] = {}
         """The status that each worker last printed while it was starting, by name."""
+        self._troubles: dict[str, str] = {}
+        """The trouble that each worker last printed; empty once it was over."""
         self._started: dict[str, float] = {}
         """When each worker last began to start, in Unix seconds, by name."""
         self._noticed: dict[str, int] = {}
@@ -132,14 +138,21 @@ class PlainProgress:
         if before is None or before.state is not worker.state:
             is_bad = worker.state in (State.RESTARTING, State.EXITED, State.STUCK, State.FAILED)
             self._print(self._describe_change(worker), logging.ERROR if is_bad else logging.INFO)
-        if worker.trouble != (before.trouble if before is not None else ""):
-            level = logging.WARNING if worker.trouble else logging.INFO
-            self._print(f"{worker.name}: {worker.trouble or 'the problem is over'}", level)
+        self._print_trouble(worker)
         is_new_status = worker.status not in ("", self._statuses.get(worker.name))
         if worker.state is State.STARTING and is_new_status:
             self._statuses[worker.name] = worker.status
             self._print(f"{worker.name}: {worker.status}")
         self._shown[worker.name] = worker
+
+    def _print_trouble(self, worker: WorkerView) -> None:
+        """Says that a worker is in trouble, and that it no longer is. One that starts waits for others as a matter of course."""
+        is_patient = worker.state is State.STARTING and time.time() - worker.since < WAIT_SECONDS
+        if worker.trouble == self._troubles.get(worker.name, "") or (worker.trouble and is_patient):
+            return
+        level = logging.WARNING if worker.trouble else logging.INFO
+        self._print(f"{worker.name}: {worker.trouble or 'the problem is over'}", level)
+        self._troubles[worker.name] = worker.trouble
 
     def _print_notice(self, history: History) -> None:
         """Says that a run's groups show no difference, whenever that is a new notice."""
@@ -160,7 +173,8 @@ class PlainProgress:
         if worker.state is State.STARTING:
             self._started[worker.name] = worker.since
         if worker.state is State.READY and worker.name in self._started:
-            status = f": {worker.status}" if worker.status else ""  # of `serve`, its address
+            is_new = worker.status not in ("", self._statuses.get(worker.name))
+            status = f": {worker.status}" if is_new else ""  # of `serve`, its address
             return f"{worker.name} ready after {duration(worker.since - self._started[worker.name])}{status}"
         if worker.state in (State.RESTARTING, State.EXITED, State.FAILED) and worker.last_death:
             output = f"; last line of its output: {worker.last_output}" if worker.last_output else ""
