@@ -2,3 +2,21 @@
 
 Each is a job of one role with one worker, whose process calls the function. A job of several roles is made by `JobBuilder`.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from transport.public_names import public_names
+
+if TYPE_CHECKING:
+    from cluster.client.client import Client as Client
+    from cluster.client.client import JobRequest as JobRequest
+    from cluster.client.client import ResourceConfig as ResourceConfig
+    from cluster.client.client import current_client as current_client
+    from cluster.client.client import set_current_client as set_current_client
+    from cluster.client.entrypoint import Entrypoint as Entrypoint
+    from cluster.client.environment import ProcessEnvironment as ProcessEnvironment
+    from cluster.client.environment import create_environment as create_environment
+else:
+    __all__, __getattr__, __dir__ = public_names(__name__)

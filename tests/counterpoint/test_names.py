@@ -15,7 +15,7 @@ from types import ModuleType
 import pytest
 
 import counterpoint
-from cluster.client.entrypoint import Entrypoint
+from cluster.client import Entrypoint
 from cluster.spec import JobSpec, RoleSpec
 from cluster.worker import Worker
 from cluster.worker_classes import require_classes

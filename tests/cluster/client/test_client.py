@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 
 from cluster import JobFailed, JobHandle, submit
+from cluster.client import Client, Entrypoint, JobRequest, ResourceConfig, create_environment, current_client
 from cluster.client.call import function
-from cluster.client.client import Client, JobRequest, ResourceConfig, current_client, set_current_client
-from cluster.client.entrypoint import Entrypoint
-from cluster.client.environment import create_environment
+from cluster.client.client import set_current_client
 from tests.cluster.client.functions import fail, leave, leave_another
 from transport.errors import UserError
 
@@ -101,7 +100,7 @@ def test_arguments_are_not_on_the_command_line() -> None:
 
 PROGRAM = """
 from pathlib import Path
-from counterpoint.cluster import Client, Entrypoint, JobRequest
+from cluster.client import Client, Entrypoint, JobRequest
 
 def work(): return "done"
 
