@@ -23,9 +23,6 @@ from transport.process.journal import prioritized
 HEARTBEAT_SECONDS = 15.0
 """Longest silence of the plain lines."""
 
-WAIT_SECONDS = 60.0
-"""So long a worker that starts may wait for another before that is trouble: vLLM takes about half a minute."""
-
 LATE_SECONDS = 0.1
 """A step's line shows the event loop's lag if its maximum is above this."""
 
@@ -101,8 +98,6 @@ class PlainProgress:
         """The workers as last shown, by name."""
         self._statuses: dict[str, str] = {}
         """The status that each worker last printed while it was starting, by name."""
-        self._troubles: dict[str, str] = {}
-        """The trouble that each worker last printed; empty once it was over."""
         self._started: dict[str, float] = {}
         """When each worker last began to start, in Unix seconds, by name."""
         self._noticed: dict[str, int] = {}
@@ -138,21 +133,14 @@ class PlainProgress:
         if before is None or before.state is not worker.state:
             is_bad = worker.state in (State.RESTARTING, State.EXITED, State.STUCK, State.FAILED)
             self._print(self._describe_change(worker), logging.ERROR if is_bad else logging.INFO)
-        self._print_trouble(worker)
+        if worker.trouble != (before.trouble if before is not None else ""):
+            level = logging.WARNING if worker.trouble else logging.INFO
+            self._print(f"{worker.name}: {worker.trouble or 'the problem is over'}", level)
         is_new_status = worker.status not in ("", self._statuses.get(worker.name))
         if worker.state is State.STARTING and is_new_status:
             self._statuses[worker.name] = worker.status
             self._print(f"{worker.name}: {worker.status}")
         self._shown[worker.name] = worker
-
-    def _print_trouble(self, worker: WorkerView) -> None:
-        """Says that a worker is in trouble, and that it no longer is. One that starts waits for others as a matter of course."""
-        is_patient = worker.state is State.STARTING and time.time() - worker.since < WAIT_SECONDS
-        if worker.trouble == self._troubles.get(worker.name, "") or (worker.trouble and is_patient):
-            return
-        level = logging.WARNING if worker.trouble else logging.INFO
-        self._print(f"{worker.name}: {worker.trouble or 'the problem is over'}", level)
-        self._troubles[worker.name] = worker.trouble
 
     def _print_notice(self, history: History) -> None:
         """Says that a run's groups show no difference, whenever that is a new notice."""

@@ -171,9 +171,14 @@ def _of_workers(job: JobFacts) -> Iterator[Problem]:
 
 
 def _of_outages(job: JobFacts) -> Iterator[Problem]:
-    """What is out for a run: the trainer, or a server; the latter is an error only if no server is left."""
+    """What is out for a run: the trainer, or a server; the latter is an error only if no server is left.
+
+    What starts for the first time is waited for as a matter of course: it is no outage yet, and its worker tells if it fails.
+    """
     none_left = all(server.state in ("out", "unknown") for server in job.servers)
     for outage, runs in job.outages:
+        if _starts(job, "trainer" if outage.kind is OutageKind.TRAINER else "inference"):
+            continue
         run = runs[0] if len(runs) == 1 else ""
         reason = f"{outage.who} {outage.what}: {outage.reason}"
         if outage.kind is OutageKind.TRAINER:
@@ -182,6 +187,16 @@ def _of_outages(job: JobFacts) -> Iterator[Problem]:
         else:
             advice = "see its log; runs go on with the other servers, and take it back once it answers and holds their weights"
             yield Problem(Kind.NOT_SERVING, "error" if none_left else "warning", reason, advice, outage.since, run)
+
+
+def _starts(job: JobFacts, role: str) -> bool:
+    """Whether a worker of the role starts for the first time."""
+    return any(
+        worker["name"].startswith(role)
+        and worker["state"] in (State.WAITING, State.STARTING)
+        and not worker["restarts"]
+        for worker in job.workers
+    )
 
 
 def _exclusion(run: RunFacts) -> Iterator[Problem]:

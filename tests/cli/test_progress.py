@@ -66,22 +66,6 @@ def test_what_a_worker_said_while_it_was_starting_is_not_said_again(past: Path) 
     assert console.file.getvalue().count("8400") == 1  # type: ignore[attr-defined]
 
 
-def test_a_worker_that_waits_for_others_while_it_starts_is_in_trouble_only_after_a_while(past: Path) -> None:
-    waits = replace(worker(State.STARTING), trouble="the server takes no traffic")
-    for views, said in (
-        ([waits, worker(State.READY)], 0),
-        ([replace(waits, since=time.time() - 100)] * 2, 1),
-        ([waits, replace(waits, state=State.READY)], 1),
-    ):
-        console = Console(file=io.StringIO(), width=300)
-        progress = choose(console, {"test": History.of(past, "test", 20)})
-        for view in views:
-            progress.update([view], [])
-        shown = console.file.getvalue()  # type: ignore[attr-defined]
-        assert shown.count("takes no traffic") == said
-        assert "is over" not in shown
-
-
 def test_a_step_s_line_names_the_step_that_its_loss_is_of(past: Path) -> None:
     history = history_of(past)
     trained = history.last_trained["step"]

@@ -36,18 +36,19 @@ export function renderJobs(root, context, name, isWanted) {
   root.append(element("div", { class: "view-title" }, heading, summary, chosen), problems.element, jobs, nothing);
 
   function draw(overview) {
-    const wanted = overview.jobs.filter(isWanted);
+    const { tag } = context.query;
+    const wanted = overview.jobs.filter((job) => isWanted(job) && (!tag || job.runs.some((run) => run.tags.includes(tag))));
     const ids = new Set(wanted.map((job) => job.job));
     const runs = wanted.flatMap((job) => job.runs);
     const active = runs.filter((run) => run.alive).length;
     setText(summary, `${plural(wanted.length, "job")}, ${plural(runs.length, "run")}${runs.length > 0 ? `, ${whole(active)} active` : ""}`);
-    setText(chosen, context.query.tag ? `only ${visible(context.query.tag, 40)} ×` : "");
-    setAttribute(chosen, "hidden", !context.query.tag);
+    setText(chosen, tag ? `only ${visible(tag, 40)} ×` : "");
+    setAttribute(chosen, "hidden", !tag);
     troubles = tonesOf(overview.problems);
     problems.update(overview.problems.filter((problem) => ids.has(problem.job)), overview.time, overview.problemCount - overview.problems.length);
     keep(jobs, wanted, (job) => job.job, (job) => makeJob(job), (node, job) => changeJob(node, job, overview.time));
     for (const id of tables.keys()) if (!ids.has(id)) tables.delete(id);
-    setText(nothing, overview.jobs.length === 0 ? "No job directory was given. Start: counterpoint serve JOB_DIRECTORY." : "There is no such job. It may have been left out when the server was started again.");
+    setText(nothing, tag ? "No run has this tag." : overview.jobs.length === 0 ? "No job directory was given. Start: counterpoint serve JOB_DIRECTORY." : "There is no such job. It may have been left out when the server was started again.");
     setAttribute(nothing, "hidden", wanted.length > 0);
   }
 

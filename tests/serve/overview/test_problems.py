@@ -257,6 +257,18 @@ def test_a_trainer_that_is_out_is_an_error_of_the_runs_that_miss_it() -> None:
         assert "no answer" in problem.reason
 
 
+@pytest.mark.parametrize(
+    ("state", "restarts", "is_problem"), [("starting", 0, False), ("waiting", 0, False), ("starting", 1, True)]
+)
+@pytest.mark.parametrize(("role", "kind"), [("inference_0", outages.Kind.SERVER), ("trainer", outages.Kind.TRAINER)])
+def test_what_starts_for_the_first_time_is_waited_for_without_a_problem(
+    role: str, kind: outages.Kind, state: str, restarts: int, is_problem: bool
+) -> None:
+    workers = [worker(name=role, state=state, restarts=restarts)]
+    job = healthy_job(workers=workers, outages=[(outage(kind, "x"), ["test"])])
+    assert any(problem.kind in (Kind.NOT_SERVING, Kind.NO_TRAINER) for problem in problems_of(job)) == is_problem
+
+
 def test_a_supervisor_that_was_killed_is_a_problem_and_one_that_ended_is_none() -> None:
     assert only(healthy_job(running=False)).kind is Kind.SUPERVISOR_GONE
     assert problems_of(healthy_job(running=False, state="stopped")) == []
