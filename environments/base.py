@@ -81,11 +81,16 @@ class Model(Protocol):
 
         `sampling` overrides the environment's sampling parameters. Every token of the completion is trained, unless
         `Turn.leave_untrained` excludes it, here or while the rollout or its group is scored. The model itself excludes
-        a call that `CallOverrides.json_schema` constrains.
+        a call that `CallOverrides.json_schema` constrains. Its `chat_template_kwargs` say how the prompt was rendered, and so how
+        `parse` is to read the turn; they are all of the prompt's.
         """
 
-    async def parse(self, turn: Turn, tools: Sequence[Tool] = ()) -> Reply:
-        """Returns what a turn says. Calls of `tools` are parsed as the model's template writes them."""
+    async def parse(self, turn: Turn, tools: Sequence[Tool] = (), *, reasoning: bool = False) -> Reply:
+        """Returns what a turn says. Calls of `tools` are parsed as the model's template writes them.
+
+        Without tools the content is the whole text; with `reasoning` it is then, too, without the reasoning, if the servers
+        parse that (`reasoning_parser`).
+        """
 
     def player(self, name: str) -> Model:
         """Returns the same policy as one of several players: its turns get that player's reward."""

@@ -114,6 +114,11 @@ class Chat:
         return chat
 
     @property
+    def template_variables(self) -> frozenset[str]:
+        """The variables that its template reads."""
+        return self._templates.variables
+
+    @property
     def template_kwargs(self) -> Mapping[str, Any]:
         """The further variables that its template gets."""
         return self._template_kwargs

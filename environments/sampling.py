@@ -13,6 +13,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import AfterValidator, Field, create_model
 
 from transport.config import Config
+from transport.records import MOST_ALTERNATIVES
 
 MOST_STOPS = 32
 LONGEST_STOP = 256
@@ -25,6 +26,7 @@ StopStrings = Annotated[
     list[Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]], Field(max_length=MOST_STOPS)
 ]
 JsonSchema = Annotated[str, Field(max_length=LONGEST_SCHEMA)]
+AlternativeCount = Annotated[int, Field(ge=0, le=MOST_ALTERNATIVES)]
 
 
 class Sampling(Config):
@@ -101,3 +103,6 @@ class CallOverrides(SamplingOverrides):
     json_schema: JsonSchema = ""
     """A JSON schema as text: the completion is JSON that fits it. Empty: any text. The tokens are not trained: their
     log-probabilities are those of the constrained distribution, which the trainer's model does not have."""
+
+    alternatives: AlternativeCount = 0
+    """The most probable tokens to return at each place (`Turn.alternatives`). It has no effect on what is sampled."""

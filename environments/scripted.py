@@ -61,7 +61,7 @@ class ScriptedModel(OnePolicy):
         self.turns.append(turn)
         return turn
 
-    async def parse(self, turn: Turn, tools: Sequence[Tool] = ()) -> Reply:
+    async def parse(self, turn: Turn, tools: Sequence[Tool] = (), *, reasoning: bool = False) -> Reply:
         """See `environments.base.Model`. Calls of tools are in the format of `environments.tools.hermes`."""
         text = self.chat.decode(turn.completion_ids.tolist())
         return parse_hermes(text, tools, lambda: f"call_{next(self._ids)}") if tools else Reply(text)
@@ -75,8 +75,8 @@ class _Player(ScriptedModel):
     async def generate(self, prompt_ids: Sequence[int], sampling: SamplingOverrides | None = None) -> Turn:
         return self._model._next(self._name, prompt_ids)
 
-    async def parse(self, turn: Turn, tools: Sequence[Tool] = ()) -> Reply:
-        return await self._model.parse(turn, tools)
+    async def parse(self, turn: Turn, tools: Sequence[Tool] = (), *, reasoning: bool = False) -> Reply:
+        return await self._model.parse(turn, tools, reasoning=reasoning)
 
     def player(self, name: str) -> Model:
         return self._model.player(name)

@@ -19,10 +19,10 @@ import numpy.typing as npt
 import orjson
 from pydantic import ConfigDict, Field
 
-from environments.sampling import JsonSchema, Sampling
+from environments.sampling import AlternativeCount, JsonSchema, Sampling
 from inference.loads import Origin
 from inference.model_facts import UNBOUNDED, AnswerBounds
-from transport.records import Float32Array, Int32Array, RoutingArray
+from transport.records import Alternatives, Float32Array, Int32Array, RoutingArray
 from transport.validation import LOG_PROBABILITY_ROUNDING
 
 Float64Array = npt.NDArray[np.float64]
@@ -93,6 +93,8 @@ class SamplingParameters(Sampling):
     """Tokens that end a completion."""
     json_schema: JsonSchema = ""
     """A JSON schema, as text, that the completion fits; its log-probabilities are those after the constraint. Empty: any text."""
+    alternatives: AlternativeCount = 0
+    """The most probable tokens to return at each place. It has no effect on what is sampled."""
 
     def replaced(self, **values: Any) -> SamplingParameters:
         """Returns it with other values, which are checked."""
@@ -100,8 +102,8 @@ class SamplingParameters(Sampling):
 
     @cached_property
     def named(self) -> Mapping[str, Any]:
-        """All but the schema, by the names that they have in vLLM's `SamplingParams` and OpenAI API. Every turn asks for it."""
-        return self.model_dump(exclude={"json_schema"})
+        """All but schema and alternatives, by their names in vLLM's `SamplingParams` and OpenAI API. Every turn asks for it."""
+        return self.model_dump(exclude={"json_schema", "alternatives"})
 
 
 def echo_of(token_ids: Int32Array, request_id: bytes) -> bytes:
@@ -199,6 +201,8 @@ class Completion:
     """The weights that computed it; None if the server reports none."""
     echo: bytes | None = None
     """What it repeats of its request; None if the server repeats nothing."""
+    alternatives: Alternatives | None = None
+    """None unless the request asked for them."""
 
     def check(self, request: GenerateRequest, bounds: AnswerBounds = UNBOUNDED) -> None:
         """Raises `ServerFailure` if the server gave up, and `WrongAnswer` if this cannot be an answer to `request`.
@@ -222,8 +226,24 @@ class Completion:
             )
         if (outside := _outside(self.token_ids, bounds.vocabulary)) is not None:
             raise WrongAnswer(f"completion token {outside}: {_in_vocabulary(self.token_ids[outside], bounds)}")
+        if request.sampling.alternatives:
+            self._check_alternatives(request.sampling.alternatives, bounds)
         if self.routed_experts is not None:
             self._check_routing(self.routed_experts, request, bounds)
+
+    def _check_alternatives(self, asked: int, bounds: AnswerBounds) -> None:
+        if (found := self.alternatives) is None:
+            raise WrongAnswer(f"the {asked} most probable tokens at each place were asked for, and none came back")
+        ids_TK, values_TK = found.token_ids_TK, found.log_probabilities_TK
+        least = asked if bounds.vocabulary is None else min(asked, bounds.vocabulary)
+        if ids_TK.shape != values_TK.shape or ids_TK.shape != (len(self.token_ids), least):
+            raise WrongAnswer(
+                f"alternatives of shape {ids_TK.shape}; expected {least} for each of {len(self.token_ids)} tokens"
+            )
+        if (outside := _outside(ids_TK.ravel(), bounds.vocabulary)) is not None:
+            raise WrongAnswer(f"an alternative: {_in_vocabulary(ids_TK.ravel()[outside], bounds)}")
+        if not (values_TK <= LOG_PROBABILITY_ROUNDING).all():
+            raise WrongAnswer("the log-probability of an alternative is no number of 0 or less")
 
     def _check_routing(self, experts: RoutingArray, request: GenerateRequest, bounds: AnswerBounds) -> None:
         rows = len(request.prompt_ids) + len(self.token_ids) - 1 - request.routed_experts_start

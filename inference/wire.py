@@ -26,7 +26,7 @@ from inference.base import (
 from inference.loads import Origin
 from transport.arrays import CodecError, pack_arrays, unpack_arrays
 from transport.files.atomic import as_bytes_view
-from transport.records import Int32Array
+from transport.records import Alternatives, Int32Array
 from transport.unpacked import unpacked
 
 GENERATE_PATH = "/counterpoint/v1/generate"
@@ -54,6 +54,8 @@ uint8."""
 MAX_MODEL_NAME = 4096
 _CALL = ("model", "prompt_ids", "routed_experts_start", "request_id")
 """The fields of a model call besides its sampling parameters."""
+_OPTIONAL = ("json_schema", "alternatives")
+"""Sampling parameters that are sent where they ask for something."""
 _INT32 = np.dtype("<i4")
 
 
@@ -72,6 +74,7 @@ def encode_request(request: GenerateRequest) -> bytes:
             "routed_experts_start": request.routed_experts_start,
             "request_id": request.request_id,
             **({"json_schema": request.sampling.json_schema} if request.sampling.json_schema else {}),
+            **({"alternatives": request.sampling.alternatives} if request.sampling.alternatives else {}),
         }
     )
     return body
@@ -95,7 +98,7 @@ def _sampling(fields: dict[Any, Any]) -> SamplingParameters:
     """Reads the sampling parameters: those and no others, so that one which a client of another version has is not ignored."""
     given = {name: value for name, value in fields.items() if name not in _CALL}
     for name in SamplingParameters.model_fields:
-        if name not in given and name != "json_schema":
+        if name not in given and name not in _OPTIONAL:
             raise ValueError(f"{name}: the request has no such field, which this server expects")
     try:
         return SamplingParameters.model_validate(given, strict=True)
@@ -206,6 +209,9 @@ def encode_completion(completion: Completion) -> bytes:
     }
     if completion.routed_experts is not None:
         arrays["routed_experts"] = completion.routed_experts
+    if (alternatives := completion.alternatives) is not None:
+        arrays["alternative_ids"] = alternatives.token_ids_TK
+        arrays["alternative_log_probabilities"] = alternatives.log_probabilities_TK
     header: dict[str, Any] = {"finish_reason": completion.finish_reason, **_provenance_header(completion)}
     if completion.cached_tokens is not None:
         header["cached_tokens"] = completion.cached_tokens
@@ -228,9 +234,21 @@ def decode_completion(body: bytes | memoryview) -> Completion:
         raise ServerFailure(
             f"the response is malformed: routed_experts is {experts.dtype}, uint8 or uint16 is expected"
         )
+    alternatives = None
+    if "alternative_ids" in arrays:
+        ids_TK, values_TK = arrays["alternative_ids"], arrays.get("alternative_log_probabilities")
+        if values_TK is None or ids_TK.dtype != np.int32 or values_TK.dtype != np.float32 or ids_TK.ndim != 2:
+            raise ServerFailure("the response is malformed: its alternatives are not rows of int32 and float32")
+        alternatives = Alternatives(ids_TK, values_TK)
     cached = header.get("cached_tokens")
     if cached is not None and type(cached) is not int:
         raise ServerFailure("the response is malformed: cached_tokens is not an integer")
     return Completion(
-        token_ids, log_probabilities, str(header.get("finish_reason")), experts, cached, *_provenance(header)
+        token_ids,
+        log_probabilities,
+        str(header.get("finish_reason")),
+        experts,
+        cached,
+        *_provenance(header),
+        alternatives,
     )

@@ -27,6 +27,19 @@ TOKEN_COLUMNS = (TEACHER_LOG_PROBABILITIES,)
 """Names of the optional columns that turns, samples and batches may have, float32 each. At most three fit a batch's header."""
 
 
+MOST_ALTERNATIVES = 20
+"""Of one token. vLLM takes no more (`max_logprobs`), nor does OpenAI's API."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alternatives:
+    """The most probable tokens at the place of each token of a completion, the most probable first. `K` are asked for."""
+
+    token_ids_TK: Int32Array
+    log_probabilities_TK: Float32Array
+    """Of the distribution that was sampled from, in nats. Minus infinity, or below -9,000: it could not be sampled."""
+
+
 @dataclass(frozen=True, slots=True)
 class Turn:
     """One model call: its prompt, its completion, and the weights that computed it.
@@ -52,6 +65,8 @@ class Turn:
     """Tokens of its prompt that the server's prefix cache had; None if the server did not say."""
     player: str = ""
     """The player of a rollout with several whose turn it is; empty where there is only one."""
+    alternatives: Alternatives | None = None
+    """What else might have been sampled, if the call asked for it. For who reads the answer: no file has it."""
     untrained: bytearray | bytes = field(default_factory=bytearray)
     """Empty where every completion token is trained, else one byte for each: 1 where it must not be. Set by `leave_untrained`;
     `bytes` once the rollout's group is finalized."""

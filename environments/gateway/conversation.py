@@ -38,8 +38,22 @@ class Conversations:
     def __init__(self, chat: Chat) -> None:
         self._chat = chat
         self._histories: dict[bytes, _Known] = {}
+        self._otherwise: dict[bytes, Conversations] = {}
+        """By the template's variables: see `rendered_with`."""
         self._texts: dict[int, dict[bytes, tuple[Turn, str]]] = {}
         """By their number of UTF-8 bytes: digests of the texts that ended in a turn, and what the answer left out at the end."""
+
+    def rendered_with(self, template_kwargs: Mapping[str, Any]) -> Conversations:
+        """Returns the histories whose prompts the template renders with these variables; itself for none.
+
+        They are apart, since other variables make other tokens of the same messages.
+        """
+        if not template_kwargs:
+            return self
+        key = orjson.dumps(template_kwargs, option=orjson.OPT_SORT_KEYS, default=repr)
+        if key not in self._otherwise:
+            self._otherwise[key] = Conversations(self._chat.with_template_kwargs(template_kwargs))
+        return self._otherwise[key]
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Tool]) -> Sequence[int]:
         """Returns the prompt ids of a chat request. `messages` have the form of `messages.template_messages`.

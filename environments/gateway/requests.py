@@ -1,6 +1,6 @@
-"""Checks the fields of chat and completions requests: each is honoured, documented as ignored, or refused.
+"""Checks the fields of chat and completions requests: each is served, documented as ignored, or refused.
 
-`docs/gateway.md` has the table of them.
+`docs/gateway.md` has the table of them, which a test compares with OpenAI's own list.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from pydantic import ValidationError
 
-from environments.chat import Message, Tool
+from environments.chat import Chat, Message, Tool
 from environments.gateway.constraints import calls_schema, demanded_tools, response_schema
 from environments.gateway.errors import Refused
 from environments.gateway.messages import template_messages, template_tools
@@ -25,6 +25,7 @@ from environments.sampling import (
     SamplingConfig,
     SamplingOverrides,
 )
+from transport.records import MOST_ALTERNATIVES
 
 MOST_CHOICES = 16
 """Turns of one request: `n` times its prompts."""
@@ -35,8 +36,8 @@ least the second. Log-probabilities to train on need a distribution, for which v
 
 _IGNORED = frozenset(
     {
-        "metadata", "model", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "seed", "service_tier",
-        "store", "user",
+        "metadata", "model", "prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
+        "safety_identifier", "seed", "service_tier", "store", "user",
     }
 )  # fmt: skip
 _SHARED = frozenset(
@@ -44,6 +45,9 @@ _SHARED = frozenset(
         "frequency_penalty", "logit_bias", "logprobs", "n", "presence_penalty", "stream", "stream_options",
     }
 ) | SAMPLED  # fmt: skip
+_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+"""vLLM's, and OpenAI's."""
+_VERBOSITIES = ("low", "medium", "high")
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "audio": (),
     "best_of": (1,),
@@ -53,20 +57,29 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "functions": ([],),
     "logit_bias": ({},),
     "modalities": (["text"],),
-    "prediction": (),
+    "moderation": (),
     "presence_penalty": (0,),
-    "reasoning_effort": (),
     "suffix": ("",),
-    "top_logprobs": (0,),
-    "verbosity": (),
     "web_search_options": (),
 }
-"""Fields that cannot be honoured, and the values besides null that ask for nothing."""
+"""Fields that cannot be served, and the values besides null that ask for nothing."""
+_OTHER_DISTRIBUTION = "the trainer's model would not sample from the same distribution; leave it out"
+_REASONS = {
+    "audio": "only text is served; leave it out",
+    "frequency_penalty": _OTHER_DISTRIBUTION,
+    "function_call": "calls are asked for by tool_choice",
+    "functions": "functions are given as tools",
+    "logit_bias": _OTHER_DISTRIBUTION,
+    "modalities": 'only text is served; give ["text"], or leave it out',
+    "moderation": "nothing here moderates; leave it out",
+    "presence_penalty": _OTHER_DISTRIBUTION,
+    "web_search_options": "no search of the web is served; give the model a tool of yours",
+}
 
 _CHAT = frozenset(
     {
-        "audio", "function_call", "functions", "max_completion_tokens", "messages", "modalities", "parallel_tool_calls",
-        "prediction", "reasoning_effort", "response_format", "tool_choice", "tools", "top_logprobs", "verbosity",
+        "audio", "function_call", "functions", "max_completion_tokens", "messages", "modalities", "moderation",
+        "parallel_tool_calls", "reasoning_effort", "response_format", "tool_choice", "tools", "top_logprobs", "verbosity",
         "web_search_options",
     }
 )  # fmt: skip
@@ -77,7 +90,7 @@ _COMPLETION = frozenset({"best_of", "echo", "prompt", "suffix"})
 class Asked:
     """What chat and completions requests have in common."""
 
-    overrides: SamplingOverrides
+    overrides: CallOverrides
     """What replaces the environment's sampling parameters."""
     stop: tuple[str, ...]
     """The agent's own stop strings, which are cut from its answer."""
@@ -102,6 +115,8 @@ class ChatRequest:
     """Those one of which must be called; none where the model is free. The calls are JSON then (`constraints.calls_schema`)."""
     one_call: bool
     """An answer has at most one call."""
+    template_kwargs: dict[str, Any]
+    """All variables of the chat template, if its effort or verbosity sets one. Empty: the environment's."""
     asked: Asked
 
 
@@ -113,12 +128,14 @@ class CompletionRequest:
     asked: Asked
 
 
-def chat_request(fields: dict[str, Any], sampling: SamplingConfig, *, agent_sampling: bool) -> ChatRequest:
-    """Returns the request in `fields`. `sampling` is the environment's. Raises `Refused`."""
+def chat_request(fields: dict[str, Any], sampling: SamplingConfig, chat: Chat, *, agent_sampling: bool) -> ChatRequest:
+    """Returns the request in `fields`. `sampling` and `chat` are the environment's. Raises `Refused`."""
     _check_names(fields, _CHAT)
     messages = template_messages(fields.get("messages"))
     tools = template_tools(fields.get("tools"))
-    log_probabilities = _flag(fields, "logprobs")
+    log_probabilities, alternatives = _flag(fields, "logprobs"), _whole(fields, "top_logprobs", 0, MOST_ALTERNATIVES)
+    if alternatives and not log_probabilities:
+        _refuse(fields, "top_logprobs", "it needs logprobs = true")
     one_call = fields.get("parallel_tool_calls") is not None and not _flag(fields, "parallel_tool_calls")
     schema = response_schema(fields.get("response_format"))
     if demanded := demanded_tools(fields.get("tool_choice"), tools):
@@ -126,9 +143,11 @@ def chat_request(fields: dict[str, Any], sampling: SamplingConfig, *, agent_samp
             _refuse(fields, "tool_choice", "a call cannot be demanded together with a response_format")
         is_one = one_call or fields.get("tool_choice") != "required"
         schema = calls_schema(demanded, parallel=not is_one)
-    asked = _asked(fields, sampling, agent_sampling=agent_sampling, log_probabilities=log_probabilities, schema=schema)
+    kwargs = _template_kwargs(fields, chat)
+    call = {"json_schema": schema, "alternatives": alternatives or 0, "chat_template_kwargs": kwargs or None}
+    asked = _asked(fields, sampling, call, agent_sampling=agent_sampling, log_probabilities=log_probabilities)
     parsed_tools = [] if fields.get("tool_choice") == "none" else tools
-    return ChatRequest(messages, tools, parsed_tools, demanded, one_call, asked)
+    return ChatRequest(messages, tools, parsed_tools, demanded, one_call, kwargs, asked)
 
 
 def completion_request(
@@ -136,10 +155,9 @@ def completion_request(
 ) -> CompletionRequest:
     """Returns the request in `fields`. `vocabulary` bounds token ids. Raises `Refused`."""
     _check_names(fields, _COMPLETION)
-    if fields.get("logprobs") not in (None, 0):
-        _refuse(fields, "logprobs", "only 0, the log-probabilities of the sampled tokens, can be had")
-    log_probabilities = fields.get("logprobs") is not None
-    asked = _asked(fields, sampling, agent_sampling=agent_sampling, log_probabilities=log_probabilities)
+    alternatives = _whole(fields, "logprobs", 0, MOST_ALTERNATIVES)
+    call = {"alternatives": alternatives or 0}
+    asked = _asked(fields, sampling, call, agent_sampling=agent_sampling, log_probabilities=alternatives is not None)
     prompts = _prompts(fields.get("prompt"), vocabulary)
     if len(prompts) * asked.choices > MOST_CHOICES:
         raise Refused(
@@ -155,21 +173,20 @@ def _check_names(fields: dict[str, Any], own: frozenset[str]) -> None:
         if name not in known:
             nearest = difflib.get_close_matches(name[:64], sorted(known), n=1)
             advice = f"did you mean {nearest[0]!r}?" if nearest else "leave it out"
-            raise Refused(f"{name[:64]!r} is not a field that can be honoured; {advice}", parameter=name[:64])
+            raise Refused(f"{name[:64]!r} is not a field that is served; {advice}", parameter=name[:64])
         if name in _NEUTRAL and value is not None and value not in _NEUTRAL[name]:
             allowed = ", ".join(map(repr, _NEUTRAL[name]))
-            _refuse(
-                fields, name, f"it cannot be honoured; {f'give {allowed}, or leave' if allowed else 'leave'} it out"
-            )
+            advice = _REASONS.get(name, f"{f'give {allowed}, or leave' if allowed else 'leave'} it out")
+            _refuse(fields, name, f"it is not served: {advice}")
 
 
 def _asked(
     fields: dict[str, Any],
     sampling: SamplingConfig,
+    call: dict[str, Any],
     *,
     agent_sampling: bool,
     log_probabilities: bool,
-    schema: str = "",
 ) -> Asked:
     stop = _stop(fields)
     options = fields.get("stream_options") or {}
@@ -182,13 +199,47 @@ def _asked(
         if len(overrides["stop"]) > MOST_STOPS:
             _refuse(fields, "stop", f"with those of the environment at most {MOST_STOPS} strings are taken")
     return Asked(
-        CallOverrides(**overrides, json_schema=schema) if schema else SamplingOverrides(**overrides),
+        CallOverrides(**overrides, **call),
         stop,
         choices=_whole(fields, "n", 1, MOST_CHOICES) or 1,
         stream=_flag(fields, "stream"),
         include_usage=options.get("include_usage") is True,
         log_probabilities=log_probabilities,
     )
+
+
+def _template_kwargs(fields: dict[str, Any], chat: Chat) -> dict[str, Any]:
+    """Returns all variables of the template for this request if its effort or verbosity set one, else nothing.
+
+    As vLLM does, an effort is the variables `reasoning_effort` and `enable_thinking`, which is false for `none`.
+    """
+    made: dict[str, Any] = {}
+    effort, verbosity = (
+        _one_of(fields, name, values) for name, values in (("reasoning_effort", _EFFORTS), ("verbosity", _VERBOSITIES))
+    )
+    if effort is not None:
+        thinking = {} if "enable_thinking" in chat.template_kwargs else {"enable_thinking": effort != "none"}
+        made |= _read(fields, "reasoning_effort", {"reasoning_effort": effort, **thinking}, chat)
+    if verbosity is not None:
+        made |= _read(fields, "verbosity", {"verbosity": verbosity}, chat)
+    return {**chat.template_kwargs, **made} if made else {}
+
+
+def _read(fields: dict[str, Any], name: str, variables: dict[str, Any], chat: Chat) -> dict[str, Any]:
+    """Those of the variables that the template reads. Raises `Refused` if it reads none of them: they would change nothing."""
+    if read := {each: variables[each] for each in variables if each in chat.template_variables}:
+        return read
+    known = ", ".join(sorted(chat.template_variables))
+    _refuse(fields, name, f"the model's chat template does not read {' or '.join(variables)}; it reads {known}")
+
+
+def _one_of(fields: dict[str, Any], name: str, values: tuple[str, ...]) -> str | None:
+    value = fields.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, str) or value not in values:
+        _refuse(fields, name, f"expected one of {', '.join(values)}")
+    return value
 
 
 def _most_tokens(fields: dict[str, Any], sampling: SamplingConfig) -> int:

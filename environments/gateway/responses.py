@@ -19,6 +19,10 @@ MODEL = "policy"
 """The one model that is served. A request may name any."""
 
 
+LEAST_LOG_PROBABILITY = -9999.0
+"""Of a token that could not be sampled."""
+
+
 @dataclass(frozen=True, slots=True)
 class Choice:
     """One turn of an answer."""
@@ -148,18 +152,32 @@ def _usage(choices: Sequence[Choice], prompts: int) -> dict[str, int]:
 
 def chat_log_probabilities(turn: Turn, chat: Chat) -> list[dict[str, Any]]:
     """The log-probability of each token of a turn, in nats, as the chat API writes them."""
-    values = turn.log_probabilities.tolist()
+    values, alternatives = turn.log_probabilities.tolist(), _alternatives(turn, chat)
     return [
-        {"token": token, "logprob": value, "bytes": list(token.encode()), "top_logprobs": []}
-        for token, value in zip(_tokens(turn, chat), values, strict=True)
+        _token(token, value) | {"top_logprobs": [_token(*each) for each in others]}
+        for token, value, others in zip(_tokens(turn, chat), values, alternatives, strict=True)
     ]
+
+
+def _token(text: str, log_probability: float) -> dict[str, Any]:
+    return {"token": text, "logprob": log_probability, "bytes": list(text.encode())}
+
+
+def _alternatives(turn: Turn, chat: Chat) -> list[list[tuple[str, float]]]:
+    """Text and log-probability of the most probable tokens at each place, none if they were not asked for."""
+    if (found := turn.alternatives) is None:
+        return [[] for _ in turn.completion_ids]
+    ids_TK, values_TK = found.token_ids_TK, found.log_probabilities_TK
+    texts = iter(chat.transcribe(ids_TK.reshape(-1, 1).tolist()))
+    # JSON has no infinity. vLLM writes this number, as OpenAI does.
+    return [[(next(texts), max(value, LEAST_LOG_PROBABILITY)) for value in row] for row in values_TK.tolist()]
 
 
 def _text_log_probabilities(turn: Turn, chat: Chat) -> dict[str, Any]:
     return {
         "tokens": _tokens(turn, chat),
         "token_logprobs": turn.log_probabilities.tolist(),
-        "top_logprobs": None,
+        "top_logprobs": None if turn.alternatives is None else [dict(row) for row in _alternatives(turn, chat)],
         "text_offset": None,
     }
 

@@ -17,8 +17,8 @@ LOG_PROBABILITIES = "message.output_text.logprobs"
 _INCLUDED = (LOG_PROBABILITIES, "reasoning.encrypted_content")
 _SAME = frozenset(
     {
-        "metadata", "model", "parallel_tool_calls", "prompt_cache_key", "prompt_cache_retention", "safety_identifier",
-        "service_tier", "store", "stream", "top_logprobs", "user",
+        "metadata", "model", "parallel_tool_calls", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
+        "safety_identifier", "service_tier", "store", "stream", "top_logprobs", "user",
     }
 ) | frozenset(SHAPING)  # fmt: skip
 """Fields that mean what they mean in a chat request."""
@@ -35,11 +35,13 @@ _READ = frozenset(
         "tools",
     }
 )
+_IGNORED = frozenset({"max_tool_calls"})
+"""Of hosted tools only, which are refused."""
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "background": (False,),
     "conversation": (),
     "context_management": (),
-    "max_tool_calls": (),
+    "moderation": (),
     "previous_response_id": (),
     "prompt": (),
     "truncation": ("disabled",),
@@ -56,15 +58,20 @@ def chat_fields(fields: dict[str, Any]) -> dict[str, Any]:
     for name, value in fields.items():
         if name in _NEUTRAL:
             if value is not None and value not in _NEUTRAL[name]:
-                _refuse(name, value, _ADVICE.get(name, "it cannot be honoured; leave it out"))
-        elif name not in _SAME and name not in _READ:
-            _refuse(name[:64], value, "this field cannot be honoured; leave it out")
+                _refuse(name, value, _ADVICE.get(name, "it is not served; leave it out"))
+        elif name not in _SAME | _READ | _IGNORED:
+            _refuse(name[:64], value, "this field is not served; leave it out")
     made = {name: value for name, value in fields.items() if name in _SAME}
     made["messages"] = _messages(fields.get("instructions"), fields.get("input"))
     made["tools"] = _tools(fields.get("tools"))
     made["max_tokens"] = _whole("max_output_tokens", fields.get("max_output_tokens"))
     made["tool_choice"] = _tool_choice(fields.get("tool_choice"))
-    reasoning = _table("reasoning", fields.get("reasoning"), {"effort", "summary", "generate_summary"})
+    reasoning = _table(
+        "reasoning", fields.get("reasoning"), {"effort", "summary", "generate_summary", "context", "mode"}
+    )
+    for key, only in (("context", "auto"), ("mode", "standard")):
+        if reasoning.get(key) not in (None, only):
+            _refuse(f"reasoning.{key}", reasoning[key], f"only {only!r} is served")
     made["reasoning_effort"] = reasoning.get("effort")
     text = _table("text", fields.get("text"), {"format", "verbosity"})
     made["verbosity"] = text.get("verbosity")
@@ -73,7 +80,7 @@ def chat_fields(fields: dict[str, Any]) -> dict[str, Any]:
     include = fields.get("include") or []
     if not isinstance(include, list) or not all(each in _INCLUDED for each in include):
         _refuse("include", include, f"expected a list of {', '.join(_INCLUDED)}")
-    made["logprobs"] = LOG_PROBABILITIES in include
+    made["logprobs"] = LOG_PROBABILITIES in include or bool(fields.get("top_logprobs"))
     return {name: value for name, value in made.items() if value is not None}
 
 

@@ -23,7 +23,6 @@ from environments.gateway.requests import Asked, ChatRequest, CompletionRequest,
 from environments.gateway.responses import Choice, assistant_message, chat_answer, completion_answer, unsendable
 from environments.gateway.responses_answer import responses_answer
 from environments.gateway.responses_request import chat_fields
-from environments.sampling import CallOverrides
 from transport.printable import shortened
 from transport.records import Turn
 
@@ -96,18 +95,22 @@ class Session:
 
     async def chat(self, fields: dict[str, Any]) -> tuple[dict[str, Any], Asked]:
         """Returns the answer to a chat request, and what was asked. Raises `Refused`."""
-        request = chat_request(fields, self._model.sampling, agent_sampling=self._agent_sampling)
+        request = self._read(fields)
         choices = await self._ended_with_session(self._chat(request))
         log_probabilities = request.asked.log_probabilities
         return chat_answer(choices, self._model.chat, log_probabilities=log_probabilities), request.asked
 
     async def respond(self, fields: dict[str, Any]) -> tuple[dict[str, Any], Asked]:
         """The same for a request of the Responses API."""
-        request = chat_request(chat_fields(fields), self._model.sampling, agent_sampling=self._agent_sampling)
+        request = self._read(chat_fields(fields))
         [choice] = await self._ended_with_session(self._chat(request))
         log_probabilities = request.asked.log_probabilities
         answer = responses_answer(choice, fields, self._model.chat, log_probabilities=log_probabilities)
         return answer, request.asked
+
+    def _read(self, fields: dict[str, Any]) -> ChatRequest:
+        model = self._model
+        return chat_request(fields, model.sampling, model.chat, agent_sampling=self._agent_sampling)
 
     async def complete(self, fields: dict[str, Any]) -> tuple[dict[str, Any], Asked]:
         """The same for a completions request."""
@@ -140,16 +143,17 @@ class Session:
             raise
 
     async def _chat(self, request: ChatRequest) -> list[Choice]:
+        conversations = self._conversations.rendered_with(request.template_kwargs)
         try:
             # All that a template may write: calls, reasoning and tools are text as well.
             length = len(orjson.dumps([request.messages, request.tools]))
-            prompt = await _off_the_loop(length, self._conversations.prompt, request.messages, request.tools)
+            prompt = await _off_the_loop(length, conversations.prompt, request.messages, request.tools)
         except Exception as error:  # a template may fail in any way at messages that it does not expect
             raise Refused(f"{type(error).__name__}: {error}", parameter="messages") from error
         choices = await self._choices([prompt], request)
         for choice in choices:
             [answer] = template_messages([assistant_message(choice)])
-            self._conversations.remember(request.messages, request.tools, answer, choice.turn)
+            conversations.remember(request.messages, request.tools, answer, choice.turn)
         return choices
 
     async def _complete(self, request: CompletionRequest) -> dict[str, Any]:
@@ -216,13 +220,13 @@ class Session:
 
 async def reply_to(request: ChatRequest, model: Model, turn: Turn) -> Reply:
     """Returns what a turn answers to a request. A model that reasons does so, unconstrained, before calls that are demanded."""
-    if isinstance(request.asked.overrides, CallOverrides):
+    if request.asked.overrides.json_schema:
         _warn_of_constraints()
     text = model.chat.decode(turn.completion_ids.tolist())
     if request.demanded_tools and text.lstrip().startswith("["):
         reply = read_demanded(text, request.demanded_tools)
     else:
-        reply = await model.parse(turn, request.parsed_tools)
+        reply = await model.parse(turn, request.parsed_tools, reasoning=True)
         if request.demanded_tools and not reply.calls:
             reply = replace(read_demanded(reply.content, request.demanded_tools), reasoning=reply.reasoning)
     return replace(reply, calls=reply.calls[:1]) if request.one_call else reply

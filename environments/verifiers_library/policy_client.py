@@ -103,15 +103,16 @@ class PolicyClient(vf.Client):
 
 async def _answer(seat: Seat, body: dict[str, Any]) -> tuple[Turn, dict[str, Any]]:
     """Returns a turn, and the chat completion that tells of it. Raises `Refused`, or what the model raises."""
-    request = chat_request(body, seat.model.sampling, agent_sampling=True)
+    request = chat_request(body, seat.model.sampling, seat.model.chat, agent_sampling=True)
     if request.asked.choices != 1:
         raise Refused(f"n is {request.asked.choices}; an agent's turn has one completion")
-    prompt = seat.conversations.prompt(request.messages, request.tools)
+    conversations = seat.conversations.rendered_with(request.template_kwargs)
+    prompt = conversations.prompt(request.messages, request.tools)
     turn = await on_loop(seat.loop, seat.generate(prompt, request.asked.overrides))
     reply = _with_malformed_call(await on_loop(seat.loop, reply_to(request, seat.model, turn)))
     choice = Choice(turn, _cut(reply.content, request.asked.stop), reply)
     [answer] = template_messages([assistant_message(choice)])
-    seat.conversations.remember(request.messages, request.tools, answer, turn)
+    conversations.remember(request.messages, request.tools, answer, turn)
     return turn, chat_answer([choice], seat.model.chat, log_probabilities=False)
 
 

@@ -305,7 +305,7 @@ class WorkerPool:
 
 _OF_SESSIONS: dict[int, tuple[type | tuple[type, ...], ...]] = {
     protocol.GENERATE: (int, int, str, int, (dict, type(None)), bytes),
-    protocol.PARSE: (int, int, int, list),
+    protocol.PARSE: (int, int, int, list, bool),
     protocol.ABANDON: (int, int),
     protocol.DONE: (int, (str, type(None)), (list, type(None)), list, bool),
 }

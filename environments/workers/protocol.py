@@ -15,7 +15,7 @@ import numpy as np
 import orjson
 
 from transport.json_values import encode_values
-from transport.records import Rollout, Turn
+from transport.records import Alternatives, Rollout, Turn
 from transport.unpacked import unpacked
 
 Message = list[Any]
@@ -25,7 +25,7 @@ HELLO, READY, UNABLE, BEAT, GENERATE, PARSE, ABANDON, DONE = range(1, 9)
 """`HELLO token pid`; `READY examples group_scoring`; `UNABLE error`; `BEAT lag`;
 `GENERATE session call seat base sampling ids`: the prompt is the tokens of turn `base` (-1: none) and then `ids`; `seat` is ""
 for the policy, or `PLAYER` or `OPPONENT` and its name;
-`PARSE session call turn tools`; `ABANDON session call`; `DONE session error rewards results unavailable`."""
+`PARSE session call turn tools reasoning`; `ABANDON session call`; `DONE session error rewards results unavailable`."""
 
 # To a worker.
 PLAY, SCORE, TURN, REPLY, FAILURE, CANCEL, LEAVE = range(33, 40)
@@ -108,13 +108,13 @@ def pack_answer(turn: Turn) -> list[Any]:
     """Returns what a worker is told about a turn whose prompt it knows. Its routing stays here."""
     return [
         turn.completion_ids.tobytes(), turn.log_probabilities.tobytes(), turn.policy_version, turn.finish_reason, turn.server,
-        turn.temperature, turn.cached_tokens, turn.player,
+        turn.temperature, turn.cached_tokens, turn.player, _packed_alternatives(turn.alternatives),
     ]  # fmt: skip
 
 
 def unpack_answer(prompt: bytes, answer: Sequence[Any]) -> Turn:
     """Returns the turn that `pack_answer` described."""
-    completion, log_probabilities, version, finish_reason, server, temperature, cached, player = answer
+    completion, log_probabilities, version, finish_reason, server, temperature, cached, player, alternatives = answer
     return Turn(
         prompt_ids=np.frombuffer(prompt, np.int32),
         completion_ids=np.frombuffer(completion, np.int32),
@@ -125,7 +125,20 @@ def unpack_answer(prompt: bytes, answer: Sequence[Any]) -> Turn:
         temperature=temperature,
         cached_tokens=cached,
         player=player,
+        alternatives=None if alternatives is None else _alternatives(*alternatives),
     )
+
+
+def _packed_alternatives(alternatives: Alternatives | None) -> list[Any] | None:
+    if alternatives is None:
+        return None
+    ids_TK, values_TK = alternatives.token_ids_TK, alternatives.log_probabilities_TK
+    return [ids_TK.shape[1], ids_TK.tobytes(), values_TK.tobytes()]
+
+
+def _alternatives(count: int, token_ids: bytes, log_probabilities: bytes) -> Alternatives:
+    ids_TK = np.frombuffer(token_ids, np.int32).reshape(-1, count)
+    return Alternatives(ids_TK, np.frombuffer(log_probabilities, np.float32).reshape(-1, count))
 
 
 def pack_rollout(rollout: Rollout) -> list[Any]:

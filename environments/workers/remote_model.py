@@ -77,15 +77,15 @@ class RemoteModel:
             turn.leave_untrained()
         return turn
 
-    async def parse(self, turn: Turn, tools: Sequence[Tool] = ()) -> Reply:
+    async def parse(self, turn: Turn, tools: Sequence[Tool] = (), *, reasoning: bool = False) -> Reply:
         """See `environments.base.Model`."""
         index, _ = self._turns.get(id(turn), (-1, turn))
         if index < 0:
             raise ValueError("this turn is not one that this rollout's model has generated")
-        content, reasoning, calls, malformed = await self._call(
-            protocol.PARSE, [index, [dict(tool) for tool in tools]], b"", 0
+        content, thought, calls, malformed = await self._call(
+            protocol.PARSE, [index, [dict(tool) for tool in tools], reasoning], b"", 0
         )
-        return Reply(content, reasoning, tuple(ToolCall(*call) for call in calls), malformed)
+        return Reply(content, thought, tuple(ToolCall(*call) for call in calls), malformed)
 
     def player(self, name: str) -> Model:
         """See `environments.base.Model`."""
@@ -178,9 +178,9 @@ class SeatModel:
         """See `environments.base.Model`."""
         return await self._model.generate_at(self._seat, prompt_ids, sampling)
 
-    async def parse(self, turn: Turn, tools: Sequence[Tool] = ()) -> Reply:
+    async def parse(self, turn: Turn, tools: Sequence[Tool] = (), *, reasoning: bool = False) -> Reply:
         """See `environments.base.Model`."""
-        return await self._model.parse(turn, tools)
+        return await self._model.parse(turn, tools, reasoning=reasoning)
 
     def player(self, name: str) -> Model:
         """Returns another player of the same rollout."""

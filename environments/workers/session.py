@@ -161,7 +161,7 @@ class Session:
                 answer = protocol.pack_answer(turn)
                 self._send([protocol.TURN, self.number, call, len(self._turns) - 1, answer], 2 * len(answer[0]))
                 return
-            reply = await self._model.parse(self._turns[message[3]], message[4])
+            reply = await self._model.parse(self._turns[message[3]], message[4], reasoning=message[5])
             calls = [[each.id, each.name, each.arguments] for each in reply.calls]
             self._send([protocol.REPLY, self.number, call, [reply.content, reply.reasoning, calls, reply.malformed]], 0)
         except Exception as error:  # noqa: BLE001 - the environment sees it, as it would without a worker

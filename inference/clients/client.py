@@ -43,6 +43,8 @@ class Identity:
     """The number of the load of its full weights (`inference.loads`); None if the server tells none, as a stock one."""
     adapters: Mapping[str, int] = field(default_factory=dict)
     """The same of each adapter that it has."""
+    reasons: bool = False
+    """Whether it has a parser of reasoning."""
 
     @classmethod
     def of_status(cls, status: Mapping[str, Any], url: str) -> Identity:
@@ -54,7 +56,8 @@ class Identity:
                 "weights": {"load": int(load)},
                 "adapters": dict(adapters),
             } if all(type(each) is dict and type(each.get("load")) is int for each in adapters.values()):
-                return cls(instance, draining, load, {name: each["load"] for name, each in adapters.items()})
+                loads = {name: each["load"] for name, each in adapters.items()}
+                return cls(instance, draining, load, loads, status.get("reasons") is True)
         raise ServerFailure(
             f"{url} does not say in its status which weights it holds: it runs another version of Counterpoint"
         )
@@ -68,6 +71,8 @@ class ServerClient(Protocol):
     """
 
     url: str
+    reasons: bool
+    """Whether the server says that it parses reasoning."""
 
     async def identify(self) -> Identity:
         """Returns the instance if the server is healthy."""
@@ -117,6 +122,7 @@ class BinaryClient:
     def __init__(self, url: str, connections: HttpSessions, *, proves: bool = True) -> None:
         """`proves`: the server must have the identity of the configuration, if there is one. An operator may add others."""
         self.url = url
+        self.reasons = False
         self._connections = connections
         self._http = connections.binary_client(url)
         self._sender = connections.weight_sender(url)
@@ -127,7 +133,9 @@ class BinaryClient:
     async def identify(self) -> Identity:
         """See `ServerClient`."""
         if self._secret is None:
-            return Identity.of_status(await self._administer(wire.STATUS_PATH, None), self.url)
+            found = Identity.of_status(await self._administer(wire.STATUS_PATH, None), self.url)
+            self.reasons = found.reasons
+            return found
         nonce = secrets.token_hex(identity.NONCE_BYTES)
         status = await self._administer(wire.STATUS_PATH, None, {wire.NONCE_HEADER: nonce})
         found = Identity.of_status(status, self.url)
@@ -135,7 +143,7 @@ class BinaryClient:
             raise ServerFailure(
                 f"{self.url} is not this job's server: it does not prove the identity in {self._connections.identity_file}"
             )
-        self._proven = found.instance
+        self._proven, self.reasons = found.instance, found.reasons
         return found
 
     async def observe(self) -> Observation | None:

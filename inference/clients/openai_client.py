@@ -39,7 +39,7 @@ from inference.clients.client import Identity, as_log_probabilities, as_object, 
 from inference.clients.http_sessions import HttpSessions, call
 from inference.cut_calls import stands_whole
 from inference.loads import Claim
-from transport.records import Float32Array, Int32Array, RoutingArray
+from transport.records import Alternatives, Float32Array, Int32Array, RoutingArray
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +58,7 @@ class OpenAIClient:
 
     def __init__(self, url: str, connections: HttpSessions) -> None:
         self.url = url
+        self.reasons = False
         self._connections = connections
         self._adapters: dict[str, list[str]] = {}
         """Names at the server of each adapter's loaded versions, oldest first."""
@@ -107,7 +108,7 @@ class OpenAIClient:
                 # A stop string may be a special token.
                 "skip_special_tokens": False,
                 "spaces_between_special_tokens": False,
-                "logprobs": 0,
+                "logprobs": request.sampling.alternatives,
                 "return_token_ids": True,
                 "return_tokens_as_token_ids": True,
                 "routed_experts_prompt_start": request.routed_experts_start,
@@ -118,8 +119,8 @@ class OpenAIClient:
         )
         answer = await call(self._connections.data, f"{self.url}/v1/completions", body)
         if len(answer) > PARSE_IN_THREAD_BYTES:
-            return await asyncio.to_thread(self._parse, answer)
-        return self._parse(answer)
+            return await asyncio.to_thread(self._parse, answer, request.sampling.alternatives)
+        return self._parse(answer, request.sampling.alternatives)
 
     async def score(self, request: ScoreRequest) -> Scores:
         """See `ServerClient`. The last token is asked for as the next one, so that the tokens may fill the context.
@@ -275,7 +276,7 @@ class OpenAIClient:
     def _name(self, model: str) -> str:
         return self._adapters[model][-1] if self._adapters.get(model) else model
 
-    def _parse(self, answer: bytes | memoryview) -> Completion:
+    def _parse(self, answer: bytes | memoryview, alternatives: int) -> Completion:
         content = as_object(answer, self.url)
         try:
             choice = content["choices"][0]
@@ -286,6 +287,7 @@ class OpenAIClient:
                 finish_reason=str(choice["finish_reason"]),
                 routed_experts=None if experts is None else _decode_routing(experts),
                 cached_tokens=_cached_tokens(content),
+                alternatives=_alternatives(choice["logprobs"]["top_logprobs"], alternatives) if alternatives else None,
             )
         except (KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
             raise ServerFailure(
@@ -298,6 +300,14 @@ def _as_token_ids(values: object) -> Int32Array:
     if not isinstance(values, list) or not all(type(value) is int for value in values):
         raise TypeError("token_ids is not a list of integers")
     return np.asarray(values, dtype=np.int32)
+
+
+def _alternatives(rows: list[dict[str, float]], count: int) -> Alternatives:
+    """Reads what each token's row has by `token_id:ID`: the sampled token, and the `count` most probable ones."""
+    found = [sorted(row.items(), key=lambda each: -each[1])[:count] for row in rows]
+    ids = [[int(name.removeprefix("token_id:")) for name, _ in row] for row in found]
+    values = [[value for _, value in row] for row in found]
+    return Alternatives(np.asarray(ids, dtype=np.int32), np.asarray(values, dtype=np.float32))
 
 
 def _cached_tokens(content: dict[str, Any]) -> int | None:

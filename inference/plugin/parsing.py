@@ -39,6 +39,7 @@ class ParserProcess:
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._settings = settings
         self.reads_calls = settings["tool_parser"] is not None
+        self.reads_reasoning = settings["reasoning_parser"] is not None
         self._process: asyncio.subprocess.Process | None = None
         self._one_at_a_time = asyncio.Lock()
 

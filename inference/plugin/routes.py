@@ -36,7 +36,7 @@ from inference.plugin.checkpoint import NotSeen
 from inference.plugin.direct_route import DirectRoute
 from inference.plugin.parsing import ParserFailed, ParserProcess, ParserRefused, settings_of
 from inference.plugin.receiving import Receiver
-from inference.plugin.scoring import MAX_ONE_BY_ONE, scores_of, scoring_prompts
+from inference.plugin.scoring import MAX_ONE_BY_ONE, alternatives_of, scores_of, scoring_prompts
 from inference.plugin.update import Updater
 from inference.sent_weights import (
     MAX_OFFER_BYTES,
@@ -122,6 +122,7 @@ class CounterpointRoutes:
                 "instance": self.instance,
                 "proof": None if self.secret is None else identity.proof(self.secret, self.instance, nonce),
                 "draining": self.draining,
+                "reasons": self.parser is not None and self.parser.reads_reasoning,
                 "weights": self.updater.loads.described(None),
                 "adapters": self.updater.adapters.described(),
             }
@@ -144,7 +145,7 @@ class CounterpointRoutes:
             structured_outputs=StructuredOutputsParams(json=schema)
             if (schema := request.sampling.json_schema)
             else None,
-            logprobs=0,
+            logprobs=(alternatives := min(request.sampling.alternatives, self.vocabulary_size)),
             flat_logprobs=True,
             # Stop strings are searched in the text, which is not needed otherwise.
             detokenize=bool(request.sampling.stop),
@@ -166,13 +167,14 @@ class CounterpointRoutes:
             raise Refusal(HTTPStatus.INTERNAL_SERVER_ERROR, "the engine failed on this request")
         completion = Completion(
             token_ids=np.asarray(choice.token_ids, dtype=np.int32),
-            # The sampled token comes first of its position; with logprobs=0 it is the only one.
+            # The sampled token comes first of its position, before the most probable ones.
             log_probabilities=np.asarray(choice.logprobs.logprobs, dtype=np.float32)[choice.logprobs.start_indices],
             finish_reason=str(choice.finish_reason),
             routed_experts=choice.routed_experts,
             cached_tokens=outputs[0].num_cached_tokens,
             origin=origin,
             echo=request.echo,
+            alternatives=alternatives_of(choice.logprobs, alternatives) if alternatives else None,
         )
         return Response(wire.encode_completion(completion), media_type="application/octet-stream")
 

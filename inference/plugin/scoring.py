@@ -1,4 +1,4 @@
-"""Log-probabilities of given tokens under a served model: for a teacher (`orchestrator/teacher.py`), and for the probe.
+"""Log-probabilities of given tokens under a served model, for a teacher (`orchestrator/teacher.py`) and for the probe; of others.
 
 They are those of the whole distribution at temperature 1. One request prefills the tokens and returns vLLM's prompt
 log-probabilities; the last token is not fed to the model but asked for as the next one, so that a sequence that fills the context
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-from transport.records import Float32Array
+from transport.records import Alternatives, Float32Array
 
 MAX_ONE_BY_ONE = 1024
 """Most tokens that are scored by a request each."""
@@ -48,3 +48,13 @@ def scores_of(outputs: Sequence[Any], token_ids: list[int], start: int) -> Float
         rows = outputs[0].prompt_logprobs
         values = [rows[place][token_ids[place]].logprob for place in range(start, len(token_ids) - 1)] + values
     return np.asarray(values, dtype=np.float32)
+
+
+def alternatives_of(logprobs: Any, count: int) -> Alternatives:
+    """Returns the `count` most probable tokens at each place of a completion, of vLLM's flat log-probabilities.
+
+    Of each place these hold the sampled token, and then `count` others, the most probable first; it may be one of them again.
+    """
+    places_TK = np.asarray(logprobs.start_indices)[:, None] + 1 + np.arange(count)
+    token_ids, values = np.asarray(logprobs.token_ids, np.int32), np.asarray(logprobs.logprobs, np.float32)
+    return Alternatives(token_ids[places_TK], values[places_TK])

@@ -52,6 +52,7 @@ def as_turn(request: GenerateRequest, completion: Completion, version: int, url:
         temperature=request.sampling.temperature,
         # Within its limits, whatever a server says: a number for people fails no request.
         cached_tokens=cached if cached is None else max(0, min(cached, len(request.prompt_ids))),
+        alternatives=completion.alternatives,
     )
 
 

@@ -321,9 +321,17 @@ class InferencePool:
         server: str | None,
     ) -> ParsedText:
         """Returns what a completion says, read by the parsers of `server` or another one. See `calls.parse`."""
-        usable = (State.SERVING, State.LOADING)
-        clients = [monitor.client for each, monitor in self._monitors.items() if each.state in usable]
+        clients = [client for client in self._parsing() if tools or client.reasons]
         return await calls.parse(clients, token_ids, tools, template_kwargs, cut=cut, first=server)
+
+    @property
+    def parses_reasoning(self) -> bool:
+        """Whether a server in service says that it has a parser of reasoning. A stock server does not say it."""
+        return any(client.reasons for client in self._parsing())
+
+    def _parsing(self) -> list[ServerClient]:
+        usable = (State.SERVING, State.LOADING)
+        return [monitor.client for each, monitor in self._monitors.items() if each.state in usable]
 
     async def update_weights(self, update: WeightUpdate, on_loaded: Callable[[], None] | None = None) -> None:
         """Returns when every reachable server holds the weights and has proven it, or is out of service.

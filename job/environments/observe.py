@@ -189,6 +189,10 @@ class _TimedPool:
         self._since = 0.0
         self.seconds = 0.0
 
+    @property
+    def parses_reasoning(self) -> bool:
+        return isinstance(self._inner, ParsingPool) and self._inner.parses_reasoning
+
     async def parse(self, *arguments: Any, **keywords: Any) -> ParsedText:
         assert isinstance(self._inner, ParsingPool)
         return await self._inner.parse(*arguments, **keywords)

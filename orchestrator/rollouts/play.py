@@ -48,6 +48,10 @@ _UNTRACED = nullcontext()
 class ParsingPool(Protocol):
     """A pool whose servers parse, too."""
 
+    @property
+    def parses_reasoning(self) -> bool:
+        """Whether a server in service says that it has a parser of reasoning."""
+
     async def parse(
         self,
         token_ids: list[int],
@@ -127,6 +131,8 @@ class PolicyModel:
         """A call failed because it got no answer."""
         self._cancelled_after = 0.0
         """The longest time that a call had waited for its answer when it was cancelled, in seconds."""
+        self._template_kwargs: dict[int, dict[str, Any]] = {}
+        """By the identity of a turn: the variables of the template that rendered its prompt, where they are not the chat's."""
 
     @property
     def rollout(self) -> Rollout:
@@ -148,7 +154,7 @@ class PolicyModel:
     ) -> Coroutine[Any, Any, Turn]:
         """Calls the model with the environment's sampling parameters; returns the turn. `prompt_ids` is `[tokens]`.
 
-        `sampling` overrides them for this call; its `chat_template_kwargs` have no effect here. Raises `ValueError` for an empty
+        `sampling` overrides them for this call; its `chat_template_kwargs` are those of `parse`. Raises `ValueError` for an empty
         prompt or an answer whose routing does not join that of earlier turns, `InferenceError` when no server answers,
         `RuntimeError` once the rollout has ended.
         """
@@ -162,13 +168,15 @@ class PolicyModel:
         turn = self._branches.add(replace(turn, player=player) if player else turn).turns[-1]
         if isinstance(sampling, CallOverrides) and sampling.json_schema:
             turn.leave_untrained()
+        if sampling is not None and sampling.chat_template_kwargs is not None:
+            self._template_kwargs[id(turn)] = sampling.chat_template_kwargs
         self._rollout.turns.append(turn)
         return turn
 
-    async def parse(self, turn: Turn, tools: Sequence[Tool] = ()) -> Reply:
+    async def parse(self, turn: Turn, tools: Sequence[Tool] = (), *, reasoning: bool = False) -> Reply:
         """See `environments.base.Model`."""
         token_ids = turn.completion_ids.tolist()
-        if not tools:
+        if not tools and not (reasoning and isinstance(self._pool, ParsingPool) and self._pool.parses_reasoning):
             return Reply(self.chat.decode(token_ids))
         cut = not token_ids or token_ids[-1] not in self.chat.stop_token_ids
         if not cut:
@@ -176,8 +184,11 @@ class PolicyModel:
         if not isinstance(self._pool, ParsingPool):
             raise TypeError(f"{type(self._pool).__name__} generates, but does not parse")
         with awaiting(f"the calls of tools in rollout {self._rollout.rollout_id}", "inference"):
-            kwargs = dict(self.chat.template_kwargs)
-            parsed = await self._pool.parse(token_ids, tools, kwargs, cut=cut, server=turn.server)
+            kwargs = self._template_kwargs.get(id(turn), dict(self.chat.template_kwargs))
+            # What is cut matters to calls only.
+            parsed = await self._pool.parse(token_ids, tools, kwargs, cut=cut and bool(tools), server=turn.server)
+        if not tools:
+            return Reply(parsed.content, parsed.reasoning, malformed=parsed.malformed)
         return read_calls(
             parsed.calls,
             tools,

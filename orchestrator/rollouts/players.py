@@ -70,9 +70,9 @@ class PlayerModel:
         """See `environments.base.Model`. The turn carries the player's name."""
         return await self._policy.generate_as(self._name, prompt_ids, sampling)
 
-    async def parse(self, turn: Turn, tools: Sequence[Tool] = ()) -> Reply:
+    async def parse(self, turn: Turn, tools: Sequence[Tool] = (), *, reasoning: bool = False) -> Reply:
         """See `environments.base.Model`."""
-        return await self._policy.parse(turn, tools)
+        return await self._policy.parse(turn, tools, reasoning=reasoning)
 
     def player(self, name: str) -> Model:
         """Returns another player of the same rollout."""

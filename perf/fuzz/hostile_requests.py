@@ -54,7 +54,8 @@ _VALUES: tuple[Any, ...] = (
 _NAMES = (
     "messages", "tools", "prompt", "n", "stop", "stream", "stream_options", "max_tokens", "max_completion_tokens",
     "temperature", "top_p", "logprobs", "top_logprobs", "tool_choice", "response_format", "logit_bias", "role", "content",
-    "tool_calls", "tool_call_id", "function", "arguments", "name", "id", "type", "parameters", "unknown", "", "__proto__",
+    "reasoning_effort", "verbosity", "tool_calls", "tool_call_id", "function", "arguments", "name", "id", "type", "parameters",
+    "unknown", "", "__proto__",
 )  # fmt: skip
 
 

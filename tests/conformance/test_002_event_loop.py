@@ -111,4 +111,4 @@ def test_an_answer_without_token_ids_is_refused_before_anything_could_need_them(
     choice = {"text": "abc", "finish_reason": "stop", "logprobs": {"token_logprobs": [-0.1]}}
     client = OpenAIClient("http://127.0.0.1:1", HttpSessions(PoolConfig(urls=["http://127.0.0.1:1"])))
     with pytest.raises(ServerFailure, match="without token ids"):
-        client._parse(orjson.dumps({"choices": [choice]}))
+        client._parse(orjson.dumps({"choices": [choice]}), 0)

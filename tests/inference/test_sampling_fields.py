@@ -25,6 +25,7 @@ from inference import wire
 from inference.base import GenerateRequest, SamplingParameters, ScoreRequest
 from inference.clients import openai_client
 from orchestrator.rollouts.play import _overridden, sampling_parameters
+from transport.records import MOST_ALTERNATIVES
 
 DEFAULTS = {"temperature": 0.3, "top_p": 0.2, "top_k": 3, "min_p": 0.4, "repetition_penalty": 1.7}
 """What a model's `generation_config.json` may say, which no request leaves to it."""
@@ -65,6 +66,7 @@ def at_our_route(body: bytes) -> Any:
             [(_, self.sampling)] = prompts
 
     routes = Recorded()
+    routes.vocabulary_size = 1000
     answer = asyncio.run(routes._complete(wire.decode_request(body), cast(Any, None)))
     assert answer.status_code == HTTPStatus.NO_CONTENT
     return routes.sampling
@@ -110,17 +112,20 @@ def assert_given(params: Any, expected: SamplingParameters) -> None:
         assert getattr(params, name) == value, name
     schema = params.structured_outputs.json if params.structured_outputs else ""
     assert schema == expected.json_schema
+    assert params.logprobs == expected.alternatives
     assert params.repetition_penalty == 1.0
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("vllm")
-@given(VALUES, VALUES, st.sampled_from(["", '{"type":"string"}']))
-def test_what_is_configured_reaches_vllm_by_both_routes(run: dict[str, Any], call: dict[str, Any], schema: str) -> None:
-    overrides = CallOverrides(**call, json_schema=schema)
+@given(VALUES, VALUES, st.sampled_from(["", '{"type":"string"}']), st.integers(0, MOST_ALTERNATIVES))
+def test_what_is_configured_reaches_vllm_by_both_routes(
+    run: dict[str, Any], call: dict[str, Any], schema: str, alternatives: int
+) -> None:
+    overrides = CallOverrides(**call, json_schema=schema, alternatives=alternatives)
     sampling = _overridden(sampling_parameters(SamplingConfig(**run), cast(Chat, Template())), overrides)
     neutral = {name: field.default for name, field in Sampling.model_fields.items()}
-    expected = {**neutral, **run, **call, "stop_token_ids": [7, 2], "json_schema": schema}
+    expected = {**neutral, **run, **call, "stop_token_ids": [7, 2], "json_schema": schema, "alternatives": alternatives}
     assert sampling.model_dump() == expected
     request = request_of(sampling)
     assert_given(at_our_route(wire.encode_request(request)), sampling)
@@ -137,7 +142,7 @@ def test_what_is_configured_reaches_vllm_by_both_routes(run: dict[str, Any], cal
 def test_what_an_agent_may_ask_reaches_vllm(asked: dict[str, Any]) -> None:
     fields = {"messages": [{"role": "user", "content": "hello"}], **asked}
     plain = sampling_parameters(SamplingConfig(), cast(Chat, Template()))
-    overrides = chat_request(fields, SamplingConfig(), agent_sampling=True).asked.overrides
+    overrides = chat_request(fields, SamplingConfig(), cast(Chat, None), agent_sampling=True).asked.overrides
     raised = {"top_p": max(asked["top_p"], 1e-6)} if "top_p" in asked else {}
     expected = plain.replaced(**asked | raised)
     assert_given(at_our_route(wire.encode_request(request_of(_overridden(plain, overrides)))), expected)
@@ -158,7 +163,7 @@ def test_a_wrong_value_is_refused_by_the_wire_with_its_field(name: str, value: A
 def test_a_wrong_value_of_an_agent_is_refused_with_its_field(name: str, value: Any) -> None:
     fields = {"messages": [{"role": "user", "content": "hello"}], name: value}
     try:
-        overrides = chat_request(fields, SamplingConfig(), agent_sampling=True).asked.overrides
+        overrides = chat_request(fields, SamplingConfig(), cast(Chat, None), agent_sampling=True).asked.overrides
     except Refused as error:
         assert error.parameter == name  # noqa: PT017 - whether it is refused is the value's
     else:
@@ -166,7 +171,7 @@ def test_a_wrong_value_of_an_agent_is_refused_with_its_field(name: str, value: A
         assert used == value or value is None or (value < used and not isinstance(value, bool))
 
 
-@pytest.mark.parametrize("name", sorted(SamplingParameters.model_fields.keys() - {"json_schema"}))
+@pytest.mark.parametrize("name", sorted(SamplingParameters.model_fields.keys() - {"json_schema", "alternatives"}))
 def test_a_request_that_lacks_a_field_is_refused(name: str) -> None:
     fields = msgpack.unpackb(wire.encode_request(request_of(SamplingParameters())))
     del fields[name]

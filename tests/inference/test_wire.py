@@ -21,6 +21,7 @@ from inference.base import (
     ServerFailure,
 )
 from inference.loads import Origin
+from transport.records import MOST_ALTERNATIVES, Alternatives
 
 REQUEST = GenerateRequest("m", np.array([1, 2], dtype=np.int32), SamplingParameters(temperature=1.0, max_tokens=4))
 ORIGIN = Origin("5c0f", "a", 3, 4, "load 4: version 9, by run 'a'")
@@ -40,6 +41,8 @@ token_ids = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=50).map(lam
         min_p=st.floats(0, 1),
         stop=st.lists(st.text(min_size=1, max_size=256), max_size=32),
         stop_token_ids=st.lists(st.integers(0, 2**31 - 1), max_size=4),
+        json_schema=st.text(max_size=20),
+        alternatives=st.integers(0, MOST_ALTERNATIVES),
     ),
     st.data(),
 )
@@ -81,6 +84,7 @@ def test_a_request_arrives_as_it_was_sent(
         ({"min_p": 1.5}, "min_p = 1.5"),
         ({"top_k": -1}, "top_k = -1"),
         ({"top_k": 2.5}, "top_k = 2.5"),
+        ({"alternatives": 21}, "alternatives = 21"),
         ({"model": None}, "model: str is expected, got nothing"),
         ({"model": ""}, "model: a name of 0 characters"),
         ({"request_id": b"short"}, "request_id: 5 bytes; expected 16"),
@@ -196,3 +200,34 @@ def test_an_answer_that_cannot_be_one_is_a_failure_of_the_server(change: dict[st
     }
     with pytest.raises(ServerFailure, match=complaint):
         Completion(**(fields | change)).check(REQUEST)
+
+
+ASKED = replace(REQUEST, sampling=REQUEST.sampling.replaced(alternatives=2))
+ALTERNATIVES = Alternatives(np.arange(6, dtype=np.int32).reshape(3, 2), -np.ones((3, 2), dtype=np.float32))
+
+
+def test_alternatives_arrive_and_fit_their_request() -> None:
+    sent = replace(completion(), alternatives=ALTERNATIVES)
+    received = wire.decode_completion(wire.encode_completion(sent))
+    assert received.alternatives is not None
+    assert received.alternatives.token_ids_TK.tolist() == ALTERNATIVES.token_ids_TK.tolist()
+    assert received.alternatives.log_probabilities_TK.tolist() == ALTERNATIVES.log_probabilities_TK.tolist()
+    received.check(replace(ASKED, request_id=REQUEST.request_id))
+    assert wire.decode_completion(wire.encode_completion(completion())).alternatives is None
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (None, "none came back"),
+        ({"token_ids_TK": ALTERNATIVES.token_ids_TK[:2]}, r"shape \(2, 2\)"),
+        ({"token_ids_TK": -ALTERNATIVES.token_ids_TK}, "the id -1 is no token"),
+        ({"log_probabilities_TK": np.full((3, 2), np.nan, np.float32)}, "no number of 0 or less"),
+    ],
+)
+def test_alternatives_that_cannot_be_are_a_failure_of_the_server(
+    change: dict[str, object] | None, complaint: str
+) -> None:
+    wrong = None if change is None else replace(ALTERNATIVES, **change)  # type: ignore[arg-type]
+    with pytest.raises(ServerFailure, match=complaint):
+        replace(completion(), alternatives=wrong).check(replace(ASKED, request_id=REQUEST.request_id))

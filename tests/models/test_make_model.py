@@ -103,7 +103,7 @@ class _SampledModel(OnePolicy):
             np.array(prompt_ids, np.int32), np.array(written, np.int32), np.zeros(len(written), np.float32), 0, "stop"
         )
 
-    async def parse(self, turn: Turn, tools: Sequence[Tool] = ()) -> Reply:
+    async def parse(self, turn: Turn, tools: Sequence[Tool] = (), *, reasoning: bool = False) -> Reply:
         return Reply(self.chat.decode(turn.completion_ids.tolist()))
 
 

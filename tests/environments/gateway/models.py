@@ -36,7 +36,7 @@ class RecordingModel(ScriptedModel):
             turn = self.turns[-1] = replace(turn, completion_ids=ids, log_probabilities=values, finish_reason="length")
         return turn
 
-    async def parse(self, turn: Turn, tools: Sequence[Tool] = ()) -> Reply:
+    async def parse(self, turn: Turn, tools: Sequence[Tool] = (), *, reasoning: bool = False) -> Reply:
         self.parsed.append(list(tools))
         text = self.chat.decode(turn.completion_ids.tolist())
         if tools and text.startswith("call:"):

@@ -103,9 +103,9 @@ async def test_a_demanded_call_is_read_from_json_and_continues_its_tokens(
 class ReasoningModel(RecordingModel):
     """Reasons up to `therefore`, as a server's parser of reasoning reads it."""
 
-    async def parse(self, turn: Turn, tools: Sequence[Tool] = ()) -> Reply:
-        reasoning, _, content = self.chat.decode(turn.completion_ids.tolist()).partition("therefore")
-        return Reply(content, reasoning)
+    async def parse(self, turn: Turn, tools: Sequence[Tool] = (), *, reasoning: bool = False) -> Reply:
+        thought, _, content = self.chat.decode(turn.completion_ids.tolist()).partition("therefore")
+        return Reply(content, thought)
 
 
 async def test_a_demanded_call_may_follow_reasoning(gateway: Gateway, chat: Chat) -> None:

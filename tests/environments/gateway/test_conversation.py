@@ -89,7 +89,7 @@ async def test_malformed_calls_are_text(gateway: Gateway, chat: Chat) -> None:
 @pytest.mark.parametrize(("at", "sent"), [("2", True), (str(2**70), False), ("[" * 65 + "]" * 65, False)])
 async def test_calls_that_cannot_be_sent_are_text(gateway: Gateway, chat: Chat, at: str, sent: bool) -> None:
     class Calling(RecordingModel):
-        async def parse(self, turn: Turn, tools: Sequence[Tool] = ()) -> Reply:
+        async def parse(self, turn: Turn, tools: Sequence[Tool] = (), *, reasoning: bool = False) -> Reply:
             return Reply("", "", (ToolCall("call_1", "look", {"at": json.loads(at)}),))
 
     [answer] = await asked(gateway, Calling(chat, ["look there"]), [HELLO], tools=TOOLS)

@@ -96,8 +96,8 @@ async def test_an_agent_lowers_and_adds_but_does_not_sample_otherwise(gateway: G
     first, second = model.asked
     assert first is not None
     assert second is not None
-    assert first.model_dump(exclude_none=True) == {"max_tokens": 7, "stop": ["own", "END"]}
-    assert second.model_dump(exclude_none=True) == {"max_tokens": 100}
+    assert first.model_dump(exclude_defaults=True) == {"max_tokens": 7, "stop": ["own", "END"]}
+    assert second.model_dump(exclude_defaults=True) == {"max_tokens": 100}
     assert answer.choices[0].message.content == "before "
 
 
@@ -110,7 +110,7 @@ async def test_an_agent_may_sample_where_the_environment_says_so(chat: Chat) -> 
     ):
         await client.chat.completions.create(model="any", messages=HELLO, temperature=0, top_p=0.5)
     assert model.asked[0] is not None
-    assert model.asked[0].model_dump(exclude_none=True) == {"temperature": 0.01, "top_p": 0.5, "max_tokens": 256}
+    assert model.asked[0].model_dump(exclude_defaults=True) == {"temperature": 0.01, "top_p": 0.5, "max_tokens": 256}
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,10 @@ async def test_an_agent_may_sample_where_the_environment_says_so(chat: Chat) -> 
         ({"response_format": {"type": "structural_tag"}}, "response_format"),
         ({"logit_bias": {"1": 1}}, "logit_bias"),
         ({"frequency_penalty": 0.1}, "frequency_penalty"),
-        ({"top_logprobs": 3, "logprobs": True}, "top_logprobs"),
+        ({"top_logprobs": 21, "logprobs": True}, "top_logprobs"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"reasoning_effort": "low"}, "reasoning_effort"),
+        ({"verbosity": "low"}, "verbosity"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"n": 17}, "n"),
         ({"max_tokens": 0}, "max_tokens"),

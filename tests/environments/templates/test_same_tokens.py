@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import orjson
 import pytest
@@ -134,7 +134,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
 def at_the_gateway(number: int) -> tuple[list[Message], list[Tool]]:
     """What the gateway makes of a row, as its client sends it."""
     row = WRITTEN["arguments as text"][number]
-    request = chat_request({"tools": None, **row}, SamplingConfig(), agent_sampling=False)
+    request = chat_request({"tools": None, **row}, SamplingConfig(), cast(Chat, None), agent_sampling=False)
     return request.messages, request.tools
 
 

@@ -140,7 +140,7 @@ async def test_a_malformed_call_becomes_an_observation(chat: Chat, answer: str, 
 
 async def test_the_complete_calls_of_a_turn_that_was_cut_are_made_and_the_model_is_told(chat: Chat) -> None:
     class Cut(ScriptedModel):
-        async def parse(self, turn: Turn, tools: Sequence[Tool] = ()) -> Reply:
+        async def parse(self, turn: Turn, tools: Sequence[Tool] = (), *, reasoning: bool = False) -> Reply:
             reply = await super().parse(turn, tools)
             return replace(reply, malformed="Your turn was cut.") if reply.calls else reply
 

@@ -33,7 +33,7 @@ Running = Callable[..., AbstractAsyncContextManager[Verifiers]]
 class CallingModel(ScriptedModel):
     """Answers `call NAME {...}` call a tool; a call of `?` cannot be read."""
 
-    async def parse(self, turn: Turn, tools: Sequence[Tool] = ()) -> Reply:
+    async def parse(self, turn: Turn, tools: Sequence[Tool] = (), *, reasoning: bool = False) -> Reply:
         text = self.chat.decode(turn.completion_ids.tolist())
         found = re.fullmatch(r"call (\S+) (.*)", text)
         if not (tools and found):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any, cast
 
 import msgpack
+import numpy as np
 import pytest
 
 from environments.chat import Chat
@@ -18,9 +20,11 @@ from environments.workers.protocol import (
     pack_answer,
     set_untrained,
     unpack,
+    unpack_answer,
 )
 from environments.workers.remote_model import RemoteModel
 from tests.support.rollouts import make_rollout, make_turn
+from transport.records import Alternatives
 
 
 def test_a_frame_comes_back_as_it_was() -> None:
@@ -91,3 +95,14 @@ async def test_an_answer_to_a_call_that_was_given_up_is_not_trained() -> None:
     (turn,) = rollout.turns
     assert turn.completion_ids.tolist() == [3, 4]
     assert bytes(turn.untrained) == b"\1\1"
+
+
+def test_the_most_probable_tokens_reach_a_worker() -> None:
+    found = Alternatives(np.asarray([[3, 4], [5, 6]], np.int32), np.asarray([[-1, -np.inf], [0, -2]], np.float32))
+    turn = replace(make_turn([1, 2], [3, 4]), alternatives=found)
+    (packed,) = unpack(pack([[TURN, 1, 1, 0, pack_answer(turn)]]))
+    received = unpack_answer(turn.prompt_ids.tobytes(), packed[4])
+    assert received.alternatives is not None
+    assert received.alternatives.token_ids_TK.tolist() == found.token_ids_TK.tolist()
+    assert received.alternatives.log_probabilities_TK.tolist() == found.log_probabilities_TK.tolist()
+    assert unpack_answer(b"", pack_answer(make_turn([1, 2], [3, 4]))).alternatives is None

@@ -84,6 +84,8 @@ async def test_an_environment_sees_how_its_calls_are_sampled() -> None:
 class ParsingCounter(CountingPool):
     """Finds a call of `add` in every completion, and remembers what it was asked."""
 
+    parses_reasoning = False
+
     def __init__(self) -> None:
         super().__init__()
         self.asked: list[Any] = []
@@ -387,3 +389,24 @@ async def test_a_group_is_scored_as_one_or_fails_as_one() -> None:
     rollouts = [make_rollout(0, index, reward=None) for index in range(2)]
     await score_group(load(Scripted([0.25, "0.75"])), rollouts)
     assert all("the reward is '0.75' (str)" in (rollout.error or "") for rollout in rollouts)
+
+
+async def test_reasoning_is_parsed_without_tools_where_it_is_asked_for_and_the_servers_can() -> None:
+    class Ended:
+        stop_token_ids = (1,)
+        template_kwargs: dict[str, Any] = {"enable_thinking": True}
+
+        def decode(self, token_ids: Sequence[int]) -> str:
+            return "all of it"
+
+    pool = ParsingCounter()
+    pool.parsed = ParsedText("{}", "hm")
+    model = PolicyModel(make_rollout(turns=[], reward=None), cast(Chat, Ended()), pool, SAMPLING)
+    turn = await model.generate([1, 2])
+    assert await model.parse(turn, reasoning=True) == Reply("all of it")
+    pool.parses_reasoning = True
+    assert await model.parse(turn) == Reply("all of it")
+    assert await model.parse(turn, reasoning=True) == Reply("{}", "hm")
+    other = await model.generate([1, 2], CallOverrides(chat_template_kwargs={"enable_thinking": False}))
+    await model.parse(other, reasoning=True)
+    assert [asked[1] for asked in pool.asked] == [{"enable_thinking": True}, {"enable_thinking": False}]

@@ -25,7 +25,7 @@ from orchestrator.step.finalize import Finalizer, finalize_group, finalize_in_th
 from orchestrator.step.records import write_records
 from run.config import AdvantageConfig, ZeroAdvantageFilter
 from tests.support.rollouts import make_group, make_turn
-from transport.records import Rollout, Turn
+from transport.records import Alternatives, Rollout, Turn
 
 group_mean = load_advantage(AdvantageConfig())
 zero_advantage = ZeroAdvantageFilter()
@@ -200,7 +200,7 @@ def test_a_copy_of_a_turn_has_all_its_fields() -> None:
     untrained = bytearray(b"\0\1\0")
     turn = Turn(
         turn.prompt_ids, turn.completion_ids, turn.log_probabilities, 3, "length", routing(4), 1, "server", 0.5, 2, "me",
-        untrained, columns,
+        Alternatives(np.zeros((3, 2), np.int32), np.zeros((3, 2), np.float32)), untrained, columns,
     )  # fmt: skip
     assert all(getattr(turn, each.name) is not each.default for each in fields(turn)), (
         "else a lost one would go unnoticed"

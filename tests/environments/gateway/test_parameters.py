@@ -1,0 +1,233 @@
+"""The table of parameters in `docs/gateway.md`: it has all of OpenAI's, and the gateway does what it says."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+import aiohttp
+import numpy as np
+import openai
+import pytest
+from openai.types import completion_create_params
+from openai.types.chat import completion_create_params as chat_create_params
+from openai.types.responses import response_create_params
+
+from environments.chat import Chat
+from environments.gateway import Gateway
+from environments.sampling import CallOverrides, SamplingOverrides
+from tests.environments.gateway.models import RecordingModel, client_of, extends
+from transport.records import Alternatives, Turn
+
+PAGE = Path(__file__).parents[3] / "docs/gateway.md"
+APIS = ("chat", "responses", "completions")
+PATHS = {"chat": "chat/completions", "responses": "responses", "completions": "completions"}
+OPENAI = {
+    "chat": chat_create_params.CompletionCreateParams,
+    "responses": response_create_params.ResponseCreateParams,
+    "completions": completion_create_params.CompletionCreateParams,
+}
+TOOL: Any = {"type": "function", "function": {"name": "look", "parameters": {}}}
+LEAST: dict[str, dict[str, Any]] = {
+    "chat": {"messages": [{"role": "user", "content": "hello"}]},
+    "responses": {"input": "hello"},
+    "completions": {"prompt": "hello"},
+}
+VALUES: dict[str, Any] = {
+    "audio": {"voice": "x", "format": "wav"},
+    "background": True,
+    "best_of": 2,
+    "context_management": [{"type": "compaction"}],
+    "conversation": "conv_1",
+    "echo": True,
+    "frequency_penalty": 0.5,
+    "function_call": "auto",
+    "functions": [{"name": "look"}],
+    "include": ["message.output_text.logprobs"],
+    "instructions": "Be good.",
+    "logit_bias": {"5": 1},
+    "logprobs": True,
+    "max_completion_tokens": 5,
+    "max_output_tokens": 5,
+    "max_tokens": 5,
+    "max_tool_calls": 3,
+    "metadata": {"a": "b"},
+    "modalities": ["text", "audio"],
+    "model": "gpt-x",
+    "moderation": {"model": "x"},
+    "n": 2,
+    "parallel_tool_calls": False,
+    "prediction": {"type": "content", "content": "x"},
+    "presence_penalty": 0.5,
+    "previous_response_id": "resp_1",
+    "prompt": {"id": "x"},
+    "prompt_cache_key": "x",
+    "prompt_cache_options": {"mode": "explicit"},
+    "prompt_cache_retention": "24h",
+    "reasoning": {"effort": "low", "summary": "auto"},
+    "reasoning_effort": "low",
+    "response_format": {"type": "json_object"},
+    "safety_identifier": "x",
+    "seed": 3,
+    "service_tier": "flex",
+    "stop": ["END"],
+    "store": True,
+    "stream": True,
+    "stream_options": {"include_obfuscation": False},
+    "suffix": "x",
+    "temperature": 0.5,
+    "text": {"format": {"type": "text"}, "verbosity": "low"},
+    "tool_choice": "auto",
+    "tools": [TOOL],
+    "top_logprobs": 2,
+    "top_p": 0.5,
+    "truncation": "auto",
+    "user": "x",
+    "verbosity": "low",
+    "web_search_options": {"search_context_size": "low"},
+}
+"""A value of each parameter that asks for something."""
+OTHERWISE: dict[tuple[str, str], Any] = {
+    ("completions", "logprobs"): 2,
+    ("responses", "tools"): [{"type": "function", "name": "look", "parameters": {}}],
+}
+"""Values of those that mean something else in one API."""
+
+
+def table() -> dict[str, dict[str, str]]:
+    """What the page says: of each parameter, by API, `served`, `ignored`, `refused` or `-`."""
+    rows = re.findall(r"^\| `(\w+)` \| ([\w-]+) \| ([\w-]+) \| ([\w-]+) \|", PAGE.read_text(), re.MULTILINE)
+    return {name: dict(zip(APIS, said, strict=True)) for name, *said in rows}
+
+
+def parameters(api: str) -> set[str]:
+    """Those of the installed `openai` package."""
+    return {name for each in get_args(OPENAI[api]) for name in each.__annotations__}
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_the_page_has_every_parameter_of_openai(api: str) -> None:
+    assert {name for name, said in table().items() if said[api] != "-"} == parameters(api)
+
+
+@pytest.fixture
+def directory(tokenizer_directory: Path, tmp_path: Path) -> Path:
+    """A model's directory whose chat template a test writes."""
+    return Path(shutil.copytree(tokenizer_directory, tmp_path / "model"))
+
+
+@pytest.fixture
+def knowing_chat(directory: Path) -> Chat:
+    """A chat whose template reads an effort and a verbosity."""
+    tools = "{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}"
+    messages = "{% for m in messages %}{{ m.role }}{{ m.content }}<end>{% endfor %}"
+    template = "{{ reasoning_effort }}{{ verbosity }}" + tools + messages
+    (directory / "chat_template.jinja").write_text(template)
+    return Chat(directory)
+
+
+CASES = [(api, name) for name, said in table().items() for api in APIS if said[api] != "-" and name not in LEAST[api]]
+
+
+@pytest.mark.parametrize(("api", "name"), CASES)
+async def test_the_gateway_does_what_the_page_says(gateway: Gateway, knowing_chat: Chat, api: str, name: str) -> None:
+    said = table()[name][api]
+    model = RecordingModel(knowing_chat, ["one"] * 3)
+    given = LEAST[api] | {name: OTHERWISE.get((api, name), VALUES[name])}
+    if name == "top_logprobs" and api == "chat":
+        given["logprobs"] = True
+    if name == "stream_options":
+        given["stream"] = True
+    async with gateway.session(model) as session, aiohttp.ClientSession() as http:
+        headers = {"Authorization": f"Bearer {session.api_key}"}
+        for fields in (given, LEAST[api]) if said == "ignored" else (given,):
+            async with http.post(f"{session.base_url}/{PATHS[api]}", json=fields, headers=headers) as answer:
+                status, text = answer.status, await answer.text()
+            if said == "refused":
+                assert status == 400
+                assert f'"param": "{name}"' in text
+            else:
+                assert status == 200, text
+    if said == "ignored":  # the same tokens, sampled alike
+        assert len(model.asked) == 2
+        assert model.asked[0] == model.asked[1]
+        assert model.turns[0].prompt_ids.tolist() == model.turns[1].prompt_ids.tolist()
+
+
+async def test_an_effort_renders_the_prompt_and_is_a_branch_of_its_own(gateway: Gateway, knowing_chat: Chat) -> None:
+    model = RecordingModel(knowing_chat, ["one", "two", "three"])
+    async with gateway.session(model) as session, client_of(session) as client:
+        hello: Any = {"role": "user", "content": "hello"}
+        asked: Any = {"model": "any", "reasoning_effort": "high", "verbosity": "low"}
+        answer = await client.chat.completions.create(messages=[hello], **asked)
+        history: Any = [hello, answer.choices[0].message, hello]
+        await client.chat.completions.create(messages=history, **asked)
+        await client.chat.completions.create(messages=history, model="any", reasoning_effort="none")
+    first, second, third = model.turns
+    assert knowing_chat.decode(first.prompt_ids.tolist()).startswith("highlow")
+    assert extends(second, first)
+    assert not extends(third, first)
+    assert knowing_chat.decode(third.prompt_ids.tolist()).startswith("none")
+    kwargs = [each.chat_template_kwargs for each in model.asked if each is not None]
+    assert kwargs == [{"reasoning_effort": "high", "verbosity": "low"}] * 2 + [{"reasoning_effort": "none"}]
+
+
+async def test_an_effort_turns_thinking_on_and_off_unless_the_run_says_which(gateway: Gateway, directory: Path) -> None:
+    (directory / "chat_template.jinja").write_text("{{ enable_thinking }}{{ messages[0].content }}")
+    chat = Chat(directory)
+    asked: Any = {"model": "any", "messages": [{"role": "user", "content": "hello"}]}
+    model = RecordingModel(chat, ["one"] * 3)
+    async with gateway.session(model) as session, client_of(session) as client:
+        for effort in ("low", "none"):
+            await client.chat.completions.create(**asked, reasoning_effort=effort)
+    assert [chat.decode(turn.prompt_ids.tolist()) for turn in model.turns] == ["Truehello", "Falsehello"]
+    fixed = RecordingModel(chat.with_template_kwargs({"enable_thinking": False}), ["one"])
+    async with gateway.session(fixed) as session, client_of(session) as client:
+        with pytest.raises(openai.BadRequestError, match="reasoning_effort"):
+            await client.chat.completions.create(**asked, reasoning_effort="high")
+
+
+async def test_the_most_probable_tokens_have_openais_shape_and_leave_the_turn_as_it_is(
+    gateway: Gateway, chat: Chat
+) -> None:
+    class Model(RecordingModel):
+        async def generate(self, prompt_ids: Sequence[int], sampling: SamplingOverrides | None = None) -> Turn:
+            turn = await super().generate(prompt_ids, sampling)
+            assert isinstance(sampling, CallOverrides)
+            if not sampling.alternatives:
+                return turn
+            ids = np.stack([turn.completion_ids, turn.completion_ids + 1], axis=1)
+            values = np.asarray([[-0.5, -np.inf]] * len(turn.completion_ids), np.float32)
+            return replace(turn, alternatives=Alternatives(ids, values))
+
+    model = Model(chat, ["ab"] * 4)
+    async with gateway.session(model) as session, client_of(session) as client:
+        asked: Any = {"model": "any", "messages": [{"role": "user", "content": "hello"}], "logprobs": True}
+        with_top = await client.chat.completions.create(**asked, top_logprobs=2)
+        without = await client.chat.completions.create(**asked)
+        response = await client.responses.create(model="any", input="hello", top_logprobs=2)
+        completion = await client.completions.create(model="any", prompt="hello", logprobs=2)
+    scores = with_top.choices[0].logprobs
+    assert scores is not None
+    assert scores.content is not None
+    first = scores.content[0]
+    assert (first.token, first.logprob, first.bytes) == ("a", -0.5, [97])
+    assert [(each.token, each.logprob, each.bytes) for each in first.top_logprobs] == [
+        ("a", -0.5, [97]),
+        ("b", -9999.0, [98]),
+    ]
+    assert without.choices[0].logprobs is not None
+    assert without.choices[0].logprobs.content is not None
+    assert without.choices[0].logprobs.content[0].top_logprobs == []
+    message: Any = response.output[0]
+    [part] = message.content
+    assert [each.token for each in part.logprobs[0].top_logprobs] == ["a", "b"]
+    assert completion.choices[0].logprobs is not None
+    assert completion.choices[0].logprobs.top_logprobs is not None
+    assert completion.choices[0].logprobs.top_logprobs[0] == {"a": -0.5, "b": -9999.0}
+    assert len({tuple(turn.completion_ids.tolist()) for turn in model.turns}) == 1
+    assert all(turn.trained_tokens == len(turn.completion_ids) for turn in model.turns)
