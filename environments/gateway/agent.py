@@ -106,6 +106,7 @@ class AgentEnvironment:
                     "OPENAI_BASE_URL": session.base_url,
                     "OPENAI_API_KEY": session.api_key,
                     "OPENAI_MODEL": MODEL,
+                    "OPENAI_DEFAULT_MODEL": MODEL,
                     "AGENT_EXAMPLE_FILE": str(given),
                     "AGENT_REWARD_FILE": str(own / "reward"),
                     "TMPDIR": str(own),
@@ -182,8 +183,9 @@ def _environment(variables: Mapping[str, str], pass_on: Sequence[str]) -> dict[s
     if missing := [name for name in pass_on if name not in os.environ]:
         raise ValueError(f"pass_on: {', '.join(missing)}: not set in the orchestrator's environment")
     inherited = {name: os.environ[name] for name in (*PASSED_ON, *pass_on) if name in os.environ}
-    # The endpoint is on this machine, whatever proxy the agent is given.
-    return {**inherited, "NO_PROXY": "127.0.0.1,localhost", **{name: str(value) for name, value in variables.items()}}
+    # The endpoint is on this machine, whatever proxy the agent is given. OpenAI's Agents SDK would send what it sees to OpenAI.
+    fixed = {"NO_PROXY": "127.0.0.1,localhost", "OPENAI_AGENTS_DISABLE_TRACING": "1"}
+    return {**inherited, **fixed, **{name: str(value) for name, value in variables.items()}}
 
 
 def _imported(path: str) -> Callable[[Example, Rollout], Any]:
