@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 import ssl
 from collections.abc import Mapping
@@ -209,9 +210,17 @@ async def call(
                 return await _read(response, MAX_RESPONSE_BYTES)
             raise failure_of(url, response.status, await response.content.read(ERROR_BYTES))
     except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError) as error:
-        raise ServerUnreachable(f"{url}: {str(error) or type(error).__name__}") from error
+        raise ServerUnreachable(f"{url}: {_reason(error)}") from error
     except aiohttp.ClientError as error:
         raise ServerFailure(f"{url}: {str(error) or type(error).__name__}") from error
+
+
+def _reason(error: Exception) -> str:
+    """Returns what went wrong, for people: of a connection that is refused, aiohttp's text repeats the address twice."""
+    refused = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else None
+    if isinstance(refused, ConnectionError) and refused.errno:
+        return f"no connection: {os.strerror(refused.errno)}"
+    return str(error) or type(error).__name__
 
 
 async def _read(response: aiohttp.ClientResponse, limit: int) -> bytes | memoryview:
