@@ -62,13 +62,12 @@ def view_array(specified: object, data: Buffer, name: str) -> AnyArray:
     `name` is that of the array, for errors. Raises `CodecError` when the specification is malformed or does not fit the
     bytes.
     """
-    match specified:
-        case [str(dtype_name), list(shape), int(nbytes)] if dtype_name in DTYPES:
-            pass
-        case _:
-            raise CodecError(
-                f"{name}: {_shown(specified)} is not [dtype, shape, bytes] with a dtype of {', '.join(DTYPES)}"
-            )
+    # As types, which take a quarter of the time of patterns: every model call has two arrays.
+    dtype_name, shape, nbytes = specified if type(specified) is list and len(specified) == 3 else (None, None, None)
+    if type(dtype_name) is not str or dtype_name not in DTYPES or type(shape) is not list or type(nbytes) is not int:
+        raise CodecError(
+            f"{name}: {_shown(specified)} is not [dtype, shape, bytes] with a dtype of {', '.join(DTYPES)}"
+        )
     if len(shape) > MAX_DIMENSIONS or not all(type(size) is int and size >= 0 for size in shape):
         raise CodecError(f"{name}: {_shown(shape)} is not a shape of at most {MAX_DIMENSIONS} sizes")
     if nbytes != (present := as_bytes_view(data).nbytes):
@@ -129,11 +128,10 @@ def unpack_arrays(data: Buffer) -> tuple[dict[str, Any], dict[str, AnyArray]]:
     (length,) = struct.unpack_from("<I", view, 4)
     if length > min(view.nbytes - 8, _MAX_PACKED_HEADER_BYTES):
         raise CodecError(f"packed arrays: a header of {length} bytes is claimed, in a frame of {view.nbytes}")
-    match unpacked(view[8 : 8 + length], "packed arrays: the header", CodecError, **_LIMITS):
-        case [dict(header), dict(specifications)]:
-            pass
-        case other:
-            raise CodecError(f"packed arrays: the header is {_shown(other)}, not [header, specifications]")
+    found = unpacked(view[8 : 8 + length], "packed arrays: the header", CodecError, **_LIMITS)
+    header, specifications = found if type(found) is list and len(found) == 2 else (None, None)
+    if type(header) is not dict or type(specifications) is not dict:
+        raise CodecError(f"packed arrays: the header is {_shown(found)}, not [header, specifications]")
     offset = 8 + length + len(_padding(8 + length))
     arrays: dict[str, AnyArray] = {}
     for name, specified in specifications.items():
