@@ -321,7 +321,9 @@ class InferencePool:
         server: str | None,
     ) -> ParsedText:
         """Returns what a completion says, read by the parsers of `server` or another one. See `calls.parse`."""
-        clients = [client for client in self._parsing() if tools or client.reasons]
+        clients = self._parsing()
+        if not tools:  # only reasoning is left to be found, and some servers may not parse that
+            clients = [client for client in clients if client.reasons] or clients
         return await calls.parse(clients, token_ids, tools, template_kwargs, cut=cut, first=server)
 
     @property

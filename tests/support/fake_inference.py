@@ -123,6 +123,8 @@ class FakeServer:
         """The body of `/metrics`; None answers 404."""
         self.models: list[str] | None = None
         """The names of `/v1/models`; None answers 404."""
+        self.reasons = False
+        """Whether it says that it parses reasoning."""
         self.parsed: dict[str, Any] = {"content": "text", "reasoning": "", "calls": [], "malformed": ""}
         """The answer to every parse; with `error`, it is refused."""
         self.scored: list[ScoreRequest] = []
@@ -190,7 +192,7 @@ class FakeServer:
             return web.json_response({"error": "a valid bearer token is required"}, status=401)
         if request.path == wire.STATUS_PATH:
             adapters = {name: self.described(name) for name in self.adapters}
-            status = {"instance": self.loads.instance, "draining": self.draining}
+            status = {"instance": self.loads.instance, "draining": self.draining, "reasons": self.reasons}
             if self.secret is not None:
                 status["proof"] = identity.proof(
                     self.secret, self.loads.instance, request.headers.get(wire.NONCE_HEADER, "")

@@ -71,3 +71,26 @@ async def test_a_stock_server_without_the_route_says_what_it_needs() -> None:
 async def test_no_server_in_service() -> None:
     with pytest.raises(InferenceError, match="no inference server is in service"):
         await calls.parse([], [1], [], {}, cut=False, first=None)
+
+
+async def test_without_tools_those_are_asked_that_parse_reasoning_if_there_are_any() -> None:
+    async with FakeServer() as one, FakeServer() as two:
+        two.reasons, two.parsed = True, CALLS | {"reasoning": "hm", "calls": []}
+        pool = InferencePool(PoolConfig(urls=[one.url, two.url]), "model")
+        await pool.start()
+        try:
+            await pool._until(lambda: len(pool._fleet.serving) == 2)
+            assert pool.parses_reasoning
+            parsed = await pool.parse([1, 2], [], {}, cut=False, server=one.url)
+        finally:
+            await pool.close()
+    assert parsed == ParsedText("", "hm")
+    async with FakeServer() as one:
+        pool = InferencePool(PoolConfig(urls=[one.url]), "model")
+        await pool.start()
+        try:
+            await pool._until(lambda: len(pool._fleet.serving) == 1)
+            assert not pool.parses_reasoning
+            assert await pool.parse([1, 2], [], {}, cut=False, server=one.url) == ParsedText("text")
+        finally:
+            await pool.close()
