@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from environments.chat import Chat
+from environments.config import EnvironmentConfig
 from environments.gateway.agent import AgentEnvironment
 from environments.scripted import play as play_scripted
 from environments.tools.hermes import write_hermes
+from inference.base import SamplingParameters
+from inference.config import PoolConfig
+from inference.pool.pool import InferencePool
 from models.tiny_tokenizer import write_tokenizer
+from orchestrator.rollouts.play import LoadedEnvironment, PolicyModel, play
+from orchestrator.rollouts.trajectories import merge_rollout
 from tests.environments.gateway.models import extends
+from tests.support.tiny_model import CHAT_TEMPLATE
+from tests.support.vllm_server import ServerProcess
+from transport.records import Rollout, Turn
 
 EXAMPLES = Path(__file__).parents[2] / "examples/agent"
 GUESSED = [write_hermes("guess", {"number": 2}), write_hermes("guess", {"number": 4}), "It is 4."]
@@ -43,3 +55,44 @@ async def test_an_agent_plays_and_its_turns_continue_one_another(program: str, t
         assert extends(after, before)
     constrained = [not turn.trained_tokens for turn in rollout.turns]
     assert constrained == ([False, True] if program == "with_langchain.py" else [False] * 3)
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
+@pytest.mark.parametrize("program", SCRIPTS)
+async def test_every_token_of_a_real_server_is_trained_once(
+    program: str, moe_server: ServerProcess, tmp_path: Path
+) -> None:
+    """A random model, which says what it likes; only what is constrained has a form."""
+    directory = Path(shutil.copytree(moe_server.config.model, tmp_path / "model"))
+    (directory / "chat_template.jinja").write_text("{{ tools }}" + CHAT_TEMPLATE)
+    chat = Chat(directory)
+    pool = InferencePool(PoolConfig(urls=[moe_server.url]), moe_server.config.model)
+    await pool.start()
+    environment = environment_of(program)
+    rollout = Rollout("0-0", 0, "agent", 0)
+    model = PolicyModel(
+        rollout, chat, pool, SamplingParameters(max_tokens=64, stop_token_ids=list(chat.stop_token_ids))
+    )
+    config = EnvironmentConfig(name="agent", kind="agent", rollout_timeout_seconds=120.0)
+    try:
+        await play(LoadedEnvironment(config, environment), rollout, model)
+    finally:
+        await environment.close()
+        await pool.close()
+    assert rollout.error is None
+    assert rollout.state["refused"] == []
+    free = [turn for turn in rollout.turns if turn.trained_tokens]
+    if program == "with_langchain.py":
+        assert chat.decode(rollout.turns[-1].completion_ids.tolist()).startswith("{")
+        assert len(free) == 1
+    trained = Counter[tuple[int, float]]()
+    for sample in merge_rollout(rollout):
+        where = sample.loss_mask_T == 1
+        trained.update(zip(sample.token_ids_T[where].tolist(), sample.log_probabilities_T[where].tolist(), strict=True))
+    assert trained == sum((sampled(turn) for turn in free), Counter[Any]())
+
+
+def sampled(turn: Turn) -> Counter[tuple[int, float]]:
+    """The tokens of a turn with their log-probabilities."""
+    return Counter(zip(turn.completion_ids.tolist(), turn.log_probabilities.tolist(), strict=True))

@@ -152,3 +152,32 @@ async def test_a_schema_constrains_and_log_probabilities_are_those_after_it(moe_
             assert completion.log_probabilities.sum() > whole.sum() + 1
             with pytest.raises(RequestRefused):
                 await client.generate(request(moe_server, WARM.replaced(json_schema='{"type":"nothing"}')))
+
+
+@pytest.mark.parametrize("cut", [{}, {"top_k": 3}])
+async def test_the_most_probable_tokens_come_beside_the_sampled_ones_and_change_nothing(
+    moe_server: ServerProcess, cut: dict[str, Any]
+) -> None:
+    sampling = WARM.replaced(alternatives=5, **cut)
+    async with clients_of(moe_server) as clients:
+        for client in clients:
+            asked = request(moe_server, sampling)
+            completion = await client.generate(asked)
+            completion.check(asked)
+            assert completion.alternatives is not None
+            expected = truncated_log_probabilities(moe_server, completion, sampling)
+            assert np.abs(completion.log_probabilities - expected).max() < TOLERANCE
+            ids_TK, values_TK = completion.alternatives.token_ids_TK, completion.alternatives.log_probabilities_TK
+            assert (values_TK[:, :-1] >= values_TK[:, 1:]).all()
+            is_sampled_TK = ids_TK == completion.token_ids[:, None]
+            found_T = is_sampled_TK.any(axis=1)
+            assert found_T.any()
+            assert (values_TK[is_sampled_TK] == completion.log_probabilities[found_T]).all()
+            assert (completion.log_probabilities[~found_T] <= values_TK[~found_T, -1]).all()
+            if cut:
+                assert found_T.all()
+                assert np.abs(np.exp(values_TK.clip(min=-9999)).sum(axis=1) - 1).max() < TOLERANCE
+            free = await client.generate(request(moe_server, GREEDY.replaced(alternatives=5)))
+            plain = await client.generate(request(moe_server, GREEDY))
+            assert free.token_ids.tolist() == plain.token_ids.tolist()
+            assert plain.alternatives is None
