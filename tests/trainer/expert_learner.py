@@ -153,9 +153,9 @@ def on_several_ranks(directory: Path, mixture: Path, group: Ranks) -> dict[str, 
     if group.count == 2:
         found["failing"] = train_failing(directory, mixture, group, sharding=False, expert_parallel=2)
         found["without memory"] = train_without_memory(directory, mixture, group)
-        found["resumed"] = [train_on(directory, mixture, group, 6, sharding=False, expert_parallel=2)]
+        found["resumed"] = [train_on(directory, mixture, group, 2, sharding=False, expert_parallel=2)]
     else:
-        found["resumed"] = [train_on(directory, mixture, group, 6, sharding=True, expert_parallel=2)]
+        found["resumed"] = [train_on(directory, mixture, group, 2, sharding=True, expert_parallel=2)]
         group = replace(group, experts=form_groups(4, group.device, timedelta(minutes=5)))
         found["resumed"].append(train_on(directory, mixture, group, 1, sharding=True, expert_parallel=4))
     return found
@@ -180,7 +180,7 @@ def main(directory: Path, mixture: Path, device: str = "cpu") -> None:
             found["plain"] = train_all(directory, {"moe": mixture}, ALONE, [FULL, LORA, MEASURED])
         if "failing" in found:
             found["failing-plain"] = train_failing(directory, mixture, ALONE)
-            found["resumed"].append(train_on(directory, mixture, ALONE, 7))
+            found["resumed"].append(train_on(directory, mixture, ALONE, 2))
         (directory / f"found_{count}.json").write_text(json.dumps(found))
 
 
