@@ -126,6 +126,7 @@ async def test_knots_are_collected_as_memory_grows() -> None:
     assert all(knot.itself is knot for knot in knots)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("prompt")
 async def test_what_rollouts_in_flight_hold_is_not_walked_until_some_have_ended() -> None:
     rollouts = RolloutCounts(begun=100)
@@ -146,6 +147,7 @@ async def test_what_rollouts_in_flight_hold_is_not_walked_until_some_have_ended(
     assert len(set(map(id, held))) == len(held)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("prompt")
 async def test_what_rollouts_leave_at_each_turn_is_collected_in_the_end_though_none_ends(
     monkeypatch: pytest.MonkeyPatch,
