@@ -45,16 +45,21 @@ def test_the_printed_configuration_is_read() -> None:
     assert RunConfig.model_fields["gather_chunk_size"].default is None
 
 
+@pytest.mark.parametrize("named", ["--dump NOWHERE", "--dump=NOWHERE"])
+def test_a_dump_is_named_in_either_way(capsys: pytest.CaptureFixture[str], named: str) -> None:
+    assert main(f"attribute {named}".split()) == 2
+    assert "NOWHERE does not exist" in capsys.readouterr().err
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("named", ["--dump DUMP", "--dump=DUMP"])
 def test_the_printed_command_attributes_the_lag_of_a_dump_to_phases(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], named: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     dump = tmp_path / "raw_rollouts" / "step_8"
     shape = Shape(rollouts=8, turns=2, tokens=200, layers=2, top_k=2, experts=8)
     write_dump(dump, header_of(shape), synthetic_rollouts(shape))
     options = "--gather-chunk-size 128 --synthetic-traffic 200 --quick --json"
-    assert main(f"attribute {named} {options}".replace("DUMP", str(dump)).split()) == 0
+    assert main(f"attribute --dump={dump} {options}".split()) == 0
     found = json.loads(capsys.readouterr().out)
     assert [row["phase"] for row in found] == ["finalize", "merge", "records", "commit", "malloc_trim"]
     assert all(row["alone"]["event_loop_lag"]["n"] > 0 for row in found)
