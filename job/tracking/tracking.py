@@ -3,6 +3,10 @@
 Each sink has a process of its own, so none can hold up another, and none can touch training: they only read the job's files. One
 that dies or hangs is started again after a pause that doubles; one that fails `ATTEMPTS` times without having sent anything in
 between is dropped, with a message. What it lacks can be sent later (`counterpoint track`).
+
+A job runs all this as one worker with `essential = false`. The sinks are not workers themselves: `counterpoint track` also
+serves a job that has ended, where nothing else supervises; and a role has no rule by which failures count only until a row is
+taken, nor one by which a task that is given up leaves the other tasks alone.
 """
 
 from __future__ import annotations
