@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import socket
 import subprocess
 import sys
@@ -20,15 +19,9 @@ from datetime import timedelta
 from typing import Any
 
 from cluster.elastic.ranks import LOOPBACK, child_environment, interfaces, listen
-from transport.process.child import kill_guarded
+from transport.process.child import NoLineError, kill_guarded, line_of
 from transport.process.imports import without_gc
 from transport.process.launch import guarded
-
-LONGEST_ANSWER = 65536
-"""Bytes."""
-
-LOOK_SECONDS = 0.2
-"""How often a question without an answer looks whether it is aborted."""
 
 MATRIX = 512
 """Rows and columns of the matrices that are multiplied, in float32."""
@@ -64,10 +57,13 @@ class CheckProcess:
         try:
             process.stdin.write(json.dumps(question).encode() + b"\n")
             process.stdin.flush()
-            line = self._read_line(process, seconds)
-        except (CheckError, BrokenPipeError) as error:
+            line = line_of(process, seconds, lambda: self._aborted)
+        except (NoLineError, BrokenPipeError) as error:
             self.close()
-            raise CheckError(str(error) or "the check's process has died") from None
+            if self._aborted:
+                raise CheckError("the worker is being stopped") from None
+            how = str(error) if isinstance(error, NoLineError) else "has ended"
+            raise CheckError(f"the check's process {how}; its output tells more") from None
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             raise CheckError(str(answer["error"]))
@@ -82,25 +78,6 @@ class CheckProcess:
             process_group=0,
         )
         return self._process
-
-    def _read_line(self, process: subprocess.Popen[bytes], seconds: float) -> bytes:
-        assert process.stdout is not None
-        received, deadline = bytearray(), time.monotonic() + seconds
-        while not received.endswith(b"\n"):
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise CheckError(f"no answer within {seconds:.0f} s")
-            if self._aborted:
-                raise CheckError("the worker is being stopped")
-            if not select.select([process.stdout], [], [], min(left, LOOK_SECONDS))[0]:
-                continue
-            data = os.read(process.stdout.fileno(), LONGEST_ANSWER)
-            if not data:
-                raise CheckError(f"the check's process ended with exit code {process.wait()}; its output tells more")
-            received += data
-            if len(received) > LONGEST_ANSWER:
-                raise CheckError(f"an answer of more than {LONGEST_ANSWER} bytes")
-        return bytes(received)
 
     def abort(self) -> None:
         """Makes this and every later `ask` fail soon. May be called from any thread."""

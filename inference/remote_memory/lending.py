@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import base64
 import os
-import select
 import subprocess
 from collections.abc import Mapping
 from io import FileIO
 from pathlib import Path
 from types import TracebackType
-from typing import IO
 
 import orjson
 
 from inference.remote_memory.agent import environment_of, program
 from inference.sent_weights import Offer, Readable
 from transport.files.shared_memory import is_memory
+from transport.process.child import NoLineError, line_of
 
 START_SECONDS = 60.0
 """How long a source may take to start: a second, but longer on a busy machine, or where it registers hundreds of gigabytes."""
@@ -40,7 +39,7 @@ class Lending:
     def start(self, offer: Offer, files: Mapping[str, FileIO]) -> Readable:
         """Returns the files of an offer that come, as they can be read until the context is left.
 
-        Raises `OSError` if they cannot be; `TimeoutError` after `START_SECONDS`.
+        Raises `OSError` if they cannot be, also after `START_SECONDS`.
         """
         names = list(offer.coming)
         descriptors = [files[name].fileno() for name in names]
@@ -53,9 +52,10 @@ class Lending:
         )
         if self._aborted:
             self.abort()
-        assert self._process.stdout is not None
-        if not (said := _line(self._process.stdout)).endswith(b"\n"):
-            raise ConnectionAbortedError(f"the source of files in memory ended with exit code {self._process.wait()}")
+        try:
+            said = line_of(self._process, START_SECONDS)
+        except NoLineError as error:
+            raise ConnectionAbortedError(f"the source of files in memory {error}") from error
         try:
             about = orjson.loads(said)
             addresses = dict(zip(names, about["addresses"], strict=True))
@@ -85,9 +85,3 @@ class Lending:
             self._process.kill()
             with self._process:  # closes the pipes, and waits
                 pass
-
-
-def _line(output: IO[bytes]) -> bytes:
-    if not select.select([output], [], [], START_SECONDS)[0]:
-        raise TimeoutError(f"the source of files in memory did not start within {START_SECONDS:g} s")
-    return output.readline()

@@ -21,11 +21,13 @@ from transport.arrays import AnyArray
 from transport.config import TransportConfig
 from transport.files.atomic import Buffer, as_bytes_view
 from transport.messages import Acknowledged, Bye, Commit, Hello, Ready
+from transport.process.child import NoLineError, end_guarded, line_of
 from transport.process.launch import guarded
 from transport.records import Batch
 from transport.wires.open import open_receiver
 
 _POLL_SECONDS = 0.5
+_START_SECONDS = 120.0
 _STOP_SECONDS = 10.0
 
 
@@ -49,16 +51,16 @@ def bare_consumer(address: str) -> Iterator[int]:
 @contextmanager
 def _running(*arguments: str) -> Iterator[int]:
     command = guarded([sys.executable, "-P", "-m", "job.replay.consumer", *arguments])
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE)
     assert process.stdout is not None
     try:
-        first = process.stdout.readline().split()
-        if first[:1] != ["ready"]:
-            raise RuntimeError(f"the consumer did not start; it exited with {process.wait(_STOP_SECONDS)}")
-        yield int(first[1])
+        try:
+            _, pid = line_of(process, _START_SECONDS).split()
+        except NoLineError as error:
+            raise RuntimeError(f"the process of the consumer {error}") from None
+        yield int(pid)
     finally:
-        process.terminate()
-        process.wait(_STOP_SECONDS)
+        end_guarded(process, _STOP_SECONDS)
         process.stdout.close()
 
 

@@ -1,4 +1,4 @@
-"""A child of this process: what it inherits, how its output goes to a file, and how it is ended.
+"""A child of this process: what it inherits, how its output goes to a file, what it answers, and how it is ended.
 
 Most children run below a guardian (`transport/process/launch.py`:`guarded`), whose exit code is theirs; a guardian passes SIGTERM
 on, and upon SIGHUP it kills all that is below it. A guardian that was killed itself would leave what its command had started.
@@ -7,9 +7,11 @@ on, and upon SIGHUP it kills all that is below it. A guardian that was killed it
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,12 @@ from transport.process.launch import SYSTEMD_VARIABLES
 AGAIN_SECONDS = 0.1
 """After this a guardian is told to kill once more: where SIGHUP is ignored, as below `nohup`, one that was just started may not
 have heard it."""
+
+LONGEST_LINE = 1 << 20
+"""Bytes of a line that a child writes for its parent."""
+
+LOOK_SECONDS = 0.2
+"""How often who waits for a child's line looks whether the wait is given up."""
 
 _RESET = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGPIPE)
 
@@ -61,6 +69,38 @@ def spawn(
         setsigdef=_RESET,
         **group,
     )
+
+
+class NoLineError(Exception):
+    """A child did not write the line that was due. The message says why; its subject is the child."""
+
+
+def line_of(process: subprocess.Popen[bytes], seconds: float, is_given_up: Callable[[], bool] = lambda: False) -> bytes:
+    """Waits for the line by which a child, whose output is a pipe, reports that it is ready, or answers; returns it with its end.
+
+    Lines that were written together are returned together. Raises `NoLineError` after `seconds`, also if a part has come; soon
+    after `is_given_up` returns true; if the child ends before; and if the line is longer than `LONGEST_LINE`. It does not end
+    the child.
+    """
+    assert process.stdout is not None
+    received, deadline = bytearray(), time.monotonic() + seconds
+    while b"\n" not in received:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise NoLineError(f"wrote no line within {seconds:g} s")
+        if is_given_up():
+            raise NoLineError("is being stopped")
+        if not select.select([process.stdout], [], [], min(left, LOOK_SECONDS))[0]:
+            continue
+        data = os.read(process.stdout.fileno(), LONGEST_LINE)
+        if not data:
+            with suppress(subprocess.TimeoutExpired):
+                raise NoLineError(f"ended with exit code {process.wait(max(0.0, deadline - time.monotonic()))}")
+            raise NoLineError("closed its output")
+        received += data
+        if len(received) > LONGEST_LINE:
+            raise NoLineError(f"wrote more than {LONGEST_LINE} bytes")
+    return bytes(received)
 
 
 def kill_guarded(process: subprocess.Popen[bytes] | subprocess.Popen[str]) -> None:

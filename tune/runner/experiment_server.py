@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from transport.process.child import end_guarded
+from transport.process.child import NoLineError, end_guarded, line_of
 from transport.process.launch import guarded
 from tune.errors import TuneError, on_one_line
 
@@ -20,6 +20,8 @@ logger = logging.getLogger(__name__)
 
 TOKENS = "serve"
 """The folder of the tokens in the experiment's directory."""
+
+START_SECONDS = 120.0
 
 END_SECONDS = 10.0
 
@@ -34,25 +36,23 @@ class ExperimentServer:
         if not 0 <= port <= 65535:
             raise TuneError(f"server_port = {port}: expected 0 to 65535")
         command = [sys.executable, "-P", "-m", "cli.main", "serve", str(directory), "--port", str(port)]
-        self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - for as long as the process
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - for as long as the process
         self._process = subprocess.Popen(
             guarded(command),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=self._said,
-            text=True,
+            stderr=self._errors,
             process_group=0,
         )
-        assert self._process.stdout is not None
-        said = self._process.stdout.readline()
-        self.url = said.rpartition(" ")[2].strip()
-        """Where it listens."""
-        if not self.url.startswith("http"):
-            self._process.wait()
-            self._said.seek(0)
-            problem = on_one_line(self._said.read()) or said.strip()
+        try:
+            said = line_of(self._process, START_SECONDS).decode()
+        except NoLineError as error:
+            self._errors.seek(0)
+            problem = on_one_line(self._errors.read().decode(errors="replace")) or f"its process {error}"
             self.end()
-            raise TuneError(f"server_port = {port}: nothing can be served: {problem}")
+            raise TuneError(f"server_port = {port}: nothing can be served: {problem}") from None
+        self.url = said.partition("\n")[0].rpartition(" ")[2]
+        """Where it listens."""
         logger.info("%s is served at %s; the tokens are in %s", directory, self.url, directory / TOKENS)
 
     def end(self) -> None:
@@ -60,4 +60,4 @@ class ExperimentServer:
         end_guarded(self._process, END_SECONDS)
         assert self._process.stdout is not None
         self._process.stdout.close()
-        self._said.close()
+        self._errors.close()

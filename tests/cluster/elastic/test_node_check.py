@@ -28,10 +28,10 @@ def check(code: str | None = None) -> Iterator[CheckProcess]:
 @pytest.mark.parametrize(
     ("code", "seconds", "message"),
     [
-        ("import time; time.sleep(600)", 0.1, "no answer within 0 s"),
-        ("import sys; sys.exit(7)", 60, r"exit code 7|has died"),
+        ("import time; time.sleep(600)", 0.1, r"no line within 0\.1 s"),
+        ("import sys; sys.exit(7)", 60, r"exit code 7|has ended"),
         ("import sys; sys.stdin.readline(); sys.exit(7)", 60, "ended with exit code 7"),
-        ("import sys; sys.stdin.readline(); print('x' * 100_000)", 60, "more than 65536 bytes"),
+        ("import sys; sys.stdin.readline(); print('x' * 2_000_000)", 60, "more than 1048576 bytes"),
         ("""print('{"error": "no GPU"}', flush=True); input()""", 60, "^no GPU$"),
     ],
 )

@@ -7,11 +7,13 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from transport.process.child import end_guarded, own_environment, size_of, spawn
+from transport.process.child import NoLineError, end_guarded, line_of, own_environment, size_of, spawn
 from transport.process.launch import SYSTEMD_VARIABLES, exit_code_of, guarded
 
 SHOW = "import os; print(*(name for name in sorted(os.environ) if name in ('NOTIFY_SOCKET', 'WATCHDOG_USEC', 'WATCHDOG_PID')))"
@@ -94,3 +96,39 @@ def test_who_ends_in_time_is_not_killed() -> None:
     assert end_guarded(process, 60.0)
     assert process.returncode == 128 + signal.SIGTERM
     process.stdout.close()
+
+
+@contextmanager
+def child(program: str) -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen([sys.executable, "-I", "-u", "-c", program], stdout=subprocess.PIPE) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_a_line_may_come_in_parts() -> None:
+    with child("import time; print('a', end=''); time.sleep(0.05); print('b'); time.sleep(600)") as process:
+        assert line_of(process, 60.0) == b"ab\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("program", "seconds", "why"),
+    [
+        ("import time; time.sleep(600)", 0.1, r"no line within 0\.1 s"),
+        ("import time; print('half', end=''); time.sleep(600)", 1.0, "no line within 1 s"),
+        ("import sys; sys.exit(7)", 60.0, "exit code 7"),
+        ("import sys; print('half', end=''); sys.exit(7)", 60.0, "exit code 7"),
+        ("import os, time; os.close(1); time.sleep(600)", 1.0, "closed its output"),
+        ("print('x' * 2**21)", 60.0, "more than 1048576 bytes"),
+    ],
+)
+def test_a_child_that_writes_no_line_holds_up_nobody(program: str, seconds: float, why: str) -> None:
+    with child(program) as process, pytest.raises(NoLineError, match=why):
+        line_of(process, seconds)
+
+
+def test_a_wait_for_a_line_can_be_given_up() -> None:
+    with child("import time; time.sleep(600)") as process, pytest.raises(NoLineError, match="is being stopped"):
+        line_of(process, 600.0, lambda: True)

@@ -1,0 +1,30 @@
+"""The server of an experiment: one that does not listen holds up no tuner."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from transport.process.launch import guarded
+from tune.errors import TuneError
+from tune.runner import experiment_server
+from tune.runner.experiment_server import ExperimentServer
+
+
+@pytest.mark.parametrize(
+    ("program", "why"),
+    [
+        ("import time; time.sleep(600)", r"its process wrote no line within 0\.2 s"),
+        ("import sys, time; print('half', end='', flush=True); time.sleep(600)", r"no line within 0\.2 s"),
+        ("import sys; print('the port is taken', file=sys.stderr)", "the port is taken"),
+    ],
+)
+def test_a_server_that_does_not_listen_is_an_error_with_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, why: str
+) -> None:
+    monkeypatch.setattr(experiment_server, "guarded", lambda _command: guarded([sys.executable, "-I", "-c", program]))
+    monkeypatch.setattr(experiment_server, "START_SECONDS", 60.0 if "stderr" in program else 0.2)
+    with pytest.raises(TuneError, match=why):
+        ExperimentServer(tmp_path, 0)
