@@ -74,8 +74,9 @@ class InferenceConfig(Config):
     max_num_batched_tokens: int = Field(default=65536, ge=16)
     """Most tokens of one engine step. Above the longest prompt, prefills are never chunked."""
 
-    kv_cache_gib: int = Field(default=1, ge=1)
-    """KV cache on a CPU, in GiB. On a GPU vLLM sizes it."""
+    kv_cache_gib: int | None = Field(default=None, ge=1)
+    """KV cache on a CPU, in GiB. Unset: 1, or what a small model can use, if less: four contexts of `max_model_len` for each of
+    `max_num_seqs`. On a GPU vLLM sizes it."""
 
     tensor_parallel_size: int = Field(default=1, ge=1)
     """GPUs that share one copy of the model."""

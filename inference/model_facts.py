@@ -84,6 +84,22 @@ def attention_heads(model: Mapping[str, Any]) -> int | None:
     return heads if type(heads) is int and heads > 0 else None
 
 
+FULL_ATTENTION = ("llama", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
+"""Kinds of models whose layers all keep the keys and values of all tokens, unless their configuration says otherwise."""
+
+
+def kept_bytes(model: Mapping[str, Any]) -> int | None:
+    """Returns the bytes of a token's keys and values in float32, the widest type; None if the model keeps something else, too."""
+    layers, hidden, heads = (
+        _first([model], key) for key in ("num_hidden_layers", "hidden_size", "num_attention_heads")
+    )
+    windowed = model.get("use_sliding_window") or set(model.get("layer_types") or ()) - {"full_attention"}
+    if model.get("model_type") not in FULL_ATTENTION or windowed or layers is None or hidden is None or heads is None:
+        return None
+    width = (_first([model], "num_key_value_heads") or heads) * (_first([model], "head_dim") or -(-hidden // heads))
+    return layers * 2 * width * 4
+
+
 def _scales(rope: object) -> bool:
     """Returns whether the parameters of rotary positions, or those of one of their layers' types, have a factor."""
     if not isinstance(rope, Mapping):

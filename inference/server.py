@@ -30,7 +30,7 @@ from cluster.parent_death import bound_command, end_group, stopped_members
 from inference import identity
 from inference.config import InferenceConfig
 from inference.delta import is_delta
-from inference.model_facts import attention_heads, longest_context
+from inference.model_facts import attention_heads, kept_bytes, longest_context
 from inference.port_claim import claimed
 from inference.token import API_KEY_FILE_VARIABLE, read_tokens
 from inference.wire import INSTANCE_VARIABLE, STATUS_PATH
@@ -58,6 +58,9 @@ vLLM 0.30 then fails requests, but no other calls to the engine, such as loading
 
 VLLM_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The values that vLLM 0.30 accepts for `--max-lora-rank`."""
+
+CONTEXTS_KEPT = 4
+"""Whole contexts of each request at once that fit into the KV cache of a small model: the one that it computes, and prefixes."""
 
 ALLOW_LONG = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
 """vLLM's variable with which it takes a `max_model_len` above the model's own."""
@@ -229,6 +232,8 @@ def server_command(config: InferenceConfig) -> list[str]:
         if not (config.sets("--block-size") or config.sets("--config")):  # a flag goes before what vLLM's own file says
             # On a CPU vLLM chooses 128 and caches whole blocks alone: a shorter prompt never. Its kernels take multiples of 32.
             command += ["--block-size", "32"]
+        if not (config.sets("--kv-cache-memory-bytes") or config.sets("--config")):
+            command += ["--kv-cache-memory-bytes", str(_kv_cache_bytes(config))]
         if _computes_in_engine(config):
             command += ["--distributed-executor-backend", "uni"]
     if config.return_routed_experts:
@@ -259,10 +264,10 @@ def server_environment(config: InferenceConfig) -> dict[str, str]:
         VLLM_PLUGINS="counterpoint",
         # Spawned workers load the plugin themselves; in forked ones it would count as loaded.
         VLLM_WORKER_MULTIPROC_METHOD="spawn",
-        VLLM_CPU_KVCACHE_SPACE=str(config.kv_cache_gib),
     )
     environment[INSTANCE_VARIABLE] = secrets.token_hex(16)
     environment.pop(identity.VARIABLE, None)
+    environment.pop("VLLM_CPU_KVCACHE_SPACE", None)  # it would replace the flag
     if config.identity_file is not None:
         identity.read(config.identity_file)
         environment[identity.VARIABLE] = str(config.identity_file.absolute())
@@ -290,6 +295,18 @@ def server_environment(config: InferenceConfig) -> dict[str, str]:
         environment.pop("VLLM_API_KEY", None)
         environment[API_KEY_FILE_VARIABLE] = str(config.api_key_file.absolute())
     return environment
+
+
+def _kv_cache_bytes(config: InferenceConfig) -> int:
+    """Returns the bytes of a CPU's KV cache: `kv_cache_gib`, or where that is unset, what a small model can use.
+
+    vLLM writes zeros to all of it when it starts: half a CPU second for a GiB, which stays resident.
+    """
+    most = (config.kv_cache_gib or 1) * 2**30
+    if config.kv_cache_gib is not None or _decides_elsewhere(config, "--max-model-len"):
+        return most
+    kept = kept_bytes(read_model(config))
+    return most if kept is None else min(most, kept * CONTEXTS_KEPT * config.max_num_seqs * config.max_model_len)
 
 
 def _computes_in_engine(config: InferenceConfig) -> bool:

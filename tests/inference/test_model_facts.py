@@ -10,8 +10,8 @@ import orjson
 import pytest
 
 from inference.config import InferenceConfig
-from inference.model_facts import attention_heads, longest_context
-from inference.server import ALLOW_LONG, check_configuration
+from inference.model_facts import attention_heads, kept_bytes, longest_context
+from inference.server import ALLOW_LONG, check_configuration, server_command, server_environment
 from models.tiny_models import ARCHITECTURES
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
@@ -132,3 +132,44 @@ def write_model(directory: Path, changes: dict[str, Any]) -> None:
     from transformers import Qwen3Config
 
     Qwen3Config(**ARCHITECTURES["tiny-dense"] | changes, architectures=["Qwen3ForCausalLM"]).save_pretrained(directory)
+
+
+@pytest.mark.parametrize(
+    ("change", "kept"),
+    [
+        ({}, 2 * 2 * 2 * 32 * 4),
+        ({"num_key_value_heads": None}, 2 * 2 * 4 * 32 * 4),
+        ({"head_dim": None}, 2 * 2 * 2 * 16 * 4),
+        ({"layer_types": ["full_attention", "full_attention"]}, 2 * 2 * 2 * 32 * 4),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, None),
+        ({"use_sliding_window": True}, None),
+        ({"model_type": "qwen3_next"}, None),
+        ({"num_hidden_layers": "many"}, None),
+    ],
+)
+def test_the_bytes_of_a_token_in_the_cache(change: dict[str, Any], kept: int | None) -> None:
+    model = {"model_type": "qwen3", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4}
+    assert kept_bytes(model | {"num_key_value_heads": 2, "head_dim": 32} | change) == kept
+
+
+@pytest.mark.parametrize(
+    ("settings", "given"),
+    [
+        ({"max_num_seqs": 8}, 1024 * 4 * 8 * 128),
+        ({"max_num_seqs": 8192}, 2**30),
+        ({"max_num_seqs": 8, "kv_cache_gib": 2}, 2**31),
+        ({"max_num_seqs": 8, "extra_args": ["--kv_cache_memory_bytes", "7"]}, 7),
+    ],
+)
+def test_a_server_on_a_cpu_gets_no_larger_cache_than_it_has_a_use_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], given: int
+) -> None:
+    model = {"model_type": "qwen3", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 2}
+    (tmp_path / "config.json").write_bytes(orjson.dumps(model | {"max_position_embeddings": 1024}))
+    monkeypatch.setattr("inference.server._on_cpu", lambda: True)
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "9")
+    config = InferenceConfig(model=str(tmp_path), max_model_len=128, **settings)
+    command = [word.replace("_", "-") for word in server_command(config)]
+    assert command.count("--kv-cache-memory-bytes") == 1
+    assert int(command[command.index("--kv-cache-memory-bytes") + 1]) == given
+    assert "VLLM_CPU_KVCACHE_SPACE" not in server_environment(config), "it would replace the flag"
