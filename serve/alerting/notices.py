@@ -75,7 +75,7 @@ class Ledger:
             if told["gone"] is not None and now - told["gone"] >= GONE_SECONDS:
                 of = ("problem-ended", str(told["severity"]), key.split("|")[0], key.split("|")[2])
                 groups.setdefault(of, []).append(key)
-        notices = [self._notice(*group, keys, now) for group, keys in groups.items()]
+        notices = [self._notice(*group, keys) for group, keys in groups.items()]
         return sorted(notices, key=lambda notice: notice.severity != "error")
 
     def told(self, notice: Notice) -> None:
@@ -97,14 +97,15 @@ class Ledger:
         """What was told and has not ended, for JSON."""
         return self._told
 
-    def _notice(self, event: str, severity: str, kind: str, worker: str, keys: list[str], now: float) -> Notice:
+    def _notice(self, event: str, severity: str, kind: str, worker: str, keys: list[str]) -> Notice:
         first = keys[0]
         reason, since = (
             (self._found[first].reason, self._found[first].since)
             if event == "problem"
             else (str(self._told[first]["reason"]), self._told[first]["since"])
         )
-        lasted = f" after {duration(now - since)}" if since is not None else ""
+        gone = self._told[first]["gone"] if event == "problem-ended" else None
+        lasted = f" after {duration(gone - since)}" if gone is not None and since is not None else ""
         message = reason if event == "problem" else f"ended{lasted}: {reason}"
         runs = tuple(run for key in keys if (run := key.split("|")[1]))
         return Notice(event, severity, kind, message, since, runs, worker, tuple(keys))

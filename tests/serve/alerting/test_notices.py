@@ -37,6 +37,7 @@ def test_a_problem_is_told_once_when_it_begins_and_once_when_it_has_ended() -> N
     ledger.observe([], 120)
     (ended,) = ledger.due(110 + GONE_SECONDS)
     assert (ended.event, ended.since) == ("problem-ended", 50.0)
+    assert ended.message == "ended after 1 min 00 s: evicted: by an operator", "when it was not seen any more"
     ledger.told(ended)
     assert (ledger.due(1000), ledger.saved) == ([], {})
 
