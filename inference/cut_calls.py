@@ -15,18 +15,24 @@ Calls = list[tuple[str, str]]
 """Name and arguments, as JSON, of each call."""
 
 
+MOST_PLACES = 16
+"""Braces at which arguments are looked for. They are the first object after the name; a model may write braces without end."""
+
+
 def stands_whole(text: str, name: str, arguments: str) -> bool:
     """Returns whether `arguments` follow the last mention of `name` in `text` as a whole JSON object."""
     try:
         value = json.loads(arguments or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
-    place = text.find("{", text.rfind(name) + len(name)) if name in text else -1
-    while place >= 0:
+    place = text.rfind(name) + len(name) - 1
+    for _ in range(MOST_PLACES if name in text else 0):
+        place = text.find("{", place + 1)
+        if place < 0:
+            break
         try:
             found, _ = json.JSONDecoder().raw_decode(text, place)
         except (ValueError, RecursionError):
-            place = text.find("{", place + 1)
             continue
         return bool(found == value)
     return False

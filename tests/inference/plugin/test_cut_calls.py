@@ -54,6 +54,8 @@ def test_arguments_stand_whole_after_the_name() -> None:
     assert not stands_whole("nothing", "f", "{}")
     assert not stands_whole('f {"a": 1}', "f", "no JSON")
     assert not stands_whole("f" + '{"a":' * 2_000, "f", '{"a": 1}')
+    assert stands_whole('f{{{"a": 1}', "f", '{"a": 1}')
+    assert not stands_whole("f" + "{" * 100_000 + '{"a": 1}', "f", '{"a": 1}'), "looked for without end"
 
 
 def test_a_call_counts_that_the_parser_shows_at_once_and_not_piece_by_piece() -> None:
