@@ -97,7 +97,7 @@ class Origin:
 
 @lru_cache(maxsize=16, typed=True)
 def _origin(*fields: Any) -> Origin:
-    """As `Origin.decode`. All answers between two loads say the same."""
+    """See `Origin.decode`. All answers between two loads say the same."""
     match fields:
         case [str(instance), str() | None as name, int(first), int(last), str(described)] if 0 <= first <= last:
             return Origin(instance, name, first, last, described)

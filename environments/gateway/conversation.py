@@ -39,7 +39,7 @@ class Conversations:
         self._chat = chat
         self._histories: dict[bytes, _Known] = {}
         self._otherwise: dict[bytes, Conversations] = {}
-        """By the template's variables: see `rendered_with`."""
+        """What was rendered, by the template's variables: see `rendered_with`."""
         self._texts: dict[int, dict[bytes, tuple[Turn, str]]] = {}
         """By their number of UTF-8 bytes: digests of the texts that ended in a turn, and what the answer left out at the end."""
 

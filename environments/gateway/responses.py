@@ -20,7 +20,7 @@ MODEL = "policy"
 
 
 LEAST_LOG_PROBABILITY = -9999.0
-"""Of a token that could not be sampled."""
+"""What stands for a token that could not be sampled."""
 
 
 @dataclass(frozen=True, slots=True)

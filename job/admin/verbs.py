@@ -16,7 +16,7 @@ class Verb(NamedTuple):
     """Something that may be done to a run or a server."""
 
     name: str
-    """Of the command, and in the endpoint's path."""
+    """Names the command, and stands in the endpoint's path."""
     summary: str
     """What it does, in one line without a capital and a period."""
     explanation: str
@@ -141,7 +141,7 @@ RUN_VERBS = (
         is_command=False,
     ),
 )
-"""Of a run. Those that are commands stand in `counterpoint --help` in this order."""
+"""What may be done to a run. Those that are commands stand in `counterpoint --help` in this order."""
 
 SERVER_VERBS = (
     Verb(
