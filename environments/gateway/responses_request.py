@@ -36,7 +36,7 @@ _READ = frozenset(
     }
 )
 _IGNORED = frozenset({"max_tool_calls"})
-"""Choices that name hosted tools, which are refused."""
+"""Parameters that bound hosted tools alone, which are refused."""
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "background": (False,),
     "conversation": (),
