@@ -122,6 +122,8 @@ def _check_shape(built: Any, kind: str, where: str) -> None:
         own_bounds(built)
     except ValueError as error:
         raise ValueError(f"{where}: {kind}: {error}") from error
+    except Exception as error:  # it may be a property of anybody's
+        raise ValueError(f"{where}: {kind}: reward_bounds: {type(error).__name__}: {error}") from error
 
 
 def _check_columns(built: Any, columns: Iterable[str], where: str) -> None:

@@ -6,6 +6,7 @@ import math
 import re
 import reprlib
 from collections.abc import Mapping
+from contextlib import suppress
 from numbers import Real
 
 import numpy as np
@@ -31,8 +32,10 @@ _ROUNDING = 1e-9
 def as_bounds(value: object) -> RewardBounds:
     """Converts what an environment or its configuration has as `reward_bounds`. Raises `ValueError` for anything else."""
     match value:
-        case [int() | float() as least, int() | float() as greatest] if -math.inf < least < greatest < math.inf:
-            return float(least), float(greatest)
+        case [int() | float() as least, int() | float() as greatest]:
+            with suppress(OverflowError):  # an integer of over 308 digits
+                if float(least) < float(greatest) and math.isfinite(float(greatest) - float(least)):
+                    return float(least), float(greatest)
     raise ValueError(
         f"reward_bounds = {reprlib.repr(value)}; expected two finite numbers, the least reward and a greater one"
     )

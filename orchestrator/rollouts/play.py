@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 from environments.base import Environment, Model, Reply, Unavailable
@@ -70,11 +70,12 @@ class LoadedEnvironment:
 
     config: EnvironmentConfig
     environment: Environment
+    reward_bounds: RewardBounds | None = field(init=False)
+    """The least and the greatest reward, if they are known: those that it had when it was loaded, whatever it has later."""
 
-    @property
-    def reward_bounds(self) -> RewardBounds | None:
-        """The least and the greatest reward, if they are known."""
-        return self.config.reward_bounds or own_bounds(self.environment)
+    def __post_init__(self) -> None:
+        """Raises `ValueError` for what are no bounds."""
+        object.__setattr__(self, "reward_bounds", self.config.reward_bounds or own_bounds(self.environment))
 
     def rewards_of(self, score: object) -> Rewards:
         """Converts what it scored. Raises `TypeError` or `ValueError` for what is no reward, or one outside its bounds."""

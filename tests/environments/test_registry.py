@@ -144,6 +144,7 @@ def test_arguments_that_a_class_passes_on_are_among_the_allowed_ones() -> None:
         ({"length": "0"}, "has no examples"),
         ({"length": "'x'"}, "needs a method __len__"),
         ({"length": "3\n    reward_bounds = (1, 0)"}, "Task: reward_bounds = (1, 0); expected two finite numbers"),
+        ({"length": "3\n    reward_bounds = property(lambda self: 1 / 0)"}, "Task: reward_bounds: ZeroDivisionError"),
     ],
 )
 def test_a_class_of_another_shape(write_module: Any, change: dict[str, str], message: str) -> None:

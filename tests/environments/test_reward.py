@@ -45,7 +45,18 @@ def test_a_sum_of_weights_may_be_off_by_its_rounding() -> None:
 
 
 @pytest.mark.parametrize(
-    "bounds", [(1.0, 0.0), (0.0, 0.0), (0.0,), (0.0, float("inf")), ("0", "1"), 1.0, (float("nan"), 1.0)]
+    "bounds",
+    [
+        (1.0, 0.0),
+        (0.0, 0.0),
+        (0.0,),
+        (0.0, float("inf")),
+        ("0", "1"),
+        1.0,
+        (float("nan"), 1.0),
+        (0, 10**400),
+        (-1e308, 1e308),
+    ],
 )
 def test_what_are_no_bounds_is_refused(bounds: Any) -> None:
     with pytest.raises(ValueError, match=r"reward_bounds = .*expected two finite numbers"):

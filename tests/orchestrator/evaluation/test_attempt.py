@@ -83,6 +83,24 @@ async def test_what_is_only_trained_on_is_dropped(group_scoring: bool) -> None:
     assert result.line["tokens/completion"] == 8
 
 
+async def test_bounds_that_an_environment_has_later_do_not_end_an_evaluation() -> None:
+    environment = EnvironmentConfig(name="toy", kind="tests.orchestrator.toy_environment:Toy")
+    config = EvaluationConfig(name="e", environments=[environment])
+    toy: Any = Toy(turns=1)
+    loaded = LoadedEvaluation(
+        config,
+        {"toy": LoadedEnvironment(environment, toy)},
+        {"toy": (cast(Chat, Words()), SamplingParameters(temperature=1.0, max_tokens=2))},
+        {"toy": SamplingConfig()},
+        [("toy", 1)],
+    )
+    attempt = Attempt(loaded, 3, RoutingPool(), {})
+    toy.reward_bounds = "none"
+    await attempt.play(0)
+    assert attempt.rollouts[0].error is None
+    assert "reward/mean" in (await attempt.result()).estimates
+
+
 def test_the_choice_of_examples_is_fixed_and_without_repetition() -> None:
     environment = EnvironmentConfig(name="toy", kind="reverse-text")
     config = EvaluationConfig(name="e", environments=[environment], examples=10)
