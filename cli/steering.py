@@ -81,7 +81,7 @@ def _pair(word: str) -> tuple[str, Any]:
         raise UserError(f"change: {word}: expected KEY=VALUE, such as sampling.temperature=0.8")
     try:
         return key, json.loads(value)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):  # a word; likewise a number of 5,000 digits, which the run refuses
         return key, value
 
 

@@ -9,6 +9,7 @@ atomically and read as untrusted ones. `docs/contracts.md`, "Requests to a run",
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import secrets
 import time
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import orjson
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 from transport.config import IDENTIFIER_PATTERN, Config, Identifier
 from transport.files.atomic import write_atomically
@@ -64,11 +65,21 @@ class CopyRequest(RunRequest):
     """Continue from the source's position in the learning-rate schedule, too."""
 
 
+def _as_written(changes: dict[str, Any]) -> dict[str, Any]:
+    """Returns the changes if a file has them as they are. JSON has no NaN, which would be written as null, and so be another."""
+    try:
+        orjson.dumps(changes)
+        json.dumps(changes, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"a value cannot be written as JSON: {error}") from None
+    return changes
+
+
 class ChangeRequest(RunRequest):
     """Keys of the run's configuration change from its next step on."""
 
     kind: Literal["change"] = "change"
-    changes: dict[str, Any] = Field(min_length=1, max_length=256)
+    changes: Annotated[dict[str, Any], AfterValidator(_as_written)] = Field(min_length=1, max_length=256)
     """New values by dotted key, such as `sampling.temperature` or `environments.<name>.ratio`."""
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import orjson
 import pytest
 
+from cli.main import main
 from job.admin.ask import NotAnswered, Refused
 from job.admin.change import change_run
 from job.config import JobConfig
@@ -41,3 +42,20 @@ def test_completions_that_leave_no_room_for_a_prompt_are_refused_and_nothing_is_
         change_run(job, run_id, ChangeRequest(changes=changes | {"sampling.max_tokens": 255}), 0.0)
     with pytest.raises(NotAnswered):  # what else is wrong is for the run to say
         change_run(job, run_id, ChangeRequest(changes={"sampling.max_tokens": "many"}), 0.0)
+
+
+@pytest.mark.parametrize(
+    "value", ["NaN", "[Infinity]", "1" + "0" * 30, "\udcff", "[" * 300 + "]" * 300], ids=lambda value: value[:9]
+)
+def test_a_value_that_json_does_not_have_is_refused_and_never_null(
+    job: Path, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["change", "a", f"sampling.top_k={value}", "--job", str(job), "--timeout", "0"]) == 2
+    assert "changes: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("value", ["1" * 5000, "[" * 100_000], ids=["digits", "depth"])
+def test_what_python_reads_as_no_json_is_a_word(job: Path, value: str) -> None:
+    (run,) = job.glob("run_*")
+    asked = ["change", run.name.removeprefix("run_"), f"sampling.top_k={value}", "--job", str(job), "--timeout", "0"]
+    assert main(asked) == 1, "it is for the run to refuse"
