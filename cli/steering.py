@@ -87,9 +87,9 @@ def _pair(word: str) -> tuple[str, Any]:
 
 def note(arguments: list[str]) -> int:
     """`counterpoint note [RUN]`: writes notes and tags of a run, or of all; without any, prints them. Raises `UserError`."""
-    from job.admin.note import NoteChange, note_run
+    from job.admin.note import NoteChange, replace_notes
     from job.directory import run_ids_in
-    from job.inspection.notes import notes_of
+    from run.notes import Notes
 
     parser = _parser("note", "Writes notes and tags of a run, live or ended; without any, prints those that it has.")
     parser.add_argument("run", metavar="RUN", nargs="?", help="the run's id; all runs of the job unless given")
@@ -100,8 +100,12 @@ def note(arguments: list[str]) -> int:
     given = parser.parse_intermixed_args(arguments)
     job, noted = job_of(given), []
     for run_id in [given.run] if given.run else run_ids_in(job):
-        tags = [tag for tag in [*notes_of(job, run_id).tags, *given.tag] if tag not in given.untag]
-        noted.append(note_run(job, run_id, checked(NoteChange, run_id, notes=given.text, tags=tags)))
+
+        def change(before: Notes, run_id: str = run_id) -> NoteChange:
+            tags = [tag for tag in [*before.tags, *given.tag] if tag not in given.untag]
+            return checked(NoteChange, run_id, notes=given.text, tags=tags)
+
+        noted.append(replace_notes(job, run_id, change))
     return _show(
         given, [each.model_dump(exclude={"sentence"}) for each in noted], "\n".join(each.sentence for each in noted)
     )

@@ -6,6 +6,7 @@ answer.
 
 from __future__ import annotations
 
+import errno
 import re
 import time
 from pathlib import Path
@@ -24,12 +25,16 @@ from run.requests import (
     write_request,
 )
 from transport.config import IDENTIFIER_PATTERN, Config
-from transport.errors import UserError
+from transport.errors import Obstructed, UserError
+from transport.files.lock import take_lock
 
 POLL_SECONDS = 0.1
 
 ANSWER_SECONDS = 60.0
 """How long to wait for an answer, unless the caller says otherwise."""
+
+LOCK_SECONDS = 10.0
+"""How long to wait while another process changes the same file."""
 
 Fields = TypeVar("Fields", bound=Config)
 
@@ -133,3 +138,15 @@ def _awaited(job: Path, run_id: str, request_id: str, timeout: float) -> Answer 
         withdraw_request(run_dir, request_id)
         answer = read_answer(run_dir, request_id)  # it may have been written at this moment
     return answer
+
+
+def await_lock(path: Path) -> int:
+    """Takes a lock that its holders have for a moment, and returns its descriptor. Raises `Obstructed` after `LOCK_SECONDS`."""
+    deadline = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            return take_lock(path, f"another process holds {path}")
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or time.monotonic() > deadline:
+                raise Obstructed(str(error.strerror)) from None
+            time.sleep(0.02)

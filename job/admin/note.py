@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 
-from job.admin.ask import Outcome, run_directory
+from job.admin.ask import Outcome, await_lock, run_directory
 from job.inspection.notes import notes_of
-from run.notes import Notes, NotesText, Tags, write_notes
+from run.notes import NOTES_FILE, Notes, NotesText, Tags, write_notes
 from transport.config import Config
 
 
@@ -30,13 +32,28 @@ class Noted(Outcome, frozen=True):
 
 def note_run(job: Path, run_id: str, asked: NoteChange) -> Noted:
     """Replaces notes, tags, or both. Equal tags are one. Raises `NotThere`."""
+    return replace_notes(job, run_id, lambda before: asked)
+
+
+def replace_notes(job: Path, run_id: str, change: Callable[[Notes], NoteChange]) -> Noted:
+    """Replaces notes and tags by what `change` makes of the present ones. One process at a time. Raises as `note_run`."""
     run_dir = run_directory(job, run_id)
     before = notes_of(job, run_id)
-    wanted = Notes(
+    wanted = _changed(before, change(before))
+    if wanted != before:  # whoever may only read takes no lock
+        lock = await_lock(run_dir / f"{NOTES_FILE}.lock")
+        try:
+            before = notes_of(job, run_id)
+            wanted = _changed(before, change(before))
+            write_notes(run_dir, wanted)
+        finally:
+            os.close(lock)
+    sentence = " ".join([f"run {run_id}:", *(f"[{tag}]" for tag in wanted.tags), wanted.notes]).rstrip()
+    return Noted(run_id=run_id, sentence=sentence, notes=wanted.notes, tags=wanted.tags)
+
+
+def _changed(before: Notes, asked: NoteChange) -> Notes:
+    return Notes(
         notes=before.notes if asked.notes is None else asked.notes,
         tags=before.tags if asked.tags is None else list(dict.fromkeys(asked.tags)),
     )
-    if wanted != before:
-        write_notes(run_dir, wanted)
-    sentence = " ".join([f"run {run_id}:", *(f"[{tag}]" for tag in wanted.tags), wanted.notes]).rstrip()
-    return Noted(run_id=run_id, sentence=sentence, notes=wanted.notes, tags=wanted.tags)

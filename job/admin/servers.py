@@ -19,16 +19,12 @@ from pydantic import BaseModel, Field
 from inference.config import check_url
 from inference.pool.sources import OPERATOR_FILE, Listing, parse_listing
 from inference.pool.sources import read_text as read_listing
-from job.admin.ask import NotThere, Refused, require_job
+from job.admin.ask import NotThere, Refused, await_lock, require_job
 from job.directory import JOB_FILE, read_as
 from job.inspection.fleet import join, read_views
 from transport.config import Config
-from transport.errors import Obstructed, UserError
+from transport.errors import UserError
 from transport.files.atomic import write_atomically
-from transport.files.lock import take_lock
-
-LOCK_SECONDS = 10.0
-"""How long to wait while another process changes the servers."""
 
 USE_SECONDS = 15.0
 """How long to wait for what the runs make of a server. A health check that gets no answer takes ten."""
@@ -239,7 +235,7 @@ def _wishes(job: Path) -> Listing:
 def _changing(job: Path) -> Iterator[Listing]:
     """Yields the wishes, by URL with the reason to drain; what the block makes of them is written. One process at a time."""
     require_job(job)
-    lock = _locked(job / f"{OPERATOR_FILE}.lock")
+    lock = await_lock(job / f"{OPERATOR_FILE}.lock")
     try:
         wishes = _wishes(job)
         yield wishes
@@ -247,14 +243,3 @@ def _changing(job: Path) -> Iterator[Listing]:
         write_atomically(job / OPERATOR_FILE, lines.encode())
     finally:
         os.close(lock)
-
-
-def _locked(path: Path) -> int:
-    deadline = time.monotonic() + LOCK_SECONDS
-    while True:
-        try:
-            return take_lock(path, f"another process holds {path}")
-        except OSError as error:
-            if time.monotonic() > deadline:
-                raise Obstructed(str(error.strerror)) from None
-            time.sleep(0.02)

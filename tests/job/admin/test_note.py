@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,20 @@ def test_what_is_no_tag_is_refused_and_nothing_is_written(job: Path, tags: list[
     with pytest.raises(UserError, match=f"notes.*at most {LONGEST_NOTES} characters"):
         note_run(job, "a", notes="x" * (LONGEST_NOTES + 1))
     assert not (job / "run_a" / NOTES_FILE).exists()
+
+
+def test_two_that_write_at_once_lose_nothing(job: Path) -> None:
+    tags = [f"t{number}" for number in range(8)]
+
+    def add(tag: str) -> None:
+        assert main(["note", "a", "--job", str(job), "--tag", tag]) == 0
+
+    with ThreadPoolExecutor() as threads:
+        writing = threads.submit(note_run, job, "a", notes="what they all keep")
+        list(threads.map(add, tags))
+        writing.result()
+    found = notes_of(job, "a")
+    assert (found.notes, sorted(found.tags)) == ("what they all keep", ["baseline", *tags])
 
 
 def test_a_run_that_is_not_there_is_not_annotated(job: Path) -> None:
