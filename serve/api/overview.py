@@ -202,7 +202,7 @@ def run_entry(job: Job, run: RunFacts) -> RunEntry:
         mismatch_kl=trained.get("mismatch_kl"),
         seconds_a_step=run.seconds_a_step,
         seconds_left=run.seconds_left,
-        notes=printable(run.notes.notes),
+        notes=run.notes.notes,  # as they stand: the page escapes them, and its dialog begins with them
         tags=[*run.notes.tags],
     )
 

@@ -20,17 +20,18 @@ export function runNotes(context) {
   };
 }
 
-/** Asks for the notes and tags of a run, which has those of `run`; `send` posts them. */
+/** Asks for the notes and tags of a run, which has those of `run`; `send` posts what has changed. */
 export function notesDialog(verb, name, run, send) {
+  const before = run.tags.join(" ");
   return openDialog({
     title: `Notes on ${name}`,
     confirm: "Save",
     body: [
       verb.explanation,
-      field({ name: "tags", label: "Tags", value: run.tags.join(" "), maxlength: 700, help: "Words of letters, digits and _ . : / = + -, with spaces between them; at most 16." }),
+      field({ name: "tags", label: "Tags", value: before, maxlength: 700, help: "Words of letters, digits and _ . : / = + -, with spaces between them; at most 16." }),
       field({ name: "notes", label: "Notes", type: "textarea", value: run.notes, maxlength: MOST_CHARACTERS, rows: 6 }),
     ],
-    act: ({ tags, notes }) => send({ notes, tags: tags.split(/[\s,]+/).filter(Boolean) }),
+    act: ({ tags, notes }) => send({ ...(notes !== run.notes && { notes }), ...(tags !== before && { tags: tags.split(/[\s,]+/).filter(Boolean) }) }),
   });
 }
 

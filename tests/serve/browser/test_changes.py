@@ -171,6 +171,11 @@ async def test_notes_and_tags_are_written_stay_text_and_find_the_run(reader: Ope
         await expect(dialog).to_have_count(0)
         await expect(page.page.locator(".run-notes")).to_contain_text("<script>")
         assert await page.page.evaluate("window.hacked ?? null") is None
+        await page.page.get_by_role("button", name="Notes…").click()
+        await expect(dialog.get_by_label("Notes", exact=True)).to_have_value(HOSTILE)
+        await dialog.get_by_label("Tags").fill("paper")
+        await dialog.get_by_role("button", name="Save").click()
+        await expect(dialog).to_have_count(0)
         rows = page.page.get_by_role("table").locator("tbody tr")
         await page.page.get_by_role("button", name="paper").click()
         await expect(rows).to_have_count(1)
