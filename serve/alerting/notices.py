@@ -120,9 +120,9 @@ def end_of(job: JobFacts) -> Notice:
         if worker["state"] == State.FAILED
     ]
     faults += [f"run {run.run_id} was {run.exclusion}" for run in own if run.exclusion is not None]
-    if not job.running:
-        faults.insert(0, "its command was killed")
     left = [f"{run.run_id} after step {run.history.step}" for run in own if run.state != "done"]
+    if left and not job.running:
+        faults.insert(0, "its command was killed")
     if faults:
         return Notice("job-failed", "error", "", "; ".join(faults[:SHOWN_RUNS]), job.now)
     if left:

@@ -59,6 +59,10 @@ class Sender:
         self._not_before = 0.0
         self.given_up = 0
 
+    def begin_again(self) -> None:
+        """Counts the attempts at the next message from one, whatever happened to the one before."""
+        self._attempts = 0
+
     def pause(self) -> float:
         """Returns the seconds before another message may be sent."""
         now = time.monotonic()
@@ -76,7 +80,7 @@ class Sender:
             self._attempts = self._failures = 0
             return True
         self._attempts, self._failures = self._attempts + 1, self._failures + 1
-        pause = answer.pause_seconds or min(2.0 ** (self._failures - 1), LONGEST_PAUSE_SECONDS)
+        pause = answer.pause_seconds or min(2.0 ** min(self._failures - 1, 10), LONGEST_PAUSE_SECONDS)
         self._not_before = time.monotonic() + pause
         if not answer.final and self._attempts < attempts:
             if self._failures == 1:
@@ -118,7 +122,10 @@ def run(
             state.save()
             beat(sent)
             ending = over(spec.poll_seconds)
-        _tell_end(sender, _last_look(reader, beat), job_id, page, beat)
+        facts = _last_look(reader, beat)
+        if facts.running and _at_work(facts):
+            return  # it is we that are stopped: whoever follows the job next knows what was told
+        _tell_end(sender, facts, job_id, page, beat)
         state.content["told"] = {}
         state.save()
     finally:
@@ -130,16 +137,20 @@ def _last_look(reader: JobReader, beat: Callable[[int], None]) -> JobFacts:
     until = time.monotonic() + END_SECONDS
     while True:
         facts = reader.read()
-        running = [each for each in facts.workers if each["name"] not in _BESIDE and each["state"] not in ENDED]
-        if not facts.running or not running or time.monotonic() > until:
+        if not facts.running or not _at_work(facts) or time.monotonic() > until:
             return facts
         beat(0)
         time.sleep(0.2)
 
 
+def _at_work(facts: JobFacts) -> bool:
+    return any(each["name"] not in _BESIDE and each["state"] not in ENDED for each in facts.workers)
+
+
 def _tell_end(sender: Sender, facts: JobFacts, job_id: str, page: str, beat: Callable[[int], None]) -> None:
     """The last message waits for no rate, and not for long."""
     notice: Notice = end_of(facts)
+    sender.begin_again()
     for attempt in range(LAST_ATTEMPTS):
         beat(0)
         if sender.send(body_of(notice, job_id, page, time.time()), LAST_ATTEMPTS):

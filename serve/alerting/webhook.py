@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -31,6 +32,14 @@ class Answer:
     """Whether the same request would be refused again."""
     pause_seconds: float = 0.0
     """How long the other end asks us to wait."""
+
+
+class _NotAwaited(ThreadPoolExecutor):
+    """Looks up the name. A lookup cannot be cancelled, and a loop ends only after its executor: it may take half a minute."""
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Leaves what still runs to itself."""
+        super().shutdown(wait=False, cancel_futures=True)
 
 
 class Webhook:
@@ -60,6 +69,7 @@ class Webhook:
 
     async def _post(self, body: Mapping[str, Any]) -> Answer:
         timeout = aiohttp.ClientTimeout(total=self._deadline_seconds)
+        asyncio.get_running_loop().set_default_executor(_NotAwaited(1))
         try:
             async with (
                 aiohttp.ClientSession(timeout=timeout, headers=self._headers) as session,

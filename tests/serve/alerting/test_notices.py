@@ -108,4 +108,5 @@ def test_a_job_is_finished_failed_or_stopped() -> None:
     assert ended(done, left) == ("job-stopped", "stopped: b after step 0")
     assert ended(done, evicted) == ("job-failed", "run c was evicted: by an operator")
     assert ended(done, left, workers=[dead]) == ("job-failed", "orchestrator_b failed: exit code 1")
-    assert ended(done, running=False)[0] == "job-failed"
+    assert ended(done, left, running=False)[0] == "job-failed"
+    assert ended(done, running=False)[0] == "job-finished", "whoever follows it by hand outlives its command"

@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import socket
 import ssl
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from cluster.worker_view import State, WorkerView
+from job.directory import JOB_LOCK
+from job.processes_file import ProcessesFile
 from job.tracking.alerts import AlertsConfig, address_of
 from job.tracking.sink_process import SinkSpec
-from serve.alerting import notices
+from serve.alerting import notices, process
 from serve.alerting.process import ATTEMPTS, Sender, run
 from serve.alerting.webhook import Answer, Webhook
 from tests.serve.alerting.receiver import Receiver, receiving
 from tests.serve.test_process import make_certificate
 from tests.support.polling import wait_until
+from transport.files.lock import take_lock
 
 BODY = {"text": "[error] demo: it burns"}
 
@@ -106,6 +113,65 @@ def test_one_that_fails_is_asked_again_and_one_that_refuses_is_not(
     assert "given up: [error] demo: it burns" in caplog.text
     assert "a-secret-path" not in caplog.text
     assert "Bearer" not in caplog.text
+
+
+class Dead:
+    """A webhook that nothing reaches."""
+
+    def post(self, body: Any) -> Answer:
+        return Answer(False, "no connection")
+
+
+def test_one_that_is_away_for_days_and_then_the_job_s_end() -> None:
+    sender = Sender(cast(Webhook, Dead()), 600)
+    for _ in range(1100):
+        sender.send(BODY)
+    assert 50.0 < sender.pause() <= 60.0
+    sender.send(BODY)
+    sender.begin_again()
+    assert [sender.send(BODY, 3) for _ in range(3)] == [False, False, True]
+
+
+def write_trainer(directory: Path, state: State) -> None:
+    """Writes what the job's supervisor knows of its trainer."""
+    trainer = WorkerView("trainer", state, time.time(), os.getpid(), "", log_from=0, node="node-0")
+    ProcessesFile(directory).write(State.RUNNING, [trainer])
+
+
+def test_who_stops_following_a_job_that_goes_on_tells_no_end(
+    tmp_path: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "END_SECONDS", 0.0)
+    make_job(tmp_path / "demo")
+    spec = spec_of(tmp_path / "demo", receiver.url)
+    write_trainer(tmp_path / "demo", State.READY)
+    lock = take_lock(tmp_path / "demo" / JOB_LOCK, "taken")
+    try:
+        run(spec, lambda seconds: True, lambda sent: None)
+        run(spec, lambda seconds: True, lambda sent: None)
+        assert [each["event"] for each in receiver.got] == ["problem"], "and the next tells nothing twice"
+        write_trainer(tmp_path / "demo", State.STOPPED)
+        run(spec, lambda seconds: True, lambda sent: None)
+    finally:
+        os.close(lock)
+    assert [each["event"] for each in receiver.got] == ["problem", "job-failed"]
+
+
+def test_a_name_that_is_looked_up_for_long_costs_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = threading.Event()
+
+    def lookup(*_: Any, **__: Any) -> Any:
+        found.wait(20)
+        raise socket.gaierror(socket.EAI_AGAIN, "not now")
+
+    monkeypatch.setattr(socket, "getaddrinfo", lookup)
+    began = time.monotonic()
+    try:
+        answer = Webhook("https://hooks.example.org/x", deadline_seconds=0.05).post(BODY)
+        assert time.monotonic() - began < 10
+    finally:
+        found.set()
+    assert "0.05 s" in answer.reason
 
 
 def test_a_burst_waits_for_its_turn(receiver: Receiver) -> None:
