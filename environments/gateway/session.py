@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any, ParamSpec, TypeVar
 
 import orjson
@@ -98,15 +98,16 @@ class Session:
         request = self._read(fields)
         choices = await self._ended_with_session(self._chat(request))
         log_probabilities = request.asked.log_probabilities
-        return chat_answer(choices, self._model.chat, log_probabilities=log_probabilities), request.asked
+        write = partial(chat_answer, choices, self._model.chat, log_probabilities=log_probabilities)
+        return await _written(choices, write), request.asked
 
     async def respond(self, fields: dict[str, Any]) -> tuple[dict[str, Any], Asked]:
         """The same for a request of the Responses API."""
         request = self._read(chat_fields(fields))
         [choice] = await self._ended_with_session(self._chat(request))
         log_probabilities = request.asked.log_probabilities
-        answer = responses_answer(choice, fields, self._model.chat, log_probabilities=log_probabilities)
-        return answer, request.asked
+        write = partial(responses_answer, choice, fields, self._model.chat, log_probabilities=log_probabilities)
+        return await _written([choice], write), request.asked
 
     def _read(self, fields: dict[str, Any]) -> ChatRequest:
         model = self._model
@@ -170,9 +171,9 @@ class Session:
                 cut = self._model.chat.decode(choice.turn.completion_ids.tolist())[len(choice.text) :]
                 self._conversations.remember_text(text, choice.text, cut, choice.turn)
         asked = request.asked
-        return completion_answer(
-            choices, self._model.chat, prompts=len(prompts), log_probabilities=asked.log_probabilities
-        )
+        chat, log_probabilities = self._model.chat, asked.log_probabilities
+        write = partial(completion_answer, choices, chat, prompts=len(prompts), log_probabilities=log_probabilities)
+        return await _written(choices, write)
 
     async def _choices(
         self, prompts: Sequence[Sequence[int]], request: ChatRequest | CompletionRequest
@@ -239,6 +240,12 @@ async def _off_the_loop(
     if length <= LONG_TEXT:
         return prompt(*given, **named)
     return await asyncio.to_thread(lambda: packed(prompt(*given, **named)))
+
+
+async def _written(choices: Sequence[Choice], write: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Calls `write`, in a thread if it has to write many most probable tokens: 300,000 of them take over a second."""
+    tokens = sum(each.turn.alternatives.token_ids_TK.size for each in choices if each.turn.alternatives is not None)
+    return await asyncio.to_thread(write) if tokens > LONG_TEXT else write()
 
 
 @cache

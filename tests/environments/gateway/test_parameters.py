@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.responses import response_create_params
 
 from environments.chat import Chat
-from environments.gateway import Gateway
+from environments.gateway import Gateway, responses
 from environments.sampling import CallOverrides, SamplingOverrides
 from tests.environments.gateway.models import RecordingModel, client_of, extends
 from transport.records import Alternatives, Turn
@@ -191,20 +192,52 @@ async def test_an_effort_turns_thinking_on_and_off_unless_the_run_says_which(gat
             await client.chat.completions.create(**asked, reasoning_effort="high")
 
 
+class ProbableModel(RecordingModel):
+    """Has for each token itself and the next one as the most probable."""
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: SamplingOverrides | None = None) -> Turn:
+        turn = await super().generate(prompt_ids, sampling)
+        assert isinstance(sampling, CallOverrides)
+        if not sampling.alternatives:
+            return turn
+        ids = np.stack([turn.completion_ids, turn.completion_ids + 1], axis=1)
+        values = np.asarray([[-0.5, -np.inf]] * len(turn.completion_ids), np.float32)
+        return replace(turn, alternatives=Alternatives(ids, values))
+
+
+@pytest.mark.parametrize("api", APIS)
+async def test_many_probable_tokens_are_written_off_the_loop(
+    gateway: Gateway, chat: Chat, api: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[threading.Thread] = []
+    write = responses._alternatives
+
+    def noted(*given: Any) -> Any:
+        threads.append(threading.current_thread())
+        return write(*given)
+
+    monkeypatch.setattr(responses, "_alternatives", noted)
+    monkeypatch.setattr("environments.gateway.session.LONG_TEXT", 10)
+    asked = (
+        {"logprobs": 2}
+        if api == "completions"
+        else {"top_logprobs": 2, **({"logprobs": True} if api == "chat" else {})}
+    )
+    model = ProbableModel(chat, ["ab", "abcdefgh"])
+    async with gateway.session(model) as session, aiohttp.ClientSession() as http:
+        headers = {"Authorization": f"Bearer {session.api_key}"}
+        for _ in range(2):
+            async with http.post(
+                f"{session.base_url}/{PATHS[api]}", json=LEAST[api] | asked, headers=headers
+            ) as answer:
+                assert answer.status == 200, await answer.text()
+    assert [each is threading.main_thread() for each in threads] == [True, False]
+
+
 async def test_the_most_probable_tokens_have_openais_shape_and_leave_the_turn_as_it_is(
     gateway: Gateway, chat: Chat
 ) -> None:
-    class Model(RecordingModel):
-        async def generate(self, prompt_ids: Sequence[int], sampling: SamplingOverrides | None = None) -> Turn:
-            turn = await super().generate(prompt_ids, sampling)
-            assert isinstance(sampling, CallOverrides)
-            if not sampling.alternatives:
-                return turn
-            ids = np.stack([turn.completion_ids, turn.completion_ids + 1], axis=1)
-            values = np.asarray([[-0.5, -np.inf]] * len(turn.completion_ids), np.float32)
-            return replace(turn, alternatives=Alternatives(ids, values))
-
-    model = Model(chat, ["ab"] * 4)
+    model = ProbableModel(chat, ["ab"] * 4)
     async with gateway.session(model) as session, client_of(session) as client:
         asked: Any = {"model": "any", "messages": [{"role": "user", "content": "hello"}], "logprobs": True}
         with_top = await client.chat.completions.create(**asked, top_logprobs=2)
