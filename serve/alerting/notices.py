@@ -24,8 +24,9 @@ SHOWN_RUNS = 20
 LONGEST_MESSAGE = 1000
 """Characters."""
 
-_SLACK = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
-"""Slack's control characters: text of a run must not mention a channel or hide an address."""
+_PLAIN = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "@": "@\u200b", "]": "]\u200b"})
+"""Slack's control characters, and behind those of Mattermost a space of no width: there `@all` mentions everybody, and
+`[words](address)` is a link. Text of a run must not mention anybody or hide an address."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +143,7 @@ def body_of(notice: Notice, job_id: str, page: str, now: float) -> dict[str, Any
     names = ", ".join(notice.runs[:SHOWN_RUNS]) + (" and more" if len(notice.runs) > SHOWN_RUNS else "")
     about = f", run{'s' * (len(notice.runs) > 1)} {names}" if names else f", {notice.worker}" if notice.worker else ""
     kind = f" {notice.kind}" if notice.kind else ""
-    text = f"[{notice.severity}] {job_id}{about}:{kind} {message}".translate(_SLACK)
+    text = f"[{notice.severity}] " + f"{job_id}{about}:{kind} {message}".translate(_PLAIN)
     return {
         "text": f"{text}\n{link}" if page else text,
         "event": notice.event,

@@ -83,11 +83,16 @@ def test_beginnings_and_ends_alternate_for_each_problem(seen: list[list[Problem]
 
 
 def test_text_of_a_run_cannot_mention_a_channel_or_show_a_key_and_is_bounded() -> None:
-    reason = "<!channel> <https://evil.example|log in> api_key=abcdef1234567890 " + "x" * 100_000
+    reason = (
+        "<!channel> <https://evil.example|log in> api_key=abcdef1234567890 @all @channel [in](http://e) "
+        + "x" * 100_000
+    )
     notice = Notice("problem", "error", "failing-environment", reason, 1.0, ("a",))
     body = body_of(notice, "demo", "", 2.0)
     assert body["text"].startswith("[error] demo, run a: failing-environment &lt;!channel&gt; &lt;https://evil")
     assert "<" not in body["text"]
+    assert not {"@all", "@channel"} & {*body["text"].split()}
+    assert "](" not in body["text"]
     assert "abcdef1234567890" not in str(body)
     assert len(body["message"]) <= LONGEST_MESSAGE
     assert body["link"] is None
