@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 from cluster.worker_view import State
+from job.inspection.metrics_lines import is_number
 from job.inspection.redaction import redact_line
 from job.number_format import duration
 from serve.readers.job_facts import JobFacts
@@ -53,7 +54,7 @@ class Ledger:
     def __init__(self, severities: Iterable[str], told: Mapping[str, Any]) -> None:
         """`told` is an earlier ledger's `saved`."""
         self._severities = frozenset(severities)
-        self._told = {key: dict(value) for key, value in told.items() if isinstance(value, Mapping) and "gone" in value}
+        self._told = {key: dict(value) for key, value in told.items() if _is_whole(key, value)}
         self._found: dict[str, Problem] = {}
 
     def observe(self, problems: Sequence[Problem], now: float) -> None:
@@ -110,6 +111,14 @@ class Ledger:
         message = reason if event == "problem" else f"ended{lasted}: {reason}"
         runs = tuple(run for key in keys if (run := key.split("|")[1]))
         return Notice(event, severity, kind, message, since, runs, worker, tuple(keys))
+
+
+def _is_whole(key: str, told: object) -> bool:
+    """Whether an entry of the file is one of ours. One that is not, such as of another version, counts as never told."""
+    match told:
+        case {"severity": str(), "reason": str(), "since": since, "gone": gone}:
+            return key.count("|") >= 2 and all(each is None or is_number(each) for each in (since, gone))
+    return False
 
 
 def end_of(job: JobFacts) -> Notice:

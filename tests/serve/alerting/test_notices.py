@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -80,6 +82,22 @@ def test_beginnings_and_ends_alternate_for_each_problem(seen: list[list[Problem]
     for notice in ledger.due(now + GONE_SECONDS):
         begun -= {*notice.keys}
     assert begun == set()
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"evicted|a|": None},
+        {"evicted|a|": {"gone": None}},
+        {"evicted": {"severity": "error", "reason": "", "since": 1.0, "gone": 1.0}},
+        {"evicted|a|": {"severity": "error", "reason": "", "since": "now", "gone": 1.0}},
+        {"evicted|a|": {"severity": "error", "reason": "", "since": math.nan, "gone": 1.0}},
+    ],
+)
+def test_what_another_wrote_as_told_was_not_told(told: dict[str, Any]) -> None:
+    ledger = Ledger(["error"], told)
+    ledger.observe([EVICTED], 1000.0)
+    assert [notice.event for notice in ledger.due(1000.0)] == ["problem"]
 
 
 def test_text_of_a_run_cannot_mention_a_channel_or_show_a_key_and_is_bounded() -> None:
