@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from job.inspection.notes import notes_of
-from job.inspection.redaction import whole_configuration
+from job.inspection.redaction import redact, whole_configuration
 from job.tracking.rows import Evaluation, Row, Target
 
 logger = logging.getLogger(__name__)
@@ -76,8 +76,8 @@ class TrackioSink:
         )
 
     def _configuration(self, run_id: str) -> dict[str, Any]:
-        noted = notes_of(self._target.job, run_id)
-        return whole_configuration(self._target.job, run_id) | {"_Group": self._target.group} | noted.model_dump()
+        noted: dict[str, Any] = redact(notes_of(self._target.job, run_id).model_dump())
+        return whole_configuration(self._target.job, run_id) | {"_Group": self._target.group} | noted
 
     def _name(self, run_id: str) -> str:
         return f"{self._target.group}.{run_id}"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from job.inspection.notes import notes_of
-from job.inspection.redaction import whole_configuration
+from job.inspection.redaction import redact, whole_configuration
 from job.tracking.rows import Evaluation, Row, Target
 from job.tracking.sinks.wandb_files import last_offline_step
 
@@ -86,7 +86,7 @@ class WandbSink:
                 group=self._target.group,
                 config=whole_configuration(self._target.job, run_id),
                 tags=noted.tags,
-                notes=noted.notes,
+                notes=redact(noted.notes),
                 dir=str(self._directory),
                 resume="allow" if options.get("mode") != "offline" else None,
                 reinit="create_new",

@@ -131,9 +131,10 @@ def test_wandb_keeps_the_first_values_of_steps_that_are_trained_again_and_says_s
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["trackio", "wandb"])
-def test_notes_and_tags_of_a_run_are_those_at_the_sink(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("notes", "sent"), [("a note", "a note"), ("asked with hf_abcdefghijkl", "(hidden)")])
+def test_notes_and_tags_of_a_run_are_those_at_the_sink(name: str, notes: str, sent: str, tmp_path: Path) -> None:
     job = Job(tmp_path)
-    write_notes(tmp_path / "run_a", Notes(notes="a note", tags=["paper", "lr=1e-5"]))
+    write_notes(tmp_path / "run_a", Notes(notes=notes, tags=["paper", "lr=1e-5"]))
     with sink_process(job.spec(name, **({"mode": "offline"} if name == "wandb" else {}))) as process:
         job.steps(1, 2)
         assert process.finish() == 0
@@ -142,8 +143,8 @@ def test_notes_and_tags_of_a_run_are_those_at_the_sink(name: str, tmp_path: Path
             ((config,),) = database.execute("SELECT CAST(config AS TEXT) FROM configs").fetchall()
         database.close()
         found = orjson.loads(config)
-        assert (found["notes"], found["tags"]) == ("a note", ["paper", "lr=1e-5"])
+        assert (found["notes"], found["tags"]) == (sent, ["paper", "lr=1e-5"])
     else:
         (file,) = (tmp_path / "tracking" / "wandb").glob("wandb/offline-run-*/run-*.wandb")
         (run,) = runs_in(file)
-        assert (run.notes, [*run.tags]) == ("a note", ["paper", "lr=1e-5"])
+        assert (run.notes, [*run.tags]) == (sent, ["paper", "lr=1e-5"])
