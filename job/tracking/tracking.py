@@ -170,13 +170,12 @@ class Tracking:
         if sink.failures >= limits.attempts:
             sink.state = "dropped"
             logger.error(
-                "%s %s, %d times without having taken a row; it gets no metrics any more. Its messages are above. Training goes "
-                "on. Once it works, `counterpoint track %s --to %s` sends what it lacks",
+                "%s %s, %d times without having taken a row; it gets nothing any more. Its messages are above. Training goes "
+                "on. Once it works, `%s` sends what it lacks",
                 name,
                 reason,
                 sink.failures,
-                sink.spec.job,
-                name,
+                _command_of(sink.spec),
             )
             return
         if self._ending:
@@ -202,16 +201,13 @@ class Tracking:
         for sink in self._sinks:
             if sink.state == "running":
                 logger.warning(
-                    "%s did not get everything; `counterpoint track %s --to %s` sends what it lacks",
-                    sink.spec.name,
-                    sink.spec.job,
-                    sink.spec.name,
+                    "%s did not get everything; `%s` sends what it lacks", sink.spec.name, _command_of(sink.spec)
                 )
 
     def _trouble(self) -> str:
         """What is wrong, for people."""
         words = [
-            f"{sink.spec.name} {'gets no metrics any more: it ' if sink.state == 'dropped' else ''}{sink.reason}"
+            f"{sink.spec.name} {'gets nothing any more: it ' if sink.state == 'dropped' else ''}{sink.reason}"
             for sink in self._sinks
             if sink.state == "dropped" or sink.failures
         ]
@@ -229,6 +225,11 @@ class Tracking:
             _ask_to_end(sink.process)  # closes its end
         os.close(sink.beats)
         sink.process, sink.beats = None, -1
+
+
+def _command_of(spec: SinkSpec) -> str:
+    """Returns the command that sends what a sink lacks. What gets no metrics has no name there: traces and alerts."""
+    return f"counterpoint track {spec.job} {f'--to {spec.name}' if spec.sink else '--follow'}"
 
 
 def _ask_to_end(process: subprocess.Popen[bytes]) -> None:
