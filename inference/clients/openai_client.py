@@ -149,7 +149,7 @@ class OpenAIClient:
                 rows = choice["prompt_logprobs"]
                 values = [rows[at][str(token_ids[at])]["logprob"] for at in range(request.start, len(token_ids) - 1)]
                 values.append(choice["logprobs"]["top_logprobs"][0][f"token_id:{token_ids[-1]}"])
-            except (KeyError, IndexError, TypeError) as error:
+            except (KeyError, IndexError, TypeError, AttributeError) as error:
                 raise ServerFailure(
                     f"{self.url} answered without the log-probabilities asked for: {error!r}; a stock vLLM from 0.30 on is "
                     "expected"
@@ -228,7 +228,7 @@ class OpenAIClient:
         try:
             rows = [choice["logprobs"]["top_logprobs"][0] for choice in answer["choices"]]
             values = [row[f"token_id:{token}"] for row, token in zip(rows, targets, strict=True)]
-        except (KeyError, IndexError, TypeError, ValueError) as error:
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
             raise ServerFailure(
                 f"{self.url} answered a probe without the log-probabilities asked for: {error!r}; a stock vLLM from 0.30 on is "
                 "expected"
@@ -289,7 +289,7 @@ class OpenAIClient:
                 cached_tokens=_cached_tokens(content),
                 alternatives=_alternatives(choice["logprobs"]["top_logprobs"], alternatives) if alternatives else None,
             )
-        except (KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
+        except (KeyError, IndexError, TypeError, ValueError, OverflowError, AttributeError) as error:
             raise ServerFailure(
                 f"{self.url} answered without token ids or log-probabilities: {error!r}; a stock vLLM from 0.30 on is expected"
             ) from error

@@ -194,15 +194,27 @@ async def test_a_stock_server_that_lies_is_taken_out(lie: dict[str, Any]) -> Non
         choice(token_ids=[[5], [5], [5]]),
         choice(token_ids=[5, 2**40, 5]),
         choice(token_ids=None),
+        [],
         choice(log_probabilities=["-1", "-1", "-1"]),
         choice(log_probabilities=[None, None, None]),
         choice(log_probabilities=[[-1.0], [-1.0], [-1.0]]),
     ],
 )
-async def test_numbers_of_a_stock_server_are_not_made_of_what_are_none(malformed: dict[str, Any]) -> None:
+async def test_numbers_of_a_stock_server_are_not_made_of_what_are_none(malformed: Any) -> None:
     async with StockServer(malformed) as server, pool_of(server.url, protocol="openai", max_retries=0) as pool:
         with pytest.raises(InferenceError, match="log-probabilities"):
             await pool.generate(PROMPT, SAMPLING, affinity="a")
+
+
+@pytest.mark.parametrize(
+    "rows", [None, [None, None, None], [{}], [{"token_id:5": None}] * 3, [{"token_id:x": -1.0}] * 3]
+)
+async def test_probable_tokens_of_a_stock_server_that_are_none(rows: object) -> None:
+    malformed = choice()
+    malformed["logprobs"]["top_logprobs"] = rows
+    async with StockServer(malformed) as server, pool_of(server.url, protocol="openai", max_retries=0) as pool:
+        with pytest.raises(InferenceError):
+            await pool.generate(PROMPT, SAMPLING.replaced(alternatives=1), affinity="a")
 
 
 async def test_a_long_routing_is_checked_off_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
