@@ -228,6 +228,8 @@ class Completion:
             raise WrongAnswer(f"completion token {outside}: {_in_vocabulary(self.token_ids[outside], bounds)}")
         if request.sampling.alternatives:
             self._check_alternatives(request.sampling.alternatives, bounds)
+        elif self.alternatives is not None:
+            raise WrongAnswer("the most probable tokens at each place came back, and nobody asked for them")
         if self.routed_experts is not None:
             self._check_routing(self.routed_experts, request, bounds)
 

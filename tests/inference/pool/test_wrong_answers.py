@@ -20,6 +20,7 @@ from inference.pool import calls
 from inference.pool.pool import InferencePool
 from tests.support.fake_inference import FakeServer, weight_update
 from tests.support.polling import until
+from transport.records import Alternatives
 
 SAMPLING = SamplingParameters(temperature=1.0, max_tokens=3)
 PROMPT = np.array([7, 8, 9], dtype=np.int32)
@@ -58,6 +59,7 @@ LIES: dict[str, dict[str, Any]] = {
     "an expert that the model has not": {"routed_experts": np.full((5, 2, 2), 8, dtype=np.uint8)},
     "routing of another number of layers": {"routed_experts": np.zeros((5, 3, 2), dtype=np.uint8)},
     "routing of another number of tokens": {"routed_experts": np.zeros((4, 2, 2), dtype=np.uint8)},
+    "alternatives that nobody asked for": {"alternatives": Alternatives(np.zeros((1, 0), np.int32), floats())},
 }
 
 
