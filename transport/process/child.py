@@ -84,13 +84,15 @@ def line_of(process: subprocess.Popen[bytes], seconds: float, is_given_up: Calla
     """
     assert process.stdout is not None
     received, deadline = bytearray(), time.monotonic() + seconds
+    poll = select.poll()  # `select.select` refuses descriptors above 1,023
+    poll.register(process.stdout, select.POLLIN)
     while b"\n" not in received:
         left = deadline - time.monotonic()
         if left <= 0:
             raise NoLineError(f"wrote no line within {seconds:g} s")
         if is_given_up():
             raise NoLineError("is being stopped")
-        if not select.select([process.stdout], [], [], min(left, LOOK_SECONDS))[0]:
+        if not poll.poll(1000 * min(left, LOOK_SECONDS)):
             continue
         data = os.read(process.stdout.fileno(), LONGEST_LINE)
         if not data:

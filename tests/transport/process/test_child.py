@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -110,6 +112,20 @@ def child(program: str) -> Iterator[subprocess.Popen[bytes]]:
 def test_a_line_may_come_in_parts() -> None:
     with child("import time; print('a', end=''); time.sleep(0.05); print('b'); time.sleep(600)") as process:
         assert line_of(process, 60.0) == b"ab\n"
+
+
+def test_a_line_is_read_in_a_process_that_has_many_descriptors() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    try:
+        with child("print('a')") as process:
+            pipe = process.stdout
+            assert pipe is not None
+            with os.fdopen(fcntl.fcntl(pipe, fcntl.F_DUPFD_CLOEXEC, 1024), "rb") as process.stdout:
+                assert line_of(process, 60.0) == b"a\n"
+            process.stdout = pipe
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.mark.slow
