@@ -119,19 +119,24 @@ class PolicyWatcher:
                     await arrivals.wait(POLL_SECONDS)
 
     def _is_to_be_loaded(self, version: int) -> bool:
-        return self.version is None or (version > self.version and self._is_used(version))
+        if self.version is not None and version <= self.version:
+            return False
+        self._check_own(version)  # a foreign one would hide those of this run
+        return self.version is None or self._is_used(version)
+
+    def _check_own(self, version: int) -> None:
+        if version > self._newest_step():
+            raise ForeignBroadcastError(
+                f"{self._directory / f'step_{version}'} holds weights after step {version}, but this run has sent batches up to "
+                f"step {self._newest_step()} only: another process or another run wrote it. If another orchestrator continues "
+                "this run, leave it to that one; else remove the directory and resume"
+            )
 
     async def _newest(self) -> int:
         return max(await in_thread(published_steps, self._directory), default=-1)
 
     async def _load(self, version: int) -> None:
         directory = self._directory / f"step_{version}"
-        if version > self._newest_step():
-            raise ForeignBroadcastError(
-                f"{directory} holds weights after step {version}, but this run has sent batches up to step "
-                f"{self._newest_step()} only: another process or another run wrote it. If another orchestrator continues this "
-                "run, leave it to that one; else remove the directory and resume"
-            )
         try:
             probe = await in_thread(Probe.read, directory / "probe.json")
         except FileNotFoundError:

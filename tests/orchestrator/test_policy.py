@@ -211,6 +211,17 @@ async def test_a_version_that_no_batch_can_have_trained(tmp_path: Path) -> None:
     assert pool.history == []
 
 
+@pytest.mark.slow
+async def test_a_version_that_no_batch_can_have_trained_is_refused_though_nothing_uses_it(tmp_path: Path) -> None:
+    pool = RecordingPool()
+    publish(tmp_path, 1)
+    watcher = PolicyWatcher(tmp_path, pool, "one", pool.history.append, lambda version: version < 9, lambda: 2)
+    await asyncio.wait_for(watcher.load_first(1), 60)
+    publish(tmp_path, 9)
+    with pytest.raises(ForeignBroadcastError, match="up to step 2 only"):
+        await asyncio.wait_for(watcher.run(), 60)
+
+
 async def test_a_probe_of_another_version(tmp_path: Path) -> None:
     publish(tmp_path, 1, said=2)
     with pytest.raises(ForeignBroadcastError, match="is of version 2; expected 1"):
