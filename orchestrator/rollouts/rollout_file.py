@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
 from itertools import islice
 from pathlib import Path
-from types import UnionType
+from types import NoneType, UnionType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -66,6 +66,7 @@ _TURN_TYPES = {
     "cached_tokens": int | None,
     "player": str,
     "untrained": bytes | bytearray,
+    "alternatives": NoneType,
 }
 
 
@@ -169,7 +170,7 @@ def _opponent_turns(encoded: bytes) -> list[OpponentTurn]:
 
 
 def _turn_frame(turn: Turn, tokens: Int32Array | None) -> tuple[dict[str, Any], dict[str, AnyArray]]:
-    apart = (*_ARRAYS, "untrained", "columns")
+    apart = (*_ARRAYS, "untrained", "columns", "alternatives")
     plain = {field.name: getattr(turn, field.name) for field in fields(turn) if field.name not in apart}
     arrays = {name: array for name in _ARRAYS if (array := getattr(turn, name)) is not None}
     if turn.untrained:  # of turns that are trained as a whole, nothing: as before there was a mask

@@ -69,7 +69,7 @@ class Finalizer:
 
 def _own(rollout: Rollout) -> Rollout:
     """Returns a copy that the environment cannot change, its state encoded. A state that cannot be saved fails the rollout."""
-    turns = {id(turn): turn.detached() for turn in rollout.turns}
+    turns = {id(turn): _without_alternatives(turn.detached()) for turn in rollout.turns}
     own = replace(rollout, turns=[turns[id(turn)] for turn in rollout.turns], tokens=None)
     if rollout.branches is not None:  # of the same turns
         own.branches = tuple(
@@ -82,6 +82,13 @@ def _own(rollout: Rollout) -> Rollout:
         own.error = own.error or str(error)
         own.saved = SavedState(metrics=b"{}", state=b"{}")
     return own
+
+
+def _without_alternatives(turn: Turn) -> Turn:
+    """Returns the turn without what else might have been sampled, nor the answer that holds it: that was for its environment."""
+    if turn.alternatives is None:
+        return turn
+    return replace(turn, alternatives=None, log_probabilities=turn.log_probabilities.copy())
 
 
 def _without_routing(turn: Turn) -> Turn:

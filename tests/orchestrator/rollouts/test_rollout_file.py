@@ -21,7 +21,7 @@ from orchestrator.rollouts.rollout_file import (
 )
 from tests.support.rollouts import make_rollout, make_turn
 from transport.files.atomic import Buffer, as_bytes_view
-from transport.records import Rollout, SavedState
+from transport.records import Alternatives, Rollout, SavedState
 
 
 def assert_same(one: Rollout, other: Rollout) -> None:
@@ -64,6 +64,18 @@ def test_a_turn_of_an_older_file_has_temperature_1() -> None:
 
 def _bytes(buffers: list[Buffer]) -> memoryview:
     return memoryview(b"".join(as_bytes_view(buffer) for buffer in buffers))
+
+
+def test_a_file_has_no_alternatives() -> None:
+    turn = make_turn([1, 2], [3, 4])
+    found = Alternatives(np.zeros((2, 5), np.int32), np.zeros((2, 5), np.float32))
+    plain, asked = (
+        [bytes(as_bytes_view(buffer)) for buffer in rollout_buffers(make_rollout(0, 0, turns=[each]))]
+        for each in (turn, replace(turn, alternatives=found))
+    )
+    assert asked == plain
+    (read,) = parse_rollouts(memoryview(b"".join(plain)))
+    assert read.turns[0].alternatives is None
 
 
 def test_a_state_larger_than_a_frame_header(tmp_path: Path) -> None:

@@ -219,6 +219,16 @@ def test_a_copy_of_a_turn_has_all_its_fields() -> None:
     assert pairs[1][0].untrained == b"\0\1\0"
 
 
+def test_what_else_might_have_been_sampled_does_not_stay_in_memory() -> None:
+    group = make_group([1.0, 0.0])
+    found = Alternatives(np.zeros((2, 5), np.int32), np.zeros((2, 5), np.float32))
+    for rollout in group:
+        rollout.turns = [replace(turn, alternatives=found) for turn in rollout.turns]
+    (kept, filtered) = Finalizer(group_mean, [])(group, group_scoring=False).rollouts
+    assert [turn.alternatives for turn in (*kept.turns, *filtered.turns)] == [None] * 2
+    assert all(turn.alternatives is found for rollout in group for turn in rollout.turns)
+
+
 def test_a_rollout_that_failed_before_leaves_and_keeps_its_reason() -> None:
     group = make_group([1.0, 0.0, 9.0])
     group[2].error = "the environment raised KeyError"
