@@ -112,6 +112,13 @@ def pack_answer(turn: Turn) -> list[Any]:
     ]  # fmt: skip
 
 
+def answer_bytes(turn: Turn) -> int:
+    """Returns the size of the arrays that `pack_answer` has of a turn."""
+    found = turn.alternatives
+    others = 0 if found is None else found.token_ids_TK.nbytes + found.log_probabilities_TK.nbytes
+    return turn.completion_ids.nbytes + turn.log_probabilities.nbytes + others
+
+
 def unpack_answer(prompt: bytes, answer: Sequence[Any]) -> Turn:
     """Returns the turn that `pack_answer` described."""
     completion, log_probabilities, version, finish_reason, server, temperature, cached, player, alternatives = answer

@@ -139,7 +139,7 @@ async def _pack(rollouts: Sequence[Rollout]) -> list[list[Any]]:
 
 
 def _nbytes(turn: Turn) -> int:
-    return turn.prompt_ids.nbytes + 2 * turn.completion_ids.nbytes
+    return turn.prompt_ids.nbytes + protocol.answer_bytes(turn)
 
 
 def _rewards(done: Message, count: int) -> list[Score]:

@@ -158,8 +158,8 @@ class Session:
                 model = _seat(self._model, message[3])
                 turn = await model.generate(self._prompt(message[4], message[6]), _overrides(message[5]))  # type: ignore[arg-type]
                 self._turns.append(turn)
-                answer = protocol.pack_answer(turn)
-                self._send([protocol.TURN, self.number, call, len(self._turns) - 1, answer], 2 * len(answer[0]))
+                told = [protocol.TURN, self.number, call, len(self._turns) - 1, protocol.pack_answer(turn)]
+                self._send(told, protocol.answer_bytes(turn))
                 return
             reply = await self._model.parse(self._turns[message[3]], message[4], reasoning=message[5])
             calls = [[each.id, each.name, each.arguments] for each in reply.calls]

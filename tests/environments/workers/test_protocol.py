@@ -16,6 +16,7 @@ from environments.workers.protocol import (
     TURN,
     Message,
     ProtocolError,
+    answer_bytes,
     pack,
     pack_answer,
     set_untrained,
@@ -105,4 +106,6 @@ def test_the_most_probable_tokens_reach_a_worker() -> None:
     assert received.alternatives is not None
     assert received.alternatives.token_ids_TK.tolist() == found.token_ids_TK.tolist()
     assert received.alternatives.log_probabilities_TK.tolist() == found.log_probabilities_TK.tolist()
-    assert unpack_answer(b"", pack_answer(make_turn([1, 2], [3, 4]))).alternatives is None
+    plain = make_turn([1, 2], [3, 4])
+    assert unpack_answer(b"", pack_answer(plain)).alternatives is None
+    assert (answer_bytes(plain), answer_bytes(turn)) == (2 * (4 + 4), 2 * (4 + 4) + 4 * (4 + 4))
