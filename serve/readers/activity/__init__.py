@@ -1,1 +1,1 @@
-"""What roles did and do: spans of steps, fates of groups, the fleet."""
+"""What roles did and do: spans of steps, fates of groups."""
