@@ -38,7 +38,7 @@ class Notice:
     """`problem`, `problem-ended`, `job-finished`, `job-failed` or `job-stopped`."""
     severity: str
     kind: str
-    """That of the problem; empty at the job's end."""
+    """The problem's kind; empty at the job's end."""
     message: str
     since: float | None
     """When it began, Unix seconds; None if unknown."""

@@ -32,7 +32,7 @@ from transport.files.untrusted import UntrustedFileError, read_json
 logger = logging.getLogger(__name__)
 
 ATTEMPTS = 8
-"""So often a message is tried, with pauses that double up to a minute: for some four minutes. Then it is given up."""
+"""How often a message is tried before it is given up; the pauses double up to a minute: some four minutes."""
 
 LAST_ATTEMPTS = 3
 """The same at the job's end."""

@@ -18,7 +18,7 @@ DEADLINE_SECONDS = 10.0
 LONGEST_PAUSE_SECONDS = 60.0
 
 _WORTH_ANOTHER = frozenset({408, 425, 429})
-"""Refusals that a later request may not meet; so are all from 500 on."""
+"""Status codes after which a retry may succeed; so may all from 500 on."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ class TrialEntry(Config):
     status: str
     """PENDING, RUNNING, PAUSED, TERMINATED or ERROR."""
     values: list[Values]
-    """What it had when, oldest first; a further entry for each copy."""
+    """Its values over time, oldest first; a further entry for each copy."""
     iteration: int
     """Results that it has reported."""
     score: float | None
@@ -67,9 +67,9 @@ class CopyEntry(Config):
     """One trial took over another's state."""
 
     trial: str
-    """Which one did."""
+    """The trial that did."""
     source: str
-    """Whose state it took."""
+    """The trial whose state it took."""
     iteration: int
     """Its iteration then."""
     source_iteration: int

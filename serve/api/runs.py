@@ -128,7 +128,7 @@ class Annotation(Config):
     kind: Literal["change", "copy"]
     """A change of its configuration, or a copy of another run's weights."""
     step: int
-    """At which step."""
+    """The step at which it happened."""
     x: float | None
     """Where on the axis; null if that step is not there yet."""
     text: str

@@ -81,7 +81,7 @@ class Control(Config):
 
 
 class PauseNote(Config):
-    """That a run is paused."""
+    """A run's pause."""
 
     since: float
     """Unix seconds."""

@@ -67,7 +67,7 @@ class TimelineLane(Config):
     key: str
     """Unique in the answer."""
     role: Literal["orchestrator", "inference", "trainer"]
-    """Whose work it is."""
+    """The role that did the work."""
     title: str
     """For people: a server's URL, for example."""
     bars: list[TimelineBar]
@@ -80,11 +80,11 @@ class IdleShares(Config):
     """Shares of the window, from 0 to 1; null where nothing is known of a role."""
 
     orchestrator: float | None
-    """In which it only waited."""
+    """Share in which it only waited."""
     inference: float | None
-    """In which a server had neither a request nor weights to load: the mean of the servers."""
+    """Share in which a server had neither a request nor weights to load: the mean of the servers."""
     trainer: float | None
-    """In which it trained, published and saved nothing, for any run."""
+    """Share in which it trained, published and saved nothing, for any run."""
 
 
 class TimelineAnswer(Config):

@@ -1,4 +1,6 @@
-"""A job of roles as the fold of its journal: its workers, and what has changed of late. Of `submit`, or of any job's `control/`.
+"""A job of roles as the fold of its journal: its workers, and what has changed of late.
+
+Reads jobs of `submit`, and any job's `control/`.
 
 The journal's objects are read as files, without a lock, so its master never waits for us; the state is what the master had when
 it appended the last of them. Each look folds only the entries that are new. Entries that a snapshot has replaced are gone: then

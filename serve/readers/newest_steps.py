@@ -19,7 +19,7 @@ MOST_LINES = 4 * KEPT_STEPS
 """Lines of one look that are parsed, from its end, since some may be no steps."""
 
 FIRST_BYTES, MOST_BYTES = 2**15, 2**21
-"""The bytes at the end of a file met anew that are read at first, and at most, where lines are long."""
+"""Bytes read from the end of a new file: at first, and at most if lines are long."""
 
 
 class NewestSteps:

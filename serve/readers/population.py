@@ -56,7 +56,7 @@ class Copy:
     source_iteration: int
     """The iteration of the source's checkpoint."""
     config: dict[str, Any]
-    """With which the trial went on; empty if it is not known."""
+    """The configuration with which the trial went on; empty if it is not known."""
 
 
 @dataclass(slots=True)

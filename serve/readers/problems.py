@@ -80,7 +80,7 @@ STALL_MEDIANS, STALL_SLOWEST = 5.0, 2.0
 """A step is overdue after so many times the median of the newest steps, and so many times the longest of them."""
 
 STALL_ERROR = 8.0
-"""So many times later a stall is an error."""
+"""A stall is an error this many times later than it is a warning."""
 
 LEAST_ROLLOUTS = 20
 """Fewer rollouts say nothing about an environment."""

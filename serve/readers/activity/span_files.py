@@ -28,13 +28,13 @@ INDEXED_BYTES = 64 * 2**10
 """The size of the lines in one entry of the index."""
 
 MAX_STEPS = 50_000
-"""That are known of one run; the oldest are forgotten first."""
+"""Most steps remembered of one run; the oldest are forgotten first."""
 
 MAX_RUNS = 2_048
 """The runs of one trainer's file whose steps are known."""
 
 MAX_SPANS = 50_000
-"""That one look returns."""
+"""Most spans that one look returns."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ MAX_OTHER_RUNS = 16
 """Other runs of the job whose requests at the servers are drawn, too: those that wrote last."""
 
 MAX_FILES = 64
-"""Whose indexes are kept."""
+"""Most files whose indexes are kept."""
 
 
 @dataclass(slots=True)

@@ -36,7 +36,7 @@ class TurnView(Config):
     """One model call."""
 
     player: str
-    """Whose turn it is; empty in a rollout with one player."""
+    """The player whose turn it is; empty in a rollout with one player."""
     prompt: Text | None
     """The part of the prompt that is new since the turn that it extends; None if no text was recorded."""
     completion: Text | None
