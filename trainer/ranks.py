@@ -30,7 +30,7 @@ HEARTBEAT_SECONDS = 30.0
 """Rank 0 sends a command at least so often, so only a step's own work counts for `rank_silence_seconds`."""
 
 ROLL_CALL_SECONDS = 10.0
-"""For which a rank that has waited in vain waits until the others say that they are there."""
+"""How long a rank that timed out waits for the others to report."""
 
 _ROLL_CALL = "counterpoint/roll_call"
 """Keys in the process group's store."""

@@ -62,7 +62,7 @@ class PeftNames:
     """How a layer is called in the files of an adapter (`trainer/lora/peft_names.py`)."""
 
     stored: Mapping[str, str]
-    """By the own name of a part, such as `0.gate_proj` of experts, or `""` of a layer without parts: its name in the file."""
+    """By a part's name in the layer, such as `0.gate_proj` of experts, or `""` of a layer without parts: its name in the file."""
     target_modules: tuple[str, ...]
     """What the description calls it, as a module."""
     target_parameters: tuple[str, ...]

@@ -30,7 +30,7 @@ KERNEL_BOUND = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
 """The same of ours in the model's precision, from transformers' in float32: a few roundings of each value."""
 
 _LARGEST_SCORE = 20.0
-"""To which the queries are scaled, whatever the weights: otherwise all tokens might attend to all others alike."""
+"""The largest score that the queries are scaled to, whatever the weights: otherwise tokens might attend to all others alike."""
 
 _SEED = 20_240_229
 _FUNCTION = "eager_attention_forward"

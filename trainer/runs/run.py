@@ -106,7 +106,7 @@ class Run:
     number: int
     """The number of the admission: two admissions of one run differ."""
     config: RunConfig
-    """With which the run is trained."""
+    """The configuration with which the run is trained."""
     admitted_with: RunConfig | None = None
     """The same as its file has it: a discovered hook may have set another scaling factor; on rank 0."""
     directory: int = 0

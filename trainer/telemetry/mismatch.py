@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 FORMAT = 1
 
 FACTOR = 100.0
-"""So many times the highest of the steps before is a jump."""
+"""A mismatch this many times the highest of the earlier steps is a jump."""
 
 LEAST = 0.01
 """Nats. Below this a mismatch harms nothing, however small it was before."""

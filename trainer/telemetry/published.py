@@ -31,7 +31,7 @@ RUNS_FILE = "runs.json"
 PUBLISH_SECONDS = 1.0
 
 MAX_RUNS = 1024
-"""That `runs.json` describes."""
+"""Most runs that `runs.json` describes."""
 
 MAX_REASON = 300
 """Characters of a reason in `runs.json`."""
