@@ -34,7 +34,7 @@ class RestartScope(StrEnum):
     """What is started again when a worker of the role dies."""
 
     WORKER = "worker"
-    """That worker alone."""
+    """The worker alone."""
     ROLE = "role"
     """Every worker of its role."""
     JOB = "job"

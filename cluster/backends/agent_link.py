@@ -34,7 +34,7 @@ LEAST_SILENCE_SECONDS = 3.0
 CONNECT_SECONDS = 10.0
 COMMAND_SECONDS = 30.0
 REPEAT_SECONDS = 2.0
-"""After which a command without an answer is sent again: a connection may have broken."""
+"""How long a command may be without an answer before it is sent again: a connection may have broken."""
 
 PULSE_SECONDS = 0.5
 """Between two looks at the clock."""

@@ -27,7 +27,7 @@ _ON_RAY = {"cpu": "CPU", "gpu": "GPU", "memory_bytes": "memory"}
 _HERE = {name: ours for ours, name in _ON_RAY.items()}
 
 _ID_CHARACTERS = 16
-"""So many of a node's id are in its name."""
+"""How many characters of a node's id are in an actor's name."""
 
 
 @dataclass(frozen=True, slots=True)

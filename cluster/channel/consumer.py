@@ -83,7 +83,7 @@ class ChannelConsumer:
         """Records that a restarted host may give again, since it did not get their acknowledgement: those above its floor."""
         self._floor = 0
         self._generation = ""
-        """Whose numbers these are."""
+        """The host's generation that numbered these records."""
         self._done: list[int] = []
         """Acknowledgements to be sent."""
         self._finished = False

@@ -180,7 +180,7 @@ class Unresponsive:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """So many workers exist or are being created: a round does not wait for more."""
+    """How many workers exist or are being created: a round does not wait for more."""
 
     count: int
     at: float

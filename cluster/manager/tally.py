@@ -28,7 +28,7 @@ BEATS_MISSED = 2
 """A worker is suspected once so many heartbeats are missing."""
 
 REQUESTS_AT_ONCE = 20
-"""So many requests of a worker pass at once, and one a second after that."""
+"""How many requests of a worker pass at once; after that, one a second."""
 
 
 class Tally:

@@ -44,7 +44,7 @@ class Differences:
 def compare(state: JobState, living: Sequence[LivingWorker], nodes: Collection[str]) -> Differences:
     """Returns how what lives differs from the state.
 
-    `nodes` answer: only of these can it be said what is not there. Of others the backend says whether they are lost.
+    `nodes` are those that answered; what is missing is known of these alone. Of others the backend says whether they are lost.
     """
     found = Differences()
     alive: set[str] = set()
