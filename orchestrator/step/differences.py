@@ -1,4 +1,4 @@
-"""Groups in a row of which nothing can be learned, since they show no difference: a run may generate such for ever.
+"""Groups in a row of which nothing can be learned, since they show no difference: a run may generate such groups for ever.
 
 After `GROUPS` of them, and whenever their number has doubled, a notice says so, with the commonest reason and what to do, in the
 log and in a file that console, page and `counterpoint status` read. Beside it are the records of three of the worst rollouts, for

@@ -38,7 +38,7 @@ WARN_BATCHES = 8
 """Rollouts discarded since the last step, in batches, before a report; the log repeats it whenever they have doubled."""
 
 FAILING_GROUPS = 4
-"""Also reported: the rollouts of so many groups failed in a row."""
+"""Groups in a row whose rollouts all failed, before a report."""
 
 REPORT_SECONDS = 2.0
 """Least time between two reports."""

@@ -65,7 +65,7 @@ class Sender:
         self._run_id = run_id
         self._largest_batch = largest_batch
         self._trainers_largest = NO_LIMIT
-        """As of its last READY, so that it holds while the trainer is away, too: a larger batch would meet it when it is back. A
+        """The limit of its last READY; it also holds while the trainer is away: a larger batch would meet it when it is back. A
         larger limit is known with the next READY."""
         self._delivery = Delivery(run_id, newest_step)
         self._in_memory: dict[int, Batch] = {}
