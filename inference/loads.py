@@ -78,7 +78,7 @@ class Origin:
     first: int
     """The number of the load with which the request began."""
     last: int
-    """That of the last load that may have computed a part of the answer: above `first` if the weights changed on the way."""
+    """The number of the last load that may have computed part of the answer: above `first` if the weights changed on the way."""
     described: str
     """The last load, for a person."""
 

@@ -58,7 +58,7 @@ class Offer:
     adapter: str | None
     """Name of the LoRA adapter; None for full weights."""
     claim: Claim
-    """Whose they are."""
+    """The run whose weights they are."""
     files: dict[str, int]
     """Bytes of each file, by its path in the published directory."""
     identities: dict[str, str] = field(default_factory=dict)

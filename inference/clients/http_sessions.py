@@ -61,7 +61,7 @@ class HttpSessions:
         self._tokens = None if config.api_key_file is None else watched_tokens(config.api_key_file)
         self.identity_file = config.identity_file
         self.secret = identity.read(config.identity_file)
-        """By which the servers prove that they are the job's; None for servers that belong to none."""
+        """The secret by which the servers prove that they are the job's; None for servers that belong to none."""
         self._own_tls: ssl.SSLContext | None = None
         self._watched: list[Watched[Any]] = [] if self._tokens is None else [self._tokens]
         if config.ca_file is not None:
