@@ -21,7 +21,7 @@ class Checkpoint:
     """The `storage` of one that need not. It is a directory all the same: an object could be lost with its process."""
 
     trial_id: str
-    """Whose state it is; not always the trial that restores it."""
+    """The trial whose state it is; not always the one that restores it."""
     iteration: int
     """The `training_iteration` of the last result before it."""
     path: str

@@ -232,7 +232,7 @@ class TuneConfig(Config):
     """A checkpoint when a trial ends."""
 
     keep_checkpoints: int | None = Field(default=2, ge=1)
-    """So many of a trial's checkpoints are kept."""
+    """How many of a trial's checkpoints are kept."""
 
     prometheus_port: int = Field(default=0, ge=0, le=65535)
     """Loopback port of the tuner's metrics; 0 takes a free one, which its log names."""

@@ -29,17 +29,17 @@ class StatusLines(Callback):
         self._due = time.monotonic() + SECONDS
 
     def setup(self, *arguments: Any, **info: Any) -> None:
-        """Where the results will be."""
+        """Prints where the results will be."""
         if self._verbose >= 1 and self._directory is not None:
             _say(f"results in {self._directory}")
 
     def say_resumed(self, trials: Sequence[Trial]) -> None:
-        """That this goes on with an experiment, with the states that its trials were in."""
+        """Prints that this goes on with an experiment, with the states that its trials were in."""
         if self._verbose >= 1:
             _say(f"goes on with {_counts(trials)}")
 
     def on_step_end(self, iteration: int, trials: Sequence[Trial], **info: Any) -> None:
-        """A line of status, if it is time."""
+        """Prints a line of status, if it is time."""
         if self._verbose >= 1 and time.monotonic() >= self._due:
             self._due = time.monotonic() + SECONDS
             _say(f"{_counts(trials)}{self._best(trials)}")

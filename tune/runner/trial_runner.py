@@ -61,7 +61,7 @@ CHECKPOINT_SECONDS = 10.0
 """Between two flushes of the journal to the disk, and between two writings of the state file."""
 
 FIRST_STATE_SECONDS = 1.0
-"""After which the state file is there for whoever looks at an experiment that has just begun."""
+"""How soon the state file is there for whoever looks at an experiment that has just begun."""
 
 SHARE_OF_CHECKPOINTS = 0.05
 """The largest share of the time that is spent on checkpoints."""

@@ -29,8 +29,8 @@ class SavedStep:
     run_id: str
     step: int
     iteration: int | None = None
-    """That of the step's result, which may be after that of the result at which it was asked for: the run does not wait. None in
-    checkpoints of a former version."""
+    """The iteration of the step's result, which may be after that of the result at which it was asked for: the run does not wait.
+    None in checkpoints of a former version."""
 
 
 def write_saved(path: Path, saved: SavedStep) -> None:

@@ -13,7 +13,7 @@ from tune.search.variants import format_vars
 from tune.trial import Trial
 
 Change = tuple[int, dict[str, Any]]
-"""From which iteration on, and to which configuration."""
+"""The iteration from which on it holds, and the configuration that holds then."""
 
 
 class PopulationBasedTrainingReplay(TrialScheduler):
