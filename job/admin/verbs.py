@@ -179,4 +179,4 @@ SERVER_VERBS = (
         asks_first=False,
     ),
 )
-"""Of a server of a job: of `counterpoint servers VERB URL`, and of the endpoints below `/jobs/{job}/servers`."""
+"""The verbs for a server of a job: of `counterpoint servers VERB URL`, and of the endpoints below `/jobs/{job}/servers`."""

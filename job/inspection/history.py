@@ -80,7 +80,7 @@ class History:
     """The report on the rollouts discarded since the last shipped step (`orchestrator.step.discarded.Report`); empty without
     one."""
     no_difference: Notice | None = None
-    """That its newest groups show no difference to learn from, if so."""
+    """The notice that its newest groups show no difference to learn from, if there is one."""
     mismatch_jump: Jump | None = None
     """The newest step whose mismatch KL was far beyond that of the steps before, if there is a notice."""
     evaluations: Evaluations = field(default_factory=lambda: Evaluations(Path()))

@@ -45,10 +45,10 @@ class Plan:
     """What one rank may use: its GPU, without the share of a server on it."""
     max_tokens: int
     largest_max_tokens: int
-    """That fits; 0 if none does."""
+    """The largest `max_tokens` that fits; 0 if none does."""
     server: ServerMemory | None
     sequences: int
-    """That run at once on all servers."""
+    """How many sequences run at once on all servers."""
     problems: list[Problem]
     advice: list[str]
     """Changes with which a server, and those with which the trainer fits."""

@@ -29,7 +29,7 @@ class AlertsConfig(Config):
     """A file with a header for it a line, `Authorization: Bearer ...`, readable by its owner alone."""
 
     severities: list[Literal["error", "warning"]] = Field(default=["error"], min_length=1)
-    """Of which problems it is told. It is always told of the job's end."""
+    """The severities of the problems that it is told of. It is always told of the job's end."""
 
     page: str | None = None
     """The address of the page for links, as people reach it: `https://counterpoint.example.org/`. Unset: that of `[serve]`."""
