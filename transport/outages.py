@@ -31,7 +31,7 @@ EXPECTED_SECONDS = 30.0
 """Before an outage that is expected at a start is in the log, in a reminder."""
 
 _OLD_SECONDS = 12 * 3600
-"""After which a moment needs its date."""
+"""A moment longer ago than this needs its date."""
 
 _DESCRIBED = 8
 """Outages in one line of the log."""

@@ -28,7 +28,7 @@ TOKEN_COLUMNS = (TEACHER_LOG_PROBABILITIES,)
 
 
 MOST_ALTERNATIVES = 20
-"""Of one token. vLLM takes no more (`max_logprobs`), nor does OpenAI's API."""
+"""Most alternatives of one token. vLLM takes no more (`max_logprobs`), nor does OpenAI's API."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Alternatives:
 
     token_ids_TK: Int32Array
     log_probabilities_TK: Float32Array
-    """Of the distribution that was sampled from, in nats. Minus infinity, or below -9,000: it could not be sampled."""
+    """In nats, of the distribution that was sampled from. Minus infinity, or below -9,000: it could not be sampled."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from itertools import pairwise
 from statistics import median_low
 
 MAX_INTERVALS = 64
-"""That `BusyIntervals` holds, unless it is told otherwise."""
+"""Most intervals that `BusyIntervals` holds, unless it is told otherwise."""
 
 
 @dataclass(frozen=True, slots=True)

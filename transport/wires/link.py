@@ -114,7 +114,7 @@ class ThreadedLink:
         """Whether the trainer's last message was BYE, which says more about its absence than what the wire sees."""
         self._session: int | None = None
         self._next_step = 0
-        """That of the last READY."""
+        """The next step by the last READY."""
         self._failures = self._displaced = 0
         self._reopen_at: float | None = None
 

@@ -61,7 +61,7 @@ class ZmqConnection:
         self._socket: zmq.Socket[bytes] | None = None
         self._monitor: zmq.Socket[bytes] | None = None
         self._descriptor = -1
-        """Of the newest connection, which ZMQ owns."""
+        """The descriptor of the newest connection; ZMQ owns it."""
         self._heard: float | None = None
         """When anything last came by it, on the monotonic clock; None where the kernel does not tell."""
 
