@@ -128,7 +128,7 @@ class LiveTable(Callback):
     _has_begun: bool = False
     """Whether what is heard happens now. Before the first step, a resume repeats what happened to the trials."""
     _copies: dict[str, str] = field(default_factory=dict)
-    """Whose state each trial took over last."""
+    """The trial whose state each trial took over last."""
 
     def setup(self, *arguments: Any, **info: Any) -> None:
         """Begins to show."""

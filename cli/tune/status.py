@@ -39,7 +39,7 @@ DIRECTORY is the experiment's, of `counterpoint tune` or of `tune.run`.
 MAX_BYTES = 2**30
 REFRESH_SECONDS = 2.0
 SILENT_SECONDS = 60.0
-"""After which an experiment that has not ended is said to be silent: its state is written every ten seconds."""
+"""How long an experiment may be without a sign before it is called silent: its state is written every ten seconds."""
 
 
 def main(arguments: list[str]) -> int:
