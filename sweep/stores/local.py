@@ -39,7 +39,7 @@ MARKS = 1024
 PASSING = (errno.ETIMEDOUT, errno.ESTALE, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENOTCONN)
 """Errors of a network file system whose server does not answer for a moment, or has just started again."""
 ABANDONED_SECONDS = 3600.0
-"""After which the partial file of a process that was killed is removed."""
+"""How old the partial file of a process that was killed is when it is removed."""
 
 
 class LocalStore:
