@@ -90,7 +90,7 @@ def test_the_mismatch_is_told_by_the_age_of_what_was_trained(tmp_path: Path, mon
 def test_the_real_model_has_a_row() -> None:
     result = run_row("real", "cpu", 600.0)
     assert result.error == ""
-    assert float(result.figures["mismatch KL"]) < 1e-6
+    assert float(result.figures["mismatch KL of the first step"]) < 1e-6
 
 
 def test_a_real_model_that_is_not_installed_is_no_failure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ BESIDE_THE_FILE = frozenset(
         "tls_certificate",
         "tls_key",
         "token_file",
+        "url_file",
         "urls_file",
     }
 )
