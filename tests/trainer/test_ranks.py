@@ -1,7 +1,8 @@
-"""Two real ranks under torch's agent: the same results as one, and a polite end. (Other ends: `test_sharding.py`.)"""
+"""Two real ranks under torch's agent: the same results as one, a polite end, and no half-dead group."""
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import json
 import os
@@ -37,7 +38,9 @@ from trainer import ranks
 from trainer.config import TrainerConfig
 from trainer.ranks import Ranks, _buckets
 from trainer.runs.manager import HookError
-from transport.messages import Acknowledged, Ready
+from trainer.train import EVICTED
+from transport.files.atomic import published_steps
+from transport.messages import Acknowledged, Evicted, Ready
 from transport.process.launch import descendants
 
 pytestmark = pytest.mark.slow
@@ -118,6 +121,34 @@ async def test_two_ranks_train_as_one_and_stop_politely(moe_directory: Path, tmp
     saved = load_file(tmp_path / "trainer" / "default" / "checkpoints" / "step_3" / "state.safetensors")
     for name, weight in alone.weights().items():
         torch.testing.assert_close(saved[f"master.{name}"], weight, rtol=0, atol=1e-5)
+
+
+async def test_a_poisoned_batch_ends_both_ranks_and_a_dead_rank_ends_the_trainer(
+    dense_directory: Path, tmp_path: Path
+) -> None:
+    write_run(make_run_config(tmp_path, dense_directory, steps=9, checkpoint_interval=1))
+    config = TrainerConfig(output_dir=tmp_path, model=str(dense_directory), processes=2, threads=1, keep_checkpoints=1)
+    with trainer_process(config) as process:
+        async with feeder(config) as end:
+            await end.until(Ready, next_step=1)
+            await end.train(make_batch(1))
+            await end.until(Acknowledged, durable=1)
+            children = descendants(process.pid or 0)
+            rank = await asyncio.to_thread(process_of_rank, children, 1)
+            os.kill(rank, signal.SIGKILL)
+            assert await ended(process) == 1
+        await until_gone(children)
+    assert "a rank of the trainer died" in log_path(config).read_text()
+    config = config.model_copy(update={"resume": True})
+    with trainer_process(config) as process:
+        async with feeder(config) as end:
+            await end.until(Ready, next_step=2)
+            bad = make_batch(2)
+            bad.token_ids_T[3] = 1_000_000
+            await end.send(bad)
+            await end.until(Evicted)
+        assert await ended(process) == EVICTED
+    assert published_steps(tmp_path / "run_default" / "broadcast") == [0, 1]
 
 
 def test_a_checkpoint_that_takes_long_does_not_lose_the_other_ranks_and_a_stopped_one_is_named(
