@@ -71,7 +71,7 @@ class Loaded:
 
     chat: Chat
     chats: dict[str, Chat]
-    """By environment: `chat` with the environment's template variables."""
+    """`chat` with each environment's template variables, by the environment's name."""
     advantage: Advantage
     environments: dict[str, LoadedEnvironment]
     evaluations: list[LoadedEvaluation]

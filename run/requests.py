@@ -108,7 +108,7 @@ class ProfileRequest(RunRequest):
 
     kind: Literal["profile"] = "profile"
     seconds: float = Field(default=10.0, gt=0, le=300, allow_inf_nan=False)
-    """For how long, at most 300."""
+    """How long it is profiled, in seconds, at most 300."""
 
 
 OrchestratorRequest = ChangeRequest | PauseRequest | ResumeRequest | DumpRequest | ProfileRequest

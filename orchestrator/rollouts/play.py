@@ -133,7 +133,7 @@ class PolicyModel:
         self._cancelled_after = 0.0
         """The longest time that a call had waited for its answer when it was cancelled, in seconds."""
         self._template_kwargs: dict[int, dict[str, Any]] = {}
-        """By the identity of a turn: the variables of the template that rendered its prompt, where they are not the chat's."""
+        """The template variables that rendered a turn's prompt, where they are not the chat's, by the turn's identity."""
 
     @property
     def rollout(self) -> Rollout:

@@ -68,7 +68,7 @@ TASKS = {
         {"inference": {"max_num_batched_tokens": 8192}, "trainer": {"max_tokens": 4096}},
     ),
 }
-"""By name: a word reversed by a tiny model, and sums by a language model of 135 million parameters (extra `smollm2`)."""
+"""The tasks by name: a word reversed by a tiny model, and sums by one of 135 million parameters (extra `smollm2`)."""
 
 
 @dataclass(frozen=True, slots=True)

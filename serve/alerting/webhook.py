@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 DEADLINE_SECONDS = 10.0
-"""For all of one request: name, connection, sending and answer."""
+"""The deadline of one whole request: name, connection, sending and answer."""
 
 LONGEST_PAUSE_SECONDS = 60.0
 

@@ -85,7 +85,9 @@ async def test_a_refused_request_and_parsers_that_do_not_load(parser: ParserProc
     with pytest.raises(ParserRefused, match="no"):
         await parser.parse({"do": "refuse"})
     with pytest.raises(ParserFailed, match="do not load: KeyError: 'hammer'"):
-        await ParserProcess({"tool_parser": "hammer", "reasoning_parser": None, "error": "KeyError: 'hammer'"}).parse({"do": "a"})
+        await ParserProcess({"tool_parser": "hammer", "reasoning_parser": None, "error": "KeyError: 'hammer'"}).parse(
+            {"do": "a"}
+        )
 
 
 async def test_parsers_that_do_not_load_say_why_though_their_process_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +100,9 @@ async def test_parsers_that_do_not_load_say_why_though_their_process_has_ended(m
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", started_and_ended)
     with pytest.raises(ParserFailed, match="do not load: KeyError: 'hammer'"):
-        await ParserProcess({"tool_parser": "hammer", "reasoning_parser": None, "error": "KeyError: 'hammer'"}).parse({"do": "a"})
+        await ParserProcess({"tool_parser": "hammer", "reasoning_parser": None, "error": "KeyError: 'hammer'"}).parse(
+            {"do": "a"}
+        )
 
 
 def test_a_call_that_holds_half_a_character_is_malformed_and_the_process_lives() -> None:
