@@ -53,13 +53,21 @@ NO_NOTES = Notes()
 
 def read_notes(run_dir: Path) -> Notes | None:
     """Returns what was written about a run since it was configured; None if nothing was. A damaged file says so as a note."""
+    try:
+        return undamaged_notes(run_dir)
+    except ValueError:
+        return Notes(notes=f"{NOTES_FILE} cannot be read")
+
+
+def undamaged_notes(run_dir: Path) -> Notes | None:
+    """Returns the same for whoever keeps a part of it. Raises `ValueError` if the file cannot be read."""
     path = run_dir / NOTES_FILE
     try:
         return Notes.model_validate(read_json(path, MAX_BYTES))
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, UntrustedFileError, ValidationError):
-        return Notes(notes=f"{path.name} cannot be read")
+    except (OSError, UntrustedFileError, ValidationError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from None
 
 
 def write_notes(run_dir: Path, notes: Notes) -> None:

@@ -6,9 +6,9 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from job.admin.ask import Outcome, await_lock, run_directory
-from job.inspection.notes import notes_of
-from run.notes import NOTES_FILE, Notes, NotesText, Tags, write_notes
+from job.admin.ask import Outcome, Refused, await_lock, run_directory
+from job.directory import written_config
+from run.notes import NOTES_FILE, Notes, NotesText, Tags, undamaged_notes, write_notes
 from transport.config import Config
 
 
@@ -31,25 +31,34 @@ class Noted(Outcome, frozen=True):
 
 
 def note_run(job: Path, run_id: str, asked: NoteChange) -> Noted:
-    """Replaces notes, tags, or both. Equal tags are one. Raises `NotThere`."""
+    """Replaces notes, tags, or both. Equal tags are one. Raises `NotThere`, and `Refused` for a damaged file."""
     return replace_notes(job, run_id, lambda before: asked)
 
 
 def replace_notes(job: Path, run_id: str, change: Callable[[Notes], NoteChange]) -> Noted:
     """Replaces notes and tags by what `change` makes of the present ones. One process at a time. Raises as `note_run`."""
     run_dir = run_directory(job, run_id)
-    before = notes_of(job, run_id)
+    before = _present(job, run_id, run_dir)
     wanted = _changed(before, change(before))
     if wanted != before:  # whoever may only read takes no lock
         lock = await_lock(run_dir / f"{NOTES_FILE}.lock")
         try:
-            before = notes_of(job, run_id)
+            before = _present(job, run_id, run_dir)
             wanted = _changed(before, change(before))
             write_notes(run_dir, wanted)
         finally:
             os.close(lock)
     sentence = " ".join([f"run {run_id}:", *(f"[{tag}]" for tag in wanted.tags), wanted.notes]).rstrip()
     return Noted(run_id=run_id, sentence=sentence, notes=wanted.notes, tags=wanted.tags)
+
+
+def _present(job: Path, run_id: str, run_dir: Path) -> Notes:
+    try:
+        return undamaged_notes(run_dir) or Notes.of(written_config(job, run_id))
+    except ValueError as error:
+        raise Refused(
+            f"{error}. Correct the file, or remove it: then notes and tags are those of the run's file"
+        ) from None
 
 
 def _changed(before: Notes, asked: NoteChange) -> Notes:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+import cli.steering  # noqa: F401  (threads of a test run its command)
 from cli.main import main
-from job.admin.ask import NotThere, checked
+from job.admin.ask import NotThere, Refused, checked
 from job.admin.note import NoteChange, Noted
 from job.admin.note import note_run as _note_run
 from job.inspection.notes import notes_of
@@ -78,6 +79,9 @@ def test_a_damaged_file_says_so(job: Path, content: bytes) -> None:
     found = read_notes(job / "run_a")
     assert found is not None
     assert (found.notes, found.tags) == (f"{NOTES_FILE} cannot be read", [])
+    with pytest.raises(Refused, match=NOTES_FILE):
+        note_run(job, "a", tags=["paper"])
+    assert (job / "run_a" / NOTES_FILE).read_bytes() == content
 
 
 def test_a_configuration_of_another_s_making_has_no_notes_that_are_none(job: Path) -> None:
