@@ -10,10 +10,11 @@ from collections import Counter
 from collections.abc import Mapping
 
 from inference.config import InferenceConfig, LoraServingConfig, PoolConfig
-from job.placement import WILDCARD_HOSTS, check_placement, servers_file, servers_move
+from job.placement import check_placement, servers_file, servers_move
 from job.sections import JobSections, ServersConfig
 from run.config import RunConfig
 from trainer.config import TrainerConfig
+from transport.loopback import host_in_url
 
 IDENTITY_FILE = "servers.key"
 """Where a job has the secret of its servers, in its directory."""
@@ -158,7 +159,7 @@ def _pool_of(job: JobSections, name: str, pool: PoolConfig) -> PoolConfig:
 
 
 def _urls(servers: ServersConfig) -> list[str]:
-    host = WILDCARD_HOSTS.get(servers.host, f"[{servers.host}]" if ":" in servers.host else servers.host)
+    host = host_in_url(servers.host)
     ports = range(servers.port, servers.port + servers.replicas)
     return [f"{servers.scheme}://{host}:{port}" for port in ports]
 

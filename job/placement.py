@@ -17,11 +17,8 @@ from cluster.spec import Resources
 from cluster.worker_view import State, WorkerView
 from job.sections import JobSections
 from transport.files.atomic import write_atomically
-from transport.loopback import is_loopback
+from transport.loopback import WILDCARD_HOSTS, is_loopback
 from transport.wires.endpoint import IPC
-
-WILDCARD_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
-"""Hosts by which a server listens on every address of its machine, and how its own machine reaches it."""
 
 SERVERS_FILE = "servers.txt"
 """Where the servers listen now, one URL a line, in the job's directory, if they may be on any node."""

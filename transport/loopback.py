@@ -1,4 +1,4 @@
-"""Tells whether an address stays on this machine. Beyond it, the wire needs keys and HTTP needs a token."""
+"""Tells whether an address stays on this machine, and how a URL names it. Beyond it, the wire needs keys and HTTP a token."""
 
 from __future__ import annotations
 
@@ -13,3 +13,12 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+WILDCARD_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
+"""Hosts by which a server listens on every address of its machine, and how its own machine reaches it."""
+
+
+def host_in_url(host: str) -> str:
+    """Returns how a URL, read on this machine, names what listens on `host`."""
+    return WILDCARD_HOSTS.get(host, f"[{host}]" if ":" in host else host)

@@ -23,11 +23,11 @@ from job.configuration.layers import without_configuration
 from job.configuration.load import to_toml
 from job.evaluation.subject import Checkpoint
 from job.inspection.log_errors import root_cause
-from job.placement import WILDCARD_HOSTS
 from orchestrator.evaluation.alone import Subject
 from run.config import RunConfig
 from transport.errors import UserError
 from transport.files.atomic import write_atomically
+from transport.loopback import host_in_url
 from transport.process.child import own_environment
 from transport.process.launch import guarded
 
@@ -95,8 +95,7 @@ def at_servers(run: RunConfig, urls: list[str], server: InferenceConfig | None =
 
 def url_of(server: InferenceConfig) -> str:
     """Returns the URL of a started server, seen from this machine."""
-    host = WILDCARD_HOSTS.get(server.host, f"[{server.host}]" if ":" in server.host else server.host)
-    return f"{server.scheme}://{host}:{server.port}"
+    return f"{server.scheme}://{host_in_url(server.host)}:{server.port}"
 
 
 @asynccontextmanager

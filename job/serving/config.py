@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import Field, model_validator
 
 from transport.config import Config
-from transport.loopback import is_loopback
+from transport.loopback import host_in_url, is_loopback
 
 WORKER_VARIABLE = "CLUSTER_SERVE_WORKER"
 """Set in a server that is a worker of a job: what it started would end with it."""
@@ -73,5 +73,4 @@ def flags_of(config: ServeConfig) -> list[str]:
 
 def url_of(config: ServeConfig, port: int) -> str:
     """Returns the address of the page on this machine, at a port."""
-    host = f"[{config.host}]" if ":" in config.host else config.host
-    return f"{'https' if config.tls_certificate else 'http'}://{host}:{port}/"
+    return f"{'https' if config.tls_certificate else 'http'}://{host_in_url(config.host)}:{port}/"

@@ -32,7 +32,8 @@ class AlertsConfig(Config):
     """The severities of the problems that it is told of. It is always told of the job's end."""
 
     page: str | None = None
-    """The address of the page for links, as people reach it: `https://counterpoint.example.org/`. Unset: that of `[serve]`."""
+    """The address of the page for links, as people reach it: `https://counterpoint.example.org/`. Unset: that of `[serve]`,
+    if it listens on one address or has a name."""
 
     per_minute: float = Field(default=10.0, gt=0, le=600)
     """Most messages of problems on average, and at once. Others wait, and go without a message if they are over by then."""

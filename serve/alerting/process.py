@@ -28,6 +28,7 @@ from serve.readers.job_facts import JobFacts, JobReader
 from serve.readers.problems import problems_of
 from transport.files.lock import take_lock
 from transport.files.untrusted import UntrustedFileError, read_json
+from transport.loopback import WILDCARD_HOSTS
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +108,7 @@ def run(
         told = state.content.get("told")
         ledger = Ledger(options["severities"], told if isinstance(told, dict) else {})
         sender = Sender(hook, options["per_minute"])
-        job_id, page = next(iter(Jobs([directory]))).id, options.get("page") or _page_of(directory)
+        job_id, page = next(iter(Jobs([directory]))).id, options.get("page") or page_of(directory)
         reader = JobReader(directory)
         sent, ending = 0, False
         while not ending:
@@ -158,14 +159,18 @@ def _tell_end(sender: Sender, facts: JobFacts, job_id: str, page: str, beat: Cal
         time.sleep(2.0**attempt)
 
 
-def _page_of(directory: Path) -> str:
-    """Returns the address of the job's own page; empty if it has none, or any port."""
+def page_of(directory: Path) -> str:
+    """Returns the address of the job's own page. Empty: it has none or any port, or listens on every address without a name."""
     try:
         section = read_json(directory / JOB_FILE, MOST_JOB_BYTES).get("serve")
         serving = None if section is None else ServeConfig.model_validate(section)
     except (OSError, UntrustedFileError, ValueError):
         return ""
-    return url_of(serving, serving.port) if serving is not None and serving.port else ""
+    if serving is None or not serving.port:
+        return ""
+    if serving.host in WILDCARD_HOSTS:  # none of them is an address that other machines have
+        return f"https://{serving.names[0]}:{serving.port}/" if serving.names else ""
+    return url_of(serving, serving.port)
 
 
 def main() -> None:

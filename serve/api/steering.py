@@ -67,7 +67,7 @@ class Control(Config):
     run_id: str
     """The run's id."""
     state: str
-    """In a word or two."""
+    """`running`, `paused`, `ended` and the like."""
     step: int | None
     """Its newest step; null while there is none."""
     steps: int | None

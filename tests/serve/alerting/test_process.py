@@ -23,7 +23,7 @@ from job.processes_file import ProcessesFile
 from job.tracking.alerts import AlertsConfig, address_of
 from job.tracking.sink_process import SinkSpec
 from serve.alerting import notices, process
-from serve.alerting.process import ATTEMPTS, Sender, run
+from serve.alerting.process import ATTEMPTS, Sender, page_of, run
 from serve.alerting.webhook import Answer, Webhook
 from tests.serve.alerting.receiver import Receiver, receiving
 from tests.serve.test_process import make_certificate
@@ -78,6 +78,22 @@ def test_a_problem_its_end_and_the_job_s_end_are_told(
     assert (ended["event"], ended["since"]) == ("problem-ended", begun["since"])
     assert end["event"] == "job-failed", "nobody runs it"
     assert receiver.url not in str(receiver.got)
+
+
+@pytest.mark.parametrize(
+    ("section", "page"),
+    [
+        ({}, "http://127.0.0.1:8400/"),
+        ({"port": 0}, ""),
+        ({"host": "0.0.0.0"}, ""),
+        ({"host": "::", "names": ["lab.example.org", "other"]}, "https://lab.example.org:8400/"),
+        ({"host": "2001:db8::1"}, "https://[2001:db8::1]:8400/"),
+    ],
+)
+def test_a_link_leads_to_the_page_of_the_job_or_is_left_out(tmp_path: Path, section: dict[str, Any], page: str) -> None:
+    keys = {} if section.get("host") is None else {"tls_certificate": "c.pem", "tls_key": "k.pem"}
+    (tmp_path / "job.json").write_text(json.dumps({"serve": section | keys}))
+    assert page_of(tmp_path) == page
 
 
 def test_a_restart_tells_nothing_twice(tmp_path: Path, receiver: Receiver) -> None:
