@@ -321,19 +321,16 @@ class InferencePool:
         server: str | None,
     ) -> ParsedText:
         """Returns what a completion says, read by the parsers of `server` or another one. See `calls.parse`."""
-        clients = self._parsing()
-        if not tools:  # only reasoning is left to be found, and some servers may not parse that
-            clients = [client for client in clients if client.reasons] or clients
+        usable = (State.SERVING, State.LOADING)
+        clients = [monitor.client for each, monitor in self._monitors.items() if each.state in usable]
+        if not tools and self.parses_reasoning:  # only that is left to be found, and some servers may not parse it
+            clients = [client for client in clients if client.reasons]
         return await calls.parse(clients, token_ids, tools, template_kwargs, cut=cut, first=server)
 
     @property
     def parses_reasoning(self) -> bool:
-        """Whether a server in service says that it has a parser of reasoning. A stock server does not say it."""
-        return any(client.reasons for client in self._parsing())
-
-    def _parsing(self) -> list[ServerClient]:
-        usable = (State.SERVING, State.LOADING)
-        return [monitor.client for each, monitor in self._monitors.items() if each.state in usable]
+        """Whether a server said that it has a parser of reasoning, in service or not. A stock server does not say it."""
+        return any(monitor.client.reasons for monitor in self._monitors.values())
 
     async def update_weights(self, update: WeightUpdate, on_loaded: Callable[[], None] | None = None) -> None:
         """Returns when every reachable server holds the weights and has proven it, or is out of service.

@@ -76,12 +76,17 @@ async def test_no_server_in_service() -> None:
 async def test_without_tools_those_are_asked_that_parse_reasoning_if_there_are_any() -> None:
     async with FakeServer() as one, FakeServer() as two:
         two.reasons, two.parsed = True, CALLS | {"reasoning": "hm", "calls": []}
-        pool = InferencePool(PoolConfig(urls=[one.url, two.url]), "model")
+        pool = InferencePool(PoolConfig(urls=[one.url, two.url], health_interval_seconds=0.02), "model")
         await pool.start()
         try:
             await pool._until(lambda: len(pool._fleet.serving) == 2)
             assert pool.parses_reasoning
             parsed = await pool.parse([1, 2], [], {}, cut=False, server=one.url)
+            two.healthy = False
+            await pool._until(lambda: len(pool._fleet.serving) == 1)
+            assert pool.parses_reasoning, "nobody takes its reasoning for content meanwhile"
+            with pytest.raises(InferenceError, match="no inference server is in service"):
+                await pool.parse([1, 2], [], {}, cut=False, server=one.url)
         finally:
             await pool.close()
     assert parsed == ParsedText("", "hm")
