@@ -30,6 +30,9 @@ from transport.records import MOST_ALTERNATIVES
 MOST_CHOICES = 16
 """Turns of one request: `n` times its prompts."""
 
+MOST_ALTERNATIVES_OF_REQUEST = 400_000
+"""Most probable tokens of all its turns together. Each takes some 600 bytes while the answer is written."""
+
 _RAISED: dict[str, tuple[float, float]] = {"temperature": (0.0, 0.01), "top_p": (0.0, 1e-6), "top_k": (-1, 0)}
 """What agents give for greedy decoding or for all tokens, and the least value that is used: a number from the first on becomes at
 least the second. Log-probabilities to train on need a distribution, for which vLLM's 0 is none."""
@@ -157,8 +160,15 @@ def completion_request(
     _check_names(fields, _COMPLETION)
     alternatives = _whole(fields, "logprobs", 0, MOST_ALTERNATIVES)
     call = {"alternatives": alternatives or 0}
-    asked = _asked(fields, sampling, call, agent_sampling=agent_sampling, log_probabilities=alternatives is not None)
     prompts = _prompts(fields.get("prompt"), vocabulary)
+    asked = _asked(
+        fields,
+        sampling,
+        call,
+        prompts=len(prompts),
+        agent_sampling=agent_sampling,
+        log_probabilities=alternatives is not None,
+    )
     if len(prompts) * asked.choices > MOST_CHOICES:
         raise Refused(
             f"{len(prompts)} prompts with n = {asked.choices}: at most {MOST_CHOICES} completions are made at once",
@@ -185,6 +195,7 @@ def _asked(
     sampling: SamplingConfig,
     call: dict[str, Any],
     *,
+    prompts: int = 1,
     agent_sampling: bool,
     log_probabilities: bool,
 ) -> Asked:
@@ -198,14 +209,25 @@ def _asked(
         overrides["stop"] = [*sampling.stop, *(each for each in stop if each not in sampling.stop)]
         if len(overrides["stop"]) > MOST_STOPS:
             _refuse(fields, "stop", f"with those of the environment at most {MOST_STOPS} strings are taken")
+    choices = _whole(fields, "n", 1, MOST_CHOICES) or 1
+    _check_alternatives(call["alternatives"], overrides["max_tokens"], prompts * choices)
     return Asked(
         CallOverrides(**overrides, **call),
         stop,
-        choices=_whole(fields, "n", 1, MOST_CHOICES) or 1,
+        choices=choices,
         stream=_flag(fields, "stream"),
         include_usage=options.get("include_usage") is True,
         log_probabilities=log_probabilities,
     )
+
+
+def _check_alternatives(alternatives: int, tokens: int, turns: int) -> None:
+    if (found := alternatives * tokens * turns) > MOST_ALTERNATIVES_OF_REQUEST:
+        raise Refused(
+            f"{alternatives} most probable tokens for each of {tokens} in {turns} turns are {found}; at most "
+            f"{MOST_ALTERNATIVES_OF_REQUEST} are returned: ask for fewer, or set max_tokens",
+            parameter="max_tokens",
+        )
 
 
 def _template_kwargs(fields: dict[str, Any], chat: Chat) -> dict[str, Any]:

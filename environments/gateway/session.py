@@ -69,6 +69,7 @@ class Session:
         self._model = model
         self._agent_sampling = agent_sampling
         self._conversations = Conversations(model.chat)
+        self._writing = asyncio.Lock()
         self._open = 0
         self._turns_begun = 0
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -99,7 +100,7 @@ class Session:
         choices = await self._ended_with_session(self._chat(request))
         log_probabilities = request.asked.log_probabilities
         write = partial(chat_answer, choices, self._model.chat, log_probabilities=log_probabilities)
-        return await _written(choices, write), request.asked
+        return await self._written(choices, write), request.asked
 
     async def respond(self, fields: dict[str, Any]) -> tuple[dict[str, Any], Asked]:
         """The same for a request of the Responses API."""
@@ -107,7 +108,7 @@ class Session:
         [choice] = await self._ended_with_session(self._chat(request))
         log_probabilities = request.asked.log_probabilities
         write = partial(responses_answer, choice, fields, self._model.chat, log_probabilities=log_probabilities)
-        return await _written([choice], write), request.asked
+        return await self._written([choice], write), request.asked
 
     def _read(self, fields: dict[str, Any]) -> ChatRequest:
         model = self._model
@@ -173,7 +174,7 @@ class Session:
         asked = request.asked
         chat, log_probabilities = self._model.chat, asked.log_probabilities
         write = partial(completion_answer, choices, chat, prompts=len(prompts), log_probabilities=log_probabilities)
-        return await _written(choices, write)
+        return await self._written(choices, write)
 
     async def _choices(
         self, prompts: Sequence[Sequence[int]], request: ChatRequest | CompletionRequest
@@ -218,6 +219,17 @@ class Session:
         self.last_reply = reply
         return Choice(turn, _cut(text, request.asked.stop), reply)
 
+    async def _written(self, choices: Sequence[Choice], write: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Calls `write`, in a thread if it has to write many most probable tokens: 300,000 of them take over a second.
+
+        One at a time, since that takes memory, too.
+        """
+        tokens = sum(each.turn.alternatives.token_ids_TK.size for each in choices if each.turn.alternatives is not None)
+        if tokens <= LONG_TEXT:
+            return write()
+        async with self._writing:
+            return await asyncio.to_thread(write)
+
 
 async def reply_to(request: ChatRequest, model: Model, turn: Turn) -> Reply:
     """Returns what a turn answers to a request. A model that reasons does so, unconstrained, before calls that are demanded."""
@@ -240,12 +252,6 @@ async def _off_the_loop(
     if length <= LONG_TEXT:
         return prompt(*given, **named)
     return await asyncio.to_thread(lambda: packed(prompt(*given, **named)))
-
-
-async def _written(choices: Sequence[Choice], write: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Calls `write`, in a thread if it has to write many most probable tokens: 300,000 of them take over a second."""
-    tokens = sum(each.turn.alternatives.token_ids_TK.size for each in choices if each.turn.alternatives is not None)
-    return await asyncio.to_thread(write) if tokens > LONG_TEXT else write()
 
 
 @cache

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import aiohttp
 import numpy as np
@@ -20,7 +20,9 @@ from openai.types.responses import response_create_params
 
 from environments.chat import Chat
 from environments.gateway import Gateway, responses
-from environments.sampling import CallOverrides, SamplingOverrides
+from environments.gateway.errors import Refused
+from environments.gateway.requests import Asked, chat_request, completion_request
+from environments.sampling import CallOverrides, SamplingConfig, SamplingOverrides
 from tests.environments.gateway.models import RecordingModel, client_of, extends
 from transport.records import Alternatives, Turn
 
@@ -264,3 +266,22 @@ async def test_the_most_probable_tokens_have_openais_shape_and_leave_the_turn_as
     assert completion.choices[0].logprobs.top_logprobs[0] == {"a": -0.5, "b": -9999.0}
     assert len({tuple(turn.completion_ids.tolist()) for turn in model.turns}) == 1
     assert all(turn.trained_tokens == len(turn.completion_ids) for turn in model.turns)
+
+
+@pytest.mark.parametrize(("turns", "tokens"), [(16, 1250), (1, 20_000)])
+def test_the_most_probable_tokens_of_one_request_are_bounded(turns: int, tokens: int) -> None:
+    sampling = SamplingConfig(max_tokens=100_000)
+    chat = {"messages": [{"role": "user", "content": "x"}], "logprobs": True, "top_logprobs": 20, "n": turns}
+    text = {"prompt": ["x"] * turns, "logprobs": 20}
+
+    def read_chat(tokens: int) -> Asked:
+        return chat_request(chat | {"max_tokens": tokens}, sampling, cast(Chat, None), agent_sampling=True).asked
+
+    def read_text(tokens: int) -> Asked:
+        return completion_request(text | {"max_tokens": tokens}, sampling, 100, agent_sampling=True).asked
+
+    for read in (read_chat, read_text):
+        assert read(tokens).overrides.alternatives == 20
+        with pytest.raises(Refused) as refused:
+            read(tokens + 1)
+        assert refused.value.parameter == "max_tokens"
