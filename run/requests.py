@@ -103,11 +103,14 @@ class DumpRequest(RunRequest):
     kind: Literal["dump"] = "dump"
 
 
+LONGEST_PROFILE_SECONDS = 300.0
+
+
 class ProfileRequest(RunRequest):
     """The stacks of the orchestrator's event loop are sampled, and written to `profiles/<request id>.*`."""
 
     kind: Literal["profile"] = "profile"
-    seconds: float = Field(default=10.0, gt=0, le=300, allow_inf_nan=False)
+    seconds: float = Field(default=10.0, gt=0, le=LONGEST_PROFILE_SECONDS, allow_inf_nan=False)
     """How long it is profiled, in seconds, at most 300."""
 
 

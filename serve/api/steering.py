@@ -16,7 +16,7 @@ from job.admin.join import Joined, join_run
 from job.admin.servers import Server, list_servers
 from job.admin.verbs import RUN_VERBS, SERVER_VERBS, Verb, sentence_of
 from job.serving.config import WORKER_VARIABLE
-from run.requests import RunRequest
+from run.requests import LONGEST_PROFILE_SECONDS, RunRequest
 from serve.api.jobs import NoParameters
 from serve.endpoint import Endpoint, Refused
 from serve.jobs import Jobs
@@ -27,7 +27,7 @@ from transport.configuration.docstrings import docstring_of
 
 MOST_WAIT_SECONDS = 600.0
 SPARE_SECONDS = 30.0
-"""Above the wait, for the request itself: the deadline of the endpoint is behind that of the wait."""
+"""Above the wait, for the request itself: the deadline of the endpoint is behind that of the wait, and of a profile before it."""
 
 JOIN_SECONDS = 60.0
 LONGEST_FILE = 2**15
@@ -226,7 +226,7 @@ def _of_run(verb: Verb) -> Endpoint[Any, Any]:
     return Endpoint(
         "POST", f"/jobs/{{job}}/runs/{{run}}/{verb.name}", sentence_of(verb), parameters,
         get_type_hints(act)["return"], answer, "change",
-        seconds=MOST_WAIT_SECONDS + SPARE_SECONDS, is_urgent=verb.is_urgent,
+        seconds=LONGEST_PROFILE_SECONDS + MOST_WAIT_SECONDS + SPARE_SECONDS, is_urgent=verb.is_urgent,
     )  # fmt: skip
 
 

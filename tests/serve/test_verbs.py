@@ -52,6 +52,9 @@ def test_a_verb_on_a_run_is_asked_for_with_the_same_fields_at_each_door(
         assert all(f"--{name} " in shown for name in {*fields_of(verb), "timeout"} - {"changes"})
         wait = signature(verb.load()).parameters["wait_seconds"].default
         assert properties["wait_seconds"]["default"] == wait <= properties["wait_seconds"]["maximum"]
+        # A profile takes its seconds before its answer is waited for.
+        longest = properties["wait_seconds"]["maximum"] + properties.get("seconds", {}).get("maximum", 0)
+        assert endpoint.seconds > longest
 
 
 @pytest.mark.parametrize("verb", RUN_VERBS, ids=lambda verb: verb.name)
