@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 
 from trainer.model.shared_prompts import FAMILY_TOKENS, Families, Family
+from trainer.model.without_waiting import on_device
 from transport.records import Batch, RoutingArray
 
 
@@ -166,8 +168,7 @@ def pack(choices: Sequence[tuple[Batch, Sequence[int]]], limits: ModelLimits, de
             families, parts = found, [part for part, _ in grouped]
             kept, place = _joined_places([places for _, places in grouped])
 
-    def to_device(array: npt.NDArray[Any]) -> Tensor:
-        return torch.from_numpy(array).to(device)
+    to_device = partial(on_device, device=device)
 
     return MicroBatch(
         parts=parts,

@@ -28,6 +28,7 @@ from trainer.losses.objectives import token_weights
 from trainer.metrics import MetricValue
 from trainer.model.head import token_outputs
 from trainer.model.router_replay import RouterReplay
+from trainer.model.without_waiting import on_device
 from trainer.packer import InvalidBatch, MicroBatch, ModelLimits, pack
 from trainer.ranks import Ranks
 from trainer.runs.run import WITH_AGGREGATE, OpenStep, Run
@@ -80,7 +81,7 @@ def train_row(
             weighted_P = columns["loss"] if weights_P is None else columns["loss"] * weights_P
             predicting_P = micro.predicting_P[own]
             own_metrics = [*optional, *(outputs.metrics_P[name].detach() for name in step.run.loss.metrics)]
-            samples_P = torch.tensor(part.samples, device=step.sums_EM.device)[micro.sample_P[own]]
+            samples_P = on_device(torch.tensor(part.samples), step.sums_EM.device)[micro.sample_P[own]]
             replayed_P = micro.has_record_T[predicting_P]
             _accumulate(step, columns, weighted_P, own_metrics, micro.environments_P[own], samples_P, replayed_P)
             if step.export is not None:
@@ -123,9 +124,7 @@ def finish(step: OpenStep, ranks: Ranks) -> dict[str, MetricValue]:
     run.progress.total_tokens += len(batch.token_ids_T)
     run.progress.total_samples += len(batch.samples)
     seconds = time.perf_counter() - step.started
-    means = _means(
-        step.means, ended.sums_EM.cpu(), ended.highest_E.cpu(), step.environments, run.config.training.epochs
-    )
+    means = _means(step.means, ended.sums_EM, ended.highest_E, step.environments, run.config.training.epochs)
     return {
         "learning_rate": ended.learning_rate,
         "grad_norm": sum(ended.norms) / max(len(ended.norms), 1),
@@ -367,21 +366,20 @@ def _add_gradients(run: Run, gradients: Sequence[Tensor], ranks: Ranks, own_norm
 def _apply(step: OpenStep, norm: Tensor | None) -> None:
     """Updates from sums and gradients that are the same on all ranks, or from this rank's slices of them and their joint `norm`.
 
-    Raises `InvalidBatch` before anything has changed.
+    The host waits for the device here, and nowhere else in a pass. Raises `InvalidBatch` before anything has changed.
     """
     run, number = step.run, step.batch.step
     norm = run.optimizer.gradient_norm() if norm is None else norm
-    if not bool(step.sums_EM[:, 0].isfinite().all()):
+    sums_EM, length = step.read(norm)
+    if not bool(sums_EM[:, 0].isfinite().all()):
         raise InvalidBatch(
             f"the loss of step {number} is not finite: training.loss.kind = {run.config.training.loss.kind!r} returned what is "
             "no number, or the run's weights or log-probabilities are broken"
         )
-    if not math.isfinite(float(norm)):
-        raise InvalidBatch(
-            f"the gradient of step {number} is not finite (norm {float(norm)}); the weights are unchanged"
-        )
+    if not math.isfinite(length):
+        raise InvalidBatch(f"the gradient of step {number} is not finite (norm {length}); the weights are unchanged")
     step.ended.learning_rate = run.optimizer.step(number + run.progress.schedule_offset, norm)
-    step.ended.norms.append(float(norm))
+    step.ended.norms.append(length)
 
 
 def refuse_if_any(ranks: Ranks, fault: str | None, updated: Run | None = None) -> None:

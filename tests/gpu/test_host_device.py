@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.skipif(not can_be_built(), reason="there is no C++ compiler or no ninja to build a device with"),
 ]
 
-FILES = ["test_steps_on_gpu.py", "test_runs_on_gpu.py", "test_experts_on_gpus.py"]
+FILES = ["test_steps_on_gpu.py", "test_waits_of_a_step.py", "test_runs_on_gpu.py", "test_experts_on_gpus.py"]
 
 
 def test_what_needs_no_gpu_passes_on_the_device_in_the_hosts_memory() -> None:

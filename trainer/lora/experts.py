@@ -18,6 +18,7 @@ from trainer.lora.layer import LowRank, MultiLora, stacked
 from trainer.lora.peft_names import PROJECTIONS
 from trainer.model.exchange import exchange_of, own_weight
 from trainer.model.experts import compute_experts
+from trainer.model.without_waiting import counts_of
 
 GATE_UP, DOWN = "gate_up_proj.", "down_proj."
 
@@ -40,7 +41,7 @@ class MultiLoraExperts(MultiLora):
         spans, top_k = len(self.spans.slots), expert_TK.shape[-1]
         group_N = (expert_TK * spans + self.spans.span_T[:, None]).flatten()
         order_N = group_N.argsort(stable=True)
-        counts = torch.bincount(group_N, minlength=len(self.base.gate_up_proj) * spans)
+        counts = counts_of(group_N, len(self.base.gate_up_proj) * spans)
         ends = counts.cumsum(0, dtype=torch.int32)
         gate_up_NI = self._product(GATE_UP, hidden_TH[order_N // top_k], ends, self.products(GATE_UP))
         down_NH = self._product(DOWN, self.base._apply_gate(gate_up_NI), ends, self.products(DOWN))

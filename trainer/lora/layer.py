@@ -19,6 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from trainer.model.without_waiting import on_device
+
 ALIGNMENT = 8
 """Elements: `grouped_mm` takes sizes in multiples of 16 bytes, 8 elements of bfloat16."""
 
@@ -51,10 +53,11 @@ class AdapterSpans:
     def of(cls, spans: Sequence[tuple[int, int]], device: torch.device) -> AdapterSpans:
         """Makes the spans from `(slot, tokens)` in the order of the row."""
         lengths = tuple(tokens for _, tokens in spans)
-        ends = torch.tensor(list(accumulate(lengths)), dtype=torch.int32).to(device)
-        span_T = torch.arange(len(spans)).repeat_interleave(torch.tensor(lengths, dtype=torch.int64)).to(device)
         slots = tuple(slot for slot, _ in spans)
-        return cls(slots, lengths, ends, span_T, torch.tensor(slots, dtype=torch.int64).to(device)[span_T])
+        ends = torch.tensor(list(accumulate(lengths)), dtype=torch.int32)
+        span_T = torch.arange(len(spans)).repeat_interleave(torch.tensor(lengths, dtype=torch.int64))
+        slot_T = torch.tensor(slots, dtype=torch.int64)[span_T]
+        return cls(slots, lengths, *(on_device(each, device) for each in (ends, span_T, slot_T)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from run.loss import KINDS, LossConfig, Objective, RatioLevel
 from trainer.losses.contract import LossInputs, LossOutputs
+from trainer.model.without_waiting import counts_of
 
 LARGEST_LOG_RATIO = 20.0
 """A larger one is cut to this, without a gradient: the product of a long sample's ratios would be infinite."""
@@ -143,7 +144,7 @@ def _of_samples(values_P: Tensor, inputs: LossInputs, *, mean: bool) -> Tensor:
     """Returns, for each token, the sum or the mean of its sample's values, `[P]`."""
     sums_S = values_P.new_zeros(inputs.samples).index_add(0, inputs.sample_P, values_P)
     if mean:
-        sums_S = sums_S / torch.bincount(inputs.sample_P, minlength=inputs.samples)
+        sums_S = sums_S / counts_of(inputs.sample_P, inputs.samples)
     return sums_S[inputs.sample_P]
 
 
@@ -215,5 +216,5 @@ def token_weights(config: LossConfig, inputs: LossInputs) -> Tensor | None:
     """Returns the weight of each token, `[P]`: with `sequence` 1 over its sample's trained tokens; else None, as all are 1."""
     if config.normalisation != "sequence":
         return None
-    counts_S = torch.bincount(inputs.sample_P, minlength=inputs.samples)
+    counts_S = counts_of(inputs.sample_P, inputs.samples)
     return (1 / counts_S.to(inputs.advantages_P.dtype))[inputs.sample_P]

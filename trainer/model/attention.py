@@ -25,6 +25,7 @@ from transformers import AttentionInterface
 
 from trainer.model.context import Stretch
 from trainer.model.shared_prompts import Families, family_attention
+from trainer.model.without_waiting import on_device
 
 NAME = "per_sample"
 """The `attn_implementation` to load a model with."""
@@ -196,7 +197,7 @@ def _packed_attention(
 def _boundaries(sample_lengths: tuple[int, ...], device: torch.device) -> Tensor:
     """Returns where each sample of a row starts, and where the last ends: int32 `[samples + 1]`."""
     lengths = torch.tensor((0, *sample_lengths), dtype=torch.int32)
-    return lengths.cumsum(0, dtype=torch.int32).to(device)
+    return on_device(lengths.cumsum(0, dtype=torch.int32), device)
 
 
 def _stretch_attention(

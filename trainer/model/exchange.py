@@ -23,6 +23,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from trainer.model.without_waiting import counts_of
+
 Compute = Callable[[Tensor, Tensor], Tensor]
 """Maps the rows `[M, H]` of this rank's experts, sorted by group, and how many each group has, int64 `[G]`, to `[M, H]`."""
 
@@ -118,7 +120,7 @@ class Exchange:
     def _find(self, expert_TK: Tensor, kind_T: Tensor | None, kinds: int) -> Route:
         group_TK = expert_TK * kinds if kind_T is None else expert_TK * kinds + kind_T[:, None]
         group_N = group_TK.flatten()
-        counts_RG = torch.bincount(group_N, minlength=self.experts * kinds).view(self.ranks.size, -1)
+        counts_RG = counts_of(group_N, self.experts * kinds).view(self.ranks.size, -1)
         return self.announce(group_N.argsort(stable=True), counts_RG)
 
     def announce(self, order_N: Tensor, counts_RG: Tensor) -> Route:

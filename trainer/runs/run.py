@@ -23,6 +23,7 @@ from run.config import RunConfig, TrainingConfig
 from trainer.losses.contract import Loss
 from trainer.losses.objectives import divisor
 from trainer.model.exchange import ExpertGroup
+from trainer.model.without_waiting import on_device
 from trainer.optimizer import Optimizer
 from trainer.packer import environment_names, trained_tokens
 from trainer.runs.shard_files import slice_of
@@ -198,7 +199,7 @@ class Run:
 
 @dataclass(slots=True)
 class Ended:
-    """What the passes of a step that have ended add up to, on all ranks; the export on this one."""
+    """What the passes of a step that have ended add up to, on all ranks, in the host's memory; the export on this one."""
 
     sums_EM: Tensor
     highest_E: Tensor
@@ -237,7 +238,9 @@ class OpenStep:
         self.highest_E = torch.zeros(len(self.environments), dtype=torch.float64, device=device)
         self.mismatch_S = torch.zeros(len(batch.samples), dtype=torch.float64, device=device)
         """The sums of the mismatch over the trained tokens of each sample."""
-        self.ended = Ended(self.sums_EM.clone(), self.highest_E.clone(), self.mismatch_S.clone())
+        self.ended = Ended(*(torch.zeros_like(each, device="cpu") for each in self._sums))
+        self._read: list[Tensor] = []
+        """The sums of the current pass in the host's memory, once they are those of all ranks; none of a measurement."""
         self.export_directory = export_directory
         self.export = TokenExport() if export_directory is not None else None
         self.started = time.perf_counter()
@@ -283,7 +286,9 @@ class OpenStep:
             counts[self.batch.samples[sample].environment].append(self._trained[sample])
         config = self.run.config.training.loss
         own = [sum(each) / divisor(config, each) for each in counts.values()]
-        return self.trained_tokens / self.divisor, torch.tensor(own, dtype=torch.float64, device=self.sums_EM.device)
+        return self.trained_tokens / self.divisor, on_device(
+            torch.tensor(own, dtype=torch.float64), self.sums_EM.device
+        )
 
     def largest_mismatches(self) -> list[tuple[str, float]]:
         """Returns the rollouts of the samples with the largest mismatch KL, over all passes that have ended, largest first."""
@@ -292,11 +297,33 @@ class OpenStep:
         found = nlargest(LARGEST, means, key=means.__getitem__)
         return [(self.batch.samples[sample].rollout_id, means[sample]) for sample in found]
 
+    @property
+    def _sums(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.sums_EM, self.highest_E, self.mismatch_S
+
+    def read(self, norm: Tensor) -> tuple[Tensor, float]:
+        """Copies the sums of the current pass to the host's memory, for `begin_next_pass`, with `norm`: the host waits once.
+
+        Returns its `sums_EM`, and the norm.
+        """
+        sums = self._sums
+        together = torch.cat([*(each.flatten() for each in sums), norm.to(self.sums_EM).reshape(1)]).cpu()
+        *self._read, last = (
+            part.view(shape)
+            for part, shape in zip(
+                together.split([*(each.numel() for each in sums), 1]), [*(each.shape for each in sums), ()], strict=True
+            )
+        )
+        return self._read[0], float(last)
+
     def begin_next_pass(self) -> None:
         """Adds what the current pass has summed to the step's, and begins the next one."""
-        self.ended.sums_EM += self.sums_EM
-        torch.maximum(self.ended.highest_E, self.highest_E, out=self.ended.highest_E)
-        self.ended.mismatch_S += self.mismatch_S
+        if self._read:
+            sums_EM, highest_E, mismatch_S = self._read
+            self.ended.sums_EM += sums_EM
+            torch.maximum(self.ended.highest_E, highest_E, out=self.ended.highest_E)
+            self.ended.mismatch_S += mismatch_S
+            self._read = []
         if self.export is not None and self.current.first_epoch:
             self.ended.export.extend(self.export)
         self._passes.popleft()

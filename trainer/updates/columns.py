@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from run.config import TrainingConfig
+from trainer.model.without_waiting import on_device
 from trainer.updates.advantages import estimate, penalty
 from trainer.updates.passes import OLD, REFERENCE, VALUES
 from transport.records import Batch
@@ -47,7 +48,7 @@ class Columns:
 
     def put(self, name: str, samples: Sequence[int], values_P: Tensor) -> None:
         """Fills in the trained tokens of `samples`, in the order of a row of these."""
-        positions = trained_positions(self.batch, samples).to(self._device)
+        positions = on_device(trained_positions(self.batch, samples), self._device)
         self.measured[name][positions] = values_P.detach().float()
 
     def of(self, name: str, samples: Sequence[int]) -> Tensor | None:
@@ -63,7 +64,7 @@ class Columns:
         return self.of(VALUES, samples), self._chosen(self.returns, samples)
 
     def _chosen(self, column_T: Tensor | None, samples: Sequence[int]) -> Tensor | None:
-        return None if column_T is None else column_T[trained_positions(self.batch, samples).to(self._device)]
+        return None if column_T is None else column_T[on_device(trained_positions(self.batch, samples), self._device)]
 
     def conclude(self, config: TrainingConfig, samples: Sequence[int]) -> None:
         """Computes the advantages that the trainer gives the samples, once the columns are added over the ranks."""
