@@ -1,4 +1,4 @@
-"""Compares an adapter that is exported and then loaded by PEFT with the same adapter in the trainer.
+"""Exports a random adapter; compares one that PEFT has loaded with the same adapter in the trainer.
 
 Users load what a run publishes with PEFT. It converts adapters of many mixtures, by names, so a file may load without an error
 and be another function. `check_export` finds out for a model and the names of the layers with adapters.
@@ -48,26 +48,37 @@ def check_export(directory: Path, targets: Sequence[str], dtype: str = "float32"
         ValueError: the trainer refuses the model or the targets, or PEFT refuses the file.
     """
     config = LoraConfig(rank=_RANK, alpha=_ALPHA, target_modules=list(targets))
+    with tempfile.TemporaryDirectory() as place, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of peft's own imports
+        from peft import PeftModel
+
+        tokens_T, bare_P, ours_P = export_random(directory, config, Path(place), dtype)
+        loaded = PeftModel.from_pretrained(load_model(directory, dtype, _CPU), place).eval()
+        theirs_P = _values(loaded, tokens_T)
+    return ExportCheck(float((theirs_P - ours_P).abs().max()), float((ours_P - bare_P).abs().max()))
+
+
+def export_random(
+    directory: Path, config: LoraConfig, place: Path, dtype: str = "float32", std: float = 0.1
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Writes an adapter of normal numbers for the model in `directory` into `place`, in PEFT's format.
+
+    Returns some tokens `[12]`, and the log-probabilities `[11]` of all but the first, without the adapter and with it. Raises
+    `ValueError` for a model or targets that the trainer refuses.
+    """
     model = load_model(directory, dtype, _CPU)
     prove_layers(model)
-    check_targets(model, config, _RANK)
+    check_targets(model, config, config.rank)
     generator = torch.Generator().manual_seed(0)
     tokens_T = torch.randint(3, model.config.vocab_size, (_TOKENS,), generator=generator)
     bare_P = _values(model, tokens_T)
     layers = apply_lora_to_model(model, 1, config)
     for layer in layers.values():
-        layer.admit(0, _RANK, _ALPHA, generator)
+        layer.admit(0, config.rank, config.alpha, generator)
         for parameter in layer.adapter_parameters(0).values():
-            nn.init.normal_(parameter, std=0.1, generator=generator)
-    ours_P = _values(model, tokens_T)
-    with tempfile.TemporaryDirectory() as place, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of peft's own imports
-        from peft import PeftModel
-
-        export_adapter(layers, 0, config, str(directory), Path(place))
-        loaded = PeftModel.from_pretrained(load_model(directory, dtype, _CPU), place).eval()
-        theirs_P = _values(loaded, tokens_T)
-    return ExportCheck(float((theirs_P - ours_P).abs().max()), float((ours_P - bare_P).abs().max()))
+            nn.init.normal_(parameter, std=std, generator=generator)
+    export_adapter(layers, 0, config, str(directory), place)
+    return tokens_T, bare_P, _values(model, tokens_T)
 
 
 def _values(model: nn.Module, tokens_T: Tensor) -> Tensor:

@@ -20,8 +20,10 @@ from models import smollm2
 from models.make_model import resolve_model
 from perf.gpu.models import write
 from perf.gpu.steps import Figures
+from perf.peft_export import export_random
 from perf.time_to_reward.ours import job_of, records_of
 from perf.time_to_reward.settings import Settings
+from run.config import LoraConfig
 from transport.process.launch import guarded
 from transport.telemetry.spans import SPANS_FILE, Span, span_in
 
@@ -58,6 +60,7 @@ def staleness(device: str, directory: Path) -> Figures:
     """Trains an adapter whose weights stay as they are; returns the mismatch by how many versions the rollouts are old.
 
     All versions are equal, so a mismatch that grows is none of staleness: a server would answer with other weights than it says.
+    The adapter has random weights, since one of zeros is no other function than the model without it.
     """
     job = _job(device, directory, steps=16)
     job["inference"]["lora"] = {"max_rank": 16, "max_adapters": 1}
@@ -69,15 +72,27 @@ def staleness(device: str, directory: Path) -> Figures:
         "max_off_policy_steps": 4,
         "max_inflight_rollouts": inflight,
     }
-    job["orchestrator"]["training"] = {"learning_rate": NO_CHANGE, "lora": {"rank": 16}}
+    adapter = directory / "adapter"
+    adapter.mkdir()
+    lora = LoraConfig(rank=16)
+    _, bare_P, adapted_P = export_random(Path(job["model"]), lora, adapter, job["trainer"]["dtype"], std=0.05)
+    job["orchestrator"]["training"] = {
+        "learning_rate": NO_CHANGE,
+        "lora": {"rank": lora.rank, "start_from": str(adapter)},
+    }
     output = _run(job, directory)
     old = {line["step"]: line["staleness/mean"] - 1 for line in _lines(output / RUN)}
     by_age: dict[int, list[float]] = {}
     for line in _lines(output / "trainer"):
         by_age.setdefault(round(old[line["step"]]), []).append(line["mismatch_kl"])
-    return _figures(output) | {
-        f"KL at {age} old": f"{statistics.median(kls):.1e} ({len(kls)} steps)" for age, kls in sorted(by_age.items())
-    }
+    return (
+        _figures(output)
+        | {"adapter's effect": round(float((adapted_P - bare_P).abs().mean()), 3)}
+        | {
+            f"KL at {age} old": f"{statistics.median(kls):.1e} ({len(kls)} steps)"
+            for age, kls in sorted(by_age.items())
+        }
+    )
 
 
 def mixture(device: str, directory: Path) -> Figures:

@@ -51,6 +51,10 @@ def test_each_kind_of_row_gives_its_figures(tmp_path: Path) -> None:
         assert figure in rows[name]["figures"]
 
 
+def no_adapter(*_: object, **named: object) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return torch.zeros(0), torch.zeros(1), torch.ones(1)
+
+
 @pytest.mark.parametrize("name", WHOLE_JOBS)
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_the_job_of_a_row_is_valid(name: str, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,6 +65,7 @@ def test_the_job_of_a_row_is_valid(name: str, device: str, tmp_path: Path, monke
         raise KeyboardInterrupt
 
     monkeypatch.setattr(jobs, "write", lambda directory, _device, **_: directory)
+    monkeypatch.setattr(jobs, "export_random", no_adapter)
     monkeypatch.setattr(jobs, "_run", end)
     with pytest.raises(KeyboardInterrupt):
         ROWS[name].run(device, tmp_path)
@@ -78,6 +83,7 @@ def test_the_mismatch_is_told_by_the_age_of_what_was_trained(tmp_path: Path, mon
     write_lines(tmp_path / jobs.RUN / "metrics.jsonl", shipped)
     write_lines(tmp_path / "trainer" / "metrics.jsonl", trained)
     monkeypatch.setattr(jobs, "write", lambda directory, _device, **_: directory)
+    monkeypatch.setattr(jobs, "export_random", no_adapter)
     monkeypatch.setattr(jobs, "_run", lambda *_: tmp_path)
     figures = ROWS["staleness"].run("cpu", tmp_path)
     assert figures["KL at 0 old"] == "3.0e-03 (2 steps)"
