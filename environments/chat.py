@@ -13,9 +13,9 @@ import json
 import os
 from array import array
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
-from threading import Lock
+from threading import RLock
 from typing import Any
 
 import orjson
@@ -38,8 +38,9 @@ Tool = Mapping[str, Any]
 LONG_TEXT = 20_000
 """Characters that take some milliseconds to encode. Longer texts are for a thread."""
 
-_PACKING = Lock()
-"""Held while a thread packs ids. Each slice takes the GIL, so that the event loop waits for one slice of one thread."""
+_LONG_TEXT = RLock()
+"""Held by the one thread that encodes a long text. The tokenizer works without the GIL, but what it returns is converted and
+freed with it: with a thread for each text, an event loop would wait for all of them, and for a core."""
 
 _SLICE = 8192
 """Ids packed at once, in an eighth of a millisecond."""
@@ -128,14 +129,19 @@ class Chat:
 
         Raises `ValueError` when the template refuses the messages, or does not read `tools` that are given.
         """
+        return self.start_packed(messages, tools).tolist()
+
+    def start_packed(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> array[int]:
+        """Does as `start`, and returns an array of int32. Of threads that start equal conversations, one encodes."""
         opening = None if self._templates.of(tools).reads_clock else _as_json(messages, tools)
-        newest = self._newest_start  # once: threads share the chat
-        if opening is not None and newest is not None and newest[0] == opening:
-            return newest[1].tolist()
-        ids = self.encode(self.render(messages, tools, add_generation_prompt=True))
-        if opening is not None:
-            self._newest_start = (opening, packed(ids))
-        return ids
+        with nullcontext() if opening is None or len(opening) <= LONG_TEXT else _LONG_TEXT:
+            newest = self._newest_start  # once: threads share the chat
+            if opening is None or newest is None or newest[0] != opening:
+                ids = self.encode_packed(self.render(messages, tools, add_generation_prompt=True))
+                if opening is None:
+                    return ids
+                self._newest_start = newest = (opening, ids)
+            return newest[1][:]
 
     def extend(self, turn: Turn, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> array[int]:
         """Returns the prompt ids of the next turn, as an array of int32.
@@ -158,9 +164,7 @@ class Chat:
         ended = last in self.stop_token_ids
         if ended and not written and following[:1] == [last]:
             written = 1
-        # Not a list, which takes milliseconds of the event loop for a long context, and nine times the memory.
-        extended = array("i", turn.prompt_ids.tobytes())
-        extended.frombytes(turn.completion_ids.tobytes())
+        extended = tokens_of(turn)
         extended.extend(following[written:] if ended else following)
         return extended
 
@@ -177,11 +181,20 @@ class Chat:
     def encode(self, text: str) -> list[int]:
         """Returns the ids of text, with special tokens only where the text names them.
 
-        A template writes its own, a leading one included.
+        A template writes its own, a leading one included. See `encode_packed` for long ones.
         """
         # As a batch, for which the tokenizer releases the GIL, and without the places of the tokens, which nobody reads.
         ids: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
         return ids
+
+    def encode_packed(self, text: str) -> array[int]:
+        """Does as `encode`, and returns an array of int32. A long text waits until no other one is encoded: for a thread."""
+        with nullcontext() if len(text) <= LONG_TEXT else _LONG_TEXT:
+            ids, packed = self.encode(text), array("i")
+            while ids:  # in slices: at the end of each, the event loop may have the GIL
+                packed.extend(ids[:_SLICE])
+                del ids[:_SLICE]
+            return packed
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, add_generation_prompt: bool) -> str:
         """Returns the text of a conversation, with `add_generation_prompt` up to where the assistant is to write.
@@ -268,13 +281,12 @@ class Chat:
         return self._closings.setdefault(bool(tools), tuple(closing[: ends[0] + 1] if ends else ()))
 
 
-def packed(ids: Sequence[int]) -> array[int]:
-    """Returns token ids as an array of int32, which numpy takes as it is. From a thread it holds the loop for a slice at most."""
-    with _PACKING:
-        found = array("i")
-        for begin in range(0, len(ids), _SLICE):
-            found.extend(ids[begin : begin + _SLICE])
-    return found
+def tokens_of(turn: Turn) -> array[int]:
+    """Returns prompt and completion of a turn as an array of int32."""
+    # Not a list, which takes milliseconds of the event loop for a long context, and nine times the memory.
+    tokens = array("i", turn.prompt_ids.tobytes())
+    tokens.frombytes(turn.completion_ids.tobytes())
+    return tokens
 
 
 def _as_json(messages: Sequence[Message], tools: Sequence[Tool]) -> bytes | None:

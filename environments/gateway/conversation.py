@@ -9,6 +9,7 @@ completions API are treated likewise. Only digests of the histories are kept.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -16,7 +17,7 @@ from typing import Any
 
 import orjson
 
-from environments.chat import Chat, Message, Tool
+from environments.chat import Chat, Message, Tool, tokens_of
 from transport.records import Turn
 
 _DIGEST_BYTES = 16
@@ -55,10 +56,10 @@ class Conversations:
             self._otherwise[key] = Conversations(self._chat.with_template_kwargs(template_kwargs))
         return self._otherwise[key]
 
-    def prompt(self, messages: Sequence[Message], tools: Sequence[Tool]) -> Sequence[int]:
-        """Returns the prompt ids of a chat request. `messages` have the form of `messages.template_messages`.
+    def prompt(self, messages: Sequence[Message], tools: Sequence[Tool]) -> array[int]:
+        """Returns the prompt ids of a chat request, as an array of int32.
 
-        Raises `ValueError` when the template refuses them.
+        `messages` have the form of `messages.template_messages`. Raises `ValueError` when the template refuses them.
         """
         digests = _digests(messages, tools)
         for length in range(len(messages), 0, -1):
@@ -69,15 +70,15 @@ class Conversations:
                 return self._chat.extend(known.turn, messages[length:], tools)
             except ValueError:
                 break  # a template that cannot continue a turn, or not with these messages: from the text, then
-        return self._chat.start(messages, tools)
+        return self._chat.start_packed(messages, tools)
 
     def remember(self, messages: Sequence[Message], tools: Sequence[Tool], answer: Message, turn: Turn) -> None:
         """Notes that `messages`, followed by the assistant's `answer`, ended in `turn`."""
         reasoning = str(answer.get(_REASONING, ""))
         self._histories[_digests([*messages, answer], tools)[-1]] = _Known(turn, reasoning)
 
-    def text_prompt(self, text: str) -> Sequence[int]:
-        """Returns the prompt ids of a text that the model is to continue."""
+    def text_prompt(self, text: str) -> array[int]:
+        """Returns the prompt ids of a text that the model is to continue, as an array of int32."""
         content = text.encode()
         digest, end = blake2b(digest_size=_DIGEST_BYTES), 0
         found: list[tuple[int, Turn, str]] = []
@@ -92,22 +93,21 @@ class Conversations:
         for length, turn, cut in reversed(found):
             if (prompt := self._continued(turn, cut, content[length:])) is not None:
                 return prompt
-        return self._chat.encode(text)
+        return self._chat.encode_packed(text)
 
     def remember_text(self, text: str, completion: str, cut: str, turn: Turn) -> None:
         """Notes that a text prompt, the completion as it was returned and the text `cut` from its end ended in `turn`."""
         content = (text + completion).encode()
         self._texts.setdefault(len(content), {})[blake2b(content, digest_size=_DIGEST_BYTES).digest()] = turn, cut
 
-    def _continued(self, turn: Turn, cut: str, rest: bytes) -> list[int] | None:
+    def _continued(self, turn: Turn, cut: str, rest: bytes) -> array[int] | None:
         """The turn's tokens and then those of `rest`. None if `rest` leaves out text or the end of turn that the turn wrote."""
-        written = turn.completion_ids.tolist()
-        unseen = cut
-        if written and written[-1] in self._chat.stop_token_ids:
-            unseen += self._chat.transcribe([written[-1:]])[0]
+        last, unseen = turn.completion_ids[-1:].tolist(), cut
+        if last and last[0] in self._chat.stop_token_ids:
+            unseen += self._chat.transcribe([last])[0]
         if not rest.startswith(unseen.encode()):
             return None
-        return [*turn.prompt_ids.tolist(), *written, *self._chat.encode(rest[len(unseen.encode()) :].decode())]
+        return tokens_of(turn) + self._chat.encode_packed(rest[len(unseen.encode()) :].decode())
 
 
 def _digests(messages: Sequence[Message], tools: Sequence[Tool]) -> list[bytes]:

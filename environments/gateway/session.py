@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 import orjson
 
 from environments.base import Model, Reply
-from environments.chat import LONG_TEXT, packed
+from environments.chat import LONG_TEXT
 from environments.gateway.constraints import read_demanded
 from environments.gateway.conversation import Conversations
 from environments.gateway.errors import Refused
@@ -248,10 +248,10 @@ async def reply_to(request: ChatRequest, model: Model, turn: Turn) -> Reply:
 async def _off_the_loop(
     length: int, prompt: Callable[Parameters, Sequence[int]], *given: Parameters.args, **named: Parameters.kwargs
 ) -> Sequence[int]:
-    """Calls `prompt`, in a thread if it may have to encode a long text; its ids are then packed there."""
+    """Calls `prompt`, in a thread if it may have to encode a long text."""
     if length <= LONG_TEXT:
         return prompt(*given, **named)
-    return await asyncio.to_thread(lambda: packed(prompt(*given, **named)))
+    return await asyncio.to_thread(prompt, *given, **named)
 
 
 @cache

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import pytest
@@ -65,6 +68,35 @@ def test_a_group_renders_its_opening_once_and_each_rollout_has_its_own_ids(
     assert starts[1] == chat.start(USER) != []
     messages[0]["content"] = "good bye"
     assert chat.start(messages) != starts[1]
+
+
+def test_threads_that_start_equal_long_conversations_have_it_encoded_once_and_others_one_after_another(
+    tokenizer_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat, encode, encoding = Chat(tokenizer_directory), Chat.encode, Lock()
+    encoded: list[str] = []
+
+    def alone(self: Chat, text: str) -> list[int]:
+        assert encoding.acquire(blocking=False), "another long text is being encoded"
+        encoded.append(text)
+        time.sleep(0.01)  # the others come
+        ids = encode(self, text)
+        encoding.release()
+        return ids
+
+    monkeypatch.setattr(Chat, "encode", alone)
+    contents = [letter * (LONG_TEXT + 1) for letter in "aaaabc"]
+    messages = [[{"role": "user", "content": content}] for content in contents]
+    with ThreadPoolExecutor(len(contents)) as threads:
+        equal = list(threads.map(chat.start_packed, messages[:4]))
+        assert len(encoded) == 1
+        others = list(threads.map(chat.encode_packed, contents)) + list(threads.map(chat.start_packed, messages[4:]))
+    monkeypatch.undo()
+    expected = [chat.encode(f"<|user|>{content}<|end|><|assistant|>") for content in contents]
+    assert [ids.tolist() for ids in equal + others[-2:]] == expected
+    assert [ids.tolist() for ids in others[:-2]] == [chat.encode(content) for content in contents]
+    assert len(set(map(id, equal))) == 4, "each has its own"
+    assert equal[0].itemsize == 4
 
 
 def test_lengths_that_a_trainer_left_in_the_tokenizer_have_no_effect(directory: Path) -> None:

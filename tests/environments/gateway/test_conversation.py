@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from array import array
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -157,11 +158,11 @@ async def test_whatever_is_long_is_encoded_beside_the_loop(
 ) -> None:
     threads: list[threading.Thread] = []
 
-    def start(messages: Any, tools: Any = ()) -> list[int]:
+    def start(messages: Any, tools: Any = ()) -> array[int]:
         threads.append(threading.current_thread())
-        return [1]
+        return array("i", [1])
 
-    monkeypatch.setattr(chat, "start", start)
+    monkeypatch.setattr(chat, "start_packed", start)
     long = "a" * (LONG_TEXT + 1)
     call = {"name": "look", "arguments": '{"at": "%s"}' % (long if where == "arguments" else "here")}
     said: Any = {
