@@ -9,17 +9,18 @@ from __future__ import annotations
 import errno
 import logging
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from safetensors import SafetensorError
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import GenerationConfig
 from transformers.utils import GENERATION_CONFIG_NAME
 
 from inference import delta
-from inference.plugin.checkpoint import BASE, DELTA, weight_files
+from inference.plugin.checkpoint import BASE, DELTA, read_header, weight_files
 from inference.plugin.digest import DTYPES, Digest, digests_of
 from trainer.lora.multi_lora import digest_adapter, export_adapter
 from trainer.probe import Answers, write_probe
@@ -60,6 +61,36 @@ class Assembled:
     answers: Answers
 
 
+@dataclass(frozen=True, slots=True)
+class Form:
+    """The files of full weights as transformers has written them once: of later versions the weights alone are others.
+
+    It works out a model's configuration and files anew each time, which takes longer than to write a small model.
+    """
+
+    weights: Mapping[str, Sequence[str]]
+    """The names of the tensors in each safetensors file."""
+    others: Mapping[str, bytes]
+    """The content of each other file."""
+
+    @classmethod
+    def of(cls, directory: Path, weights: Mapping[str, Tensor]) -> Form | None:
+        """Returns the form of `directory`, which holds `weights`; None unless each is there under its own name, in its shape."""
+        found = {path: read_header(path) for path in weight_files(directory)}
+        entries = {name: entry.shape for header in found.values() for name, entry in header.items()}
+        if entries != {name: tuple(tensor.shape) for name, tensor in weights.items()}:
+            return None
+        others = {path.name: path.read_bytes() for path in directory.iterdir() if path not in found}
+        return cls({path.name: list(header) for path, header in found.items()}, others)
+
+    def write(self, weights: Mapping[str, Tensor], directory: Path) -> None:
+        """Writes weights of the same names. Raises `OSError` and `SafetensorError`."""
+        for file, names in self.weights.items():
+            save_file({name: weights[name].contiguous() for name in names}, directory / file, {"format": "pt"})
+        for name, content in self.others.items():
+            (directory / name).write_bytes(content)
+
+
 class Broadcaster:
     """Publishes the versions of one run's weights; on rank 0."""
 
@@ -87,6 +118,8 @@ class Broadcaster:
         self._whole_every = whole_every
         self._memory = memory
         self._precisions = precisions
+        self._form: Form | None = None
+        """How full weights are written, once transformers has written them, if that can be repeated without it."""
         self._base: int | None = None
         """The version that was published whole last, if it was by this process."""
         self._newest: Path | None = None
@@ -149,12 +182,20 @@ class Broadcaster:
         """Writes full weights into `directory`. `newest` has those published last, if they are on the same file system."""
         version = run.progress.step
         if version >= run.config.steps or not self._write_changes(version, own_memory(state), directory, newest):
-            if (Path(self._base_model) / GENERATION_CONFIG_NAME).is_file():
-                # It is copied as it is: transformers reads some that it refuses to write.
-                setattr(model, "generation_config", GenerationConfig())  # noqa: B010 - for the type of a module's attributes
-            model.save_pretrained(directory, state_dict=dict(state))
+            if self._form is not None:
+                self._form.write(own_memory(state), directory)
+            else:
+                self._save(model, state, directory)
+                self._form = Form.of(directory, own_memory(state))
             make_readable(directory)
             self._base = version
+
+    def _save(self, model: nn.Module, state: dict[str, Tensor], directory: Path) -> None:
+        """Writes full weights as transformers does, which names some otherwise than the model."""
+        if (Path(self._base_model) / GENERATION_CONFIG_NAME).is_file():
+            # It is copied as it is: transformers reads some that it refuses to write.
+            setattr(model, "generation_config", GenerationConfig())  # noqa: B010 - for the type of a module's attributes
+        model.save_pretrained(directory, state_dict=dict(state))
 
     def _write_changes(self, version: int, weights: Mapping[str, Tensor], directory: Path, newest: Path | None) -> bool:
         """Writes what changed since the last whole version of this process (`inference/delta.py`), which `newest` has, too.

@@ -124,24 +124,31 @@ def ask(model: nn.Module, slot: int) -> Answers:
     tokens_CT = torch.randint(0, model.config.vocab_size, (CANDIDATES, TOKENS), generator=generator)
     tokens_CT = tokens_CT[: CANDIDATES if chooses else 1].to(next(model.parameters()).device)
     with torch.no_grad():
-        values_CP, chosen = _forward(model, tokens_CT, slot), 0
+        values_CP, moved_CP = _values_and_moved(
+            model, tokens_CT, ROUNDINGS_TO_CHOOSE if chooses else FEW_ROUNDINGS, slot
+        )
+        chosen = 0
+        if chooses:
+            moved_C = moved_CP.square().mean(dim=1).sqrt()
+            chosen = int((moved_C / values_CP.std(dim=1, correction=0).clamp_min(LEAST_TOLERANCE)).argmin())
+            _, moved_CP = _values_and_moved(model, tokens_CT[chosen : chosen + 1], ROUNDINGS, slot)
+    return Answers(tokens_CT.cpu(), values_CP.cpu(), chosen, moved_CP[0].cpu())
+
+
+def _values_and_moved(model: nn.Module, tokens_NT: Tensor, roundings: int, slot: int) -> tuple[Tensor, Tensor]:
+    """Returns the log-probabilities of sequences, and by how much the model's rounding moves each at most, of so many times.
+
+    Both are `[N, TOKENS - 1]`, in nats. Where samples are packed, one pass computes all.
+    """
+    if can_pack(model):
+        with rounded(model, exact=tokens_NT.numel()):
+            found_NP = _forward(model, tokens_NT.repeat(1 + roundings, 1), slot)
+        values_NP, *again = found_NP.split(len(tokens_NT))
+    else:
+        values_NP = _forward(model, tokens_NT, slot)
         with rounded(model):
-            if chooses:
-                moved_C = _moved(model, tokens_CT, values_CP, ROUNDINGS_TO_CHOOSE, slot).square().mean(dim=1).sqrt()
-                chosen = int((moved_C / values_CP.std(dim=1, correction=0).clamp_min(LEAST_TOLERANCE)).argmin())
-            own = slice(chosen, chosen + 1)
-            moved_1P = _moved(model, tokens_CT[own], values_CP[own], ROUNDINGS if chooses else FEW_ROUNDINGS, slot)
-    return Answers(tokens_CT.cpu(), values_CP.cpu(), chosen, moved_1P[0].cpu())
-
-
-def _moved(model: nn.Module, tokens_NT: Tensor, values_NP: Tensor, roundings: int, slot: int) -> Tensor:
-    """Returns by how much the model's rounding moves `values_NP` at most, of so many times: `[N, TOKENS - 1]` nats."""
-    together = roundings if can_pack(model) else 1
-    moved_NP = torch.zeros_like(values_NP)
-    for _ in range(roundings // together):
-        again_KNP = _forward(model, tokens_NT.repeat(together, 1), slot).view(together, *values_NP.shape)
-        moved_NP = torch.maximum(moved_NP, (again_KNP - values_NP).abs().amax(dim=0))
-    return moved_NP
+            again = [_forward(model, tokens_NT, slot) for _ in range(roundings)]
+    return values_NP, (torch.stack(again) - values_NP).abs().amax(dim=0)
 
 
 def check_base(directory: Path, answers: Answers) -> None:
@@ -202,8 +209,10 @@ _ROUNDING_SEED = 0
 
 
 @contextmanager
-def rounded(model: nn.Module) -> Iterator[None]:
+def rounded(model: nn.Module, exact: int = 0) -> Iterator[None]:
     """Changes what the layers of `model` get in every forward pass inside, by the same numbers each time that it is entered.
+
+    The first `exact` tokens of each pass are left as they are.
 
     Another engine adds the same numbers in another order, and perhaps in a lower precision, so its results differ. By how much
     depends on the model: a mixture whose gate finds two experts nearly equal may send a token to the other one. No bound is right
@@ -215,8 +224,10 @@ def rounded(model: nn.Module) -> Iterator[None]:
     generator = torch.Generator().manual_seed(_ROUNDING_SEED)  # on the CPU: the same numbers on every device
 
     def change(hidden: Tensor) -> Tensor:
-        noise = torch.rand(hidden.shape, generator=generator).to(hidden.device)
-        return (hidden.float() * (1 + (2 * noise - 1) * (STRENGTH * UNIT))).to(hidden.dtype)
+        kept, moved = hidden[..., :exact, :], hidden[..., exact:, :]
+        noise = torch.rand(moved.shape, generator=generator).to(hidden.device)
+        moved = (moved.float() * (1 + (2 * noise - 1) * (STRENGTH * UNIT))).to(hidden.dtype)
+        return torch.cat([kept, moved], dim=-2) if exact else moved
 
     def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if args:

@@ -90,6 +90,35 @@ def test_most_versions_of_bfloat16_weights_are_published_as_what_changed(dense_d
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("kind", "repeats"), [("dense", True), ("moe", False)])
+def test_later_versions_are_written_as_transformers_writes_them(
+    kind: str, repeats: bool, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mixture's weights have other names in the files than in the model, so that transformers writes each version."""
+    directory = request.getfixturevalue(f"{kind}_directory")
+    lone = make_lone_run(tmp_path, directory)
+    saved: list[Path] = []
+    save = type(lone.model).save_pretrained
+
+    def note(model: Any, directory: Path, **more: Any) -> None:
+        saved.append(directory)
+        save(model, directory, **more)
+
+    monkeypatch.setattr(type(lone.model), "save_pretrained", note)
+    broadcaster = Broadcaster(lone.learner.manager, tmp_path, "default", str(directory), 2)
+    broadcaster.publish(lone.model, lone.run)
+    lone.train(make_batch(1))
+    broadcaster.publish(lone.model, lone.run)
+    assert len(saved) == (1 if repeats else 2)
+    published = tmp_path / "run_default" / "broadcast" / "step_1"
+    save(lone.model, tmp_path / "expected")
+    for expected in (tmp_path / "expected").iterdir():
+        if expected.name != "generation_config.json":  # it is the model's own
+            assert (published / expected.name).read_bytes() == expected.read_bytes(), expected.name
+    assert load_file(published / "model.safetensors").keys() == load_file(directory / "model.safetensors").keys()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [None, {"rank": 2}])
 def test_a_broadcast_has_a_digest_for_each_precision_of_the_servers(
     dense_directory: Path, tmp_path: Path, lora: dict[str, Any] | None

@@ -9,6 +9,7 @@ import shutil
 import stat
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import orjson
@@ -23,7 +24,7 @@ from tests.trainer.conftest import make_batch
 from tests.trainer.lone_run import LoneRun, make_lone_run
 from tests.trainer.one_process_trainer import Death, Deaths, Life, life, write_member
 from trainer import shared_memory
-from trainer.broadcast import Broadcaster, own_memory
+from trainer.broadcast import Broadcaster, Form, own_memory
 from trainer.runs import checkpoint, control_files
 from trainer.shared_memory import SharedMemory, has_lost_weights, remove_left_weights
 from transport.files.atomic import published_steps
@@ -127,15 +128,15 @@ def test_what_does_not_fit_is_published_on_the_disk(
     ]
     assert len(caplog.records) == 1, "said once"
     assert links(published / "step_2") == []
-    save = type(lone.model).save_pretrained
+    write = Form.write
 
-    def lacks_room(model: object, directory: Path, **more: object) -> None:
+    def lacks_room(form: Form, weights: Mapping[str, Tensor], directory: Path) -> None:
         if directory.is_relative_to(memory_root):
             raise OSError(errno.ENOSPC, "No space left on device")
-        save(model, directory, **more)
+        write(form, weights, directory)
 
     with monkeypatch.context() as patched:
-        patched.setattr(type(lone.model), "save_pretrained", lacks_room)
+        patched.setattr(Form, "write", lacks_room)
         publish_next(lone, broadcaster)
     assert links(published / "step_3") == []
     assert list(memory_root.rglob("step_*")) == []
