@@ -2,10 +2,11 @@
 
 `Trainer.serve` reads like a table of contents. A run is admitted when its orchestrator has connected and a slot is free: its
 state is loaded from the newest checkpoint, its weights are published, and only then `READY` is sent. A step is opened when its
-batch is committed, trained in rows that it may share with other runs, and finished by itself. Then follow the weights, the
-metrics line, and (at the interval and at the end) the checkpoint, which a thread writes while training goes on. Once it is
-published, the steps that the oldest kept checkpoint makes durable are acknowledged. A kill between any two of these repeats the
-step on resume and loses nothing (`docs/contracts.md`). An error of one run ends that run alone.
+batch is committed (`early_steps.py`: some of it is computed before), trained in rows that it may share with other runs, and
+finished by itself. Then follow the weights, the metrics line, and (at the interval and at the end) the checkpoint, which a
+thread writes while training goes on. Once it is published, the steps that the oldest kept checkpoint makes durable are
+acknowledged. A kill between any two of these repeats the step on resume and loses nothing (`docs/contracts.md`). An error of
+one run ends that run alone.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from run.config import RunConfig
 from trainer import ranks
 from trainer.broadcast import Broadcaster
 from trainer.config import TrainerConfig
+from trainer.early_steps import EarlySteps
 from trainer.fair_share import FairShare
 from trainer.faults import LacksMemory, ModelLost, is_fatal, is_out_of_memory
 from trainer.learner import Learner
@@ -165,6 +167,7 @@ class Trainer:
         self.endpoint = TrainerEndpoint(config)
         """Replaced by the one that is served, if one is."""
         self._requests = Requests(config.output_dir, self.checkpoints)
+        self._early = EarlySteps(learner, self._requests, self._shares)
         self._broadcasters: dict[int, Broadcaster] = {}
         """By slot; each writes one run's directory, and holds a tensor of its last probe."""
         self._status = StatusLine()
@@ -217,7 +220,7 @@ class Trainer:
 
     def _receive(self) -> None:
         arrived = map(self._sessions.has_next, self._registry.at(Stage.TRAINING))
-        has_work = bool(self._registry.open_slots) or any(arrived)
+        has_work = bool(self._registry.open_slots) or self._early.have_rows or any(arrived)
         longest = WRITING_POLL_SECONDS if self.checkpoints.busy else POLL_SECONDS
         patience = 0.0 if has_work else min(max(self._discovery_due() - time.monotonic(), 0.0), longest)
         for run, reason in self._sessions.receive(patience):
@@ -353,13 +356,20 @@ class Trainer:
 
     def _open_steps(self) -> None:
         for run in self._registry.at(Stage.TRAINING):
-            if run.open_step is not None or (batch := self._sessions.next_batch(run)) is None:
+            if run.open_step is not None:
+                continue
+            if (batch := self._sessions.next_batch(run)) is None:
+                self._early.begin(run)
                 continue
             try:
                 if self._requests.copy_at(run, batch.step) is not None:
+                    self._early.drop(run.slot)
                     self._copy(run, batch.step)
                     continue
-                step = self._learner.open_step(run.slot, batch, self._requests.learning_rate(run, batch.step))
+                rate = self._requests.learning_rate(run, batch.step)
+                if self._early.takes(run, batch, rate):
+                    continue
+                step = self._learner.open_step(run.slot, batch, rate)
             except (InvalidBatch, CopyRefused, JournalError) as error:
                 self._evict(run, f"step {batch.step}: {error}")
                 continue
@@ -417,6 +427,7 @@ class Trainer:
 
     def _close_step(self, slot: int) -> None:
         """Drops the run's open step, if there is one."""
+        self._early.drop(slot)
         self._shares.remove(slot)
         if self._registry.close_step(slot, time.monotonic()):
             self._learner.drop_step(slot)

@@ -80,6 +80,19 @@ class Wire:
         if isinstance(message, Bye):
             self._session.pop(run_id, None)
 
+    def offer(self, batch: Batch) -> None:
+        """Sends a batch that is not committed."""
+        self._arriving.append((batch.run_id, batch))
+        self._sent[batch.run_id] = batch.step
+
+    def commit(self, run_id: str, step: int) -> None:
+        """Says that what was sent up to this step is committed."""
+        self._arriving.append((run_id, Commit(step, self._session[run_id])))
+
+    def acknowledged(self, run_id: str) -> int:
+        """The last step that the trainer has acknowledged in this session."""
+        return self._acknowledged[run_id]
+
     def close(self) -> None:
         """Nothing is open."""
 

@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +24,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from orchestrator.step.delivery import Delivery, SendBatch
 from tests.trainer.conftest import make_run_config, occupy_slot
 from trainer.config import TrainerConfig
+from trainer.early_steps import EarlySteps
+from trainer.fair_share import FairShare
 from trainer.runs.manager import MultiRunManager
+from trainer.runs.run import Run
 from trainer.runs.sessions import Sessions
 from transport import codec
 from transport.files.atomic import Buffer
@@ -82,6 +87,27 @@ class Socket:
 
     def close(self, linger: float) -> None:
         """There is nothing to free."""
+
+
+class Computing:
+    """What `EarlySteps` uses of the learner and of the requests, computing nothing."""
+
+    def __init__(self) -> None:
+        self.open: dict[int, Batch] = {}
+
+    def open_step(self, slot: int, batch: Batch, learning_rate: float) -> SimpleNamespace:
+        assert slot not in self.open
+        self.open[slot] = batch
+        return SimpleNamespace(samples=[])
+
+    def drop_step(self, slot: int) -> None:
+        del self.open[slot]
+
+    def copy_at(self, run: Run, step: int) -> None:
+        """There is none."""
+
+    def learning_rate(self, run: Run, step: int) -> float:
+        return 1.0
 
 
 class DeliveryMachine(RuleBasedStateMachine):
@@ -199,6 +225,9 @@ class DeliveryMachine(RuleBasedStateMachine):
         manager = MultiRunManager(self.directory, 1)
         self.registry = manager.registry
         self.sessions = Sessions(config, Receiver(self.socket, 2**20), manager)
+        self.computing = Computing()
+        stands_in: Any = self.computing
+        self.early = EarlySteps(stands_in, stands_in, FairShare(64, 1))
         self.admit()
 
     def admit(self) -> None:
@@ -211,6 +240,11 @@ class DeliveryMachine(RuleBasedStateMachine):
     @rule(which=st.integers(0, 9))
     def trainer_receives(self, which: int) -> None:
         self.receive(which)
+
+    @rule()
+    def trainer_begins_before_the_commit(self) -> None:
+        if not self.sessions.has_next(self.run):
+            self.early.begin(self.run)
 
     @rule()
     def trainer_trains(self) -> None:
@@ -232,6 +266,10 @@ class DeliveryMachine(RuleBasedStateMachine):
         assert batch.step == self.run.progress.step + 1
         assert batch.step in self.committed, "trained before it was committed"
         assert name_of(batch) == name_of(self.committed[batch.step]), "trained what was never committed"
+        if self.early.takes(self.run, batch, 1.0):
+            begun = self.computing.open.pop(self.run.slot)
+            assert name_of(begun) == name_of(batch), "trained what was not committed"
+        assert self.computing.open == {}
         self.run.progress.step = batch.step
         self.trained[batch.step] = name_of(batch)
         self.registry.close_step(self.run.slot, 0.0)
@@ -305,6 +343,7 @@ class DeliveryMachine(RuleBasedStateMachine):
         """As when the run's configuration has changed: a new READY on the old connection. What is being written is waited for."""
         if self.writing is not None:
             self.publish_the_checkpoint()
+        self.early.drop(self.run.slot)
         self.registry.vacate(self.run.slot)
         self.admit()
 
