@@ -6,6 +6,7 @@ socket, and nothing in this package outside `plugin/` imports torch or vllm.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgpack
 import numpy as np
 import numpy.typing as npt
 import orjson
@@ -26,6 +28,11 @@ from transport.records import Alternatives, Float32Array, Int32Array, RoutingArr
 from transport.validation import LOG_PROBABILITY_ROUNDING
 
 Float64Array = npt.NDArray[np.float64]
+
+_INT32 = np.dtype("<i4")
+
+_FEW = 64
+"""Values of which a pass by Python takes less time than numpy's call."""
 
 REQUEST_ID_BYTES = 16
 """The bytes of the random id of a request, and of what an answer repeats of it."""
@@ -105,10 +112,18 @@ class SamplingParameters(Sampling):
         """All but schema and alternatives, by their names in vLLM's `SamplingParams` and OpenAI API. Every turn asks for it."""
         return self.model_dump(exclude={"json_schema", "alternatives"})
 
+    @cached_property
+    def packed(self) -> bytes:
+        """All of them as `wire` sends them: those of `named`, the others where they ask for something. Every turn asks for it."""
+        asked = {name: value for name in ("json_schema", "alternatives") if (value := getattr(self, name))}
+        packed: bytes = msgpack.packb({**self.named, **asked})
+        return packed
+
 
 def echo_of(token_ids: Int32Array, request_id: bytes) -> bytes:
     """Returns what an answer repeats of its request: 16 bytes that no other request, and no other tokens, give (BLAKE2b)."""
-    return blake2b(np.ascontiguousarray(token_ids, "<i4").data, key=request_id, digest_size=REQUEST_ID_BYTES).digest()
+    data = token_ids.astype(_INT32, copy=False).tobytes()
+    return blake2b(data, key=request_id, digest_size=REQUEST_ID_BYTES).digest()
 
 
 _new_request_id = partial(os.urandom, REQUEST_ID_BYTES)
@@ -261,13 +276,13 @@ class Completion:
 
 def _outside(token_ids_T: Int32Array, vocabulary: int | None) -> int | None:
     """Returns the place of the first id that is no token; None if all are tokens."""
-    # As unsigned numbers, negative ids are above all others: one pass finds both.
-    if not token_ids_T.size or np.maximum.reduce(token_ids_T.view(np.uint32)) < (
-        2**31 if vocabulary is None else vocabulary
-    ):
-        return None
-    wrong_T = token_ids_T < 0 if vocabulary is None else (token_ids_T < 0) | (token_ids_T >= vocabulary)
-    return int(wrong_T.argmax())
+    bound = 2**31 if vocabulary is None else vocabulary
+    if token_ids_T.size > _FEW:  # As unsigned numbers, negative ids are above all others: one pass finds both.
+        is_right = np.maximum.reduce(token_ids_T.view(np.uint32)) < bound
+    else:
+        values = token_ids_T.tolist()
+        is_right = not values or (min(values) >= 0 and max(values) < bound)
+    return None if is_right else int(((token_ids_T < 0) | (token_ids_T >= bound)).argmax())
 
 
 def _in_vocabulary(token_id: np.int32, bounds: AnswerBounds) -> str:
@@ -277,13 +292,14 @@ def _in_vocabulary(token_id: np.int32, bounds: AnswerBounds) -> str:
 
 def _no_log_probability(values_T: Float32Array) -> int | None:
     """Returns the place of the first value that is no log-probability; None if all are."""
-    # The least of values with a NaN is NaN, which is not above minus infinity, either.
-    if not values_T.size or (
-        np.minimum.reduce(values_T) > -np.inf and np.maximum.reduce(values_T) <= LOG_PROBABILITY_ROUNDING
-    ):
+    if values_T.size > _FEW:  # The least of values with a NaN is NaN, which is not above minus infinity, either.
+        least, most = np.minimum.reduce(values_T), np.maximum.reduce(values_T)
+    else:  # So is their sum.
+        values = values_T.tolist()
+        least, most = sum(values), max(values, default=0.0)
+    if least > -math.inf and most <= LOG_PROBABILITY_ROUNDING:
         return None
-    right_T = (values_T > -np.inf) & (values_T <= LOG_PROBABILITY_ROUNDING)
-    return int(right_T.argmin())
+    return int(((values_T > -np.inf) & (values_T <= LOG_PROBABILITY_ROUNDING)).argmin())
 
 
 @dataclass(frozen=True, slots=True)

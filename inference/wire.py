@@ -1,12 +1,22 @@
 """The binary encoding of a model call, shared by the client and the plugin.
 
-A request is msgpack with the prompt as raw little-endian int32 bytes; a response is one frame of `transport.arrays`, whose
-arrays the client reads as views. Both ends validate what they receive before they use it.
+What differs from turn to turn (token ids, log-probabilities, numbers, ids) is at fixed places as raw little-endian bytes, and
+the client reads arrays as views. What turns have in common, the sampling parameters of a request, the weights and the finish
+reason of a response, is msgpack, which either end encodes and reads once for all turns that have the same. Both ends validate
+what they receive before they use it.
+
+    request:  magic, tokens, routed_experts_start, bytes of the model's name, request id | prompt | model | sampling parameters
+    response: magic, tokens, cached tokens or -1, bytes of what follows the arrays, echo | token ids | log-probabilities
+              | [finish reason, weights] | from the next multiple of 8, if there is more, a frame of `transport.arrays`
+
+A request for scores is msgpack, and its response such a frame.
 """
 
 from __future__ import annotations
 
 import reprlib
+import struct
+from functools import lru_cache
 from typing import Any
 
 import msgpack
@@ -26,7 +36,7 @@ from inference.base import (
 from inference.loads import Origin
 from transport.arrays import CodecError, pack_arrays, unpack_arrays
 from transport.files.atomic import as_bytes_view
-from transport.records import Alternatives, Int32Array
+from transport.records import Alternatives, Int32Array, RoutingArray
 from transport.unpacked import unpacked
 
 GENERATE_PATH = "/counterpoint/v1/generate"
@@ -52,11 +62,19 @@ MAX_RESPONSE_BYTES = 1 << 30
 uint8."""
 
 MAX_MODEL_NAME = 4096
-_CALL = ("model", "prompt_ids", "routed_experts_start", "request_id")
-"""The fields of a model call besides its sampling parameters."""
 _OPTIONAL = ("json_schema", "alternatives")
 """Sampling parameters that are sent where they ask for something."""
 _INT32 = np.dtype("<i4")
+_FLOAT32 = np.dtype("<f4")
+
+_REQUEST = struct.Struct(f"<4sIII{REQUEST_ID_BYTES}s")
+_REQUEST_MAGIC = b"CPR1"
+_RESPONSE = struct.Struct(f"<4sIiI{REQUEST_ID_BYTES}s")
+_RESPONSE_MAGIC = b"CPC1"
+_TOKEN_BYTES = _INT32.itemsize + _FLOAT32.itemsize
+_ALIGNMENT = 8
+_UNKNOWN = -1
+"""The cached tokens of a response that does not say how many they are."""
 
 
 def max_request_bytes(max_model_len: int) -> int:
@@ -66,37 +84,42 @@ def max_request_bytes(max_model_len: int) -> int:
 
 def encode_request(request: GenerateRequest) -> bytes:
     """Returns the body of a request."""
-    body: bytes = msgpack.packb(
-        {
-            "model": request.model,
-            "prompt_ids": request.prompt_ids.astype(_INT32, copy=False).tobytes(),
-            **request.sampling.named,
-            "routed_experts_start": request.routed_experts_start,
-            "request_id": request.request_id,
-            **({"json_schema": request.sampling.json_schema} if request.sampling.json_schema else {}),
-            **({"alternatives": request.sampling.alternatives} if request.sampling.alternatives else {}),
-        }
-    )
-    return body
+    prompt, model = request.prompt_ids.astype(_INT32, copy=False), request.model.encode()
+    start, request_id = request.routed_experts_start, request.request_id
+    head = _REQUEST.pack(_REQUEST_MAGIC, len(prompt), start, len(model), request_id)
+    return b"".join((head, prompt.tobytes(), model, request.sampling.packed))
 
 
 def decode_request(body: bytes) -> GenerateRequest:
-    """Reads a request, whose size the caller has bounded.
+    """Reads a request, whose size the caller has bounded. Requests with the same sampling parameters share them.
 
     Raises `ValueError`, naming the field, for anything malformed.
     """
-    fields = _fields(body)
-    prompt_ids = _tokens(fields, "prompt_ids")
-    start = _field(fields, "routed_experts_start", int)
-    if not 0 <= start <= len(prompt_ids):
-        raise ValueError(f"routed_experts_start = {start}: it must be from 0 to the prompt's {len(prompt_ids)} tokens")
-    model = _model(fields)
-    return GenerateRequest(model, prompt_ids, _sampling(fields), start, _request_id(fields))
+    if len(body) < _REQUEST.size or not body.startswith(_REQUEST_MAGIC):
+        raise CodecError(
+            "the body is no model call of this version; does the client run another version of Counterpoint?"
+        )
+    _, tokens, start, named, request_id = _REQUEST.unpack_from(body)
+    model_at = _REQUEST.size + tokens * _INT32.itemsize
+    if not tokens or model_at > len(body):
+        raise CodecError(
+            f"prompt_ids: {tokens} tokens in a body of {len(body)} bytes; expected one or more, all of them there"
+        )
+    if start > tokens:
+        raise CodecError(f"routed_experts_start = {start}: it must be from 0 to the prompt's {tokens} tokens")
+    try:
+        model = body[model_at : model_at + named].decode()
+    except UnicodeDecodeError as error:
+        raise CodecError(f"model: {error}") from error
+    _check_model(model)
+    prompt_ids = np.frombuffer(body, _INT32, tokens, _REQUEST.size)
+    return GenerateRequest(model, prompt_ids, _sampling(body[model_at + named :]), start, request_id)
 
 
-def _sampling(fields: dict[Any, Any]) -> SamplingParameters:
+@lru_cache(maxsize=64)
+def _sampling(packed: bytes) -> SamplingParameters:
     """Reads the sampling parameters: those and no others, so that one which a client of another version has is not ignored."""
-    given = {name: value for name, value in fields.items() if name not in _CALL}
+    given = _fields(packed, "the map of sampling parameters")
     for name in SamplingParameters.model_fields:
         if name not in given and name not in _OPTIONAL:
             raise ValueError(f"{name}: the request has no such field, which this server expects")
@@ -119,7 +142,7 @@ def encode_score_request(request: ScoreRequest) -> bytes:
 
 def decode_score_request(body: bytes) -> ScoreRequest:
     """Does as `decode_request`, of `encode_score_request`."""
-    fields = _fields(body)
+    fields = _fields(body, "the body")
     token_ids, start = _tokens(fields, "token_ids"), _field(fields, "start", int)
     if not 1 <= start < len(token_ids):
         raise ValueError(f"start = {start}: it must be from 1 to the last of the {len(token_ids)} tokens")
@@ -147,25 +170,33 @@ def decode_scores(body: bytes | memoryview) -> Scores:
 
 def _provenance_header(answer: Completion | Scores) -> dict[str, Any]:
     """Returns what every answer says of its weights and of its request."""
-    return {"weights": None if answer.origin is None else answer.origin.encode(), "echo": answer.echo}
+    return {"weights": _weights(answer), "echo": answer.echo}
+
+
+def _weights(answer: Completion | Scores) -> list[Any] | None:
+    return None if answer.origin is None else answer.origin.encode()
+
+
+def _origin(weights: object) -> Origin:
+    """Reads `_weights`. Raises `ServerFailure` for anything else."""
+    try:
+        return Origin.decode(weights)
+    except ValueError as error:
+        raise ServerFailure(f"the response is malformed: {error}") from error
 
 
 def _provenance(header: dict[str, Any]) -> tuple[Origin, bytes]:
     """Reads `_provenance_header`. Raises `ServerFailure` if anything is missing."""
-    try:
-        origin = Origin.decode(header.get("weights"))
-    except ValueError as error:
-        raise ServerFailure(f"the response is malformed: {error}") from error
-    echo = header.get("echo")
+    origin, echo = _origin(header.get("weights")), header.get("echo")
     if type(echo) is not bytes or len(echo) != REQUEST_ID_BYTES:
         raise ServerFailure("the response is malformed: it does not say which request it answers")
     return origin, echo
 
 
-def _fields(body: bytes) -> dict[Any, Any]:
-    fields = unpacked(body, "the body", CodecError, max_array_len=MOST_STOP_TOKENS, max_map_len=64, max_ext_len=0)
+def _fields(packed: bytes, what: str) -> dict[Any, Any]:
+    fields = unpacked(packed, what, CodecError, max_array_len=MOST_STOP_TOKENS, max_map_len=64, max_ext_len=0)
     if not isinstance(fields, dict):
-        raise ValueError(f"the body is a msgpack {type(fields).__name__}, a map is expected")
+        raise ValueError(f"{what} is a msgpack {type(fields).__name__}, a map is expected")
     return fields
 
 
@@ -185,9 +216,13 @@ def _request_id(fields: dict[Any, Any]) -> bytes:
 
 def _model(fields: dict[Any, Any]) -> str:
     model: str = _field(fields, "model", str)
+    _check_model(model)
+    return model
+
+
+def _check_model(model: str) -> None:
     if not 0 < len(model) <= MAX_MODEL_NAME:
         raise ValueError(f"model: a name of {len(model)} characters; 1 to {MAX_MODEL_NAME} are allowed")
-    return model
 
 
 def _field(fields: dict[Any, Any], name: str, kind: type) -> Any:
@@ -202,53 +237,93 @@ def _field(fields: dict[Any, Any], name: str, kind: type) -> Any:
 
 
 def encode_completion(completion: Completion) -> bytes:
-    """Returns the body of a response."""
-    arrays: dict[str, Any] = {
-        "token_ids": completion.token_ids,
-        "log_probabilities": completion.log_probabilities,
-    }
+    """Returns the body of a response.
+
+    Raises `ValueError` for a completion without the echo of its request, or without a log-probability for each token.
+    """
+    if completion.echo is None:
+        raise ValueError("a completion has no echo; expected that of its request")
+    if len(completion.log_probabilities) != len(completion.token_ids):
+        raise ValueError(
+            f"{len(completion.token_ids)} tokens with {len(completion.log_probabilities)} log-probabilities; expected one each"
+        )
+    tokens, cached = len(completion.token_ids), completion.cached_tokens
+    described: bytes = msgpack.packb([completion.finish_reason, _weights(completion)])
+    cached = _UNKNOWN if cached is None else max(0, cached)
+    parts: list[bytes | memoryview] = [
+        _RESPONSE.pack(_RESPONSE_MAGIC, tokens, cached, len(described), completion.echo),
+        completion.token_ids.astype(_INT32, copy=False).tobytes(),
+        completion.log_probabilities.astype(_FLOAT32, copy=False).tobytes(),
+        described,
+    ]
+    arrays: dict[str, Any] = {}
     if completion.routed_experts is not None:
         arrays["routed_experts"] = completion.routed_experts
     if (alternatives := completion.alternatives) is not None:
         arrays["alternative_ids"] = alternatives.token_ids_TK
         arrays["alternative_log_probabilities"] = alternatives.log_probabilities_TK
-    header: dict[str, Any] = {"finish_reason": completion.finish_reason, **_provenance_header(completion)}
-    if completion.cached_tokens is not None:
-        header["cached_tokens"] = completion.cached_tokens
-    return b"".join(as_bytes_view(buffer) for buffer in pack_arrays(header, arrays))
+    if arrays:
+        parts += [bytes(-len(described) % _ALIGNMENT), *map(as_bytes_view, pack_arrays({}, arrays))]
+    return b"".join(parts)
 
 
 def decode_completion(body: bytes | memoryview) -> Completion:
     """Reads a response; its arrays are views of `body`. Raises `ServerFailure` for anything malformed."""
+    size = len(body)
+    if size < _RESPONSE.size or body[: len(_RESPONSE_MAGIC)] != _RESPONSE_MAGIC:
+        raise ServerFailure(
+            "the response is malformed: it is no completion; does the server run another version of Counterpoint?"
+        )
+    _, tokens, cached, length, echo = _RESPONSE.unpack_from(body)
+    scores_at = _RESPONSE.size + tokens * _INT32.itemsize
+    described_at = _RESPONSE.size + tokens * _TOKEN_BYTES
+    end = described_at + length
+    if end > size:
+        raise ServerFailure(f"the response is malformed: it claims {tokens} tokens and has {size} bytes")
+    finish_reason, origin = _described(bytes(body[described_at:end]))
+    experts = alternatives = None
+    if end < size:
+        experts, alternatives = _further_arrays(body[end + -length % _ALIGNMENT :])
+    return Completion(
+        np.frombuffer(body, _INT32, tokens, _RESPONSE.size),
+        np.frombuffer(body, _FLOAT32, tokens, scores_at),
+        finish_reason,
+        experts,
+        None if cached == _UNKNOWN else cached,
+        origin,
+        echo,
+        alternatives,
+    )
+
+
+@lru_cache(maxsize=64)
+def _described(packed: bytes) -> tuple[str, Origin]:
+    """Reads finish reason and weights: all answers between two loads that end alike say the same. Raises `ServerFailure`."""
     try:
-        header, arrays = unpack_arrays(body)
+        found = unpacked(
+            packed, "the description of the response", CodecError, max_array_len=8, max_map_len=0, max_ext_len=0
+        )
     except CodecError as error:
         raise ServerFailure(f"the response is malformed: {error}") from error
-    token_ids, log_probabilities = arrays.get("token_ids"), arrays.get("log_probabilities")
-    if token_ids is None or token_ids.dtype != np.int32 or token_ids.ndim != 1:
-        raise ServerFailure("the response is malformed: token_ids is not a row of int32")
-    if log_probabilities is None or log_probabilities.dtype != np.float32 or log_probabilities.ndim != 1:
-        raise ServerFailure("the response is malformed: log_probabilities is not a row of float32")
+    if type(found) is not list or len(found) != 2 or type(found[0]) is not str:
+        raise ServerFailure("the response is malformed: its description is not [finish reason, weights]")
+    return found[0], _origin(found[1])
+
+
+def _further_arrays(frame: bytes | memoryview) -> tuple[RoutingArray | None, Alternatives | None]:
+    """Reads routing and alternatives, as views of `frame`. Raises `ServerFailure`."""
+    try:
+        _, arrays = unpack_arrays(frame)
+    except CodecError as error:
+        raise ServerFailure(f"the response is malformed: {error}") from error
     experts = arrays.get("routed_experts")
     if experts is not None and experts.dtype not in (np.uint8, np.uint16):
         raise ServerFailure(
             f"the response is malformed: routed_experts is {experts.dtype}, uint8 or uint16 is expected"
         )
-    alternatives = None
-    if "alternative_ids" in arrays:
-        ids_TK, values_TK = arrays["alternative_ids"], arrays.get("alternative_log_probabilities")
-        if values_TK is None or ids_TK.dtype != np.int32 or values_TK.dtype != np.float32 or ids_TK.ndim != 2:
-            raise ServerFailure("the response is malformed: its alternatives are not rows of int32 and float32")
-        alternatives = Alternatives(ids_TK, values_TK)
-    cached = header.get("cached_tokens")
-    if cached is not None and type(cached) is not int:
-        raise ServerFailure("the response is malformed: cached_tokens is not an integer")
-    return Completion(
-        token_ids,
-        log_probabilities,
-        str(header.get("finish_reason")),
-        experts,
-        cached,
-        *_provenance(header),
-        alternatives,
-    )
+    if "alternative_ids" not in arrays:
+        return experts, None
+    ids_TK, values_TK = arrays["alternative_ids"], arrays.get("alternative_log_probabilities")
+    if values_TK is None or ids_TK.dtype != np.int32 or values_TK.dtype != np.float32 or ids_TK.ndim != 2:
+        raise ServerFailure("the response is malformed: its alternatives are not rows of int32 and float32")
+    return experts, Alternatives(ids_TK, values_TK)

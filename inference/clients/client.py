@@ -153,8 +153,7 @@ class BinaryClient:
     async def generate(self, request: GenerateRequest) -> Completion:
         """See `ServerClient`."""
         body = wire.encode_request(request)
-        answer = await self._http.post(wire.GENERATE_PATH, body, "application/msgpack")
-        return wire.decode_completion(answer)
+        return wire.decode_completion(await self._http.post(wire.GENERATE_PATH, body, "application/octet-stream"))
 
     async def score(self, request: ScoreRequest) -> Scores:
         """See `ServerClient`."""

@@ -9,7 +9,6 @@ import asyncio
 from http import HTTPStatus
 from typing import Any, cast
 
-import msgpack
 import numpy as np
 import orjson
 import pytest
@@ -25,6 +24,7 @@ from inference import wire
 from inference.base import GenerateRequest, SamplingParameters, ScoreRequest
 from inference.clients import openai_client
 from orchestrator.rollouts.play import _overridden, sampling_parameters
+from tests.support.fake_inference import with_sampling
 from transport.records import MOST_ALTERNATIVES
 
 DEFAULTS = {"temperature": 0.3, "top_p": 0.2, "top_k": 3, "min_p": 0.4, "repetition_penalty": 1.7}
@@ -150,9 +150,9 @@ def test_what_an_agent_may_ask_reaches_vllm(asked: dict[str, Any]) -> None:
 
 @given(st.sampled_from(sorted(SamplingParameters.model_fields)), ANYTHING)
 def test_a_wrong_value_is_refused_by_the_wire_with_its_field(name: str, value: Any) -> None:
-    body = wire.encode_request(request_of(SamplingParameters()))
+    request = request_of(SamplingParameters())
     try:
-        read = wire.decode_request(msgpack.packb(msgpack.unpackb(body) | {name: value})).sampling
+        read = wire.decode_request(with_sampling(request, {**request.sampling.named, name: value})).sampling
     except ValueError as error:
         assert str(error).startswith(name)  # noqa: PT017 - whether it is refused is the value's
     else:
@@ -173,16 +173,16 @@ def test_a_wrong_value_of_an_agent_is_refused_with_its_field(name: str, value: A
 
 @pytest.mark.parametrize("name", sorted(SamplingParameters.model_fields.keys() - {"json_schema", "alternatives"}))
 def test_a_request_that_lacks_a_field_is_refused(name: str) -> None:
-    fields = msgpack.unpackb(wire.encode_request(request_of(SamplingParameters())))
-    del fields[name]
+    request = request_of(SamplingParameters())
+    fields = {each: value for each, value in request.sampling.named.items() if each != name}
     with pytest.raises(ValueError, match=f"^{name}: "):
-        wire.decode_request(msgpack.packb(fields))
+        wire.decode_request(with_sampling(request, fields))
 
 
 def test_a_field_that_the_server_does_not_know_is_refused_and_not_ignored() -> None:
-    fields = msgpack.unpackb(wire.encode_request(request_of(SamplingParameters())))
+    request = request_of(SamplingParameters())
     with pytest.raises(ValueError, match=r"^presence_penalty = 0\.5: "):
-        wire.decode_request(msgpack.packb(fields | {"presence_penalty": 0.5}))
+        wire.decode_request(with_sampling(request, {**request.sampling.named, "presence_penalty": 0.5}))
 
 
 @pytest.mark.parametrize("kind", [SamplingConfig, SamplingOverrides, SamplingParameters])

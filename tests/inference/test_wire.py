@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import msgpack
 import numpy as np
@@ -21,6 +22,7 @@ from inference.base import (
     ServerFailure,
 )
 from inference.loads import Origin
+from tests.support.fake_inference import with_sampling
 from transport.records import MOST_ALTERNATIVES, Alternatives
 
 REQUEST = GenerateRequest("m", np.array([1, 2], dtype=np.int32), SamplingParameters(temperature=1.0, max_tokens=4))
@@ -63,18 +65,13 @@ def test_a_request_arrives_as_it_was_sent(
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"prompt_ids": b""}, "prompt_ids: 0 bytes"),
-        ({"prompt_ids": b"12345"}, "prompt_ids: 5 bytes"),
-        ({"prompt_ids": [1, 2]}, "prompt_ids: bytes is expected, got list"),
         ({"temperature": 0.0}, "temperature = 0.0"),
         ({"temperature": float("nan")}, "temperature = nan"),
         ({"temperature": "hot"}, "temperature = 'hot'"),
         ({"max_tokens": 0}, "max_tokens = 0"),
         ({"max_tokens": True}, "max_tokens = True"),
-        ({"routed_experts_start": 3}, "routed_experts_start = 3"),
-        ({"routed_experts_start": -1}, "routed_experts_start = -1"),
         ({"stop_token_ids": [-1]}, "stop_token_ids"),
-        ({"stop_token_ids": [1] * 1000}, "the body is not msgpack"),
+        ({"stop_token_ids": [1] * 1000}, "the map of sampling parameters is not msgpack"),
         ({"stop": ["x"] * 33}, "stop = .*32"),
         ({"stop": ["x" * 257]}, r"stop\.0 = .*256"),
         ({"stop": [1]}, r"stop\.0 = 1"),
@@ -85,31 +82,78 @@ def test_a_request_arrives_as_it_was_sent(
         ({"top_k": -1}, "top_k = -1"),
         ({"top_k": 2.5}, "top_k = 2.5"),
         ({"alternatives": 21}, "alternatives = 21"),
-        ({"model": None}, "model: str is expected, got nothing"),
-        ({"model": ""}, "model: a name of 0 characters"),
-        ({"request_id": b"short"}, "request_id: 5 bytes; expected 16"),
     ],
 )
-def test_a_malformed_request_is_refused_by_field(change: dict[str, object], complaint: str) -> None:
-    fields = msgpack.unpackb(
-        wire.encode_request(
-            GenerateRequest("m", np.array([1, 2], dtype=np.int32), SamplingParameters(temperature=1.0, max_tokens=4))
-        )
-    )
+def test_malformed_sampling_is_refused_by_field(change: dict[str, object], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
-        wire.decode_request(msgpack.packb(fields | change))
+        wire.decode_request(with_sampling(REQUEST, {**REQUEST.sampling.named, **change}))
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"prompt_ids": np.array([], dtype=np.int32)}, "prompt_ids: 0 tokens"),
+        ({"routed_experts_start": 3}, "routed_experts_start = 3"),
+        ({"model": ""}, "model: a name of 0 characters"),
+        ({"model": "m" * (wire.MAX_MODEL_NAME + 1)}, "model: a name of 4097 characters"),
+    ],
+)
+def test_a_malformed_request_is_refused_by_field(change: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        wire.decode_request(wire.encode_request(replace(REQUEST, **change)))
+
+
+@given(st.data())
+def test_a_request_that_is_cut_or_changed_is_read_or_refused(data: st.DataObject) -> None:
+    body = bytearray(wire.encode_request(REQUEST))
+    for _ in range(data.draw(st.integers(0, 3))):
+        body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        wire.decode_request(bytes(body[: data.draw(st.integers(0, len(body)))]))
+    except ValueError:
+        return
+
+
+def test_requests_with_the_same_sampling_parameters_share_them() -> None:
+    one, other = (
+        wire.decode_request(wire.encode_request(GenerateRequest("m", REQUEST.prompt_ids, sampling)))
+        for sampling in (SamplingParameters(top_k=3), SamplingParameters(top_k=3))
+    )
+    assert one.sampling is other.sampling
+    assert one.request_id != other.request_id
+
+
+def test_a_request_of_another_version_is_refused_with_its_reason() -> None:
+    with pytest.raises(ValueError, match="another version"):
+        wire.decode_request(msgpack.packb({"model": "m", "prompt_ids": b"1234", **REQUEST.sampling.named}))
 
 
 @given(st.binary(max_size=200))
 def test_no_bytes_crash_the_reader_of_requests(body: bytes) -> None:
-    with pytest.raises(ValueError, match=r"body|prompt_ids"):
-        wire.decode_request(body)
+    for begun in (body, b"CPR1" + body):
+        with pytest.raises(ValueError, match=r"body|prompt_ids|start|model|sampling"):
+            wire.decode_request(begun)
 
 
 @given(st.binary(max_size=200))
 def test_no_bytes_crash_the_reader_of_responses(body: bytes) -> None:
-    with pytest.raises(ServerFailure):
-        wire.decode_completion(body)
+    for begun in (body, b"CPC1" + body):
+        with pytest.raises(ServerFailure):
+            wire.decode_completion(begun)
+
+
+@given(st.data())
+def test_a_response_that_is_cut_is_refused_and_a_changed_one_is_read_or_refused(data: st.DataObject) -> None:
+    for sent in (completion(), replace(completion(), routed_experts=None)):
+        body = wire.encode_completion(sent)
+        with pytest.raises(ServerFailure):
+            wire.decode_completion(body[: data.draw(st.integers(0, len(body) - 1))])
+        changed = bytearray(body)
+        changed[data.draw(st.integers(0, len(body) - 1))] ^= data.draw(st.integers(1, 255))
+        try:
+            wire.decode_completion(bytes(changed))
+        except ServerFailure:
+            continue
 
 
 def completion(tokens: int = 3, rows: int = 4, dtype: str = "uint8") -> Completion:
@@ -143,13 +187,25 @@ def test_a_response_says_how_much_of_its_prompt_was_cached(cached: int | None) -
 
 
 @pytest.mark.parametrize(("origin", "echo"), [(ORIGIN, None), (None, REQUEST.echo)], ids=["no echo", "no origin"])
-def test_a_response_that_does_not_name_its_weights_or_its_request_is_refused(
+def test_scores_that_do_not_name_their_weights_or_their_request_are_refused(
     origin: Origin | None, echo: bytes | None
 ) -> None:
     with pytest.raises(ServerFailure, match="does not say which"):
-        wire.decode_completion(wire.encode_completion(replace(completion(), origin=origin, echo=echo)))
-    with pytest.raises(ServerFailure, match="does not say which"):
         wire.decode_scores(wire.encode_scores(replace(SCORES, origin=origin, echo=echo)))
+
+
+def test_a_response_that_does_not_name_its_weights_is_refused() -> None:
+    with pytest.raises(ServerFailure, match="does not say which"):
+        wire.decode_completion(wire.encode_completion(replace(completion(), origin=None)))
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [({"echo": None}, "no echo"), ({"log_probabilities": np.zeros(2, np.float32)}, "3 tokens with 2 log-prob")],
+)
+def test_a_response_that_the_form_has_no_place_for_is_not_sent(change: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        wire.encode_completion(replace(completion(), **change))
 
 
 def test_a_response_names_its_weights_and_its_request() -> None:

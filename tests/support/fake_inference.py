@@ -19,6 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import msgpack
 import numpy as np
 from aiohttp import web
 
@@ -61,6 +62,12 @@ def weight_update(version: int, adapter: str | None = None) -> WeightUpdate:
     """An update whose probe a healthy fake server passes."""
     probe = Probe(version, PROBE_TOKENS, probe_answer(version, PROBE_TOKENS), digests={"float32": digest_of(version)})
     return WeightUpdate(version, Path("nowhere"), probe, adapter)
+
+
+def with_sampling(request: GenerateRequest, fields: dict[str, Any]) -> bytes:
+    """The body of a request with these sampling parameters in place of its own, whatever they are."""
+    packed: bytes = msgpack.packb(fields)
+    return wire.encode_request(request).removesuffix(request.sampling.packed) + packed
 
 
 def digest_of(version: int) -> dict[str, str]:

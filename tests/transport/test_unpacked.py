@@ -6,6 +6,7 @@ import tracemalloc
 from typing import Any
 
 import msgpack
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +16,7 @@ from cluster.calls import messages as calls_messages
 from cluster.channel import protocol as channel
 from environments.workers import protocol as workers
 from inference import wire
+from inference.base import GenerateRequest, SamplingParameters
 from transport import codec
 from transport.arrays import CodecError, unpack_arrays
 from transport.framed_maps import FramedMaps
@@ -49,10 +51,13 @@ def test_limits_hold_and_a_hook_refuses_in_its_own_words() -> None:
         unpacked(msgpack.packb(msgpack.ExtType(7, b"")), "it", CodecError, ext_hook=refuse)
 
 
+SAMPLING = SamplingParameters()
 NESTED = b"\xdd" + (2**15).to_bytes(4, "big")
 """A list that claims so many elements, of which the first is to follow."""
 CLAIM = 30 * NESTED + b"\xc0" * 2**16
 MAP = b"\x81\xa4kind" + CLAIM
+MODEL_CALL = wire.encode_request(GenerateRequest("m", np.ones(1, np.int32), SAMPLING)).removesuffix(SAMPLING.packed)
+"""One without its sampling parameters, which come last."""
 
 
 @pytest.mark.parametrize(
@@ -62,7 +67,7 @@ MAP = b"\x81\xa4kind" + CLAIM
         lambda: codec.decode_message([b"HELLO", b"\x81\xa1a" + 30 * NESTED]),
         lambda: FramedMaps(Framing(2**20)).unpack(MAP),
         lambda: workers.unpack(CLAIM),
-        lambda: wire.decode_request(MAP),
+        lambda: wire.decode_request(MODEL_CALL + MAP),
         lambda: calls.decode([CLAIM]),
         lambda: calls_messages.unpack(30 * NESTED),
         lambda: channel.unpack([b"KIND", 30 * NESTED]),

@@ -54,7 +54,6 @@ LIES: dict[str, dict[str, Any]] = {
     "NaN": {"log_probabilities": floats(-1, np.nan, -1)},
     "minus infinity": {"log_probabilities": floats(-1, -np.inf, -1)},
     "infinity": {"log_probabilities": floats(-1, np.inf, -1)},
-    "too few log-probabilities": {"log_probabilities": floats(-1, -1)},
     "more tokens than asked for": {"token_ids": integers(5, 5, 5, 5), "log_probabilities": floats(-1, -1, -1, -1)},
     "an expert that the model has not": {"routed_experts": np.full((5, 2, 2), 8, dtype=np.uint8)},
     "routing of another number of layers": {"routed_experts": np.zeros((5, 3, 2), dtype=np.uint8)},
