@@ -41,6 +41,7 @@ from inference.loads import Claim
 from inference.model_facts import UNBOUNDED, AnswerBounds
 from inference.per_tick_limiter import PerTickLimiter
 from inference.pool import calls, model_names
+from inference.pool.deadlines import Deadlines
 from inference.pool.fleet import Fleet, Server, State
 from inference.pool.meters import PoolMeters
 from inference.pool.server_monitor import ServerMonitor
@@ -115,6 +116,8 @@ class InferencePool:
         self._wanted: WeightUpdate | None = None
         self._waiting: deque[_Waiter] = deque()
         self._starts = PerTickLimiter(STARTS_PER_TICK)
+        self._deadlines = Deadlines()
+        """Those of the requests at servers."""
         self._changed = asyncio.Event()
         self._updating = asyncio.Lock()
         self._closed = False
@@ -283,29 +286,33 @@ class InferencePool:
     async def _asked(self, request: Callable[[ServerClient], Awaitable[Content]], affinity: str) -> _Answer[Content]:
         """Makes the request at a server, and after a failure at another one."""
         last: ServerFailure | None = None
+        limit = self._config.request_timeout_seconds
+        due = asyncio.get_running_loop().time() + limit
         try:
-            async with asyncio.timeout(self._config.request_timeout_seconds):
-                if not self._starts.take():
-                    await self._wait_to_start()
-                avoid: Server | None = None
-                for attempt in range(self._config.max_retries + 1):
-                    if attempt > 1:
+            if not self._starts.take():
+                await self._wait_to_start()
+            avoid: Server | None = None
+            for attempt in range(self._config.max_retries + 1):
+                if attempt > 1:
+                    async with asyncio.timeout_at(due):
                         await asyncio.sleep(RETRY_SECONDS * 2 ** (attempt - 2))
-                    server = self._free_place(affinity, avoid) or await self._place(affinity, avoid)
-                    version = server.version or 0  # None: the weights that it was started with
-                    monitor = self._monitors[server]
-                    try:
-                        return _Answer(await self._attempt(monitor, request), version, monitor)
-                    except ServerFailure as error:
-                        logger.warning("Request of %s, attempt %d, failed: %s", affinity, attempt + 1, error)
-                        last, avoid = error, server
-                        self.meters.retries += attempt < self._config.max_retries
-                    finally:
-                        self._fleet.release(server)
-                        self._serve_waiting()
+                server = self._free_place(affinity, avoid)
+                if server is None:
+                    async with asyncio.timeout_at(due):
+                        server = await self._place(affinity, avoid)
+                version = server.version or 0  # None: the weights that it was started with
+                monitor = self._monitors[server]
+                try:
+                    return _Answer(await self._attempt(monitor, request, due), version, monitor)
+                except ServerFailure as error:
+                    logger.warning("Request of %s, attempt %d, failed: %s", affinity, attempt + 1, error)
+                    last, avoid = error, server
+                    self.meters.retries += attempt < self._config.max_retries
+                finally:
+                    self._fleet.release(server)
+                    self._serve_waiting()
         except TimeoutError:
             self.meters.unanswered += 1
-            limit = self._config.request_timeout_seconds
             because = last or f"it waited for a server: {self._describe()}"
             raise InferenceError(f"no answer within request_timeout_seconds = {limit:g}: {because}") from last
         self.meters.unanswered += 1
@@ -388,12 +395,17 @@ class InferencePool:
             for monitor in unknown:
                 monitor.go_on_without(update)
 
-    async def _attempt(self, monitor: ServerMonitor, request: Callable[[ServerClient], Awaitable[Content]]) -> Content:
-        """One request to one server. An answer that arrives while the server loads weights waits for their proof."""
+    async def _attempt(
+        self, monitor: ServerMonitor, request: Callable[[ServerClient], Awaitable[Content]], due: float
+    ) -> Content:
+        """One request to one server. An answer that arrives while the server loads weights waits for their proof.
+
+        Raises `TimeoutError` at `due`, on the loop's clock, and `ServerFailure`.
+        """
         server = monitor.server
         try:
             with monitor.activity.request():
-                answer = await self._answer(monitor, request)
+                answer = await self._answer(monitor, request, due)
         except ServerFailure as error:
             if isinstance(error, WrongAnswer):
                 monitor.take_out(f"it gave a wrong answer: {error}")
@@ -409,25 +421,31 @@ class InferencePool:
         monitor.served()
         return answer
 
-    async def _answer(self, monitor: ServerMonitor, request: Callable[[ServerClient], Awaitable[Content]]) -> Content:
-        """Returns the answer. Raises `ServerFailure` also as soon as the server is taken out."""
+    async def _answer(
+        self, monitor: ServerMonitor, request: Callable[[ServerClient], Awaitable[Content]], due: float
+    ) -> Content:
+        """Returns the answer. Raises `ServerFailure` also as soon as the server is taken out, `TimeoutError` at `due`."""
         server = monitor.server
         if not server.counted:  # It was taken out, and may load again, since this request got its place.
             raise ServerFailure(f"{server.url} went out of service: {server.reason}")
-        # A deadline that only the monitor sets. To wait for the outage beside the answer would cost each request two tasks.
-        service = asyncio.timeout(None)
+        # One block for both, which the monitor and the deadlines end: two, or two tasks, would cost each request more.
+        block = asyncio.timeout(None)
         try:
-            async with service:
-                monitor.requests.add(service)
+            async with block:
+                monitor.requests.add(block)
+                self._deadlines.watch(block, due)
                 answer = await request(monitor.client)
                 if not monitor.resolved.is_set():
                     await monitor.resolved.wait()
+            if block.when() is not None:  # It was ended just as the answer came.
+                raise TimeoutError
         except TimeoutError:
+            if self._deadlines.has_ended(block):
+                raise
             raise ServerFailure(f"{server.url} went out of service: {server.reason}") from None
         finally:
-            monitor.requests.discard(service)
-        if service.when() is not None:
-            raise ServerFailure(f"{server.url} answered and then went out of service: {server.reason}")
+            monitor.requests.discard(block)
+            self._deadlines.forget(block)
         if isinstance(answer, Completion | Scores):
             monitor.check_origin(answer.origin)
         return answer

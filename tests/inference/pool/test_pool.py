@@ -257,6 +257,26 @@ async def test_a_request_has_a_deadline_and_says_what_it_waited_for() -> None:
             await generate(pool)
 
 
+async def test_a_request_at_a_server_that_does_not_answer_ends_there_at_its_deadline() -> None:
+    async with FakeServer() as server, pool_of(server, request_timeout_seconds=0.1) as pool:
+        server.gate.clear()
+        with pytest.raises(
+            InferenceError, match=r"no answer within request_timeout_seconds = 0\.1: it waited for a server"
+        ):
+            await generate(pool)
+        await server.aborted.wait()
+        assert pool.status()[0].in_flight == 0
+        assert pool.meters.unanswered == 1
+
+
+async def test_a_retry_has_the_deadline_of_its_request_and_tells_the_last_failure() -> None:
+    async with FakeServer() as server, pool_of(server, request_timeout_seconds=0.3, max_retries=10) as pool:
+        server.generate_status = 500
+        with pytest.raises(InferenceError, match=r"no answer within request_timeout_seconds = 0\.3: .*500"):
+            await generate(pool)
+        assert 0 < pool.meters.retries < 10
+
+
 async def test_an_update_keeps_the_requests_in_flight() -> None:
     async with FakeServer() as server, pool_of(server) as pool:
         server.gate.clear()

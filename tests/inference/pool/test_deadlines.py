@@ -1,0 +1,73 @@
+"""Deadlines by one timer: each block that is due ends, in the order in which they are due, and no other."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inference.pool.deadlines import Deadlines
+
+FAR = 3600.0
+
+
+async def ended(deadlines: Deadlines, due: float, entered: asyncio.Event | None = None) -> bool:
+    """Waits in a block until it is ended; returns whether its deadline has ended it."""
+    block = asyncio.timeout(None)
+    try:
+        async with block:
+            deadlines.watch(block, due)
+            if entered is not None:
+                entered.set()
+            await asyncio.sleep(FAR)
+    except TimeoutError:
+        return deadlines.has_ended(block)
+    finally:
+        deadlines.forget(block)
+    raise AssertionError("it was ended by nothing")
+
+
+@given(st.lists(st.integers(0, 20), min_size=1, max_size=8))
+def test_blocks_end_in_the_order_in_which_they_are_due(milliseconds: list[int]) -> None:
+    order: list[int] = []
+
+    async def one(deadlines: Deadlines, began: float, after: int) -> None:
+        assert await ended(deadlines, began + after / 1000)
+        order.append(after)
+
+    async def run() -> None:
+        deadlines, began = Deadlines(), asyncio.get_running_loop().time()
+        await asyncio.gather(*(one(deadlines, began, each) for each in milliseconds))
+
+    asyncio.run(run())
+    assert order == sorted(milliseconds)
+
+
+async def test_a_block_that_is_forgotten_does_not_end_and_does_not_keep_others_from_it() -> None:
+    deadlines, clock = Deadlines(), asyncio.get_running_loop().time
+    for _ in range(3):
+        async with asyncio.timeout(None) as block:
+            deadlines.watch(block, clock() + 0.005)
+            deadlines.forget(block)
+            assert await ended(deadlines, clock() + 0.01)
+        assert block.when() is None
+
+
+async def test_a_block_that_something_else_ends_was_not_ended_by_its_deadline() -> None:
+    deadlines, clock = Deadlines(), asyncio.get_running_loop().time
+    with pytest.raises(TimeoutError):  # noqa: PT012 - the block's end raises
+        async with asyncio.timeout(0) as block:
+            deadlines.watch(block, clock() + FAR)
+            await asyncio.sleep(FAR)
+    assert not deadlines.has_ended(block)
+
+
+async def test_a_cancelled_block_stays_cancelled() -> None:
+    deadlines, entered = Deadlines(), asyncio.Event()
+    waiting = asyncio.create_task(ended(deadlines, asyncio.get_running_loop().time() + FAR, entered))
+    await entered.wait()
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
