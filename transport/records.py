@@ -93,9 +93,14 @@ class Turn:
         """The number of completion tokens that are trained."""
         return len(self.completion_ids) - self.untrained.count(1)
 
-    def with_ids(self, prompt_ids: Int32Array, completion_ids: Int32Array) -> Turn:
-        """Returns the turn with other arrays of ids. `dataclasses.replace` takes four times as long, and a step has thousands."""
-        return Turn(prompt_ids, completion_ids, *_AFTER_THE_IDS(self))
+    def store_ids(self, token_ids: Int32Array) -> None:
+        """Makes its ids views of `token_ids`, which begins with them: prompt, then completion. Their values stay.
+
+        A copy with other arrays would cost as much as the turn, and each turn is stored twice.
+        """
+        prompt, written = len(self.prompt_ids), len(self.prompt_ids) + len(self.completion_ids)
+        object.__setattr__(self, "prompt_ids", token_ids[:prompt])
+        object.__setattr__(self, "completion_ids", token_ids[prompt:written])
 
     def detached(self) -> Turn:
         """Returns a copy whose `untrained` and `columns` do not change with the turn's own. It shares the arrays."""
@@ -104,7 +109,6 @@ class Turn:
 
 
 _TURN_FIELDS = [each.name for each in fields(Turn)]
-_AFTER_THE_IDS = attrgetter(*_TURN_FIELDS[2:])
 _BEFORE_UNTRAINED = attrgetter(*_TURN_FIELDS[:-2])
 
 

@@ -166,7 +166,8 @@ class PolicyModel:
         prompt = as_prompt(prompt_ids)
         held = self._branches.rows_held(prompt)
         turn = await self.call(self._pool, prompt, sampling, routed_experts_start=held)
-        turn = self._branches.add(replace(turn, player=player) if player else turn).turns[-1]
+        turn = replace(turn, player=player) if player else turn
+        self._branches.add(turn)
         if isinstance(sampling, CallOverrides) and sampling.json_schema:
             turn.leave_untrained()
         if sampling is not None and sampling.chat_template_kwargs is not None:

@@ -88,7 +88,10 @@ class OpenBranch:
         self.length = len(turn.prompt_ids) + len(turn.completion_ids)
         self._make_room()
         self._memory[held : held + len(added)] = added
-        self.turns.append(with_tokens(turn, np.frombuffer(self._memory, np.int32, self.length)))
+        token_ids_T = np.frombuffer(self._memory, np.int32, self.length)
+        token_ids_T.flags.writeable = False
+        turn.store_ids(token_ids_T)
+        self.turns.append(turn)
         for chunk in chunks:
             self.routed_experts.append(chunk)
             self.rows += len(chunk)
@@ -113,13 +116,6 @@ class OpenBranch:
             memory = bytearray(max(needed, 2 * len(self._memory)))
             memory[: len(self._memory)] = self._memory
             self._memory = memory
-
-
-def with_tokens(turn: Turn, token_ids: Int32Array) -> Turn:
-    """Returns the turn with ids that are views of the beginning of `token_ids`, which becomes read-only."""
-    prompt, written = len(turn.prompt_ids), len(turn.prompt_ids) + len(turn.completion_ids)
-    token_ids.flags.writeable = False
-    return turn.with_ids(token_ids[:prompt], token_ids[prompt:written])
 
 
 class OpenBranches:
@@ -214,7 +210,7 @@ def merge_turns(rollout: Rollout) -> None:
     Raises `ValueError` when routing has a gap (see above), changing nothing.
     """
     if rollout.branches is None:
-        rollout.turns, rollout.branches = _opened(rollout.turns)
+        rollout.branches = _opened(rollout.turns)
     _share(rollout, rollout.branches)
 
 
@@ -223,38 +219,33 @@ def share_tokens(rollout: Rollout) -> None:
     if rollout.branches is not None:
         _share(rollout, rollout.branches)
         return
-    turns = rollout.turns
-    rollout.turns, branches = _opened([replace(turn, routed_experts=None) for turn in turns])
-    _share(rollout, branches)
+    held = [replace(turn, routed_experts=None) for turn in rollout.turns]
+    _share(rollout, _opened(held))
     rollout.branches = None
     rollout.turns = [
-        replace(turn, routed_experts=before.routed_experts) for turn, before in zip(rollout.turns, turns, strict=True)
+        replace(turn, routed_experts=before.routed_experts) for turn, before in zip(held, rollout.turns, strict=True)
     ]
 
 
-def _opened(turns: Sequence[Turn]) -> tuple[list[Turn], tuple[Branch, ...]]:
-    """Returns the turns (in order of time) as the branches hold them, and the branches.
-
-    Raises `ValueError` when routing has a gap.
-    """
+def _opened(turns: Sequence[Turn]) -> tuple[Branch, ...]:
+    """Returns the branches of turns in order of time. Raises `ValueError` when routing has a gap."""
     opened = OpenBranches()
-    held = [opened.add(turn).turns[-1] for turn in turns]
-    return held, opened.closed()
+    for turn in turns:
+        opened.add(turn)
+    return opened.closed()
 
 
 def _share(rollout: Rollout, branches: Sequence[Branch]) -> None:
-    """Stores the tokens of all branches, one after the other; turns and branches become views of them."""
+    """Stores the tokens of all branches, one after the other, read-only; turns and branches become views of them."""
     rollout.tokens = np.frombuffer(b"".join(branch.token_ids_T.data for branch in branches), dtype=np.int32)
     shared: list[Branch] = []
-    turn_of: dict[int, Turn] = {}
     start = 0
     for branch in branches:
         token_ids_T = rollout.tokens[start : start + len(branch.token_ids_T)]
-        turns = tuple(with_tokens(turn, token_ids_T) for turn in branch.turns)
-        turn_of |= {id(turn): held for turn, held in zip(branch.turns, turns, strict=True)}
-        shared.append(Branch(turns, token_ids_T, branch.routed_experts))
+        for turn in branch.turns:
+            turn.store_ids(token_ids_T)
+        shared.append(Branch(branch.turns, token_ids_T, branch.routed_experts))
         start += len(token_ids_T)
-    rollout.turns = [turn_of[id(turn)] for turn in rollout.turns]
     rollout.branches = tuple(shared)
 
 

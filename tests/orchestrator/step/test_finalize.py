@@ -205,18 +205,24 @@ def test_a_copy_of_a_turn_has_all_its_fields() -> None:
     assert all(getattr(turn, each.name) is not each.default for each in fields(turn)), (
         "else a lost one would go unnoticed"
     )
-    ids = np.arange(9, dtype=np.int32)
-    pairs = (
-        (turn.with_ids(ids[:4], ids[4:]), replace(turn, prompt_ids=ids[:4], completion_ids=ids[4:])),
-        (turn.detached(), replace(turn, untrained=bytes(turn.untrained), columns=dict(turn.columns))),
-    )
-    for copy, expected in pairs:
-        for each in fields(turn):
-            np.testing.assert_equal(getattr(copy, each.name), getattr(expected, each.name))
+    copy, expected = turn.detached(), replace(turn, untrained=bytes(turn.untrained), columns=dict(turn.columns))
+    for each in fields(turn):
+        np.testing.assert_equal(getattr(copy, each.name), getattr(expected, each.name))
     columns.clear()
     untrained[:] = b"\0\0\0"
-    assert pairs[1][0].columns
-    assert pairs[1][0].untrained == b"\0\1\0"
+    assert copy.columns
+    assert copy.untrained == b"\0\1\0"
+
+
+def test_ids_that_are_stored_elsewhere_keep_their_values_and_leave_copies_alone() -> None:
+    (turn,) = make_group([0.0])[0].turns
+    before, copy = (turn.prompt_ids, turn.completion_ids), turn.detached()
+    memory = np.concatenate([*before, np.array([9], np.int32)])
+    turn.store_ids(memory)
+    assert (turn.prompt_ids.tolist(), turn.completion_ids.tolist()) == tuple(ids.tolist() for ids in before)
+    assert turn.prompt_ids.base is memory
+    assert turn.completion_ids.base is memory
+    assert (copy.prompt_ids, copy.completion_ids) == before
 
 
 def test_what_else_might_have_been_sampled_does_not_stay_in_memory() -> None:
