@@ -3,7 +3,7 @@
 A general client copies a body three times before its caller has it and takes a hundred microseconds of Python a request
 (`docs/performance.md`). This one supports the exchange of our binary route only: POST, answered by a status, a
 `Content-Length` and that many bytes. Anything else is a failure of the server; sizes are checked before memory is allocated.
-Bytes that arrive with the head, as a small answer does whole, are copied once. Administration and stock servers use aiohttp
+Bytes that arrive with the head, as a small answer does whole, are copied twice. Administration and stock servers use aiohttp
 (`http_sessions`).
 """
 
@@ -86,7 +86,7 @@ class BinaryHttpClient:
         threads: Executor,
         tls: Callable[[], ssl.SSLContext],
     ) -> None:
-        """`headers` are those of each request, when it is made.
+        """`headers` are those of each request, when it is made: the same object unless they have changed.
 
         `tls` is called for an `https` URL: to read the system's certificates takes some 10 ms.
         """
@@ -98,6 +98,10 @@ class BinaryHttpClient:
         self._path = parts.path
         self._host_line = f"Host: {parts.netloc.rpartition('@')[2]}\r\n"
         self._headers = headers
+        self._sent_headers: Mapping[str, str] | None = None
+        """The headers in `_beginnings`."""
+        self._beginnings: dict[tuple[str, str], str] = {}
+        """What the heads of all requests with a path and a content type have in common."""
         self._connect_timeout_seconds = connect_timeout_seconds
         self._limits = limits
         self._threads = threads
@@ -113,11 +117,7 @@ class BinaryHttpClient:
         Raises `ServerUnreachable`, `RequestRefused` or `ServerFailure`, and `InferenceError` if this machine has no descriptor
         for a connection or no memory for the body. Cancelling closes the connection, which ends the request at the server.
         """
-        lines = "".join([f"{name}: {value}\r\n" for name, value in self._headers().items()])
-        head = (
-            f"POST {self._path}{path} HTTP/1.1\r\n{self._host_line}{lines}"
-            f"{_trace_line()}Content-Type: {content_type}\r\nContent-Length: {len(body)}\r\n\r\n"
-        )
+        head = f"{self._beginning(path, content_type)}{_trace_line()}Content-Length: {len(body)}\r\n\r\n"
         try:
             status, answer = await self._ask(head.encode("latin-1") + body)
         except OSError as error:
@@ -129,6 +129,16 @@ class BinaryHttpClient:
         if status != _OK:
             raise failure_of(self.url + path, status, bytes(answer))
         return answer
+
+    def _beginning(self, path: str, content_type: str) -> str:
+        headers = self._headers()
+        if headers is not self._sent_headers:
+            self._sent_headers, self._beginnings = headers, {}
+        if (found := self._beginnings.get((path, content_type))) is None:
+            lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+            found = f"POST {self._path}{path} HTTP/1.1\r\n{self._host_line}{lines}Content-Type: {content_type}\r\n"
+            self._beginnings[path, content_type] = found
+        return found
 
     async def _ask(self, request: bytes) -> _Answer:
         """Sends the request by an idle connection, or by a new one.
@@ -306,7 +316,9 @@ class _Connection(asyncio.BufferedProtocol):
         present, self._head = memoryview(self._head)[end + 4 :], bytearray()
         if len(present) > length and self._keep_alive:
             raise _Malformed(f"sends more than the {length} bytes it announces")
-        if length < LARGE_BYTES:
+        if length < LARGE_BYTES and len(present) >= length:
+            self._complete(memoryview(bytearray(present[:length])))
+        elif length < LARGE_BYTES:
             self._fill(np.empty(length, dtype=np.uint8).data, length, present[:length])
         else:
             memory = self._memory = LargeMemory(length)
@@ -356,14 +368,17 @@ class _Connection(asyncio.BufferedProtocol):
                 self._pause()
                 self._limits.reads.wait(self._resume)
             return
-        answer, body = self._answer, self._body
-        self._answer, self._body, self._memory, self._filled = None, None, None, 0
+        body, self._body, self._memory, self._filled = self._body, None, None, 0
+        self._complete(body)
+
+    def _complete(self, body: memoryview) -> None:
+        """Gives the answer to its caller, in this tick or a later one."""
+        answer, self._answer = self._answer, None
         assert answer is not None
-        give = partial(_give, answer, (self._status, body))
         if self._limits.answers.take():
-            give()
+            _give(answer, (self._status, body))
         else:
-            self._limits.answers.wait(give)
+            self._limits.answers.wait(partial(_give, answer, (self._status, body)))
 
     def _pause(self) -> None:
         self._paused = True

@@ -59,6 +59,8 @@ class HttpSessions:
                 )
         self._config = config
         self._tokens = None if config.api_key_file is None else watched_tokens(config.api_key_file)
+        self._sent_token: str | None = None
+        self._sent_headers = _headers_with(None)
         self.identity_file = config.identity_file
         self.secret = identity.read(config.identity_file)
         """The secret by which the servers prove that they are the job's; None for servers that belong to none."""
@@ -75,13 +77,12 @@ class HttpSessions:
         self._binary_clients: list[BinaryHttpClient] = []
         self._watching: asyncio.Task[None] | None = None
 
-    def _headers(self) -> dict[str, str]:
-        """Returns what every request has, with the newest token."""
-        # So that Content-Length is the length of the body as read; log-probabilities and routed experts hardly compress anyway.
-        headers = {"Accept-Encoding": "identity"}
-        if self._tokens is not None:
-            headers["Authorization"] = f"Bearer {self._tokens.value[0]}"
-        return headers
+    def _headers(self) -> Mapping[str, str]:
+        """Returns what every request has, with the newest token: the same object while that is the same."""
+        token = None if self._tokens is None else self._tokens.value[0]
+        if token != self._sent_token:
+            self._sent_token, self._sent_headers = token, _headers_with(token)
+        return self._sent_headers
 
     async def _watch(self) -> None:
         while True:
@@ -190,6 +191,12 @@ def _watched_authorities(ca_file: Path, tls: ssl.SSLContext) -> Watched[bytes]:
         return content
 
     return Watched(f"the authorities in {ca_file.absolute()}", read)
+
+
+def _headers_with(token: str | None) -> Mapping[str, str]:
+    # So that Content-Length is the length of the body as read; log-probabilities and routed experts hardly compress anyway.
+    headers = {"Accept-Encoding": "identity"}
+    return headers if token is None else headers | {"Authorization": f"Bearer {token}"}
 
 
 async def call(
