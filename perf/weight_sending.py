@@ -39,6 +39,7 @@ from inference.clients.weight_sender import WeightSender
 from inference.config import PoolConfig
 from inference.loads import Claim
 from inference.plugin.receiving import Receiver
+from inference.plugin.socket_body import Connection, connection_of
 from inference.sent_weights import MAX_OFFER_BYTES, OFFER_PATH, READ_PATH, SEND_PATH, Offer, Readable
 from orchestrator.loop_health.lag import LagDistribution
 from transport.files.atomic import STABLE
@@ -93,7 +94,7 @@ def receive(model: Path, descriptor: int) -> None:
     @app.post(SEND_PATH)
     async def send(request: Request) -> float:
         began = cpu_seconds()
-        _, received = await receiver.receive(request.stream())
+        _, received = await receiver.receive(request.stream(), connection_of(request.scope))
         taken = cpu_seconds() - began
         await asyncio.to_thread(received.remove)
         return taken
@@ -106,7 +107,7 @@ def receive(model: Path, descriptor: int) -> None:
         await asyncio.to_thread(received.remove)
         return taken
 
-    uvicorn.run(app, fd=descriptor, log_level="warning")
+    uvicorn.run(app, fd=descriptor, http=Connection, log_level="warning")
 
 
 def receive_bare(path: Path, descriptor: int) -> None:

@@ -32,6 +32,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.utils.system_utils import decorate_logs
 
 from cluster.parent_death import bind_worker_to_parent
+from inference.plugin.socket_body import Connection
 
 METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 
@@ -83,7 +84,7 @@ async def _serve(args: Namespace) -> None:
     async with build_async_engine_client_from_engine_args(ForkingArguments.from_cli_args(args)) as engine:
         if importing.ident is not None:
             importing.join()  # two threads that import modules which import each other may see half of one
-        ended = await build_and_serve(engine, address, listening, args)
+        ended = await build_and_serve(engine, address, listening, args, http=Connection)
     try:
         await ended
     finally:

@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from inference.plugin.checkpoint import BASE, read_manifest
+from inference.plugin.socket_body import Connection, SocketBody
 from inference.remote_memory import agent as remote_memory
 from inference.remote_memory.reading import read_files
 from inference.sent_weights import LENGTH_BYTES, MAX_OFFER_BYTES, Offer, Readable
@@ -87,8 +88,12 @@ class Receiver:
             lacks.append(lack)
         raise OSError(errno.ENOSPC, f"there is no room for the weights: {'; '.join(lacks)}")
 
-    async def receive(self, body: AsyncIterator[bytes]) -> tuple[Offer, OwnDirectory]:
+    async def receive(
+        self, body: AsyncIterator[bytes], connection: Connection | None = None
+    ) -> tuple[Offer, OwnDirectory]:
         """Returns the offer and the directory of a body that has come whole, as a published directory.
+
+        What follows the offer is taken from the socket of `connection`, which brings the body, if that can be done.
 
         Raises `ValueError` if it can never be taken; `OSError` if it cannot be now, also when it ends early or its client falls
         silent, which is no fault of the weights. Then nothing is left.
@@ -105,7 +110,15 @@ class Receiver:
             if await reader.some(1):
                 raise ValueError("more bytes come than were offered")
 
-        return offer, await self._take(offer, write)
+        async def move(directory: Path) -> None:
+            assert connection is not None
+            came, rest = connection.take()
+            with SocketBody(reader.rest + came, rest, SILENT_SECONDS) as moving:
+                for name, nbytes in offer.coming.items():
+                    await moving.write(directory / name, nbytes)
+
+        is_whole = connection is not None and connection.body_bytes == LENGTH_BYTES + length + offer.nbytes
+        return offer, await self._take(offer, move if is_whole else write)
 
     async def read(self, lent: Readable) -> OwnDirectory:
         """Returns the directory of files that were read out of the client's memory, as a published directory.
@@ -175,6 +188,11 @@ class _Reader:
     def __init__(self, body: AsyncIterator[bytes]) -> None:
         self._body = body
         self._rest = memoryview(b"")
+
+    @property
+    def rest(self) -> bytes:
+        """What was handed on and not read."""
+        return bytes(self._rest)
 
     async def some(self, most: int) -> memoryview:
         """Returns the next bytes, 1 to `most`; none at the end of the body. Raises `TimeoutError` when it is silent."""

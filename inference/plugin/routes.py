@@ -37,6 +37,7 @@ from inference.plugin.direct_route import DirectRoute
 from inference.plugin.parsing import ParserFailed, ParserProcess, ParserRefused, settings_of
 from inference.plugin.receiving import Receiver
 from inference.plugin.scoring import MAX_ONE_BY_ONE, alternatives_of, scores_of, scoring_prompts
+from inference.plugin.socket_body import connection_of
 from inference.plugin.update import Updater
 from inference.sent_weights import (
     MAX_OFFER_BYTES,
@@ -311,7 +312,7 @@ class CounterpointRoutes:
     async def send(self, raw_request: Request) -> Response:
         """Loads weights that come in the body, and answers as `update` does."""
         try:
-            offer, received = await self.receiver.receive(raw_request.stream())
+            offer, received = await self.receiver.receive(raw_request.stream(), connection_of(raw_request.scope))
         except ClientDisconnect:
             logger.warning("A client hung up before its weights had come whole; nothing has changed")
             return Response(status_code=HTTPStatus.NO_CONTENT)
