@@ -87,8 +87,8 @@ class MicroBatch:
     """The optional columns that a batch of the row has, by name; 0 for the tokens of a batch without it."""
     environments_P: Tensor
     """Index into the sorted names of the environments of the token's batch."""
-    temperatures_P: Tensor
-    """float32: the temperature that the token was sampled at, by which its logits are divided."""
+    temperatures_P: Tensor | float
+    """float32: the temperature that the token was sampled at, by which its logits are divided. 1.0 where that is all of them."""
     routed_experts_TLK: Tensor | None
     has_record_T: Tensor
 
@@ -155,6 +155,7 @@ def pack(choices: Sequence[tuple[Batch, Sequence[int]]], limits: ModelLimits, de
     parts = [part for part, _ in columns]
     joined = {name: np.concatenate([own[name] for _, own in columns]) for name in columns[0][1]}
     trained = np.flatnonzero(joined["mask_T"])
+    temperatures = joined["temperatures_T"][trained]
     routed_experts, has_record = _routing(parts, limits)
     families: Families | None = None
     kept = place = np.arange(len(joined["mask_T"]))
@@ -183,7 +184,7 @@ def pack(choices: Sequence[tuple[Batch, Sequence[int]]], limits: ModelLimits, de
         sample_P=to_device(joined["sample_T"][trained]),
         columns_P={name: to_device(joined[name][trained]) for name in optional},
         environments_P=to_device(joined["environments_T"][trained]),
-        temperatures_P=to_device(joined["temperatures_T"][trained]),
+        temperatures_P=to_device(temperatures) if (temperatures != 1).any() else 1.0,
         routed_experts_TLK=None if routed_experts is None else to_device(routed_experts),
         has_record_T=to_device(has_record[kept]),
     )

@@ -27,8 +27,10 @@ def test_the_samples_of_a_rank_pack_as_those_of_the_whole_batch() -> None:
         batch_parts.fill(own, samples, codec.decode([bytes(frame) for frame in frames], 2**20))
     for samples in ([0, 3], [2]):
         expected, found = (pack([(batch, samples)], LIMITS, torch.device("cpu")) for batch in (whole, own))
-        for name in ("token_ids_T", "targets_P", "inference_log_probabilities_P", "advantages_P", "temperatures_P"):
+        for name in ("token_ids_T", "targets_P", "inference_log_probabilities_P", "advantages_P"):
             assert torch.equal(getattr(found, name), getattr(expected, name)), name
+        temperatures = [torch.as_tensor(each.temperatures_P) for each in (found, expected)]
+        assert torch.equal(*temperatures)
         assert torch.equal(found.environments_P, expected.environments_P)
         assert found.routed_experts_TLK is not None
         assert expected.routed_experts_TLK is not None

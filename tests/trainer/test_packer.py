@@ -39,6 +39,7 @@ def test_a_row_carries_the_samples_own_values() -> None:
     assert micro.advantages_P.tolist() == batch.advantages_T[trained].tolist()
     assert micro.environments_P.tolist() == [1] * len(trained)
     own = np.repeat(np.array([0.6, 0.8, 1.0], np.float32), (9, 6, 11))[trained]
+    assert isinstance(micro.temperatures_P, torch.Tensor)
     assert micro.temperatures_P.tolist() == own.tolist()
     assert micro.routed_experts_TLK is not None
     assert micro.has_record_T.tolist() == [True] * 10 + [False] + [True] * 8 + [False]

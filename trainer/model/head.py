@@ -179,7 +179,9 @@ def _outputs(
     head, scale = model.get_output_embeddings(), getattr(model, "logits_scale", None)
     if head is None:
         raise ValueError(f"{type(model).__name__} has no output layer")
-    divisor_P = torch.as_tensor(temperature, dtype=torch.float32, device=token_ids_T.device).expand(len(predicting_P))
+    divisor_P = torch.ones(len(predicting_P), device=token_ids_T.device).mul_(temperature)
+    undivided = not isinstance(temperature, Tensor) and temperature == scale
+    chunk_divisor_P = None if scale is None or undivided else divisor_P / scale
     called: list[Tensor] = []
     plain = head.forward
 
@@ -192,7 +194,7 @@ def _outputs(
             return logits
         hidden_PH = hidden_1PH.flatten(0, -2)
         values_P, entropies_P = chunked_outputs(
-            hidden_PH, head.weight, head.bias, targets_P, divisor_P / scale, entropy_gradient=entropy_gradient
+            hidden_PH, head.weight, head.bias, targets_P, chunk_divisor_P, entropy_gradient=entropy_gradient
         )
         shape = hidden_1PH.shape[:-1]
         return torch.stack([values_P.view(shape), entropies_P.view(shape)], -1)  # no view, whose hooks FSDP would lose
@@ -214,13 +216,13 @@ def chunked_outputs(
     weight_VH: Tensor,
     bias_V: Tensor | None,
     targets_P: Tensor,
-    divisor_P: Tensor,
+    divisor_P: Tensor | None,
     *,
     entropy_gradient: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Returns log-probabilities of targets, and entropies, `[P]` each, of softmax(logits / divisor); float32 or higher.
 
-    Without `entropy_gradient`, the entropies have no gradient.
+    Without a divisor it is 1. Without `entropy_gradient`, the entropies have no gradient.
     """
     values_P, entropies_P = _Chunked.apply(hidden_PH, weight_VH, bias_V, targets_P, divisor_P, entropy_gradient)
     return values_P, entropies_P
@@ -241,22 +243,19 @@ class _Chunked(torch.autograd.Function):
         weight_VH: Tensor,
         bias_V: Tensor | None,
         targets_P: Tensor,
-        divisor_P: Tensor,
+        divisor_P: Tensor | None,
         entropy_gradient: bool,
     ) -> tuple[Tensor, Tensor]:
         exact = torch.promote_types(hidden_PH.dtype, torch.float32)
-        values_P, entropies_P, highest_P, sums_P = (hidden_PH.new_empty(len(hidden_PH), dtype=exact) for _ in range(4))
+        of_tokens = [hidden_PH.new_empty(len(hidden_PH), dtype=exact) for _ in range(4)]
         for rows in _slices(len(hidden_PH), _tile() // len(weight_VH)):
-            scaled_CV = _scaled(hidden_PH[rows], weight_VH, bias_V, divisor_P[rows])
-            log_CV = torch.log_softmax(scaled_CV, -1)
-            values_P[rows] = log_CV.gather(-1, targets_P[rows, None])[:, 0]
-            # Two numbers, since their sum would round a small logarithm to the precision of a large logit.
-            highest_P[rows] = scaled_CV.amax(-1)
-            sums_P[rows] = -log_CV.amax(-1)  # of exp(z - highest z), the logarithm
-            del scaled_CV
-            log_CV.clamp_(min=_LEAST_LOGARITHM)
-            entropies_P[rows] = -log_CV.mul_(log_CV.exp()).sum(-1)
-            del log_CV  # before the next chunk's
+            logits_CV = nn.functional.linear(hidden_PH[rows], weight_VH, bias_V)
+            divisor_C1 = None if divisor_P is None else divisor_P[rows, None]
+            found = _summed_up(logits_CV, targets_P[rows, None], divisor_C1, bias_V is not None)
+            del logits_CV  # before the next chunk's
+            for whole_P, part_C1 in zip(of_tokens, found, strict=True):
+                whole_P[rows] = part_C1[:, 0]
+        values_P, entropies_P, highest_P, sums_P = of_tokens
         if not entropy_gradient:
             ctx.mark_non_differentiable(entropies_P)
         ctx.entropy_gradient = entropy_gradient
@@ -281,22 +280,23 @@ class _Chunked(torch.autograd.Function):
         ]
         grad_hidden, grad_weight, grad_bias = grads
         for rows in _slices(tokens, height):
-            grad_C1, target_C1 = grad_values_P[rows, None], targets_P[rows, None]
+            of_tokens = [
+                None if each is None else each[rows, None]
+                for each in (
+                    targets_P,
+                    divisor_P,
+                    highest_P,
+                    sums_P,
+                    grad_values_P,
+                    entropies_P if ctx.entropy_gradient else None,
+                    grad_entropies_P if ctx.entropy_gradient else None,
+                )
+            ]
             for part in _slices(vocabulary, _tile() // height):
                 weight_WH = weight_VH[part]
-                log_CW = _scaled(hidden_PH[rows], weight_WH, None if bias_V is None else bias_V[part], divisor_P[rows])
-                log_CW.sub_(highest_P[rows, None]).sub_(sums_P[rows, None])
-                grad_CW = log_CW.exp()
-                if ctx.entropy_gradient:
-                    log_CW.clamp_(min=_LEAST_LOGARITHM)
-                    log_CW.add_(entropies_P[rows, None]).mul_(grad_entropies_P[rows, None]).add_(grad_C1)
-                    grad_CW.mul_(log_CW).neg_()
-                else:
-                    grad_CW.mul_(-grad_C1)
-                del log_CW
-                inside_C1 = (target_C1 >= part.start) & (target_C1 < part.stop)
-                index_C1 = (target_C1 - part.start).clamp(0, len(weight_WH) - 1)
-                grad_CW.scatter_add_(-1, index_C1, grad_C1.masked_fill(~inside_C1, 0)).div_(divisor_P[rows, None])
+                logits_CW = nn.functional.linear(hidden_PH[rows], weight_WH, None if bias_V is None else bias_V[part])
+                grad_CW = _slope(logits_CW, part.start, *of_tokens)
+                del logits_CW
                 if grad_bias is not None:
                     grad_bias[part] += grad_CW.sum(0)
                 grad_CW = grad_CW.to(weight_VH.dtype)
@@ -306,6 +306,58 @@ class _Chunked(torch.autograd.Function):
                     _add_product(grad_weight[part], grad_CW.T, hidden_PH[rows])
                 del grad_CW
         return grad_hidden, grad_weight, grad_bias, None, None, None
+
+
+def _summed_up(
+    logits_CV: Tensor, target_C1: Tensor, divisor_C1: Tensor | None, has_bias: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Returns of each token log p of its target, H, the highest z, and the logarithm of sum exp(z - highest), `[C, 1]` each.
+
+    The last are two numbers, since their sum would round a small logarithm to the precision of a large logit. `logits_CV` may be
+    changed. Each line that takes all logits waits for the memory, not for the arithmetic, so there are few.
+    """
+    scaled_CV = _scaled(logits_CV, divisor_C1)
+    highest_C1 = scaled_CV.amax(-1, keepdim=True).to(_exact(scaled_CV))
+    shifted_CV = _minus(scaled_CV, highest_C1)
+    del scaled_CV
+    powers_CV = shifted_CV.exp()
+    total_C1 = powers_CV.sum(-1, keepdim=True)
+    sums_C1 = total_C1.log()
+    values_C1 = shifted_CV.gather(-1, target_C1) - sums_C1
+    if has_bias:  # which alone may forbid a token
+        shifted_CV.clamp_(min=_LEAST_LOGARITHM)
+    return values_C1, sums_C1 - powers_CV.mul_(shifted_CV).sum(-1, keepdim=True) / total_C1, highest_C1, sums_C1
+
+
+def _slope(
+    logits_CW: Tensor,
+    first: int,
+    target_C1: Tensor,
+    divisor_C1: Tensor | None,
+    highest_C1: Tensor,
+    sums_C1: Tensor,
+    grad_values_C1: Tensor,
+    entropies_C1: Tensor | None,
+    grad_entropies_C1: Tensor | None,
+) -> Tensor:
+    """Returns the gradient by the logits of a part of the vocabulary, which begins at `first`; `logits_CW` may be changed.
+
+    The entropies are None where they have no gradient. What concerns a token is put together before it meets its logits.
+    """
+    shifted_CW = _minus(_scaled(logits_CW, divisor_C1), highest_C1)
+    if divisor_C1 is not None:
+        grad_values_C1 = grad_values_C1 / divisor_C1
+    if entropies_C1 is None or grad_entropies_C1 is None:
+        grad_CW = shifted_CW.exp_().mul_(-grad_values_C1 * (-sums_C1).exp())
+    else:
+        by_entropy_C1 = grad_entropies_C1 if divisor_C1 is None else grad_entropies_C1 / divisor_C1
+        shifted_CW.sub_(sums_C1)
+        grad_CW = shifted_CW.exp()
+        shifted_CW.clamp_(min=_LEAST_LOGARITHM)
+        grad_CW.mul_(shifted_CW.add_(entropies_C1).mul_(-by_entropy_C1).sub_(grad_values_C1))
+    inside_C1 = (target_C1 >= first) & (target_C1 < first + logits_CW.shape[-1])
+    index_C1 = (target_C1 - first).clamp(0, logits_CW.shape[-1] - 1)
+    return grad_CW.scatter_add_(-1, index_C1, grad_values_C1.masked_fill(~inside_C1, 0))
 
 
 def _tile() -> int:
@@ -326,10 +378,18 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
         total += left @ right
 
 
-def _scaled(hidden_CH: Tensor, weight_WH: Tensor, bias_W: Tensor | None, divisor_C: Tensor) -> Tensor:
-    """Returns logits divided, in float32 or higher."""
-    logits_CW = nn.functional.linear(hidden_CH, weight_WH, bias_W)
-    return logits_CW.to(torch.promote_types(logits_CW.dtype, torch.float32)).div_(divisor_C[:, None])
+def _exact(tensor: Tensor) -> torch.dtype:
+    return torch.promote_types(tensor.dtype, torch.float32)
+
+
+def _scaled(logits_CW: Tensor, divisor_C1: Tensor | None) -> Tensor:
+    """Returns logits divided, then in float32 or higher."""
+    return logits_CW if divisor_C1 is None else logits_CW.to(_exact(logits_CW)).div_(divisor_C1)
+
+
+def _minus(scaled_CW: Tensor, highest_C1: Tensor) -> Tensor:
+    """Returns the difference in the precision of `highest_C1`, in place where that can be."""
+    return scaled_CW.sub_(highest_C1) if scaled_CW.dtype == highest_C1.dtype else scaled_CW - highest_C1
 
 
 def _whole_outputs(
