@@ -189,7 +189,7 @@ class RoleSpec(Config):
 
 
 class JobSpec(Config):
-    """A job: roles in the order in which they start. Its tasks stop first, then its services, in reverse order."""
+    """A job: roles in the order in which they start. Its tasks stop first, then its services, in reverse order (`stop_order`)."""
 
     name: Identifier
     """The job's id."""
@@ -220,6 +220,20 @@ class JobSpec(Config):
             if role.name == name:
                 return role
         raise KeyError(name)
+
+    def stop_order(self) -> dict[str, int]:
+        """Returns a number for each service and SubMaster, by role: the lowest, 1, stop first, and equal ones at once.
+
+        The order is the reverse of that in which they are listed, since a service may need those before it to end well.
+        Commands that do not start after one another do not: such neighbours stop together.
+        """
+        order: dict[str, int] = {}
+        together: list[RoleSpec] = []
+        for role in reversed([role for role in self.roles if not role.task or role.command is None]):
+            alone = any(None in (role.command, other.command) or role.name in other.after for other in together)
+            together = [role] if alone else [*together, role]
+            order[role.name] = max(order.values(), default=0) + (alone or not order)
+        return order
 
 
 MASTER = "master"

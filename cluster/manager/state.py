@@ -276,6 +276,7 @@ class Ledger:
             role.name: [other.name for other in spec.roles if role.name in other.after] for role in spec.roles
         }
         self._position = {role.name: position for position, role in enumerate(spec.roles)}
+        self._stop_order = spec.stop_order()
         self.members: dict[str, list[str]] = {name: [] for name in self.roles}
         """Workers of each role that were ever added, its SubMaster included."""
         self.unready = dict.fromkeys(self.roles, 0)
@@ -344,13 +345,13 @@ class Ledger:
         return self._position[record.role], record.rank
 
     def stop_group(self, record: WorkerRecord) -> int:
-        """Returns when a worker is stopped: group 0, the tasks, at once; then role by role in reverse, its SubMaster last."""
-        return 0 if record.task else 2 * (len(self._position) - self._position[record.role]) - (record.rank >= 0)
+        """Returns when a worker is stopped: group 0, the tasks, at once; then as `JobSpec.stop_order` says, a SubMaster last."""
+        return 0 if record.task else 2 * self._stop_order[record.role] - (record.rank >= 0)
 
     def in_stop_group(self, group: int) -> list[str]:
         """Returns the workers of that group."""
-        roles = self.spec.roles if group == 0 else (self.spec.roles[-((group + 1) // 2)],)
-        names = (name for role in roles for name in self.members[role.name])
+        roles = [name for name, order in self._stop_order.items() if order == (group + 1) // 2] if group else self.roles
+        names = (name for role in roles for name in self.members[role])
         return [name for name in names if self.stop_group(self.state.workers[name]) == group]
 
     def is_awaited(self, role: str) -> bool:
@@ -360,7 +361,7 @@ class Ledger:
     @property
     def last_stop_group(self) -> int:
         """The number of the last group."""
-        return 2 * len(self._position)
+        return 2 * max(self._stop_order.values(), default=0)
 
     @property
     def stops(self) -> bool:

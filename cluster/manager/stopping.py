@@ -1,7 +1,7 @@
 """The end of a job: which outcome it has, and in which order its workers stop.
 
-All tasks stop first, at once, since they do not need one another; then role by role in reverse, the workers of a role at once
-and its SubMaster after them, since a service may need those before it to end well.
+All tasks stop first, at once, since they do not need one another; then role by role in reverse, as `JobSpec.stop_order` says, the
+workers of a role at once and its SubMaster after them, since a service may need those before it to end well.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _stop_next(ledger: Ledger, at: float) -> list[Instruction]:
     if state.outcome is not None:
         return instructions
     while state.stop_group < 0 or ledger.alive_in_group[state.stop_group] == 0:
-        if state.stop_group == ledger.last_stop_group:
+        if state.stop_group >= ledger.last_stop_group:
             state.outcome = _conclusion(ledger)
             state.stage = ManagerStage.STOPPED
             return instructions

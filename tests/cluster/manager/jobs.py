@@ -21,6 +21,15 @@ def three(**options: Any) -> Driver:
     )
 
 
+def in_a_row(**options: Any) -> Driver:
+    """The same, but the second service needs the first one."""
+    return Driver(
+        command("server", **options),
+        command("trainer", after=("server",), **options),
+        command("task", task=True, after=("trainer",), **options),
+    )
+
+
 def sweep(*names: str, **options: Any) -> Driver:
     """A service, and several tasks that do not know one another; all of them run."""
     tasks = [command(name, task=True, after=("trainer",), **options) for name in names]

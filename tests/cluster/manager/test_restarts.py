@@ -10,7 +10,7 @@ from cluster.manager.events import Outcome
 from cluster.manager.restarts import FIRST_BACKOFF_SECONDS, HEALTHY_SECONDS, LONGEST_BACKOFF_SECONDS
 from cluster.manager.stopping import FENCE_LEASES
 from tests.cluster.manager.driver import Driver, managed
-from tests.cluster.manager.jobs import KILLED_SECONDS, failed, three
+from tests.cluster.manager.jobs import KILLED_SECONDS, failed, in_a_row, three
 from transport.process.permanent_errors import DISK_FULL
 
 
@@ -91,12 +91,12 @@ def test_the_end_of_a_worker_on_a_node_that_cannot_be_reached_is_waited_for() ->
 
 
 def test_a_worker_that_leaves_need_not_be_heard_of_and_has_its_time_to_stop() -> None:
-    job = three(max_restarts=1).running()
+    job = in_a_row(max_restarts=1).running()
     assert job.leaves("task-0", 50.0) == []
     assert job.silent("task-0", 60.0, 70.0) == []
     assert job.deadline == 80.0
     assert job.exit("task-0", 0, 70.0) == ["stop trainer-0"]
-    job = three(max_restarts=1).running()
+    job = in_a_row(max_restarts=1).running()
     job.leaves("task-0", 1.0)
     assert job.tick(31.0) == ["kill task-0"]
     job.exit("task-0", 137, 31.1)
@@ -104,7 +104,7 @@ def test_a_worker_that_leaves_need_not_be_heard_of_and_has_its_time_to_stop() ->
 
 
 def test_a_worker_that_leaves_and_cannot_be_killed_fails_the_job() -> None:
-    job = three().running()
+    job = in_a_row().running()
     job.leaves("task-0", 50.0)
     assert job.tick(80.0) == ["kill task-0"]
     job.needs("task-0", 600.0, 81.0)
@@ -127,7 +127,7 @@ def test_a_worker_that_says_that_it_is_ready_after_it_has_begun_to_leave_keeps_i
 
 
 def test_a_silent_worker_is_not_asked_to_stop_as_well() -> None:
-    job = three(max_restarts=1).running()
+    job = in_a_row(max_restarts=1).running()
     assert job.silent("task-0", 60.0, 61.0) == ["kill task-0"]
     assert job.stop(at=62.0) == []
     assert job.exit("task-0", 137, 63.0) == ["stop trainer-0"]
@@ -151,12 +151,12 @@ def test_a_worker_that_was_well_for_long_has_its_restarts_anew() -> None:
 
 @pytest.mark.parametrize("code", [2, 3])
 def test_a_bad_configuration_and_an_eviction_are_final(code: int) -> None:
-    job = three(max_restarts=3).running()
+    job = in_a_row(max_restarts=3).running()
     assert job.exit("task-0", code, 4.0) == ["stop trainer-0"]
 
 
 def test_a_worker_that_ended_with_its_agent_is_created_again_at_once_and_at_no_cost() -> None:
-    job = three(max_restarts=0).running()
+    job = in_a_row(max_restarts=0).running()
     for at in (4.0, 5.0, 6.0):
         job.exit("trainer-0", 137, at, "its agent had ended", lost=True)
         assert job["trainer-0"].last_death == "was lost: its agent had ended"

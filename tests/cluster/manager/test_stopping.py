@@ -5,18 +5,45 @@ from __future__ import annotations
 import pytest
 
 from cluster.manager.events import Outcome
+from cluster.spec import JobSpec, RoleSpec
 from tests.cluster.manager.driver import Driver, command, managed, role
-from tests.cluster.manager.jobs import KILLED_SECONDS, failed, sweep, three
+from tests.cluster.manager.jobs import KILLED_SECONDS, failed, in_a_row, sweep, three
 
 
 def test_the_job_is_done_when_its_tasks_are_and_stops_the_rest_in_reverse() -> None:
-    job = three().running()
+    job = in_a_row().running()
     assert job.exit("task-0", 0, 4.0) == ["stop trainer-0"]
     assert job.stage == "STOPPING"
     assert job.exits("trainer-0") == ["stop server-0"]
     assert job.exits("server-0") == []
     assert job.outcome == Outcome(0, "done")
     assert job.stage == "STOPPED"
+
+
+def test_commands_that_do_not_need_one_another_stop_at_once_after_the_tasks() -> None:
+    """As trainer and servers of a job: none waits for the end of another, and the job for that of the slowest."""
+    servers = [command(f"inference_{position}") for position in range(2)]
+    job = Driver(command("trainer"), *servers, command("task", task=True, after=("trainer",))).running()
+    assert job.exit("task-0", 0, 4.0) == ["stop inference_1-0", "stop inference_0-0", "stop trainer-0"]
+    assert job.exits("trainer-0", "inference_1-0") == []
+    assert job.outcome is None
+    assert job.exits("inference_0-0") == []
+    assert job.outcome == Outcome(0, "done")
+
+
+@pytest.mark.parametrize(
+    ("roles", "expected"),
+    [
+        ([command("a"), command("b"), command("c")], {"a": 1, "b": 1, "c": 1}),
+        ([command("a"), command("b"), command("c", after=("a",))], {"a": 2, "b": 1, "c": 1}),
+        ([command("a"), command("b", after=("a",)), command("c", after=("b",))], {"a": 3, "b": 2, "c": 1}),
+        ([command("a"), managed("b"), command("c")], {"a": 3, "b": 2, "c": 1}),
+        ([command("a"), command("b", task=True, after=("a",)), command("c")], {"a": 1, "c": 1}),
+        ([command("a", task=True)], {}),
+    ],
+)
+def test_in_which_order_roles_stop(roles: list[RoleSpec], expected: dict[str, int]) -> None:
+    assert JobSpec(name="job", roles=tuple(roles)).stop_order() == expected
 
 
 def test_a_service_that_ends_too_early_fails_the_job_even_with_0() -> None:
@@ -69,7 +96,7 @@ def test_a_failure_while_starting_stops_what_has_started_and_nothing_new_starts(
 
 
 def test_a_worker_that_does_not_stop_in_time_is_killed_and_the_next_one_stopped() -> None:
-    job = three().running()
+    job = in_a_row().running()
     assert job.stop(at=10.0) == ["stop task-0"]
     assert job.deadline == 40.0
     assert job.tick(40.0) == ["kill task-0"]
@@ -79,7 +106,7 @@ def test_a_worker_that_does_not_stop_in_time_is_killed_and_the_next_one_stopped(
 
 
 def test_a_process_that_cannot_be_killed_does_not_hold_the_others() -> None:
-    job = three().running()
+    job = in_a_row().running()
     job.stop(at=10.0)
     job.tick(40.0)
     assert job.tick() == ["stop trainer-0"]
@@ -240,16 +267,16 @@ def test_services_that_stay_need_no_task_and_outlive_all_guests() -> None:
     job = Driver(command("server"), command("trainer"), stay=True).running()
     assert job.guests("visitor", at=2.0) == []
     assert job.guests(at=3.0) == []
-    assert job.stop("told to", at=4.0) == ["stop trainer-0"]
-    assert job.exits("trainer-0", "server-0") == ["stop server-0"]
+    assert job.stop("told to", at=4.0) == ["stop trainer-0", "stop server-0"]
+    assert job.exits("trainer-0", "server-0") == []
     assert job.outcome == Outcome(143, "told to"), "what stays is never complete"
 
 
 def test_services_that_came_back_for_a_guest_end_once_nobody_is_there() -> None:
     job = Driver(command("server"), command("trainer")).running()
     assert job.manager.state.guests is None, "so that the first look counts, whatever it sees"
-    assert job.guests(at=2.0) == ["stop trainer-0"]
-    assert job.exits("trainer-0", "server-0") == ["stop server-0"]
+    assert job.guests(at=2.0) == ["stop trainer-0", "stop server-0"]
+    assert job.exits("trainer-0", "server-0") == []
     assert job.outcome == Outcome(0, "done")
 
 
