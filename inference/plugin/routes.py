@@ -39,6 +39,7 @@ from inference.plugin.receiving import Receiver
 from inference.plugin.scoring import MAX_ONE_BY_ONE, alternatives_of, scores_of, scoring_prompts
 from inference.plugin.socket_body import connection_of
 from inference.plugin.update import Updater
+from inference.plugin.warming import warm
 from inference.sent_weights import (
     MAX_OFFER_BYTES,
     MAX_READABLE_BYTES,
@@ -107,6 +108,7 @@ class CounterpointRoutes:
         self.parser = None if settings is None else ParserProcess(settings)
         self.draining = False
         self.traced = await engine_client.is_tracing_enabled()
+        await warm(engine_client, self.models, serves_adapters=self.updater.serves_adapters)
 
     async def status(self, raw_request: Request) -> Response:
         """Answers with the instance and its weights, and proves by a nonce whose server it is; 503 once the engine is dead.

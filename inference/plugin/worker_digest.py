@@ -88,6 +88,17 @@ class WeightReader:
         slot = manager.lora_index_to_id.index(number)
         return _wait_for(held_adapter(manager.modules, slot, DTYPES[dtype]))
 
+    def counterpoint_make_up_adapter(self, name: str, number: int) -> None:
+        """Puts an adapter that is made up into a slot, as vLLM does to measure its memory, and reads it."""
+        from vllm.lora.request import LoRARequest
+
+        runner = self.model_runner
+        with runner.lora_manager.dummy_lora_cache():
+            runner.lora_manager.add_dummy_lora(LoRARequest(name, number, name), rank=runner.lora_config.max_lora_rank)
+        manager = runner.lora_manager._adapter_manager
+        manager.activate_adapter(number)
+        _wait_for(held_adapter(manager.modules, manager.lora_index_to_id.index(number), DTYPES["float32"]))
+
 
 def join_ranks(ranks: Iterable[Held]) -> Digest:
     """Returns the digest of the weights that several ranks hold together."""

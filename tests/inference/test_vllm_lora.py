@@ -79,6 +79,14 @@ async def test_adapters_are_replaced_under_one_name(
             assert agrees(lora_server, version, turn), "the prompt is the same each time: no stale prefix is served"
 
 
+def test_a_proof_was_computed_before_the_server_was_ready(lora_server: ServerProcess) -> None:
+    """With an adapter, too, since kernels are compiled for one."""
+    assert lora_server.config.log_file is not None
+    started, _, served = lora_server.config.log_file.read_text().partition("Starting vLLM server on")
+    assert served
+    assert "A made-up proof took" in started
+
+
 async def test_a_stock_server_is_probed_while_it_computes_adapters(lora_server: ServerProcess) -> None:
     """vLLM 0.30's `prompt_logprobs` ends its engine on a CPU where requests of adapters run beside it."""
     async with pool_at(lora_server, "run-busy", "openai") as pool:
