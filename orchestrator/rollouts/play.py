@@ -341,7 +341,7 @@ async def score_group(loaded: LoadedEnvironment, rollouts: Sequence[Rollout]) ->
 
 def _shown(rollout: Rollout) -> Rollout:
     """Returns the copy that an environment scores. Only its `metrics` and `state` are taken over."""
-    return replace(rollout, turns=list(rollout.turns))
+    return rollout.with_turns(list(rollout.turns))
 
 
 def _take_over(rollout: Rollout, shown: Rollout, rewards: Rewards) -> None:

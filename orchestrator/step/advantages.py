@@ -13,7 +13,7 @@ import importlib
 import inspect
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -192,10 +192,10 @@ class Advantage:
             )
             rewards = rewards - overlong_penalties(self.overlong, longest)
         counted = rewards - length_penalties(self.length_penalty, rewards, lengths)
-        return [
-            replace(rollout, turns=self._shown(rollout.turns), reward=reward)
-            for rollout, reward in zip(rollouts, counted.tolist(), strict=True)
-        ]
+        shown = [rollout.with_turns(self._shown(rollout.turns)) for rollout in rollouts]
+        for rollout, reward in zip(shown, counted.tolist(), strict=True):
+            rollout.reward = reward
+        return shown
 
     def _shown(self, turns: list[Turn]) -> list[Turn]:
         return turns if self.is_built_in else [turn.detached() for turn in turns]

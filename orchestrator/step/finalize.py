@@ -70,7 +70,8 @@ class Finalizer:
 def _own(rollout: Rollout) -> Rollout:
     """Returns a copy that the environment cannot change, its state encoded. A state that cannot be saved fails the rollout."""
     turns = {id(turn): _without_alternatives(turn.detached()) for turn in rollout.turns}
-    own = replace(rollout, turns=[turns[id(turn)] for turn in rollout.turns], tokens=None)
+    own = rollout.with_turns([turns[id(turn)] for turn in rollout.turns])
+    own.tokens = None
     if rollout.branches is not None:  # of the same turns
         own.branches = tuple(
             Branch(tuple(turns[id(turn)] for turn in branch.turns), branch.token_ids_T, branch.routed_experts)
