@@ -129,9 +129,12 @@ def echo_of(token_ids: Int32Array, request_id: bytes) -> bytes:
 _new_request_id = partial(os.urandom, REQUEST_ID_BYTES)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class GenerateRequest:
-    """One model call. `model` names the base model or an adapter."""
+    """One model call. `model` names the base model or an adapter.
+
+    Nobody changes it, nor a `Completion`. They are not frozen because that takes five times as long to make, for every turn.
+    """
 
     model: str
     prompt_ids: Int32Array
@@ -199,7 +202,7 @@ def _check_echo(echo: bytes | None, request: GenerateRequest | ScoreRequest) -> 
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Completion:
     """A server's answer to a `GenerateRequest`. Arrays may be views of the bytes received."""
 

@@ -47,14 +47,12 @@ IDLE_SECONDS = 4.0
 """Longest idle time after which a connection is used again. uvicorn, which serves vLLM, closes idle connections after 5 s; a
 request that is sent meanwhile is lost."""
 
-HEADS_PER_TICK = 8
-"""Heads that are read in one tick."""
-
 EXTENSIONS_PER_TICK = 1
 """Memory extensions in one tick: to start one in a thread and to get the GIL back takes a third of a millisecond."""
 
 ANSWERS_PER_TICK = 4
-"""Callers that get their answer in one tick: each continues at once and may take an eighth of a millisecond."""
+"""Heads that are read in one tick, and further answers that are given: each caller continues at once and may take an eighth of a
+millisecond."""
 
 _OK = HTTPStatus.OK.value  # an enumeration's member is looked up by a function of Python's own, until 3.12
 
@@ -63,12 +61,14 @@ class TickLimits:
     """Limits what all connections do in one tick of the loop: a thousand sockets may be readable at once."""
 
     def __init__(self) -> None:
-        self.heads = PerTickLimiter(HEADS_PER_TICK)
+        self.heads = PerTickLimiter(ANSWERS_PER_TICK)
+        """Heads, and with them the answers that come whole with their heads."""
         self.extensions = PerTickLimiter(EXTENSIONS_PER_TICK)
         """Limits how often memory for large bodies is extended."""
         self.reads = PerTickLimiter(READS_PER_TICK)
         """Further reads of bodies that do not come with their head."""
         self.answers = PerTickLimiter(ANSWERS_PER_TICK)
+        """Answers of several reads."""
 
 
 class BinaryHttpClient:
@@ -239,6 +239,10 @@ class _Connection(asyncio.BufferedProtocol):
         """Whether any byte of the answer has arrived."""
         self._head = bytearray()
         """The bytes of the head so far, and those of the body that arrived with it."""
+        self._head_waits = False
+        """Whether the head is read in a later tick."""
+        self._lost: ConnectionResetError | None = None
+        """Why there is no connection any more, for the head that still waits."""
         self._body: memoryview | None = None
         self._filled = 0
         self._ready = 0
@@ -271,9 +275,9 @@ class _Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._on_lost(self)
-        self._fail(ConnectionResetError(str(exc) if exc else "the server closed the connection"))
-        # The error's traceback refers to this connection: without the answer there is no cycle that holds the memory.
-        self._answer = self._body = self._memory = None
+        self._lost = ConnectionResetError(str(exc) if exc else "the server closed the connection")
+        if not self._head_waits:  # else what has come may be the whole answer
+            self._end(self._lost)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._body is None:
@@ -286,22 +290,28 @@ class _Connection(asyncio.BufferedProtocol):
         elif self._body is None:
             self.answers = True
             self._head += self._scratch[:nbytes]
-            if self._limits.heads.take():
+            if not self._head_waits and self._limits.heads.take():
                 self._read_head()
-            else:
-                self._pause()
+                return
+            if not self._head_waits:
+                self._head_waits = True
                 self._limits.heads.wait(self._read_head)
+            if (
+                len(self._head) >= FIRST_READ_BYTES
+            ):  # A small answer is there whole, and to pause takes two calls of the kernel.
+                self._pause()
         else:
             self._advance(nbytes)
 
     def _read_head(self) -> None:
-        if self._transport.is_closing():
-            return
+        self._head_waits = False
         self._resume()
         try:
             self._begin_body()
         except _Malformed as error:
             self._fail(error)
+        if self._lost is not None:
+            self._end(self._lost)
 
     def _begin_body(self) -> None:
         end = self._head.find(b"\r\n\r\n")
@@ -317,7 +327,8 @@ class _Connection(asyncio.BufferedProtocol):
         if len(present) > length and self._keep_alive:
             raise _Malformed(f"sends more than the {length} bytes it announces")
         if length < LARGE_BYTES and len(present) >= length:
-            self._complete(memoryview(bytearray(present[:length])))
+            answer, self._answer = self._answer, None
+            _give(answer, (self._status, memoryview(bytearray(present[:length]))))
         elif length < LARGE_BYTES:
             self._fill(np.empty(length, dtype=np.uint8).data, length, present[:length])
         else:
@@ -368,17 +379,13 @@ class _Connection(asyncio.BufferedProtocol):
                 self._pause()
                 self._limits.reads.wait(self._resume)
             return
-        body, self._body, self._memory, self._filled = self._body, None, None, 0
-        self._complete(body)
-
-    def _complete(self, body: memoryview) -> None:
-        """Gives the answer to its caller, in this tick or a later one."""
-        answer, self._answer = self._answer, None
-        assert answer is not None
+        answer, body = self._answer, self._body
+        self._answer, self._body, self._memory, self._filled = None, None, None, 0
+        give = partial(_give, answer, (self._status, body))
         if self._limits.answers.take():
-            _give(answer, (self._status, body))
+            give()
         else:
-            self._limits.answers.wait(partial(_give, answer, (self._status, body)))
+            self._limits.answers.wait(give)
 
     def _pause(self) -> None:
         self._paused = True
@@ -389,12 +396,18 @@ class _Connection(asyncio.BufferedProtocol):
             self._paused = False
             self._transport.resume_reading()
 
+    def _end(self, error: ConnectionResetError) -> None:
+        self._fail(error)
+        # The error's traceback refers to this connection: without these there is no cycle that holds the memory.
+        self._answer = self._body = self._memory = self._lost = None
+
     def _fail(self, error: BaseException) -> None:
         if self._answer is not None and not self._answer.done():
             self._answer.set_exception(error)
 
 
-def _give(answer: asyncio.Future[_Answer], value: _Answer) -> None:
+def _give(answer: asyncio.Future[_Answer] | None, value: _Answer) -> None:
+    assert answer is not None
     if not answer.done():  # its caller was cancelled
         answer.set_result(value)
 

@@ -75,7 +75,9 @@ class ServerActivity:
     ) -> None:
         if kind is None:
             self._totals["requests"] += 1
-        elif issubclass(kind, Exception):
+        elif (
+            issubclass(kind, Exception) and kind is not TimeoutError
+        ):  # the request's own deadline ends it as a cancellation
             self._totals["failures"] += 1
         self._in_flight -= 1
         if not self._in_flight:

@@ -7,13 +7,24 @@ holds; the one that generated the completion is asked first.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Awaitable, Sequence
+from typing import Any, Protocol, TypeVar
 
 from inference.base import Completion, GenerateRequest, InferenceError, ParsedText, ScoreRequest, Scores, ServerFailure
 from inference.clients.client import ServerClient
 from inference.model_facts import AnswerBounds
 from transport.records import Turn
+
+Asked = TypeVar("Asked", contravariant=True)
+Content = TypeVar("Content", covariant=True)
+
+
+class Call(Protocol[Asked, Content]):
+    """One call to a server. As a function with arguments, since a closure would be five objects for each turn."""
+
+    def __call__(self, client: ServerClient, request: Asked, bounds: AnswerBounds, /) -> Awaitable[Content]:
+        """Returns an answer that fits the request and the model. Raises as `ServerClient`."""
+
 
 CHECK_IN_THREAD_BYTES = 8 << 20
 """A longer routing is checked off the loop: a pass over a megabyte takes some 40 us."""
@@ -30,11 +41,16 @@ async def generate(client: ServerClient, request: GenerateRequest, bounds: Answe
     return completion
 
 
-async def score(client: ServerClient, request: ScoreRequest) -> Scores:
+async def score(client: ServerClient, request: ScoreRequest, bounds: AnswerBounds) -> Scores:
     """Returns the log-probabilities of given tokens. Raises as `ServerClient` and `ScoreRequest.check`."""
     scores = await client.score(request)
     request.check(scores)
     return scores
+
+
+async def detokenize(client: ServerClient, token_ids: list[int], bounds: AnswerBounds) -> str:
+    """Returns the text of token ids. Raises as `ServerClient`."""
+    return await client.detokenize(token_ids)
 
 
 def as_turn(request: GenerateRequest, completion: Completion, version: int, url: str) -> Turn:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -50,6 +50,7 @@ from transport.outages import Outages
 from transport.records import Float32Array, Int32Array, Turn
 from transport.telemetry.spans import Span
 
+Asked = TypeVar("Asked")
 Content = TypeVar("Content")
 
 logger = logging.getLogger(__name__)
@@ -60,8 +61,9 @@ RETRY_SECONDS = 0.2
 QUIET_SECONDS = 3.0
 """How long a pool waits for its first server before its log says so."""
 
-STARTS_PER_TICK = 4
-"""Requests sent in one tick of the loop: a step begins with hundreds at once, which would delay everything else."""
+STARTS_PER_TICK = 8
+"""Requests sent in one tick of the loop: a step begins with hundreds at once, which would delay everything else. It is twice
+`binary_http.ANSWERS_PER_TICK`: whoever gets an answer then sends the next request at once, whatever comes first in the tick."""
 
 STOCK_SERVERS_PROVE_NOTHING = (
     'protocol = "openai": stock servers do not say which weights gave an answer, nor whose they are. Only the probe of each new '
@@ -260,7 +262,7 @@ class InferencePool:
         request.check(self._bounds)
 
         began = time.perf_counter()
-        answer = await self._asked(lambda client: calls.generate(client, request, self._bounds), affinity)
+        answer = await self._asked(calls.generate, request, affinity)
         turn = calls.as_turn(request, answer.content, answer.version, answer.monitor.server.url)
         answer.monitor.activity.generated(turn)
         self.meters.turn_seconds.observe(time.perf_counter() - began)
@@ -276,14 +278,14 @@ class InferencePool:
         Raises as `generate`.
         """
         request = ScoreRequest(self._model, token_ids, start)
-        answer = await self._asked(lambda client: calls.score(client, request), affinity)
+        answer = await self._asked(calls.score, request, affinity)
         return answer.content.log_probabilities
 
     async def detokenize(self, token_ids: list[int], affinity: str) -> str:
         """Returns the text of token ids by the tokenizer of a server, special tokens included. Raises as `generate`."""
-        return (await self._asked(lambda client: client.detokenize(token_ids), affinity)).content
+        return (await self._asked(calls.detokenize, token_ids, affinity)).content
 
-    async def _asked(self, request: Callable[[ServerClient], Awaitable[Content]], affinity: str) -> _Answer[Content]:
+    async def _asked(self, call: calls.Call[Asked, Content], request: Asked, affinity: str) -> _Answer[Content]:
         """Makes the request at a server, and after a failure at another one."""
         last: ServerFailure | None = None
         limit = self._config.request_timeout_seconds
@@ -303,8 +305,13 @@ class InferencePool:
                 version = server.version or 0  # None: the weights that it was started with
                 monitor = self._monitors[server]
                 try:
-                    return _Answer(await self._attempt(monitor, request, due), version, monitor)
+                    with monitor.activity.request():
+                        answer = await self._answer(monitor, call, request, due)
+                    self._fleet.succeeded(server)
+                    monitor.served()
+                    return _Answer(answer, version, monitor)
                 except ServerFailure as error:
+                    self._note_failure(monitor, error)
                     logger.warning("Request of %s, attempt %d, failed: %s", affinity, attempt + 1, error)
                     last, avoid = error, server
                     self.meters.retries += attempt < self._config.max_retries
@@ -395,36 +402,23 @@ class InferencePool:
             for monitor in unknown:
                 monitor.go_on_without(update)
 
-    async def _attempt(
-        self, monitor: ServerMonitor, request: Callable[[ServerClient], Awaitable[Content]], due: float
-    ) -> Content:
-        """One request to one server. An answer that arrives while the server loads weights waits for their proof.
-
-        Raises `TimeoutError` at `due`, on the loop's clock, and `ServerFailure`.
-        """
+    def _note_failure(self, monitor: ServerMonitor, error: ServerFailure) -> None:
         server = monitor.server
-        try:
-            with monitor.activity.request():
-                answer = await self._answer(monitor, request, due)
-        except ServerFailure as error:
-            if isinstance(error, WrongAnswer):
-                monitor.take_out(f"it gave a wrong answer: {error}")
-            elif self._fleet.failed(server):
-                # Healthy or not, it may return at its monitor's next check, no sooner.
-                monitor.take_out(
-                    f"{server.failures} requests in a row failed; the last: {error}", since=monitor.well_at
-                )
-            elif server.state is State.SERVING:
-                monitor.check_now()
-            raise
-        self._fleet.succeeded(server)
-        monitor.served()
-        return answer
+        if isinstance(error, WrongAnswer):
+            monitor.take_out(f"it gave a wrong answer: {error}")
+        elif self._fleet.failed(server):
+            # Healthy or not, it may return at its monitor's next check, no sooner.
+            monitor.take_out(f"{server.failures} requests in a row failed; the last: {error}", since=monitor.well_at)
+        elif server.state is State.SERVING:
+            monitor.check_now()
 
     async def _answer(
-        self, monitor: ServerMonitor, request: Callable[[ServerClient], Awaitable[Content]], due: float
+        self, monitor: ServerMonitor, call: calls.Call[Asked, Content], request: Asked, due: float
     ) -> Content:
-        """Returns the answer. Raises `ServerFailure` also as soon as the server is taken out, `TimeoutError` at `due`."""
+        """Returns the answer of one server. An answer that arrives while it loads weights waits for their proof.
+
+        Raises `ServerFailure`, also as soon as the server is taken out, and `TimeoutError` at `due`, on the loop's clock.
+        """
         server = monitor.server
         if not server.counted:  # It was taken out, and may load again, since this request got its place.
             raise ServerFailure(f"{server.url} went out of service: {server.reason}")
@@ -434,7 +428,7 @@ class InferencePool:
             async with block:
                 monitor.requests.add(block)
                 self._deadlines.watch(block, due)
-                answer = await request(monitor.client)
+                answer = await call(monitor.client, request, self._bounds)
                 if not monitor.resolved.is_set():
                     await monitor.resolved.wait()
             if block.when() is not None:  # It was ended just as the answer came.

@@ -446,11 +446,11 @@ async def test_a_connect_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None
             await post(connections.binary_client("http://127.0.0.1:1"))
 
 
-@pytest.mark.parametrize("share", ["ANSWERS_PER_TICK", "HEADS_PER_TICK"])
+@pytest.mark.parametrize("length", [4, 2 * binary_http.FIRST_READ_BYTES], ids=["with their heads", "after them"])
 async def test_no_more_answers_are_given_in_one_pass_than_its_share(
-    share: str, monkeypatch: pytest.MonkeyPatch
+    length: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(binary_http, share, 2)
+    monkeypatch.setattr(binary_http, "ANSWERS_PER_TICK", 2)
     passes = 0
     given: list[int] = []
 
@@ -463,7 +463,7 @@ async def test_no_more_answers_are_given_in_one_pass_than_its_share(
         await post(to)
         given.append(passes)
 
-    async with channel_to(answering(response(b"body"))) as to:
+    async with channel_to(answering(response(bytes(length)))) as to:
         count()
         await asyncio.gather(*(call(to) for _ in range(16)))
     assert max(given.count(moment) for moment in given) <= 2
@@ -527,10 +527,39 @@ async def test_no_more_of_bodies_is_read_in_one_pass_than_its_share_although_mem
     assert max(read.values()) <= binary_http.READS_PER_TICK
 
 
+@pytest.mark.parametrize("length", [1000, 5 * binary_http.FIRST_READ_BYTES])
+async def test_bytes_that_come_while_a_head_waits_are_those_of_its_answer(
+    length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(binary_http, "ANSWERS_PER_TICK", 1)
+    held: list[int] = []
+    updated = binary_http._Connection.buffer_updated
+
+    def noted(connection: binary_http._Connection, nbytes: int) -> None:
+        updated(connection, nbytes)
+        held.append(len(connection._head))
+
+    monkeypatch.setattr(binary_http._Connection, "buffer_updated", noted)
+    body = bytes(index % 251 for index in range(length))
+
+    async def in_pieces(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        answer = response(body)
+        for begin in range(0, len(answer), 700):
+            writer.write(answer[begin : begin + 700])
+            await writer.drain()
+            await asyncio.sleep(0)
+
+    async with channel_to(in_pieces) as to:
+        answers = await asyncio.gather(*(post(to) for _ in range(24)))
+    assert all(answer == body for answer in answers)
+    assert max(held) < 2 * binary_http.FIRST_READ_BYTES
+
+
 async def test_a_connection_that_is_cut_while_its_head_waits_fails_its_call_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(binary_http, "HEADS_PER_TICK", 1)
+    monkeypatch.setattr(binary_http, "ANSWERS_PER_TICK", 1)
     async with channel_to(answering(response(b"body"))) as to:
         calls = [asyncio.create_task(post(to)) for _ in range(16)]
         await calls[0]

@@ -267,6 +267,8 @@ async def test_a_request_at_a_server_that_does_not_answer_ends_there_at_its_dead
         await server.aborted.wait()
         assert pool.status()[0].in_flight == 0
         assert pool.meters.unanswered == 1
+        (described,) = pool.fleet()["servers"]
+        assert (described["requests"], described["failures"]) == (0, 0), "else its silence would not be noticed"
 
 
 async def test_a_retry_has_the_deadline_of_its_request_and_tells_the_last_failure() -> None:
