@@ -21,7 +21,7 @@ from orchestrator.decisions import Decision, DecisionLog
 from orchestrator.evaluation.evaluations import Evaluations
 from orchestrator.logging_setup import set_context
 from orchestrator.loop_health.health import LoopHealth
-from orchestrator.loop_health.threads import in_thread
+from orchestrator.loop_health.threads import in_thread, record_in_thread
 from orchestrator.metrics import MetricsLine
 from orchestrator.rollouts.dump import header_of
 from orchestrator.rollouts.play import score_group
@@ -54,6 +54,7 @@ from orchestrator.step.discarded import DiscardedRollouts, Report, is_counted, s
 from orchestrator.step.finalize import Finalizer, finalize_in_thread
 from orchestrator.step.phases import PhaseClock
 from orchestrator.step.records import recorded_line
+from orchestrator.step.routing_ahead import RoutingAhead
 from orchestrator.step.sender import Sender
 from orchestrator.step.shares import Fate, metric_of
 from run.config import RunConfig
@@ -153,6 +154,8 @@ class Dispatcher:
         self._boundary_task: asyncio.Task[None] | None = None
         """The step boundary in progress. Meanwhile the scheduler is a step ahead of the last commit."""
         self._clock = PhaseClock()
+        self._ahead = self._new_ahead()
+        """The record of the next step, begun."""
         self.annotate: Callable[[int], MetricsLine] = lambda step: {}
         """Returns what the metrics line of a step says of changes."""
         self.is_dump_asked: Callable[[int], bool] = lambda step: False
@@ -247,7 +250,8 @@ class Dispatcher:
                 self._shipped_step = step
                 for group_id in group_ids:
                     self._decisions.of_group(group_id, Decision.SHIPPED, step=step)
-                self._boundary_task = self._spawn(self._ship(step, group_ids), f"step {step}")
+                ahead, self._ahead = self._ahead, self._new_ahead()
+                self._boundary_task = self._spawn(self._ship(step, group_ids, ahead), f"step {step}")
             case Finish():
                 self.finished.set()
             case StartEvaluationRollouts() | EndEvaluation() | CancelEvaluation():
@@ -361,12 +365,24 @@ class Dispatcher:
                     group.group_id, Decision.FINALIZED, kept=kept, filtered=filtered, failed=failed
                 )
                 self._differences.group_finalized(self._config, group.rollouts)
+                self._write_ahead(group)
         self.handle(outcome.event)
 
-    async def _ship(self, step: int, group_ids: Sequence[int]) -> None:
+    def _new_ahead(self) -> RoutingAhead:
+        return RoutingAhead(self._config.run_dir / "rollouts", self._config.schedule.rollouts_per_step)
+
+    def _write_ahead(self, group: Group) -> None:
+        """Writes the routing of a finalized group, if it is to ship in the next step.
+
+        Of more groups than a batch takes the oldest ship, and while a boundary is in progress it has the disk.
+        """
+        if self._boundary_task is None and self._scheduler.awaited() in ("generation", "finalize"):
+            self._spawn(record_in_thread(self._ahead.add, group.rollouts), f"routing of {group.group_id}")
+
+    async def _ship(self, step: int, group_ids: Sequence[int], ahead: RoutingAhead) -> None:
         set_context(step=step)
         async with self.between_steps:
-            line = await self._cross_boundary(step, group_ids)
+            line = await self._cross_boundary(step, group_ids, ahead)
         self._boundary_task = None
         shipped = [self._groups.pop(group_id) for group_id in group_ids]
         self._on_progress()
@@ -376,7 +392,7 @@ class Dispatcher:
             shipped.pop()
             await asyncio.sleep(0)
 
-    async def _cross_boundary(self, step: int, group_ids: Sequence[int]) -> MetricsLine:
+    async def _cross_boundary(self, step: int, group_ids: Sequence[int], ahead: RoutingAhead) -> MetricsLine:
         """Merges, records and commits the groups as the batch of `step`; returns the step's metrics."""
         rollouts = [rollout for group_id in group_ids for rollout in self._groups[group_id].rollouts]
         choose_trained(step, rollouts, self._finalizer.advantage)
@@ -384,7 +400,7 @@ class Dispatcher:
             self._counts.update(self._groups[group_id].counts("trained"))
         discarded, unrecorded = self._discarded.take(step)
         with self._commit_in_progress():
-            in_progress = self._boundary_of(step).begin(step, rollouts, discarded, unrecorded, self._clock)
+            in_progress = self._boundary_of(step).begin(step, rollouts, discarded, unrecorded, self._clock, ahead)
             self._sender.offer(*await in_progress.merge())
             line = self._metrics() | self.annotate(step)
             # The state of this moment, before the disk is waited for: groups that end meanwhile start again after a kill.

@@ -41,10 +41,13 @@ from transport.validation import MAX_NAME_LENGTH, validate
 
 __all__ = [
     "BATCH",
+    "FILE_ALIGNMENT",
+    "INDEXED_MAGIC",
     "MAX_FRAMES",
     "Buffer",
     "CodecError",
     "Message",
+    "Place",
     "decode",
     "decode_message",
     "digest_of",
@@ -53,6 +56,7 @@ __all__ = [
     "encode_offer",
     "file_buffers",
     "frames_size",
+    "index_of",
     "pack_arrays",
     "read_file",
     "read_frames",
@@ -92,7 +96,12 @@ _ARRAYS_AT_ONCE = 256
 _SESSION = struct.Struct("<Q")
 
 _FILE_MAGIC = b"CPBATCH2"
-_FILE_ALIGNMENT = 8
+FILE_ALIGNMENT = 8
+INDEXED_MAGIC = b"CPBATCH3"
+"""Begins and ends a file whose frames lie in any order."""
+
+Place = tuple[int, int]
+"""Where a frame lies in such a file: its first byte, a multiple of `FILE_ALIGNMENT`, and its length."""
 
 
 # --- batches ---
@@ -330,12 +339,38 @@ def file_buffers(frames: Sequence[Buffer]) -> list[Buffer]:
     buffers: list[Buffer] = [_FILE_MAGIC + struct.pack("<Q", len(frames))]
     for frame in frames:
         view = as_bytes_view(frame)
-        buffers += [struct.pack("<Q", view.nbytes), view, bytes(-view.nbytes % _FILE_ALIGNMENT)]
+        buffers += [struct.pack("<Q", view.nbytes), view, bytes(-view.nbytes % FILE_ALIGNMENT)]
     return buffers
 
 
+def index_of(places: Sequence[Place]) -> bytes:
+    """Returns the end of a file with `INDEXED_MAGIC`: the place of each frame, their number, and the magic again.
+
+    The frames, each padded to `FILE_ALIGNMENT`, are all that lies between the magic and the index.
+    """
+    index = np.array(places, "<u8").tobytes()
+    return b"".join((index, struct.pack("<Q", len(places)), INDEXED_MAGIC))
+
+
+def _indexed_frames(content: memoryview) -> list[Buffer]:
+    """Returns the frames of a file with an index, as views. Raises `CodecError`."""
+    (count,) = struct.unpack_from("<Q", content, content.nbytes - 16)
+    if content[-8:] != INDEXED_MAGIC or count > min(MAX_FRAMES, content.nbytes // 16):
+        raise CodecError(f"a file of {content.nbytes} bytes does not end with an index of frames: it is cut short")
+    end = content.nbytes - 16 - 16 * count
+    index = np.frombuffer(content[end : end + 16 * count], "<u8").reshape(count, 2).tolist() if end >= 8 else []
+    expected = 8
+    for begin, length in sorted(index):
+        if begin != expected or length > end - begin:
+            break
+        expected = begin + length + -length % FILE_ALIGNMENT
+    if end < 8 or expected != end:
+        raise CodecError(f"the index of {count} frames does not cover the {content.nbytes} bytes of its file")
+    return [content[begin : begin + length] for begin, length in index]
+
+
 def read_frames(path: Path, max_bytes: int) -> list[Buffer]:
-    """Reads the frames of a file of `file_buffers`, as views of one buffer.
+    """Reads the frames of a file of `file_buffers`, or of one with an index (`index_of`), as views of one buffer.
 
     Raises `CodecError`, before allocating, when it is no such file or larger than `max_bytes` and the file's own framing;
     `OSError` as reading does.
@@ -348,6 +383,8 @@ def read_frames(path: Path, max_bytes: int) -> list[Buffer]:
         filled = 0
         while filled < size and (count := file.readinto(content[filled:])):
             filled += count
+    if filled >= 24 and content[:8] == INDEXED_MAGIC:
+        return _indexed_frames(content[:filled])
     if filled < 16 or content[:8] != _FILE_MAGIC:
         raise CodecError(f"{filled} bytes that do not begin with {_FILE_MAGIC!r} are not a file of frames")
     (count,) = struct.unpack_from("<Q", content, 8)
@@ -362,7 +399,7 @@ def read_frames(path: Path, max_bytes: int) -> list[Buffer]:
                 f"frame {index} of {count} claims {length} bytes, {max(0, filled - offset - 8)} are left of the file"
             )
         frames.append(content[offset + 8 : offset + 8 + length])
-        offset += 8 + length + -length % _FILE_ALIGNMENT
+        offset += 8 + length + -length % FILE_ALIGNMENT
     if offset != filled:
         raise CodecError(f"the {count} frames end at byte {offset} of a file of {filled}")
     return frames

@@ -10,10 +10,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 
 from job.replay.consumer import consumer
-from orchestrator.loop_health.threads import in_thread
+from orchestrator.loop_health.threads import in_thread, record_in_thread
 from orchestrator.rollouts.dump import DumpHeader
 from orchestrator.rollouts.trajectories import merge_turns
 from orchestrator.step.advantages import load_advantage
@@ -22,6 +23,7 @@ from orchestrator.step.boundary import StepBoundary, StepInProgress
 from orchestrator.step.checkpoint import Checkpoint
 from orchestrator.step.finalize import Finalizer, finalize_in_thread
 from orchestrator.step.merge_process import MergeProcess
+from orchestrator.step.routing_ahead import RoutingAhead
 from orchestrator.step.sender import Sender
 from transport.config import TransportConfig
 from transport.records import Rollout
@@ -70,6 +72,18 @@ class Rig:
     finalized: list[Rollout]
     """The rollouts that ship, as `finalize` left them."""
 
+    _ahead: list[RoutingAhead]
+    """The record of the next step, if `write_ahead` has begun it."""
+
+    async def write_ahead(self) -> None:
+        """Writes the routing of all groups but the last, as the daemon does while it waits for that one."""
+        last = self.finalized[-1].group_id
+        ahead = RoutingAhead(self.boundary.run_dir / "rollouts", len(self.finalized))
+        for _, group in groupby(self.finalized, key=lambda rollout: rollout.group_id):
+            if (rollouts := list(group))[0].group_id != last:
+                await record_in_thread(ahead.add, rollouts)
+        self._ahead[:] = [ahead]
+
     async def finalize(self) -> None:
         """Finalizes every group anew. The daemon does so when a group has finished; here all have finished at once."""
         groups: dict[int, list[Rollout]] = {}
@@ -115,7 +129,8 @@ class Rig:
         return in_progress.clock.last_step
 
     def _begin(self, step: int) -> StepInProgress:
-        return self.boundary.begin(step, self.finalized, self.recording.rollouts[self.recording.header.shipped :])
+        discarded = self.recording.rollouts[self.recording.header.shipped :]
+        return self.boundary.begin(step, self.finalized, discarded, ahead=self._ahead.pop() if self._ahead else None)
 
     async def deliver(self, step: int) -> None:
         """Waits until the consumer has read the batch of `step`. Raises `TimeoutError`."""
@@ -169,4 +184,4 @@ async def rig(
             merge_chunk=merge_chunk,
         )
         finalize_group = Finalizer(load_advantage(header.advantage), header.filters, keep_routing=True)
-        yield Rig(recording, boundary, sender, finalize_group, list(recording.shipped))
+        yield Rig(recording, boundary, sender, finalize_group, list(recording.shipped), [])

@@ -33,10 +33,10 @@ Result = TypeVar("Result")
 BASELINE_SECONDS = 3.0
 PAUSE_SECONDS = 0.2
 """Pause around what is measured, until the work before it has no more effect."""
-BASELINE, FINALIZE, BOUNDARY, DELIVERY = "idle", "finalize", "boundary", "delivery"
+BASELINE, FINALIZE, AHEAD, BOUNDARY, DELIVERY = "idle", "finalize", "ahead", "boundary", "delivery"
 """The names of the rows that are not phases. `FINALIZE` finalizes all groups at once; the daemon does so one by one, before the
-boundary. `BOUNDARY` is all of its phases together. `DELIVERY` lasts from then until the consumer has read every
-byte."""
+boundary. `AHEAD` writes the routing of all groups but the last, as the daemon does before it has that one. `BOUNDARY` is all of
+its phases together. `DELIVERY` lasts from then until the consumer has read every byte."""
 
 LATE_SECONDS, LATE_OVER_IDLE = 0.005, 1.5
 """A lag counts as a slow spot from this many seconds on, and from this multiple of the idle loop's 99th percentile."""
@@ -154,6 +154,8 @@ async def replay(
 async def _take(parts: Rig, step: int, trace: LagTrace) -> None:
     with trace.span(FINALIZE):
         await parts.finalize()
+    with trace.span(AHEAD):
+        await parts.write_ahead()
     with trace.span(BOUNDARY):
         phases = await parts.take(step)
     for name, intervals in phases.items():

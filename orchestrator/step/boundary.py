@@ -29,6 +29,7 @@ from orchestrator.step.checkpoint import Checkpoint, write_checkpoint
 from orchestrator.step.discarded import with_unrecorded
 from orchestrator.step.phases import PhaseClock
 from orchestrator.step.records import write_records
+from orchestrator.step.routing_ahead import RoutingAhead
 from orchestrator.step.step_metrics import step_metrics
 from transport import codec
 from transport.files.atomic import publish_directory
@@ -64,13 +65,15 @@ class StepBoundary:
         discarded: Sequence[Rollout],
         unrecorded: Mapping[str, int] | None = None,
         clock: PhaseClock | None = None,
+        ahead: RoutingAhead | None = None,
     ) -> StepInProgress:
         """Step `step` with `rollouts` (all of the groups that ship, in order), none of its phases taken yet.
 
         `discarded` are the rollouts discarded since the last step: they are recorded and not trained on. `unrecorded` has the
         counts of those that are only counted (`DiscardedRollouts.take`). `clock` is the run's; it has timed what came before.
+        `ahead` has the routing of groups that was written before.
         """
-        return StepInProgress(self, step, rollouts, discarded, unrecorded or {}, clock or PhaseClock())
+        return StepInProgress(self, step, rollouts, discarded, unrecorded or {}, clock or PhaseClock(), ahead)
 
     async def merge(self, step: int, rollouts: Sequence[Rollout]) -> tuple[Batch, int]:
         """Returns the batch of `step`, with the samples of every rollout that neither failed nor was filtered, and its bytes.
@@ -93,19 +96,32 @@ class StepBoundary:
         codec.validate(batch)
         return batch, batch.nbytes
 
-    def record(self, batch: Batch, rollouts: Sequence[Rollout], discarded: Sequence[Rollout]) -> MetricsLine:
+    def record(
+        self,
+        batch: Batch,
+        rollouts: Sequence[Rollout],
+        discarded: Sequence[Rollout],
+        ahead: RoutingAhead | None = None,
+    ) -> MetricsLine:
         """Writes what `write_rollouts` does; returns the metrics of the step. Blocks."""
-        self.write_rollouts(batch, rollouts, discarded)
+        self.write_rollouts(batch, rollouts, discarded, ahead)
         return {"step": batch.step, **step_metrics(batch, [*rollouts, *discarded])}
 
-    def write_rollouts(self, batch: Batch, rollouts: Sequence[Rollout], discarded: Sequence[Rollout]) -> None:
+    def write_rollouts(
+        self,
+        batch: Batch,
+        rollouts: Sequence[Rollout],
+        discarded: Sequence[Rollout],
+        ahead: RoutingAhead | None = None,
+    ) -> None:
         """Publishes `rollouts/step_N/` and, when asked for, `raw_rollouts/step_N/`. Blocks. Raises `OSError`."""
         name = f"step_{batch.step}"
         if self.dump is not None:
             header = self.dump.model_copy(update={"step": batch.step, "shipped": len(rollouts)})
             write_dump(self.run_dir / "raw_rollouts" / name, header, [*rollouts, *discarded])
         with publish_directory(self.run_dir / "rollouts" / name) as directory:
-            codec.write_file(directory / "batch.bin", batch)
+            if ahead is None or not ahead.publish(directory / "batch.bin", batch):
+                codec.write_file(directory / "batch.bin", batch)
             write_records(
                 directory / "rollouts.jsonl",
                 [*rollouts, *discarded],
@@ -129,6 +145,7 @@ class StepInProgress:
     discarded: Sequence[Rollout]
     unrecorded: Mapping[str, int]
     clock: PhaseClock
+    ahead: RoutingAhead | None
     _batch: Batch | None = None
     _line: MetricsLine | None = None
     _given_up: bool = False
@@ -167,7 +184,7 @@ class StepInProgress:
         """Writes batch and records, and computes the metrics of the step's rollouts. Blocks. Raises `OSError` (disk full)."""
         assert self._batch is not None
         with self._timed("records"):
-            recorded = self.boundary.record(self._batch, self.rollouts, self.discarded)
+            recorded = self.boundary.record(self._batch, self.rollouts, self.discarded, self.ahead)
             self._line = with_unrecorded(recorded, self.unrecorded)
 
     def commit(self, checkpoint: Checkpoint) -> None:

@@ -30,8 +30,10 @@ from transport.records import Rollout
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 1
-"""The format of a checkpoint and of all else in the run's directory that a resume reads, such as `batch.bin`."""
+FORMAT = 2
+"""The format of a checkpoint and of all else in the run's directory that a resume reads, such as `batch.bin`. In the first one a
+`batch.bin` had no index."""
+_OLDEST_FORMAT = 1
 
 _STATE = "orchestrator.msgpack"
 _WEIGHTS = "training.lora"
@@ -143,7 +145,7 @@ def _read_state(directory: Path) -> dict[str, Any]:
     path = directory / _STATE
     try:
         state: dict[str, Any] = msgpack.unpackb(path.read_bytes(), strict_map_key=False)
-        check_format(state["format"], FORMAT)
+        check_format(state["format"], FORMAT, _OLDEST_FORMAT)
         state["identity"].items()
     except (OSError, KeyError, TypeError, AttributeError, ValueError, msgpack.UnpackException) as error:
         raise CheckpointError(f"the checkpoint {path} cannot be read: {_in_words(error)}") from error

@@ -21,6 +21,7 @@ from job.replay.boundary import Recording
 from job.replay.consumer import bare_consumer
 from job.replay.lag_trace import INTERVAL_SECONDS, LagTrace, Span
 from job.replay.replay import (
+    AHEAD,
     BASELINE,
     BOUNDARY,
     DELIVERY,
@@ -178,7 +179,7 @@ def _case(recording: Recording, measured: Measured) -> Case:
     quiet, ours, alone, beside = measured.quiet, measured.ours, measured.alone, measured.beside
     own_rows, resent = ({row.phase: row for row in rows_of(trace)}[BOUNDARY] for trace in measured.plains)
     delivered = min(_walls(ours)) + ours.row(DELIVERY).seconds
-    worst = max(ours.row(name).lag.max for name in (FINALIZE, BOUNDARY, DELIVERY))
+    worst = max(ours.row(name).lag.max for name in (FINALIZE, AHEAD, BOUNDARY, DELIVERY))
     return Case(
         f"step boundary, {len(recording.rollouts)} rollouts, {SYNTHETIC_TASKS} synthetic tasks",
         [

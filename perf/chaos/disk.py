@@ -16,6 +16,7 @@ from typing import Any
 import msgpack
 
 _MAGIC = b"CPBATCH2"
+_INDEXED = b"CPBATCH3"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,16 +34,22 @@ class BatchRecord:
 def read_batch(path: Path) -> BatchRecord:
     """Reads a `batch.bin`. Raises `OSError`, or `ValueError` naming a file that is no batch."""
     content = path.read_bytes()
-    if content[:8] != _MAGIC:
-        raise ValueError(f"{path} does not begin with {_MAGIC!r}")
-    (count,) = struct.unpack_from("<Q", content, 8)
-    frames, offset = [], 16
-    for _ in range(count):
-        (length,) = struct.unpack_from("<Q", content, offset)
-        frames.append(content[offset + 8 : offset + 8 + length])
-        offset += 8 + length + -length % 8
-    if offset != len(content) or len(frames) < 4:
-        raise ValueError(f"{path}: {count} frames end at byte {offset} of {len(content)}")
+    if content[:8] == _MAGIC:
+        (count,) = struct.unpack_from("<Q", content, 8)
+        frames, end = [], 16
+        for _ in range(count):
+            (length,) = struct.unpack_from("<Q", content, end)
+            frames.append(content[end + 8 : end + 8 + length])
+            end += 8 + length + -length % 8
+    elif content[:8] == _INDEXED:
+        (count,) = struct.unpack_from("<Q", content, len(content) - 16)
+        places = [struct.unpack_from("<QQ", content, len(content) - 16 * (count + 1 - i)) for i in range(count)]
+        frames = [content[begin : begin + length] for begin, length in places]
+        end = 8 + sum(length + -length % 8 for _, length in places) + 16 * (count + 1)
+    else:
+        raise ValueError(f"{path} begins with {content[:8]!r}; expected {_MAGIC!r} or {_INDEXED!r}")
+    if end != len(content) or len(frames) < 4:
+        raise ValueError(f"{path}: {count} frames end at byte {end} of {len(content)}")
     header = msgpack.Unpacker()
     header.feed(frames[1])
     run_id, step, samples, *_ = header.unpack()

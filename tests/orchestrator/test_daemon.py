@@ -24,6 +24,7 @@ from orchestrator.run_directory import taken_over
 from orchestrator.scheduling.scheduler import Scheduler
 from orchestrator.step.boundary import StepBoundary
 from orchestrator.step.checkpoint import Checkpoint, load_newest, write_checkpoint
+from orchestrator.step.routing_ahead import RoutingAhead
 from run.config import RunConfig, ScheduleConfig
 from tests.orchestrator.daemons import STEPS, assert_whole, metrics_of, records_of, started
 from tests.orchestrator.scripted_trainer import ScriptedTrainer
@@ -42,9 +43,17 @@ def test_a_run(
     make_config: Callable[..., RunConfig],
     inference: FakeInference,
     new_event_loop: Callable[[], asyncio.AbstractEventLoop],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     config = make_config()
     ready = 0
+    publish, ahead = RoutingAhead.publish, []
+
+    def noted(self: RoutingAhead, path: Path, batch: Batch) -> bool:
+        ahead.append(publish(self, path, batch))
+        return ahead[-1]
+
+    monkeypatch.setattr(RoutingAhead, "publish", noted)
 
     def on_ready() -> None:
         nonlocal ready
@@ -56,6 +65,8 @@ def test_a_run(
         assert trainer.steps_trained == list(range(1, STEPS + 1))
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == handlers
     assert ready == 1
+    assert len(ahead) == STEPS
+    assert ahead[0], "the routing of the first step was written as its groups were finalized"
     assert_whole(config)
     for batch in trainer.trained:
         staleness = [batch.step - sample.policy_version for sample in batch.samples]

@@ -32,7 +32,7 @@ def test_a_replay_times_every_phase(dump: Path, capsys: pytest.CaptureFixture[st
     assert main(["replay", str(dump), "--json", *options]) == 0
     found = json.loads(capsys.readouterr().out)
     rows = {row["phase"]: row for row in found["phases"]}
-    assert list(rows) == ["idle", "finalize", "boundary", *PHASES[1:], "delivery"]
+    assert list(rows) == ["idle", "finalize", "ahead", "boundary", *PHASES[1:], "delivery"]
     assert rows["boundary"]["seconds"] >= sum(rows[name]["seconds"] for name in PHASES[1:])
     assert all(row["event_loop_lag"]["n"] > 0 for row in rows.values())
     assert found["bytes"] > 0

@@ -11,6 +11,7 @@ import pytest
 from environments.config import EnvironmentConfig
 from orchestrator.run_directory import ConfigurationError
 from orchestrator.step.checkpoint import (
+    FORMAT,
     Checkpoint,
     CheckpointError,
     check_resumable,
@@ -59,9 +60,13 @@ def test_the_newest_is_found_and_old_ones_go(tmp_path: Path) -> None:
 
 def test_a_checkpoint_of_another_version_is_called_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = make_config(tmp_path)
-    with monkeypatch.context() as newer:
-        newer.setattr("orchestrator.step.checkpoint.FORMAT", 2)
+    with monkeypatch.context() as former:
+        former.setattr("orchestrator.step.checkpoint.FORMAT", 1)
         write_checkpoint(config.run_dir, make_checkpoint(config, 1), keep=2)
+    assert load_newest(config) is not None
+    with monkeypatch.context() as newer:
+        newer.setattr("orchestrator.step.checkpoint.FORMAT", FORMAT + 1)
+        write_checkpoint(config.run_dir, make_checkpoint(config, 2), keep=2)
     for read in (load_newest, check_resumable):
         with pytest.raises(CheckpointError, match=r"cannot be read.*\bnewer\b"):
             read(config)

@@ -19,6 +19,9 @@ def test_its_own_number_is_read_and_another_one_says_which_version_wrote_it() ->
         check_format(4, 3)
     with pytest.raises(OtherFormatError, match=r"\bolder\b.*\b2\b.*\b3\b"):
         check_format(2, 3)
+    check_format(2, 3, oldest=2)
+    with pytest.raises(OtherFormatError, match=r"\bolder\b"):
+        check_format(1, 3, oldest=2)
 
 
 @pytest.mark.parametrize("found", [None, "3", 3.0, True, [3], {}])
