@@ -36,10 +36,9 @@ from inference.plugin.checkpoint import NotSeen
 from inference.plugin.direct_route import DirectRoute
 from inference.plugin.parsing import ParserFailed, ParserProcess, ParserRefused, settings_of
 from inference.plugin.receiving import Receiver
-from inference.plugin.scoring import MAX_ONE_BY_ONE, alternatives_of, scores_of, scoring_prompts
+from inference.plugin.scoring import MAX_ONE_BY_ONE, alternatives_of, scores_of, scoring_prompts, warm
 from inference.plugin.socket_body import connection_of
 from inference.plugin.update import Updater
-from inference.plugin.warming import warm
 from inference.sent_weights import (
     MAX_OFFER_BYTES,
     MAX_READABLE_BYTES,

@@ -9,16 +9,29 @@ too: a probe is asked in this way wherever adapters are served.
 
 from __future__ import annotations
 
+import asyncio
+import time
+import uuid
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from vllm.engine.protocol import EngineClient
+from vllm.inputs import tokens_input
+from vllm.logger import init_logger
+from vllm.lora.request import LoRARequest
 from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.v1.engine.exceptions import EngineDeadError
 
 from transport.records import Alternatives, Float32Array
 
+logger = init_logger(__name__)
+
 MAX_ONE_BY_ONE = 1024
 """Most tokens that are scored by a request each."""
+
+PROBE_TOKENS = 12
+"""Tokens of a trainer's probe (`trainer/probe.py`)."""
 
 
 def next_token_sampling(token_id: int, **further: Any) -> SamplingParams:
@@ -58,3 +71,40 @@ def alternatives_of(logprobs: Any, count: int) -> Alternatives:
     places_TK = np.asarray(logprobs.start_indices)[:, None] + 1 + np.arange(count)
     token_ids, values = np.asarray(logprobs.token_ids, np.int32), np.asarray(logprobs.logprobs, np.float32)
     return Alternatives(token_ids[places_TK], values[places_TK])
+
+
+async def warm(engine: EngineClient, models: Any, *, serves_adapters: bool) -> None:
+    """Computes a made-up proof before the server is ready, so that the first real one does not wait for kernels.
+
+    On a GPU vLLM compiles kernels when a shape first needs them: of log-probabilities, and of adapters, for which a first proof
+    took 4.5 s. The made-up one has the shape of a real one, and a made-up adapter where adapters are served, which is removed
+    again. A failure is logged, as the server can serve all the same; raises `EngineDeadError`.
+    """
+    began = time.monotonic()
+    try:
+        await _prove(engine, None, serves_adapters)
+        if serves_adapters:
+            adapter = LoRARequest("warming", models.lora_id_counter.inc(1), "made up, so that it is read from no file")
+            await engine.collective_rpc("counterpoint_make_up_adapter", args=(adapter.lora_name, adapter.lora_int_id))
+            try:
+                await _prove(engine, adapter, serves_adapters)
+            finally:
+                await engine.remove_lora(adapter.lora_int_id)
+    except EngineDeadError:
+        raise
+    except Exception:
+        logger.warning("The first proof will wait for its kernels, as a made-up one has failed", exc_info=True)
+    else:
+        logger.info("A made-up proof took %.3f s", time.monotonic() - began)
+
+
+async def _prove(engine: EngineClient, adapter: LoRARequest | None, serves_adapters: bool) -> None:
+    salt = uuid.uuid4().hex  # no later prompt shares its prefix
+    prompts = scoring_prompts(list(range(PROBE_TOKENS)), 1, one_by_one=serves_adapters)
+
+    async def score(token_ids: list[int], sampling: Any) -> None:
+        prompt = tokens_input(token_ids, cache_salt=salt)
+        async for _ in engine.generate(prompt, sampling, uuid.uuid4().hex, lora_request=adapter):
+            pass
+
+    await asyncio.gather(*(score(*each) for each in prompts))
