@@ -100,6 +100,7 @@ FILE_ALIGNMENT = 8
 INDEXED_MAGIC = b"CPBATCH3"
 """Begins and ends a file whose frames lie in any order."""
 
+_PLACE = struct.Struct("<QQ")
 Place = tuple[int, int]
 """Where a frame lies in such a file: its first byte, a multiple of `FILE_ALIGNMENT`, and its length."""
 
@@ -348,7 +349,7 @@ def index_of(places: Sequence[Place]) -> bytes:
 
     The frames, each padded to `FILE_ALIGNMENT`, are all that lies between the magic and the index.
     """
-    index = np.array(places, "<u8").tobytes()
+    index = b"".join(_PLACE.pack(*place) for place in places)  # in Python, so that the loop may have the GIL in between
     return b"".join((index, struct.pack("<Q", len(places)), INDEXED_MAGIC))
 
 
