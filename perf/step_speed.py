@@ -95,8 +95,8 @@ class Settings:
     """The rank of the adapter that our side trains; 0 trains all weights."""
     checkpointing: bool = False
     """Ours computes each layer again in the backward pass."""
-    compiled: bool = False
-    """Ours compiles the layers."""
+    compiled: bool | None = None
+    """Whether ours compiles the layers; None: as a trainer does by itself."""
 
     @property
     def dtype(self) -> str:

@@ -54,9 +54,9 @@ class TrainerConfig(Config):
     """Keep only the inputs of the model's layers, and compute each layer again in the backward pass: much less memory for long
     rows, for about a third more time. The results are the same."""
 
-    compile: bool = False
-    """Compile the decoder layers by torch.compile, which takes a C++ compiler or a GPU's Triton, some seconds at start, and less
-    time after that (docs/training.md). For full weights; layers with adapters are computed as without."""
+    compile: bool | None = None
+    """Compile the decoder layers and the output layer by torch.compile, which takes a C++ compiler or a GPU's Triton, seconds at
+    start, and less time after that (docs/training.md). Unset: on a GPU, unless ranks divide the model or share rows."""
 
     optimizer_offload: bool = False
     """Keep the optimizer's state in the host's memory, and move it to the GPU piece by piece at each update: of AdamW, 8 bytes a
@@ -194,6 +194,11 @@ class TrainerConfig(Config):
     def sharded(self) -> bool:
         """Whether the model is divided over several ranks."""
         return self.sharding and self.ranks > 1
+
+    def compiles(self, device: str) -> bool:
+        """Returns whether layers are compiled on this type of device."""
+        together = self.divided or self.context_parallel > 1
+        return device == "cuda" and not together if self.compile is None else self.compile
 
     @property
     def divided(self) -> bool:

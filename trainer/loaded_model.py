@@ -19,6 +19,7 @@ from trainer.faults import ModelLost, is_fatal
 from trainer.lora.multi_lora import apply_lora_to_model
 from trainer.lora.targets import prove_layers
 from trainer.model.compiled import compile_layers
+from trainer.model.head import compile_head
 from trainer.model.load import load_model, trainable_parameters
 from trainer.model.packing_proof import can_pack, can_share_prompts, prove_packing, prove_stretches
 from trainer.model.passes import Passes
@@ -63,6 +64,8 @@ class LoadedModel:
         if context is not None:
             prove_stretches(model, context)
         prove_layers(model)
+        if compiles := config.compiles(ranks.device.type):
+            compile_head(model)
         rest(model)
         replay = RouterReplay(model) if config.router_replay else None
         passes = None
@@ -72,7 +75,9 @@ class LoadedModel:
         rows = Rows(config.row_tokens if can_pack(model) else 1, passes, ranks)
         if config.activation_checkpointing:
             checkpoint_layers(model, replay)
-        return cls(config, ranks, model, replay, passes, rows, _limits(config, model, replay, context is not None))
+        # A compiled layer would be compiled anew for each other row of families.
+        shares_prompts = can_share_prompts(model) and context is None and not compiles
+        return cls(config, ranks, model, replay, passes, rows, _limits(config, model, replay, shares_prompts))
 
     def loaded_again(self, manager: MultiRunManager) -> LoadedModel:
         """Returns the model as it was given. First the memory of this one is given back, so it must not be used any more.
@@ -90,37 +95,43 @@ class LoadedModel:
             raise ModelLost(f"{self.config.model} cannot be loaded again: {error}") from error
 
     @property
+    def _compiles(self) -> bool:
+        return self.config.compiles(self.ranks.device.type)
+
+    @property
     def is_as_loaded(self) -> bool:
         """Whether no run has changed it, and it has no adapters."""
         return not self.trained_in_full and bool(trainable_parameters(self.model))
 
     def train_in_full(self) -> dict[str, nn.Parameter]:
         """Prepares the model for a run of full weights; returns this rank's part of them by name."""
-        if self.config.compile:
+        if self._compiles:
             compile_layers(self.model, self.passes, self.ranks.context)
         self.trained_in_full = True
         return local_parameters(self.model) if self.config.divided else trainable_parameters(self.model)
 
     def add_adapters(self, manager: MultiRunManager, lora: LoraConfig) -> None:
         """Gives a run's target layers room for the adapters of every slot, and registers them with the manager."""
-        if self.config.compile:
-            logger.warning("compile = true: layers with adapters are not compiled")
-        if (self.config.divided or self.ranks.context is not None) and trainable_parameters(self.model):
+        together = self.config.divided or self.ranks.context is not None
+        if together and trainable_parameters(self.model):
             differentiate_inputs(self.model)
         n_adapters = 2 * self.config.max_runs  # for the adapters that are kept, too
         layers = apply_lora_to_model(self.model, n_adapters, lora, self.config.max_lora_rank)
         manager.forget_modules()  # all anew, in the model's order, since the random numbers of a new adapter are drawn in it
         for prefix, layer in layers.items():
             layer.register_with_runs(manager, prefix)
+        if self._compiles and together:
+            logger.warning("compile = true: layers with adapters that ranks compute together are not compiled")
+        elif self._compiles:
+            compile_layers(self.model)
 
 
-def _limits(config: TrainerConfig, model: nn.Module, replay: RouterReplay | None, shares_rows: bool) -> ModelLimits:
+def _limits(config: TrainerConfig, model: nn.Module, replay: RouterReplay | None, shares_prompts: bool) -> ModelLimits:
     return ModelLimits(
         vocabulary=model.config.vocab_size,
         max_tokens=config.row_tokens,
         layers=replay.layers if replay else 0,
         experts=replay.experts if replay else 0,
         top_k=replay.top_k if replay else 0,
-        # A compiled layer would be compiled anew for each other row of families.
-        shares_prompts=can_share_prompts(model) and not shares_rows and not config.compile,
+        shares_prompts=shares_prompts,
     )

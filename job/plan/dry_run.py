@@ -24,8 +24,9 @@ from job.plan.live_bytes import LiveBytes
 from run.config import TrainingConfig
 from trainer.lora.multi_lora import adapter_spans, apply_lora_to_model
 from trainer.lora.targets import adaptable, is_target
-from trainer.model import head
+from trainer.model import chunks
 from trainer.model.experts import WEIGHTS
+from trainer.model.head import token_outputs
 from trainer.model.recompute import checkpoint_layers
 from trainer.optimizer import STATE_KEYS, Optimizer
 from trainer.updates.value_head import ValueHead, row_values
@@ -248,17 +249,17 @@ def _step_bytes(
 @contextmanager
 def _few_chunks() -> Iterator[None]:
     """Computes the first two chunks of the output layer and the last one; the others hold the same."""
-    every = head._slices
+    every = chunks._slices
 
     def few(length: int, size: int) -> Iterator[slice]:
         parts = list(every(length, size))
         return iter(parts[:2] + parts[2:][-1:])
 
-    head._slices = few
+    chunks._slices = few
     try:
         yield
     finally:
-        head._slices = every
+        chunks._slices = every
 
 
 def moments_bytes(trained: int, training: TrainingConfig) -> int:
@@ -297,7 +298,7 @@ def _row(model: nn.Module, tokens: int, slot: int, value_head: ValueHead | None)
     ids_T = torch.zeros(tokens, dtype=torch.int64, device="meta")
     predicting_P = torch.arange(tokens - 1, device="meta")
     with adapter_spans(model, [(slot, tokens)]):
-        outputs = head.token_outputs(model, ids_T, ids_T, [tokens], predicting_P, ids_T[1:], 1.0)
+        outputs = token_outputs(model, ids_T, ids_T, [tokens], predicting_P, ids_T[1:], 1.0)
     values_P = row_values([value_head], outputs.hidden_PH, [tokens - 1])
     computed = [each for each in (outputs.log_probabilities_P, values_P) if each is not None]
     del outputs

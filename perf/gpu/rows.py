@@ -34,7 +34,7 @@ def _alone(settings: Callable[[], Settings]) -> Run:
     return run
 
 
-def _full(tokens: int, samples: int, *, compiled: bool = False, checkpointing: bool = False) -> Run:
+def _full(tokens: int, samples: int, *, compiled: bool | None = None, checkpointing: bool = False) -> Run:
     def settings() -> Settings:
         from perf.gpu.steps import full
 
@@ -43,13 +43,24 @@ def _full(tokens: int, samples: int, *, compiled: bool = False, checkpointing: b
     return _alone(settings)
 
 
-def _lora(shape: str, samples: int) -> Run:
+def _lora(shape: str, samples: int, *, compiled: bool | None = None) -> Run:
     def settings() -> Settings:
         from perf.gpu.steps import lora
 
-        return lora(shape, 16_384, samples)
+        return lora(shape, 16_384, samples, compiled=compiled)
 
     return _alone(settings)
+
+
+def _profile(*, compiled: bool | None) -> Run:
+    def run(device: str, directory: Path) -> Figures:
+        from perf.gpu.profile import profile
+        from perf.gpu.steps import lora, small
+
+        settings = lora("0.6b", 16_384, 1, compiled=compiled)
+        return profile(settings if device == "cuda" else small(settings), directory)
+
+    return run
 
 
 def _beside_trl(device: str, _directory: Path) -> Figures:
@@ -96,8 +107,11 @@ def _mixture(device: str, directory: Path) -> Figures:
 
 ROWS: dict[str, Row] = {
     "lora-16k": Row("trainer alone, Qwen3-0.6B, adapter of rank 16, samples of 16,384 tokens", _lora("0.6b", 4)),
+    "lora-16k-eager": Row("the same, layers that are not compiled", _lora("0.6b", 4, compiled=False)),
     "full-16k": Row("the same, all weights", _full(16_384, 4)),
-    "full-16k-compiled": Row("the same, compiled layers", _full(16_384, 4, compiled=True)),
+    "full-16k-eager": Row("the same, layers that are not compiled", _full(16_384, 4, compiled=False)),
+    "profile": Row("where a step of the adapter spends its time", _profile(compiled=None)),
+    "profile-eager": Row("the same, layers that are not compiled", _profile(compiled=False)),
     "full-64k": Row("the same, samples of 65,536 tokens, checkpointing", _full(65_536, 1, checkpointing=True)),
     "lora-4b": Row("trainer alone, Qwen3-4B, adapter of rank 16, samples of 16,384 tokens", _lora("4b", 2)),
     "trl": Row("a step beside TRL's, Qwen3-0.6B, all weights, 64 short samples", _beside_trl),

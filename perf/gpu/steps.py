@@ -30,14 +30,14 @@ STEPS = 3
 """That are measured, after one that warms up."""
 
 
-def full(tokens: int, samples: int, *, compiled: bool = False, checkpointing: bool = False) -> Settings:
+def full(tokens: int, samples: int, *, compiled: bool | None = None, checkpointing: bool = False) -> Settings:
     """Returns the settings of Qwen3-0.6B with all weights trained, on a GPU: samples of `tokens` tokens, one a row."""
     return _settings("0.6b", tokens, samples, compiled=compiled, checkpointing=checkpointing)
 
 
-def lora(shape: str, tokens: int, samples: int) -> Settings:
+def lora(shape: str, tokens: int, samples: int, *, compiled: bool | None = None) -> Settings:
     """Returns the settings of an adapter of rank 16 on a GPU."""
-    return _settings(shape, tokens, samples, lora_rank=16)
+    return _settings(shape, tokens, samples, lora_rank=16, compiled=compiled)
 
 
 def _settings(shape: str, tokens: int, samples: int, **more: Any) -> Settings:

@@ -10,7 +10,7 @@ import torch
 
 from tests.trainer.conftest import make_batch
 from tests.trainer.lone_run import make_lone_run
-from trainer.model import attention, head
+from trainer.model import attention, chunks
 from trainer.ranks import Ranks
 
 pytestmark = pytest.mark.slow
@@ -34,7 +34,7 @@ def train(
     directory: Path, model: Path, device: torch.device, trainer: dict[str, Any], training: dict[str, Any], routed: bool
 ) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor]]:
     """Metrics of three steps, and what is trained in the end, on the CPU."""
-    given = {"dtype": "float32", **trainer}
+    given = {"dtype": "float32", "compile": False, **trainer}
     ranks = Ranks(0, 1, device, None)
     lone = make_lone_run(directory, model, given, ranks=ranks, learning_rate=1e-3, optimizer="sgd", **training)
     lines = [lone.train(make_batch(step, routed=routed)) for step in (1, 2, 3)]
@@ -82,10 +82,10 @@ def test_chunks_take_less_memory_than_whole_logits(gpu: torch.device, monkeypatc
     hidden_PH = torch.randn(4096, 64, device=gpu, requires_grad=True)
     weight_VH = torch.randn(32_000, 64, device=gpu, requires_grad=True)
     targets_P = torch.randint(0, 32_000, (4096,), device=gpu)
-    monkeypatch.setattr(head, "CHUNK_BYTES", 2**24)
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 2**24)
     torch.cuda.reset_peak_memory_stats(gpu)
     before = torch.cuda.memory_allocated(gpu)
-    values_P, _ = head.chunked_outputs(hidden_PH, weight_VH, None, targets_P, torch.ones(4096, device=gpu))
+    values_P, _ = chunks.chunked_outputs(hidden_PH, weight_VH, None, targets_P, torch.ones(4096, device=gpu))
     values_P.sum().backward()
     assert torch.cuda.max_memory_allocated(gpu) - before < 2**28
     exact = torch.log_softmax(hidden_PH.detach().double() @ weight_VH.detach().double().T, -1)

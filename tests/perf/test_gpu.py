@@ -18,6 +18,7 @@ from job.config import JobConfig
 from models import smollm2
 from perf.gpu import jobs
 from perf.gpu.__main__ import Result, run_row, table
+from perf.gpu.profile import kind_of
 from perf.gpu.rows import ROWS
 from perf.gpu.steps import full, lora, operations, small
 from perf.step_speed import SHAPES
@@ -26,6 +27,7 @@ from tests.support.jobs import shipped_line, trained_line, write_lines
 KINDS = {
     "lora-16k": "tokens/s",
     "full-64k": "planned GB",
+    "profile-eager": "products %",
     "vllm-eager": "start s",
     "mixture": "replayed",
     "sent": "proof ms",
@@ -49,6 +51,18 @@ def test_each_kind_of_row_gives_its_figures(tmp_path: Path) -> None:
     for name, figure in KINDS.items():
         assert rows[name]["error"] == ""
         assert figure in rows[name]["figures"]
+
+
+def test_kernels_of_products_attention_and_copies_are_told_from_the_rest() -> None:
+    names = [
+        "void cutlass::Kernel2<cutlass_80_wmma_tensorop_bf16_s161616gemm_bf16_16x16_128x2_tn_align8>(Params)",
+        "nvjet_tst_128x256_64x4_1x2_h_bz_coopA_TNT",
+        "void flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64, 4>>(flash::Flash_fwd_params)",
+        "Memcpy HtoD (Pinned -> Device)",
+        "triton_red_fused__to_copy_add_mean_mul_pow_rsqrt_0",
+        "void at::native::vectorized_elementwise_kernel<4, at::native::MulFunctor<float>>(int)",
+    ]
+    assert [kind_of(name) for name in names] == ["products", "products", "attention", "copies", "rest", "rest"]
 
 
 def no_adapter(*_: object, **named: object) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -6,7 +6,7 @@ import pytest
 
 from perf.bench.train import memory
 from perf.bench.train.memory import Setting, peak_bytes
-from trainer.model import head
+from trainer.model import chunks
 
 HIDDEN = 32
 TOKENS, VOCABULARY = 1024, 4096
@@ -15,7 +15,7 @@ TOKENS, VOCABULARY = 1024, 4096
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "HIDDEN", HIDDEN)
-    monkeypatch.setattr(head, "CHUNK_BYTES", 4 * 2**16)
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 4 * 2**16)
 
 
 def interaction(**options: bool) -> float:

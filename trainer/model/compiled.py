@@ -3,8 +3,8 @@
 A graph is made for rows of any length. What differs from row to row stays outside of it, between the compiled parts of a layer:
 attention over samples of other lengths, where ranks that share a row gather its keys and values, and the experts of a mixture
 with their recorded routing, where tokens go to the ranks that own their experts. Hooks on a layer, such as
-FSDP's, and its checkpointing surround the compiled function. Layers with adapters are not compiled, since a layer would be cut at
-each of them, and anew for each number of runs in a row.
+FSDP's, and its checkpointing surround the compiled function. Adapters stay outside, too, since a row may be of any runs: what is
+between them is compiled.
 
 Source: compilation by layers, Liang et al., "TorchTitan: One-stop PyTorch native solution for production ready LLM pre-training",
 2024.
@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from trainer.faults import is_fatal
+from trainer.lora.layer import MultiLora
 from trainer.model.attention import SampleLengths
 from trainer.model.context import ContextGroup, Stretch, shared_rows
 from trainer.model.load import log_probabilities
@@ -41,7 +42,7 @@ _TOKENS = 24
 
 
 def compile_layers(model: nn.Module, passes: Passes | None = None, context: ContextGroup | None = None) -> None:
-    """Compiles the layers of a model that is trained in full, and tests it by a row, with its gradient.
+    """Compiles the layers of a model, and tests it by a row, with its gradient. Those of which this was tried stay as they are.
 
     If that fails, such as without a C++ compiler, or computes something else, the reason is logged and the layers stay as before.
     With the `passes` of a model that is divided, or of which the ranks of `context` share rows, every rank calls it. Where it
@@ -50,6 +51,9 @@ def compile_layers(model: nn.Module, passes: Passes | None = None, context: Cont
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not layers:
         logger.warning("compile = true: %s has no decoder layers", type(model).__name__)
+        return
+    left_out = [_leave_adapters_out(layer) for layer in layers]
+    if all(left_out) and hasattr(layers[0], "computes"):
         return
     if passes is not None:
         passes.begin()
@@ -77,8 +81,9 @@ def _compile_and_compare(model: nn.Module, layers: Sequence[nn.Module]) -> str:
                 rounding = float((_row(model) - expected_P).abs().max())
         for layer in layers:
             _compile(layer)
-        found_P = _row(model)
-        found_P.sum().backward()
+        with _differentiable(model):
+            found_P = _row(model)
+            found_P.sum().backward()
     except Exception as error:  # of torch's compiler, or the C++ compiler that it calls
         if is_fatal(error):
             raise
@@ -107,6 +112,26 @@ def _rounded_otherwise(layers: Sequence[nn.Module]) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+@contextmanager
+def _differentiable(model: nn.Module) -> Iterator[None]:
+    """Gives a frozen model, whose adapters alone are trained, a gradient inside: by its token embeddings."""
+    embeddings = model.get_input_embeddings().weight
+    before = embeddings.requires_grad
+    embeddings.requires_grad_()
+    try:
+        yield
+    finally:
+        embeddings.requires_grad_(before)
+
+
+def _leave_adapters_out(layer: nn.Module) -> bool:
+    """Cuts the compiled layer at its adapters; returns whether all were left out before."""
+    new = [each for each in layer.modules() if isinstance(each, MultiLora) and "forward" not in each.__dict__]
+    for adapted in new:
+        adapted.forward = torch.compiler.disable(adapted.forward)
+    return not new
 
 
 def computes(layer: nn.Module) -> Any:

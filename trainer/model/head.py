@@ -13,27 +13,19 @@ loaded; a model whose head is anything else gets whole logits. Suffixes: `P` tok
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from trainer.faults import is_fatal
+from trainer.model.chunks import LEAST_LOGARITHM, Arithmetic, chunked_outputs
 from trainer.model.context import Stretch, stretch_of
 from trainer.model.shared_prompts import Families
 
 logger = logging.getLogger(__name__)
-
-CHUNK_BYTES = 2**27
-"""Logits of one chunk in float32. Three tensors of this size are in use at once."""
-
-_LEAST_LOGARITHM = -1000.0
-"""The least logarithm of a probability p in p log p, which is 0 for less, in float64, too; and for p = 0, where it would be 0
-times infinity."""
 
 _LEAST_BOUND = 1e-4
 """Nats: allowed difference of a chunked log-probability from one by whole logits, where rounding is smaller."""
@@ -109,6 +101,76 @@ def _not_linear(model: nn.Module) -> str:
     if not difference <= bound:
         return f"log-probabilities by chunks differ by {difference:.2g} nats from those by whole logits (at most {bound:.2g})"
     return ""
+
+
+def compile_head(model: nn.Module) -> None:
+    """Compiles the arithmetic of the chunks, and compares it with what is not compiled: values, entropies, gradients.
+
+    If that fails, such as without a compiler, or they differ, the reason is logged and the head stays as it is. Call it after
+    `prove_head`.
+    """
+    model.head_arithmetic = None
+    if getattr(model, "logits_scale", None) is None:
+        return
+    try:
+        compiled = Arithmetic.compiled()
+        reason = _differs_compiled(model, compiled)
+    except Exception as error:  # of torch's compiler, or of the compiler that it calls
+        if is_fatal(error):
+            raise
+        reason = f"{type(error).__name__}: {error}".split("\n", 1)[0]
+    if not reason:
+        model.head_arithmetic = compiled
+    else:
+        logger.warning("compile: the output layer of %s is not compiled: %s", type(model).__name__, reason)
+
+
+def _differs_compiled(model: nn.Module, arithmetic: Arithmetic) -> str:
+    """Returns how the compiled head is another than the plain one; empty if it is not."""
+    head, size = model.get_output_embeddings(), len(_TRIED)
+    generator = torch.Generator().manual_seed(0)
+    tokens_T = torch.randint(0, model.config.vocab_size, (size,), generator=generator).to(head.weight.device)
+    positions_T = torch.arange(size, device=tokens_T.device)
+    found: list[str] = []
+
+    def forward(hidden_1PH: Tensor) -> Tensor:
+        for entropy_gradient in (False, True):
+            plain, compiled = (
+                _differentiated(head, hidden_1PH[0], tokens_T, entropy_gradient, each) for each in (None, arithmetic)
+            )
+            for name, own, other in zip(("log-probabilities", "entropies", "gradients"), compiled, plain, strict=True):
+                precision = _LEAST_BOUND if name != "gradients" else _ROUNDINGS * torch.finfo(other.dtype).eps
+                bound = max(_LEAST_BOUND, precision) * max(1.0, float(other.abs().max()))
+                difference = float((own - other).abs().max())
+                if not difference <= bound:
+                    found.append(f"{name} differ by {difference:.2g} (at most {bound:.2g})")
+        return hidden_1PH[..., :1]
+
+    with torch.no_grad(), _replaced(head, forward):
+        _logits(model, tokens_T, positions_T, [size], positions_T)
+    return "; ".join(found)
+
+
+@torch.enable_grad()
+def _differentiated(
+    head: nn.Module, hidden_PH: Tensor, targets_P: Tensor, entropy_gradient: bool, arithmetic: Arithmetic | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns log-probabilities, entropies, and the gradient of a mix of them by the hidden states."""
+    given_PH = hidden_PH.detach().requires_grad_()
+    bias_V = None if head.bias is None else head.bias.detach()
+    divisor_P = torch.linspace(0.5, 1.5, len(targets_P), device=targets_P.device)
+    values_P, entropies_P = chunked_outputs(
+        given_PH,
+        head.weight.detach(),
+        bias_V,
+        targets_P,
+        divisor_P,
+        entropy_gradient=entropy_gradient,
+        arithmetic=arithmetic,
+    )
+    weighted_P = values_P * divisor_P + (entropies_P if entropy_gradient else 0)
+    (gradient_PH,) = torch.autograd.grad(weighted_P.sum(), given_PH)
+    return values_P.detach(), entropies_P.detach(), gradient_PH
 
 
 def token_outputs(
@@ -194,8 +256,9 @@ def _outputs(
             return logits
         hidden_PH = hidden_1PH.flatten(0, -2)
         values_P, entropies_P = chunked_outputs(
-            hidden_PH, head.weight, head.bias, targets_P, chunk_divisor_P, entropy_gradient=entropy_gradient
-        )
+            hidden_PH, head.weight, head.bias, targets_P, chunk_divisor_P, entropy_gradient=entropy_gradient,
+            arithmetic=getattr(model, "head_arithmetic", None),
+        )  # fmt: skip
         shape = hidden_1PH.shape[:-1]
         return torch.stack([values_P.view(shape), entropies_P.view(shape)], -1)  # no view, whose hooks FSDP would lose
 
@@ -211,194 +274,13 @@ def _outputs(
     return TokenOutputs(values_P, entropies_P, called[0].flatten(0, -2))
 
 
-def chunked_outputs(
-    hidden_PH: Tensor,
-    weight_VH: Tensor,
-    bias_V: Tensor | None,
-    targets_P: Tensor,
-    divisor_P: Tensor | None,
-    *,
-    entropy_gradient: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """Returns log-probabilities of targets, and entropies, `[P]` each, of softmax(logits / divisor); float32 or higher.
-
-    Without a divisor it is 1. Without `entropy_gradient`, the entropies have no gradient.
-    """
-    values_P, entropies_P = _Chunked.apply(hidden_PH, weight_VH, bias_V, targets_P, divisor_P, entropy_gradient)
-    return values_P, entropies_P
-
-
-class _Chunked(torch.autograd.Function):
-    """With z = logits / divisor and p = softmax(z): log p_t = z_t - log sum exp z, and the entropy H = -sum p log p.
-
-    d log p_t / d z_j = [j = t] - p_j, and d H / d z_j = -p_j (log p_j + H). The forward pass takes some tokens at a time. The
-    backward pass computes logits again, in tiles of many tokens and some of the vocabulary, so that the gradient of most weights
-    is one product.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        hidden_PH: Tensor,
-        weight_VH: Tensor,
-        bias_V: Tensor | None,
-        targets_P: Tensor,
-        divisor_P: Tensor | None,
-        entropy_gradient: bool,
-    ) -> tuple[Tensor, Tensor]:
-        exact = torch.promote_types(hidden_PH.dtype, torch.float32)
-        of_tokens = [hidden_PH.new_empty(len(hidden_PH), dtype=exact) for _ in range(4)]
-        for rows in _slices(len(hidden_PH), _tile() // len(weight_VH)):
-            logits_CV = nn.functional.linear(hidden_PH[rows], weight_VH, bias_V)
-            divisor_C1 = None if divisor_P is None else divisor_P[rows, None]
-            found = _summed_up(logits_CV, targets_P[rows, None], divisor_C1, bias_V is not None)
-            del logits_CV  # before the next chunk's
-            for whole_P, part_C1 in zip(of_tokens, found, strict=True):
-                whole_P[rows] = part_C1[:, 0]
-        values_P, entropies_P, highest_P, sums_P = of_tokens
-        if not entropy_gradient:
-            ctx.mark_non_differentiable(entropies_P)
-        ctx.entropy_gradient = entropy_gradient
-        ctx.save_for_backward(hidden_PH, weight_VH, bias_V, targets_P, divisor_P, entropies_P, highest_P, sums_P)
-        return values_P, entropies_P
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad_values_P: Tensor, grad_entropies_P: Tensor) -> tuple[Any, ...]:
-        hidden_PH, weight_VH, bias_V, targets_P, divisor_P, entropies_P, highest_P, sums_P = ctx.saved_tensors
-        tokens, vocabulary = len(hidden_PH), len(weight_VH)
-        height = max(1, min(tokens, 2 * math.isqrt(_tile())))
-        # What several products are added up in is precise; autograd rounds the sum to the precision of its parameter.
-        exact = torch.promote_types(weight_VH.dtype, torch.float32)
-        grads = [
-            torch.zeros_like(given, dtype=exact if several else given.dtype) if needed else None
-            for given, needed, several in (
-                (hidden_PH, ctx.needs_input_grad[0], True),
-                (weight_VH, ctx.needs_input_grad[1], tokens > height),
-                (bias_V, ctx.needs_input_grad[2], True),
-            )
-        ]
-        grad_hidden, grad_weight, grad_bias = grads
-        for rows in _slices(tokens, height):
-            of_tokens = [
-                None if each is None else each[rows, None]
-                for each in (
-                    targets_P,
-                    divisor_P,
-                    highest_P,
-                    sums_P,
-                    grad_values_P,
-                    entropies_P if ctx.entropy_gradient else None,
-                    grad_entropies_P if ctx.entropy_gradient else None,
-                )
-            ]
-            for part in _slices(vocabulary, _tile() // height):
-                weight_WH = weight_VH[part]
-                logits_CW = nn.functional.linear(hidden_PH[rows], weight_WH, None if bias_V is None else bias_V[part])
-                grad_CW = _slope(logits_CW, part.start, *of_tokens)
-                del logits_CW
-                if grad_bias is not None:
-                    grad_bias[part] += grad_CW.sum(0)
-                grad_CW = grad_CW.to(weight_VH.dtype)
-                if grad_hidden is not None:
-                    _add_product(grad_hidden[rows], grad_CW, weight_WH)
-                if grad_weight is not None:
-                    _add_product(grad_weight[part], grad_CW.T, hidden_PH[rows])
-                del grad_CW
-        return grad_hidden, grad_weight, grad_bias, None, None, None
-
-
-def _summed_up(
-    logits_CV: Tensor, target_C1: Tensor, divisor_C1: Tensor | None, has_bias: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Returns of each token log p of its target, H, the highest z, and the logarithm of sum exp(z - highest), `[C, 1]` each.
-
-    The last are two numbers, since their sum would round a small logarithm to the precision of a large logit. `logits_CV` may be
-    changed. Each line that takes all logits waits for the memory, not for the arithmetic, so there are few.
-    """
-    scaled_CV = _scaled(logits_CV, divisor_C1)
-    highest_C1 = scaled_CV.amax(-1, keepdim=True).to(_exact(scaled_CV))
-    shifted_CV = _minus(scaled_CV, highest_C1)
-    del scaled_CV
-    powers_CV = shifted_CV.exp()
-    total_C1 = powers_CV.sum(-1, keepdim=True)
-    sums_C1 = total_C1.log()
-    values_C1 = shifted_CV.gather(-1, target_C1) - sums_C1
-    if has_bias:  # which alone may forbid a token
-        shifted_CV.clamp_(min=_LEAST_LOGARITHM)
-    return values_C1, sums_C1 - powers_CV.mul_(shifted_CV).sum(-1, keepdim=True) / total_C1, highest_C1, sums_C1
-
-
-def _slope(
-    logits_CW: Tensor,
-    first: int,
-    target_C1: Tensor,
-    divisor_C1: Tensor | None,
-    highest_C1: Tensor,
-    sums_C1: Tensor,
-    grad_values_C1: Tensor,
-    entropies_C1: Tensor | None,
-    grad_entropies_C1: Tensor | None,
-) -> Tensor:
-    """Returns the gradient by the logits of a part of the vocabulary, which begins at `first`; `logits_CW` may be changed.
-
-    The entropies are None where they have no gradient. What concerns a token is put together before it meets its logits.
-    """
-    shifted_CW = _minus(_scaled(logits_CW, divisor_C1), highest_C1)
-    if divisor_C1 is not None:
-        grad_values_C1 = grad_values_C1 / divisor_C1
-    if entropies_C1 is None or grad_entropies_C1 is None:
-        grad_CW = shifted_CW.exp_().mul_(-grad_values_C1 * (-sums_C1).exp())
-    else:
-        by_entropy_C1 = grad_entropies_C1 if divisor_C1 is None else grad_entropies_C1 / divisor_C1
-        shifted_CW.sub_(sums_C1)
-        grad_CW = shifted_CW.exp()
-        shifted_CW.clamp_(min=_LEAST_LOGARITHM)
-        grad_CW.mul_(shifted_CW.add_(entropies_C1).mul_(-by_entropy_C1).sub_(grad_values_C1))
-    inside_C1 = (target_C1 >= first) & (target_C1 < first + logits_CW.shape[-1])
-    index_C1 = (target_C1 - first).clamp(0, logits_CW.shape[-1] - 1)
-    return grad_CW.scatter_add_(-1, index_C1, grad_values_C1.masked_fill(~inside_C1, 0))
-
-
-def _tile() -> int:
-    """Returns the elements of one chunk."""
-    return CHUNK_BYTES // 4
-
-
-def _slices(length: int, size: int) -> Iterator[slice]:
-    """Returns slices of at most `size`, and at least 1, that cover `length`."""
-    size = max(1, size)
-    return (slice(first, min(first + size, length)) for first in range(0, length, size))
-
-
-def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    if total.dtype == left.dtype:
-        total.addmm_(left, right)
-    else:
-        total += left @ right
-
-
-def _exact(tensor: Tensor) -> torch.dtype:
-    return torch.promote_types(tensor.dtype, torch.float32)
-
-
-def _scaled(logits_CW: Tensor, divisor_C1: Tensor | None) -> Tensor:
-    """Returns logits divided, then in float32 or higher."""
-    return logits_CW if divisor_C1 is None else logits_CW.to(_exact(logits_CW)).div_(divisor_C1)
-
-
-def _minus(scaled_CW: Tensor, highest_C1: Tensor) -> Tensor:
-    """Returns the difference in the precision of `highest_C1`, in place where that can be."""
-    return scaled_CW.sub_(highest_C1) if scaled_CW.dtype == highest_C1.dtype else scaled_CW - highest_C1
-
-
 def _whole_outputs(
     logits_PV: Tensor, targets_P: Tensor, divisor_P: Tensor, entropy_gradient: bool
 ) -> tuple[Tensor, Tensor]:
     """Does the same as `chunked_outputs` by whole logits, for models whose head is not linear."""
     log_probabilities_PV = torch.log_softmax(logits_PV.float() / divisor_P[:, None], dim=-1)
     with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-        logarithms_PV = log_probabilities_PV.clamp(min=_LEAST_LOGARITHM)
+        logarithms_PV = log_probabilities_PV.clamp(min=LEAST_LOGARITHM)
         entropies_P = -(logarithms_PV.exp() * logarithms_PV).sum(-1)
     return log_probabilities_PV.gather(-1, targets_P[:, None])[:, 0], entropies_P
 

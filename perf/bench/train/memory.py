@@ -20,7 +20,7 @@ from perf.figures import Case, Figure
 from perf.live_bytes import LiveBytes
 from run.config import LoraConfig
 from trainer.lora.multi_lora import adapter_spans, apply_lora_to_model
-from trainer.model import attention, head
+from trainer.model import attention, chunks
 from trainer.model.load import log_probabilities
 from trainer.model.recompute import checkpoint_layers
 
@@ -49,7 +49,9 @@ def measure(size: Size) -> list[Case]:
     """Measures the case `train-memory`."""
     tokens, few, more = size.pick((128, 1, 2), (1024, 2, 4), (2048, 4, 28))
     state = tokens * HIDDEN * 4
-    head.CHUNK_BYTES = size.pick(2**23, 2**26, head.CHUNK_BYTES)  # far below the logits, also of half the vocabulary
+    chunks.CHUNK_BYTES = size.pick(
+        2**23, 2**26, chunks.CHUNK_BYTES
+    )  # far below the logits, also of half the vocabulary
     short = peak_bytes(Setting(few, tokens))
     long = peak_bytes(Setting(more, tokens))
     kept = peak_bytes(Setting(more, tokens, checkpointed=False))

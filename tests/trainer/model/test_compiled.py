@@ -14,18 +14,24 @@ import torch
 from torch._dynamo.utils import counters
 from torch._inductor import config as inductor
 
+from run.config import LoraConfig
 from tests.trainer.compiled_learner import WAYS
-from tests.trainer.conftest import make_batch
+from tests.trainer.conftest import VOCABULARY, make_batch
 from tests.trainer.forked_ranks import launch
 from tests.trainer.lone_run import LoneRun, make_lone_run
 from tests.trainer.test_sharding import assert_close
+from trainer.lora.layer import MultiLora
+from trainer.lora.multi_lora import adapter_spans, apply_lora_to_model
 from trainer.model.compiled import compile_layers
-from trainer.model.load import load_model
+from trainer.model.load import load_model, log_probabilities
 
 STEPS = 20
 
 GRAPHS = 16
 """More than a layer has, with and without gradient; far below one for each of the rows."""
+
+ADAPTED_GRAPHS = 32
+"""The same, of layers that are cut at seven adapters each."""
 
 TIMES = {"tokens_per_second", "phase/train"}
 
@@ -67,6 +73,64 @@ def test_twenty_steps_are_those_of_layers_as_they_are(
     assert "2 layers of" in caplog.text
     assert_same_steps(compiled, plain, routed=checkpointing)
     assert 0 < counters["stats"]["unique_graphs"] <= GRAPHS
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles by a C++ compiler")
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.filterwarnings("ignore")  # of torch in its compiler
+@pytest.mark.usefixtures("_anew")
+def test_twenty_steps_of_an_adapter_are_those_of_layers_as_they_are(
+    dense_directory: Path, moe_directory: Path, tmp_path: Path, checkpointing: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = moe_directory if checkpointing else dense_directory
+    trainer: dict[str, Any] = {"max_tokens": 48, "activation_checkpointing": checkpointing}
+    training: dict[str, Any] = {"learning_rate": 1e-2, "lora": {"rank": 4}, "optimizer": "sgd"}
+    plain = make_lone_run(tmp_path / "plain", model, trainer, **training)
+    with caplog.at_level(logging.INFO):
+        compiled = make_lone_run(tmp_path / "compiled", model, trainer | {"compile": True}, **training)
+    assert "2 layers of" in caplog.text
+    assert_same_steps(compiled, plain, routed=checkpointing)
+    assert 0 < counters["stats"]["unique_graphs"] <= ADAPTED_GRAPHS
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles by a C++ compiler")
+@pytest.mark.filterwarnings("ignore")  # of torch in its compiler
+@pytest.mark.usefixtures("_anew")
+def test_rows_of_any_runs_take_the_same_graphs(dense_directory: Path) -> None:
+    plain, compiled = (_with_three_adapters(dense_directory) for _ in range(2))
+    compile_layers(compiled)
+    graphs = 0
+    for spans in ([(0, 9)], [(0, 5), (1, 7)], [(0, 4), (1, 6), (2, 5)], [(2, 30)]):
+        (found, own), (expected, wanted) = (_row_of(model, spans) for model in (compiled, plain))
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+        torch.testing.assert_close(own, wanted, rtol=1e-4, atol=1e-5)
+        graphs = graphs or counters["stats"]["unique_graphs"]
+    assert 0 < counters["stats"]["unique_graphs"] == graphs <= ADAPTED_GRAPHS
+
+
+def _with_three_adapters(directory: Path) -> Any:
+    model, generator = load_model(directory, "float32", torch.device("cpu")), torch.Generator().manual_seed(0)
+    for layer in apply_lora_to_model(model, 3, LoraConfig(rank=4)).values():
+        for slot in range(3):
+            layer.admit(slot, 4, 8.0, generator)
+            for parameter in layer.adapter_parameters(slot).values():
+                parameter.data.normal_(std=0.1, generator=generator)
+    return model
+
+
+def _row_of(model: Any, spans: list[tuple[int, int]]) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Log-probabilities of a row with a sample of each run, and the gradients of the adapters."""
+    lengths = [length for _, length in spans]
+    tokens_T = torch.arange(sum(lengths)) * 7 % VOCABULARY
+    positions_T = torch.cat([torch.arange(length) for length in lengths])
+    every = torch.arange(len(tokens_T) - 1)
+    with adapter_spans(model, spans):
+        values_P, _ = log_probabilities(model, tokens_T, positions_T, lengths, every, tokens_T[1:], 1.0)
+    layers = [module for module in model.modules() if isinstance(module, MultiLora)]
+    own = [each for layer in layers for slot, _ in spans for each in layer.adapter_parameters(slot).values()]
+    return values_P.detach(), list(torch.autograd.grad(values_P.sum(), own))
 
 
 @pytest.mark.slow

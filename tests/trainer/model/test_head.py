@@ -20,8 +20,9 @@ from transformers import (
 )
 
 from tests.trainer.conftest import VOCABULARY
-from trainer.model import head
-from trainer.model.head import TokenOutputs, chunked_outputs, prove_head, token_outputs
+from trainer.model import chunks, head
+from trainer.model.chunks import chunked_outputs
+from trainer.model.head import TokenOutputs, prove_head, token_outputs
 from trainer.model.load import load_model
 from trainer.model.packing_proof import prove_packing
 
@@ -73,7 +74,7 @@ def inputs(dtype: torch.dtype, bias: bool) -> list[Tensor | None]:
 def test_agrees_with_the_definition_in_float64(
     chunk_bytes: int, bias: bool, dtype: torch.dtype, entropy_gradient: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(head, "CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", chunk_bytes)
     ours, exact = inputs(dtype, bias), inputs(torch.float64, bias)
     values_P, entropies_P = chunked_outputs(*ours, entropy_gradient=entropy_gradient)
     expected = reference(*exact)
@@ -98,7 +99,7 @@ def test_bfloat16_gradients_are_rounded_once(monkeypatch: pytest.MonkeyPatch) ->
     exact = inputs(torch.float64, True)
     ours = [each.detach().bfloat16().requires_grad_() if each is not None else None for each in exact[:3]]
     exact[:3] = [each.detach().double().requires_grad_() if each is not None else None for each in ours]
-    monkeypatch.setattr(head, "CHUNK_BYTES", 4 * 17)
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 4 * 17)
     chunked_outputs(*ours, *inputs(torch.float32, True)[3:])[0].sum().backward()
     reference(*exact)[0].sum().backward()
     for mine, wanted in zip(ours, exact[:3], strict=True):
@@ -159,7 +160,7 @@ def outputs_of(model: nn.Module, temperature: float | Tensor = 0.7, *, entropy_g
 
 def compare(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunked against whole logits: values, and gradients of all weights."""
-    monkeypatch.setattr(head, "CHUNK_BYTES", 4 * VOCABULARY * 3)
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 4 * VOCABULARY * 3)
     results = []
     for scale in (model.logits_scale, None):
         model.logits_scale = scale
