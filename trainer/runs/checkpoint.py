@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import count, takewhile
@@ -135,27 +135,29 @@ def take(run: Run) -> Snapshot:
     return Snapshot(run.run_id, run.progress.step, tensors | _random_state(), description, others)
 
 
-def write(snapshot: Snapshot, output_dir: Path, keep: int) -> None:
+def write(
+    snapshot: Snapshot, output_dir: Path, keep: int, wait_for_broadcast: Callable[[], object] = lambda: None
+) -> None:
     """Writes the checkpoint of a snapshot unless it exists, then removes all but the newest `keep`.
 
-    The broadcast of this step is flushed first, since a resume uses it, and the slices of other ranks are waited for. Raises
-    `OSError` (disk full, here or for another rank); the earlier checkpoints are then intact.
+    Before it is published, `wait_for_broadcast` returns once the broadcast of this step is flushed, since a resume uses it, and
+    the slices of other ranks are waited for. Raises what that raises, and `OSError` (disk full, here or for another rank); the
+    earlier checkpoints are then intact.
     """
     parent = checkpoints_directory(output_dir, snapshot.run_id)
     if snapshot.step not in published_steps(parent):
-        run_directory = control_files.run_directory(output_dir, snapshot.run_id)
-        _flush_broadcast(run_directory / "broadcast" / f"step_{snapshot.step}")
         with publish_directory(parent / f"step_{snapshot.step}") as directory:
             save_file(snapshot.tensors, directory / shard_files.STATE)
             if snapshot.others is not None:
                 snapshot.others.wait()
                 shard_files.take_over(output_dir, snapshot.run_id, snapshot.others.ranks, directory)
             (directory / "state.json").write_text(json.dumps(snapshot.description, indent=2) + "\n")
+            wait_for_broadcast()
     for old in published_steps(parent)[:-keep]:
         remove_directory(parent / f"step_{old}")
 
 
-def _flush_broadcast(broadcast: Path) -> None:
+def flush_broadcast(broadcast: Path) -> None:
     """Flushes a broadcast, which may be removed meanwhile, since newer ones are published or the run is deleted."""
     try:
         if broadcast.is_dir():

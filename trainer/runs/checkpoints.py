@@ -1,10 +1,11 @@
 """Writes the checkpoints of a trainer's runs (`trainer/runs/checkpoint.py`) in one thread, while training goes on; on rank 0.
 
 `begin` copies a run's state at its step into memory, which is all that training waits for. The thread writes, flushes and
-publishes it; a divided one once the slices of the other ranks are on the disk (`trainer/runs/slices.py`). `settle`, which the
-trainer's loop calls in every pass, asks for these, and notes what has been published since: only then does a step count as
-durable. Each run has one checkpoint on its way at most, so the copies take no more memory than the runs' states; a further one of
-the same run waits for it, as when the disk is slower than `checkpoint_interval`. An error of the disk is raised by the next call.
+publishes it, while another one flushes the broadcast of that step; a divided one once the slices of the other ranks are on the
+disk (`trainer/runs/slices.py`). `settle`, which the trainer's loop calls in every pass, asks for these, and notes what has been
+published since: only then does a step count as durable. Each run has one checkpoint on its way at most, so the copies take no
+more memory than the runs' states; a further one of the same run waits for it, as when the disk is slower than
+`checkpoint_interval`. An error of the disk is raised by the next call.
 """
 
 from __future__ import annotations
@@ -114,11 +115,20 @@ class Checkpoints:
         return True
 
     def _write(self, snapshot: checkpoint.Snapshot) -> None:
-        with self._spans.measure("write_checkpoint", step=snapshot.step, run=snapshot.run_id):
-            if self._memory is not None:
-                run_directory = control_files.run_directory(self._output_dir, snapshot.run_id)
-                self._memory.make_durable(run_directory / "broadcast" / f"step_{snapshot.step}")
-            checkpoint.write(snapshot, self._output_dir, self._keep)
+        with (
+            self._spans.measure("write_checkpoint", step=snapshot.step, run=snapshot.run_id),
+            ThreadPoolExecutor(1, thread_name_prefix="broadcasts") as beside,
+        ):
+            flushing = beside.submit(self._flush_broadcast, snapshot)
+            checkpoint.write(snapshot, self._output_dir, self._keep, flushing.result)
+            flushing.result()
+
+    def _flush_broadcast(self, snapshot: checkpoint.Snapshot) -> None:
+        run_directory = control_files.run_directory(self._output_dir, snapshot.run_id)
+        broadcast = run_directory / "broadcast" / f"step_{snapshot.step}"
+        if self._memory is not None:
+            self._memory.make_durable(broadcast)
+        checkpoint.flush_broadcast(broadcast)
 
     def settle(self) -> None:
         """Notes the checkpoints that have been published since the last call.

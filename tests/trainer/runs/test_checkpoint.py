@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from trainer.metrics import MetricsFile
 from trainer.probe import BrokenWeights
 from trainer.runs import checkpoint
 from trainer.runs.checkpoint import CheckpointError
+from trainer.runs.checkpoints import Checkpoints
 from transport.files.atomic import published_steps
+from transport.telemetry.spans import SpanLog
 
 
 @pytest.mark.slow
@@ -71,7 +74,11 @@ def test_a_broadcast_waits_for_the_disk_only_where_a_checkpoint_goes_back_to_it(
         synced.clear()
         broadcaster.publish(lone.model, lone.run)
         assert synced == []
-    checkpoint.write(checkpoint.take(lone.run), tmp_path, keep=2)
+    with closing(
+        Checkpoints(tmp_path, 2, nullcontext, str, SpanLog(tmp_path / "spans.jsonl", "trainer"))
+    ) as checkpoints:
+        checkpoints.begin(lone.run)
+        checkpoints.complete()
     weights = "run_default/broadcast/step_2/model.safetensors"
     state = next(name for name in synced if name.endswith("state.safetensors"))
     assert synced.index(weights) < synced.index(state), "no checkpoint goes back to weights that may be lost"

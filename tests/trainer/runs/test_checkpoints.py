@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +20,7 @@ from tests.support.polling import DEADLINE_SECONDS, wait_until
 from tests.trainer.conftest import make_batch
 from tests.trainer.lone_run import make_lone_run
 from tests.trainer.one_process_trainer import STEPS, Death, Deaths, life, saved_state, write_population
+from trainer.broadcast import Broadcaster
 from trainer.runs import checkpoint
 from trainer.runs.checkpoint import Snapshot, checkpoints_directory
 from trainer.runs.checkpoints import Checkpoints
@@ -41,13 +42,13 @@ class Disk:
         self._may_write = threading.Semaphore(0)
         self._write = checkpoint.write
 
-    def write(self, snapshot: Snapshot, output_dir: Path, keep: int) -> None:
+    def write(self, snapshot: Snapshot, output_dir: Path, keep: int, wait_for_broadcast: Callable[[], object]) -> None:
         if self.seen_early:
-            self._write(snapshot, output_dir, keep)
+            self._write(snapshot, output_dir, keep, wait_for_broadcast)
         self.begun.release()
         assert self._may_write.acquire(timeout=DEADLINE_SECONDS)
         if not self.seen_early:
-            self._write(snapshot, output_dir, keep)
+            self._write(snapshot, output_dir, keep, wait_for_broadcast)
 
     def go_on(self, checkpoints: int = 1) -> None:
         self._may_write.release(checkpoints)
@@ -125,6 +126,40 @@ def test_a_run_has_one_checkpoint_on_its_way_and_the_last_step_needs_its_own(
         disk.go_on()
         one.turn_until(lambda: durable(one, "winner") == STEPS, "the last checkpoint")
         assert seen == [STEPS - 1, STEPS]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_broadcast_is_flushed_while_the_state_is_written_and_before_it_is_published(
+    dense_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """A resume reads both. If the broadcast cannot be flushed there is no checkpoint."""
+    lone = make_lone_run(tmp_path, dense_directory)
+    broadcaster = Broadcaster(lone.learner.manager, tmp_path, "default", str(dense_directory), keep=9)
+    lone.train(make_batch(1))
+    broadcaster.publish(lone.model, lone.run)
+    parent, may_flush = checkpoints_directory(tmp_path, "default"), threading.Event()
+    flushed: list[Path] = []
+
+    def flush(broadcast: Path) -> None:
+        assert may_flush.wait(DEADLINE_SECONDS)
+        flushed.append(broadcast)
+        if fails:
+            raise OSError(errno.EIO, "the disk is broken")
+
+    monkeypatch.setattr(checkpoint, "flush_broadcast", flush)
+    spans = SpanLog(tmp_path / "spans.jsonl", "trainer")
+    with closing(Checkpoints(tmp_path, 9, nullcontext, str, spans)) as checkpoints:
+        assert checkpoints.begin(lone.run)
+        wait_until(lambda: any(parent.glob("*/state.json")), "the state to be written")
+        assert published_steps(parent) == []
+        may_flush.set()
+        if fails:
+            with pytest.raises(OSError, match="the disk is broken"):
+                checkpoints.complete()
+        else:
+            checkpoints.complete()
+    assert flushed == [tmp_path / "run_default" / "broadcast" / "step_1"]
+    assert published_steps(parent) == ([] if fails else [1])
 
 
 @pytest.mark.parametrize("seen_early", [False, True])
