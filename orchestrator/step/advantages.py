@@ -270,7 +270,7 @@ def _differ(rewards: npt.NDArray[np.float64]) -> bool:
 
 
 def _fits_float32(value: object) -> bool:
-    if not isinstance(value, int | float | np.integer | np.floating):
+    if not isinstance(value, (int, float, np.integer, np.floating)):
         return False
     try:
         return abs(float(value)) <= LARGEST_FLOAT32  # False for NaN, too

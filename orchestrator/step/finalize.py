@@ -27,6 +27,8 @@ from transport.process.yield_gil import yielding_gil
 from transport.records import TOKEN_COLUMNS, Branch, Rollout, SavedState, Turn
 from transport.validation import LOG_PROBABILITY_ROUNDING
 
+_INT32, _FLOAT32 = np.dtype(np.int32), np.dtype(np.float32)
+
 
 @dataclass(frozen=True, slots=True)
 class GroupOutcome:
@@ -209,7 +211,7 @@ def _fault_of_structure(rollout: Rollout) -> str | None:
 def _has_sound_values(rollouts: Sequence[Rollout]) -> bool:
     """Whether all tokens and log-probabilities are in order, for certain."""
     turns = [turn for rollout in rollouts for turn in rollout.turns]
-    if any(turn.log_probabilities.dtype != np.float32 for turn in turns):
+    if any(turn.log_probabilities.dtype != _FLOAT32 for turn in turns):
         return False
     tokens = np.frombuffer(
         b"".join(rollout.tokens.data for rollout in rollouts if rollout.tokens is not None), np.int32
@@ -225,7 +227,7 @@ def _fault_of_values(rollout: Rollout) -> str | None:
 
 def _fault_of_form(turn: Turn) -> str | None:
     for name, array in (("prompt_ids", turn.prompt_ids), ("completion_ids", turn.completion_ids)):
-        if array.ndim != 1 or array.dtype != np.int32:
+        if array.ndim != 1 or array.dtype != _INT32:
             return f"{name} has shape {array.shape} and dtype {array.dtype}; expected one dimension of int32"
     if not 0 < turn.temperature < math.inf:
         return f"temperature is {turn.temperature}; expected a positive, finite number"
@@ -233,7 +235,7 @@ def _fault_of_form(turn: Turn) -> str | None:
         return "prompt_ids is empty; expected at least one token"
     if turn.log_probabilities.shape != turn.completion_ids.shape:
         return f"{turn.log_probabilities.size} log_probabilities for {turn.completion_ids.size} completion_ids; expected one each"
-    if len(turn.untrained) not in (0, turn.completion_ids.size) or turn.untrained.translate(None, b"\0\1"):
+    if turn.untrained and (len(turn.untrained) != turn.completion_ids.size or turn.untrained.translate(None, b"\0\1")):
         return (
             f"untrained has {len(turn.untrained)} bytes for {turn.completion_ids.size} completion_ids; expected none, or a 0 or "
             "1 each, as leave_untrained sets them"
