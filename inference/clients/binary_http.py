@@ -111,7 +111,7 @@ class BinaryHttpClient:
         self._open: set[_Connection] = set()
         self._closed = False
 
-    async def post(self, path: str, body: bytes, content_type: str) -> memoryview:
+    async def post(self, path: str, body: bytes, content_type: str) -> bytes | memoryview:
         """Returns the body of a 200. The request carries the task's `traceparent`, if it has one.
 
         Raises `ServerUnreachable`, `RequestRefused` or `ServerFailure`, and `InferenceError` if this machine has no descriptor
@@ -206,7 +206,7 @@ class BinaryHttpClient:
         self.idle.pop(connection, None)
 
 
-_Answer = tuple[int, memoryview]
+_Answer = tuple[int, bytes | memoryview]
 """Status and body."""
 
 
@@ -328,7 +328,8 @@ class _Connection(asyncio.BufferedProtocol):
             raise _Malformed(f"sends more than the {length} bytes it announces")
         if length < LARGE_BYTES and len(present) >= length:
             answer, self._answer = self._answer, None
-            _give(answer, (self._status, memoryview(bytearray(present[:length]))))
+            # As bytes: a view would be two objects that the garbage collector visits, for as long as the turn lives.
+            _give(answer, (self._status, bytes(present[:length])))
         elif length < LARGE_BYTES:
             self._fill(np.empty(length, dtype=np.uint8).data, length, present[:length])
         else:
