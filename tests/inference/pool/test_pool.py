@@ -88,6 +88,26 @@ async def test_requests_wait_for_room_at_a_server() -> None:
     assert server.most_running == 2
 
 
+async def test_a_request_waits_to_start_only_where_many_begin_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with FakeServer() as server, pool_of(server, max_concurrent_requests_per_server=64) as pool:
+        waited = 0
+        wait = pool._starts.wait
+
+        def counted(action: Callable[[], None]) -> None:
+            nonlocal waited
+            waited += 1
+            wait(action)
+
+        monkeypatch.setattr(pool._starts, "wait", counted)
+
+        async def rollout(name: str) -> None:
+            for _ in range(8):
+                await generate(pool, name)
+
+        await asyncio.gather(*(rollout(str(index)) for index in range(64)))
+    assert 0 < waited <= 64, "none but first ones: who gets an answer asks again at once"
+
+
 async def test_a_dropped_connection_is_retried_at_once() -> None:
     async with FakeServer() as server, pool_of(server) as pool:
         server.drop_next = 1
