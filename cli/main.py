@@ -103,7 +103,9 @@ def main(arguments: list[str] | None = None) -> int:
         name, rest = words[0], words[1:]
         if name not in COMMANDS:
             raise UserError(_unknown_command(name))
-        return command_of(name)(rest)
+        from transport.process.imports import with_room
+
+        return with_room(_run, name, rest)
     except UserError as error:
         _print_error(printable(str(error)))
         return error.code
@@ -132,6 +134,10 @@ def _print_error(message: str) -> None:
     from transport.process.journal import prioritized
 
     print(prioritized(f"counterpoint: error: {message}", logging.ERROR, sys.stderr), file=sys.stderr)
+
+
+def _run(name: str, rest: list[str]) -> int:
+    return command_of(name)(rest)
 
 
 def command_of(name: str) -> Callable[[list[str]], int]:

@@ -17,27 +17,31 @@ import signal
 import socket
 import threading
 from argparse import Namespace
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from multiprocessing.util import register_after_fork
 from typing import Any
 
 import uvloop
 from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.entrypoints.launchers.api_server.entry import build_and_serve, build_async_engine_client_from_engine_args
 from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
 from vllm.entrypoints.launchers.launcher import setup_server
 from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
 from vllm.reasoning import ReasoningParserManager
 from vllm.tool_parsers import ToolParserManager
+from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.utils.system_utils import decorate_logs
+from vllm.v1.engine.async_llm import AsyncLLM
 
 from cluster.parent_death import bind_worker_to_parent
-from inference.plugin.socket_body import Connection
 
 METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 
 ROUTES = (
+    "vllm.entrypoints.launchers.api_server.entry",
     "inference.plugin.routes",
+    "inference.plugin.socket_body",
     "vllm.entrypoints.openai.chat_completion.api_router",
     "vllm.entrypoints.openai.responses.api_router",
     "vllm.entrypoints.anthropic.api_router",
@@ -81,14 +85,38 @@ async def _serve(args: Namespace) -> None:
     if args.reasoning_parser_plugin:
         ReasoningParserManager.import_reasoning_parser(args.reasoning_parser_plugin)
     importing = import_beside(args.data_parallel_size)
-    async with build_async_engine_client_from_engine_args(ForkingArguments.from_cli_args(args)) as engine:
+    async with _engine(ForkingArguments.from_cli_args(args)) as engine:
         if importing.ident is not None:
             importing.join()  # two threads that import modules which import each other may see half of one
+        from vllm.entrypoints.launchers.api_server.entry import build_and_serve
+
+        from inference.plugin.socket_body import Connection
+
         ended = await build_and_serve(engine, address, listening, args, http=Connection)
     try:
         await ended
     finally:
         listening.close()
+
+
+@asynccontextmanager
+async def _engine(arguments: AsyncEngineArgs) -> AsyncIterator[AsyncLLM]:
+    """Starts the engine, and ends it, as `build_async_engine_client_from_engine_args` there: a module that imports the routes."""
+    config = arguments.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
+    engine: AsyncLLM | None = None
+    try:
+        engine = AsyncLLM.from_vllm_config(
+            vllm_config=config,
+            usage_context=UsageContext.OPENAI_API_SERVER,
+            enable_log_requests=arguments.enable_log_requests,
+            aggregate_engine_logging=arguments.aggregate_engine_logging,
+            disable_log_stats=arguments.disable_log_stats,
+        )
+        await engine.reset_mm_cache()
+        yield engine
+    finally:
+        if engine is not None:
+            engine.shutdown(timeout=config.shutdown_timeout)
 
 
 def import_beside(engines: int) -> threading.Thread:

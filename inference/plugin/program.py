@@ -18,13 +18,18 @@ import gc
 
 gc.disable()
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
 UNUSED = ("torch._inductor.lowering", "scipy", "sklearn", "accelerate", "boto3", "pandas")
 """What servers on a CPU do not need. vLLM imports the compiler's lowerings to change them. vLLM and transformers use scipy, if
 there is one, to resample sound for one model (Phi-4 multimodal), and in losses; accelerate to divide a model over devices, boto3
 to load one from S3, pandas for AMD's kernels."""
 
-TRACING = "opentelemetry"
-"""What only a server needs that is told to send traces of its own (`--otlp-traces-endpoint`, or by `--config`)."""
+UNUSED_WITHOUT = {"opentelemetry": "otlp", "ray": "ray"}
+"""What else none needs, unless an argument has this word: to send its own traces, and to have workers on a Ray cluster.
+vLLM also imports Ray to ask it whether it runs there."""
 
 
 def resume_gc() -> None:
@@ -35,24 +40,42 @@ def resume_gc() -> None:
 
 def main() -> None:
     """Runs the server to its end, with the arguments of the process."""
-    from transport.process.imports import quick_import_of_transformers, without_modules
+    from transport.process.imports import with_room
 
-    with without_modules(*_unused(), to=("vllm", "transformers")), quick_import_of_transformers():
-        from inference.plugin.forking_server import main as serve
-
-        serve()  # it imports more, and so does the engine
+    with quick_imports():
+        with_room(_serve)
     _end()
 
 
-def _unused() -> tuple[str, ...]:
+def quick_imports() -> AbstractContextManager[object]:
+    """Returns a block in which vLLM is imported in the least time that this server needs for it."""
+    from contextlib import ExitStack
+
+    from transport.process.imports import quick_import_of_transformers, quick_modules_of_frames, without_modules
+
+    block = ExitStack()
+    block.enter_context(without_modules(*unused(), to=("vllm", "transformers")))
+    block.enter_context(quick_import_of_transformers())
+    block.enter_context(quick_modules_of_frames())
+    return block
+
+
+def _serve() -> None:
+    from inference.plugin.forking_server import main as serve
+
+    serve()  # it imports more, and so does the engine
+
+
+def unused() -> tuple[str, ...]:
     """Returns the modules that this server does not need."""
     import os
     import sys
 
     if os.environ.get("TORCHDYNAMO_DISABLE") != "1":
         return ()
-    traces = any("otlp" in word or word.startswith("--config") for word in sys.argv)
-    return UNUSED if traces else (*UNUSED, TRACING)
+    if any(word.startswith("--config") for word in sys.argv):  # a file with arguments
+        return UNUSED
+    return (*UNUSED, *(name for name, of in UNUSED_WITHOUT.items() if not any(of in word for word in sys.argv)))
 
 
 def _end() -> None:

@@ -9,12 +9,19 @@ from pathlib import Path
 
 import pytest
 
+from inference.plugin import program
 from tests.support.vllm_server import ServerProcess, live_processes
 
 REGISTERS = """
-import gc
-import inference.plugin.program
+import gc, sys
+from inference.plugin import program
 assert not gc.isenabled(), "imports run without it"
+with program.quick_imports():
+    import inference.plugin.forking_server
+    from vllm.compilation.decorators import support_torch_compile
+late = {"vllm.entrypoints.launchers.app", "inference.plugin.routes"}
+never = {"ray", "scipy", "pandas", "torch._inductor.lowering", "opentelemetry"}
+assert not (late | never) & sys.modules.keys(), (late | never) & sys.modules.keys()
 from inference.plugin import register
 register()
 assert gc.isenabled() and gc.get_freeze_count() > 100_000
@@ -22,7 +29,6 @@ assert gc.isenabled() and gc.get_freeze_count() > 100_000
 
 FORKS = """
 import os
-import inference.plugin.program
 from inference.plugin import forking_server
 forking_server.ROUTES = ()
 for engines in (2, 1):
@@ -81,10 +87,25 @@ def test_a_server_on_a_cpu_does_without_packages_for_other_purposes(moe_server: 
         assert [name for name in ("scipy", "pandas", "grpc") if f"/{name}/" in mapped] == []
 
 
+def test_what_a_server_does_without_depends_on_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
+    for arguments, needed in (
+        ([], set()),
+        (["--otlp-traces-endpoint", "http://localhost"], {"opentelemetry"}),
+        (["--data-parallel-backend=ray"], {"ray"}),
+        (["--config", "file.yaml"], {"opentelemetry", "ray"}),
+    ):
+        monkeypatch.setattr(sys, "argv", ["program", *arguments])
+        assert set(program.unused()) == {*program.UNUSED, *program.UNUSED_WITHOUT} - needed
+    monkeypatch.delenv("TORCHDYNAMO_DISABLE")
+    assert program.unused() == ()
+
+
 @pytest.mark.slow
-def test_the_collector_runs_again_and_no_thread_runs_where_several_engines_are_forked() -> None:
+def test_the_imports_before_the_fork_are_few_and_then_the_collector_runs_and_a_thread_if_one_engine_is_forked() -> None:
     """In one process, which spares an import of vLLM."""
     environment = os.environ | {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+    environment |= {"VLLM_PLUGINS": "counterpoint", "TORCHDYNAMO_DISABLE": "1", "TORCH_COMPILE_DISABLE": "1"}
     program = REGISTERS + FORKS
     ended = subprocess.run(
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=200, check=False

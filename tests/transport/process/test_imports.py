@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import gc
 import importlib.util
+import inspect
 import json
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from transport.process.imports import without_gc, without_modules
+from transport.process.imports import quick_modules_of_frames, with_room, without_gc, without_modules
 
 
 def test_the_collector_rests_during_the_block_and_leaves_out_what_was_made() -> None:
@@ -59,6 +61,44 @@ def test_modules_are_absent_during_the_block_only(tmp_path: Path, monkeypatch: p
     assert importlib.import_module("can_do_without").has_it
     for name in ("imported_later", "can_do_without", "can_do_without.later"):
         del sys.modules[name]
+
+
+def faults_of_calls(depth: int) -> int:
+    """The pages that the kernel mapped for this process while a loop, as many calls deep, made 100 calls."""
+    if depth:
+        return faults_of_calls(depth - 1)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(100):
+        ten_places()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+def ten_places(a: int = 0, b: int = 0, c: int = 0, d: int = 0, e: int = 0, f: int = 0, g: int = 0) -> None:
+    """A call whose frame is larger than those above it, so that one of them has no room for it in its chunk."""
+
+
+def most_faults() -> int:
+    return max(map(faults_of_calls, range(300)))
+
+
+def test_with_room_a_loop_maps_no_memory_however_deep_it_is() -> None:
+    assert with_room(most_faults) < 50
+
+
+def test_the_module_of_a_frame_is_that_of_the_stock_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    foreign: dict[str, object] = {"__name__": "json", "sys": sys}
+    exec("frame = sys._getframe()", foreign)  # claims another module's name
+    frames = [sys._getframe(), foreign["frame"], faults_of_calls, os, most_faults.__code__]
+    expected = [inspect.getmodule(each) for each in frames]
+    assert expected[0] is sys.modules[__name__]
+    stock = inspect.getmodule
+    with quick_modules_of_frames():
+        assert [inspect.getmodule(each) for each in frames] == expected
+        monkeypatch.setattr(os.path, "realpath", lambda _: pytest.fail("a path is resolved"))
+        monkeypatch.setattr(inspect, "modulesbyfile", {})
+        monkeypatch.setattr(inspect, "_filesbymodname", {})
+        assert inspect.getmodule(sys._getframe(), __file__) is sys.modules[__name__]
+    assert inspect.getmodule is stock
 
 
 WITH_ANOTHER_PACKAGE = """
