@@ -42,11 +42,6 @@ BIT_TYPES: dict[str, type[np.unsignedinteger[Any]]] = {
 """The bits of an element, by safetensors' name of its type."""
 
 
-def is_delta(directory: Path) -> bool:
-    """Whether the directory has what changed, and the base of it, instead of whole weights."""
-    return (directory / DELTA).exists()
-
-
 def open_bits(path: Path, mode: Literal["r", "r+"] = "r") -> dict[str, Bits]:
     """Returns the flat bits of each tensor of a safetensors file, mapped. Raises `ValueError` unless the file is valid."""
     mapped = np.memmap(path, dtype=np.uint8, mode=mode)

@@ -18,6 +18,12 @@ from transport.files.atomic import write_atomically
 VARIABLE = "COUNTERPOINT_IDENTITY_FILE"
 """The variable by which a server is told the path of the file."""
 
+INSTANCE_VARIABLE = "COUNTERPOINT_INSTANCE"
+"""The variable by which a server gets the id of its process from the one that starts it."""
+
+STATUS_PATH = "/counterpoint/v1/status"
+"""Where a server says what it serves, and with what weights."""
+
 NONCE_BYTES = 16
 
 _SECRET_BYTES = 32

@@ -29,11 +29,10 @@ import orjson
 from cluster.parent_death import bound_command, end_group, stopped_members
 from inference import identity
 from inference.config import InferenceConfig
-from inference.delta import is_delta
 from inference.model_facts import attention_heads, kept_bytes, longest_context
+from inference.plugin.checkpoint import is_delta
 from inference.port_claim import claimed
 from inference.token import API_KEY_FILE_VARIABLE, read_tokens
-from inference.wire import INSTANCE_VARIABLE, STATUS_PATH
 from transport.files.own_directory import remove_left
 from transport.process.cores import own_cores
 from transport.process.launch import SHARED_TMPDIR, TEMPORARY, TemporaryDirectory
@@ -265,7 +264,7 @@ def server_environment(config: InferenceConfig) -> dict[str, str]:
         # Spawned workers load the plugin themselves; in forked ones it would count as loaded.
         VLLM_WORKER_MULTIPROC_METHOD="spawn",
     )
-    environment[INSTANCE_VARIABLE] = secrets.token_hex(16)
+    environment[identity.INSTANCE_VARIABLE] = secrets.token_hex(16)
     environment.pop(identity.VARIABLE, None)
     environment.pop("VLLM_CPU_KVCACHE_SPACE", None)  # it would replace the flag
     if config.identity_file is not None:
@@ -442,12 +441,12 @@ def _answers(config: InferenceConfig, environment: Mapping[str, str]) -> bool:
     try:
         file = config.api_key_file
         headers = {} if file is None else {"Authorization": f"Bearer {read_tokens(file)[0]}"}
-        connection.request("GET", STATUS_PATH, headers=headers)
+        connection.request("GET", identity.STATUS_PATH, headers=headers)
         response = connection.getresponse()
         if response.status != http.HTTPStatus.OK:
             return False
         status = orjson.loads(response.read(MAX_STATUS_BYTES))
-        return isinstance(status, dict) and status.get("instance") == environment[INSTANCE_VARIABLE]
+        return isinstance(status, dict) and status.get("instance") == environment[identity.INSTANCE_VARIABLE]
     except (
         OSError,
         http.client.HTTPException,

@@ -46,13 +46,9 @@ UPDATE_PATH = "/counterpoint/v1/update"
 PARSE_PATH = "/counterpoint/v1/parse"
 UNLOAD_PATH = "/counterpoint/v1/unload"
 DRAIN_PATH = "/counterpoint/v1/drain"
-STATUS_PATH = "/counterpoint/v1/status"
 
 NONCE_HEADER = "X-Counterpoint-Nonce"
 """What a server is to prove its identity by, in its status."""
-
-INSTANCE_VARIABLE = "COUNTERPOINT_INSTANCE"
-"""The variable by which a server gets the id of its process from the one that starts it."""
 
 REQUEST_OVERHEAD_BYTES = 1 << 16
 """Most bytes of a request besides its prompt."""

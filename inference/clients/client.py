@@ -133,11 +133,11 @@ class BinaryClient:
     async def identify(self) -> Identity:
         """See `ServerClient`."""
         if self._secret is None:
-            found = Identity.of_status(await self._administer(wire.STATUS_PATH, None), self.url)
+            found = Identity.of_status(await self._administer(identity.STATUS_PATH, None), self.url)
             self.reasons = found.reasons
             return found
         nonce = secrets.token_hex(identity.NONCE_BYTES)
-        status = await self._administer(wire.STATUS_PATH, None, {wire.NONCE_HEADER: nonce})
+        status = await self._administer(identity.STATUS_PATH, None, {wire.NONCE_HEADER: nonce})
         found = Identity.of_status(status, self.url)
         if not identity.is_proof(status.get("proof"), self._secret, found.instance, nonce):
             raise ServerFailure(

@@ -35,6 +35,11 @@ PEFT_PREFIX = "base_model.model."
 _ADAPTER_TENSOR = re.compile(rf"{re.escape(PEFT_PREFIX)}(.+)\.lora_([AB])\.weight")
 
 
+def is_delta(directory: Path) -> bool:
+    """Whether the directory has what changed, and the base of it, instead of whole weights."""
+    return (directory / DELTA).exists()
+
+
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
     """One tensor as its header describes it."""

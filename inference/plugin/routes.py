@@ -87,7 +87,7 @@ class CounterpointRoutes:
         router.add_api_route(READ_PATH, self.read, methods=["POST"])
         router.add_api_route(wire.UNLOAD_PATH, self.unload, methods=["POST"])
         router.add_api_route(wire.DRAIN_PATH, self.drain, methods=["POST"])
-        router.add_api_route(wire.STATUS_PATH, self.status, methods=["GET"])
+        router.add_api_route(identity.STATUS_PATH, self.status, methods=["GET"])
         app.include_router(router)
         app.add_middleware(DirectRoute, path=wire.GENERATE_PATH, endpoint=self.generate)
 
@@ -97,7 +97,7 @@ class CounterpointRoutes:
         self.models = state.openai_serving_models
         self.max_model_len = int(engine_client.model_config.max_model_len)
         self.vocabulary_size = int(engine_client.model_config.get_vocab_size())
-        self.instance = os.environ.get(wire.INSTANCE_VARIABLE) or uuid.uuid4().hex
+        self.instance = os.environ.get(identity.INSTANCE_VARIABLE) or uuid.uuid4().hex
         identity_file = os.environ.get(identity.VARIABLE, "")
         self.secret = identity.read(identity_file)
         self.updater = Updater(engine_client, self.models, Loads(self.instance, self.secret, identity_file))

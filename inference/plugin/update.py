@@ -29,6 +29,7 @@ from inference.plugin.adapters import Adapters, UpdateRefused
 from inference.plugin.checkpoint import (
     NotSeen,
     TensorEntry,
+    is_delta,
     read_manifest,
     read_through,
     require_published,
@@ -166,7 +167,7 @@ class Updater:
         if self._expected is None:
             self._expected = read_manifest(Path(self._engine.model_config.model))
         require_same_model(self._expected, read_manifest(directory), tied)
-        if delta.is_delta(directory):
+        if is_delta(directory):
             delta.check(directory)
             if (staged := stage(directory)) is not None:
                 return staged

@@ -24,7 +24,7 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from inference import delta
-from inference.plugin.checkpoint import TensorEntry, read_manifest, require_same_model, weight_files
+from inference.plugin.checkpoint import TensorEntry, is_delta, read_manifest, require_same_model, weight_files
 
 
 @dataclass
@@ -85,7 +85,7 @@ class DirectoryWeightTransferEngine(WeightTransferEngine[DirectoryInitInfo, Dire
 
 def read_tensors(directory: Path) -> Iterator[tuple[str, torch.Tensor]]:
     """Yields name and tensor of all that a checkpoint holds, on the CPU, one at a time; of a delta, as it makes them."""
-    changed = delta.read_delta(directory) if delta.is_delta(directory) else {}
+    changed = delta.read_delta(directory) if is_delta(directory) else {}
     for path in weight_files(directory):
         with safe_open(path, framework="pt", device="cpu") as file:
             for name in file.keys():  # noqa: SIM118  (a safetensors handle is no mapping)

@@ -18,7 +18,8 @@ from typing import Any
 
 import orjson
 
-from inference.delta import is_delta, make_whole
+from inference.delta import make_whole
+from inference.plugin.checkpoint import is_delta
 from orchestrator.evaluation.result import EvaluationResult
 from transport.files.atomic import STABLE, publish_directory, published_steps, remove_directory
 from transport.files.untrusted import UntrustedFileError, read_json

@@ -21,7 +21,7 @@ import numpy as np
 import orjson
 import uvloop
 
-from inference import wire
+from inference import identity, wire
 from inference.base import REQUEST_ID_BYTES, Completion
 from inference.loads import Origin
 
@@ -71,7 +71,7 @@ class Answers:
     def _other(self, path: str, body: bytes) -> bytes:
         if path == COMPLETIONS_PATH:
             return self._completed(orjson.loads(body)["max_tokens"])
-        if path == wire.STATUS_PATH:
+        if path == identity.STATUS_PATH:
             return self._status
         if path.startswith(RAW_PATH):
             length = int(path.removeprefix(RAW_PATH + "/"))

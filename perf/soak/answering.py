@@ -15,7 +15,7 @@ import numpy as np
 import orjson
 import uvloop
 
-from inference import wire
+from inference import identity, wire
 from inference.base import Completion, Probe
 from inference.loads import Claim, Loads, Origin
 from perf.bench.servers import INSTANCE, Answers, Connection, response, serve
@@ -40,7 +40,7 @@ class WholeJobAnswers(Answers):
         """See `Answers.to`."""
         if path == wire.GENERATE_PATH:
             return (self._completion(body),)
-        if path == wire.STATUS_PATH:
+        if path == identity.STATUS_PATH:
             adapters = {name: self._loads.described(name) for name in self._probes if name is not None}
             weights = self._loads.described(None)
             return (_json({"instance": INSTANCE, "draining": False, "weights": weights, "adapters": adapters}),)

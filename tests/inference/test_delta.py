@@ -15,7 +15,7 @@ from torch import Tensor
 
 from inference import delta
 from inference.config import InferenceConfig
-from inference.plugin.checkpoint import BASE, DELTA
+from inference.plugin.checkpoint import BASE, DELTA, is_delta
 from inference.server import check_configuration
 
 LENGTHS = (1, delta.BLOCK - 1, delta.BLOCK, 2 * delta.BLOCK + 3)
@@ -111,7 +111,7 @@ def test_whole_weights_leave_the_files_that_others_have_linked(tmp_path: Path) -
 def test_changes_that_are_too_large_are_not_written(tmp_path: Path) -> None:
     source = broadcast(tmp_path / "step_0", weights(0))
     assert not broadcast_changes(tmp_path / "step_1", source, weights(1), most_bytes=1000)
-    assert not delta.is_delta(tmp_path / "step_1")
+    assert not is_delta(tmp_path / "step_1")
 
 
 def test_a_server_does_not_start_from_a_delta(tmp_path: Path) -> None:

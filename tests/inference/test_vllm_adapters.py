@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import torch
 
-from inference import wire
+from inference import identity, wire
 from inference.base import InferenceError, Probe, RequestRefused, SamplingParameters, WeightUpdate
 from inference.clients.client import BinaryClient
 from inference.clients.http_sessions import HttpSessions, call
@@ -91,7 +91,10 @@ async def pool_at(server: ServerProcess, adapter: str) -> AsyncIterator[Inferenc
 async def loaded_adapters(server: ServerProcess) -> dict[str, int]:
     assert server.config.api_key_file is not None
     headers = {"Authorization": f"Bearer {server.config.api_key_file.read_text().strip()}"}
-    async with aiohttp.ClientSession(headers=headers) as session, session.get(server.url + wire.STATUS_PATH) as answer:
+    async with (
+        aiohttp.ClientSession(headers=headers) as session,
+        session.get(server.url + identity.STATUS_PATH) as answer,
+    ):
         adapters: dict[str, int] = (await answer.json())["adapters"]
         return adapters
 

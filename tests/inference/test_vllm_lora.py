@@ -14,7 +14,7 @@ import aiohttp
 import numpy as np
 import pytest
 
-from inference import wire
+from inference import identity, wire
 from inference.base import InferenceError, Probe, SamplingParameters, WeightUpdate
 from inference.clients.client import BinaryClient
 from inference.clients.http_sessions import HttpSessions
@@ -191,7 +191,7 @@ async def test_nothing_but_health_and_metrics_is_open_without_the_token(
         ):
             async with session.post(path, data=b"{}") as response:
                 assert response.status == 401, path
-        for path, status in ((wire.STATUS_PATH, 401), ("/health", 200), ("/metrics", 200)):
+        for path, status in ((identity.STATUS_PATH, 401), ("/health", 200), ("/metrics", 200)):
             async with session.get(path) as response:
                 assert response.status == status, path
 

@@ -41,7 +41,7 @@ ROUTES = (
     ("POST", OFFER_PATH),
     ("POST", SEND_PATH),
     ("POST", wire.UNLOAD_PATH),
-    ("GET", wire.STATUS_PATH),
+    ("GET", identity.STATUS_PATH),
     ("GET", "/metrics"),
     ("GET", "/v1/models"),
 )
@@ -197,7 +197,7 @@ class FakeServer:
         self.given.add(given := request.headers.get("Authorization"))
         if self.tokens and given not in [f"Bearer {each}" for each in self.tokens]:
             return web.json_response({"error": "a valid bearer token is required"}, status=401)
-        if request.path == wire.STATUS_PATH:
+        if request.path == identity.STATUS_PATH:
             adapters = {name: self.described(name) for name in self.adapters}
             status = {"instance": self.loads.instance, "draining": self.draining, "reasons": self.reasons}
             if self.secret is not None:

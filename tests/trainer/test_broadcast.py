@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file
 
 from inference import delta
-from inference.plugin.checkpoint import BASE, DELTA
+from inference.plugin.checkpoint import BASE, DELTA, is_delta
 from inference.plugin.digest import DTYPES, digests_of
 from tests.trainer.conftest import make_batch
 from tests.trainer.lone_run import make_lone_run
@@ -72,8 +72,8 @@ def test_most_versions_of_bfloat16_weights_are_published_as_what_changed(dense_d
             lone.train(make_batch(step))
         broadcaster.publish(lone.model, lone.run)
         directory = tmp_path / "run_default" / "broadcast" / f"step_{step}"
-        kinds.append("delta" if delta.is_delta(directory) else "whole")
-        if delta.is_delta(directory):
+        kinds.append("delta" if is_delta(directory) else "whole")
+        if is_delta(directory):
             assert (directory / "config.json").is_file()
             assert delta_bytes(directory) < whole_bytes(directory) / 3
             delta.check(directory)

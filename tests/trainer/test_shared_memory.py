@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from inference import delta
+from inference.plugin.checkpoint import is_delta
 from inference.plugin.digest import digests_of
 from tests.trainer.conftest import make_batch
 from tests.trainer.lone_run import LoneRun, make_lone_run
@@ -48,7 +49,7 @@ def make_broadcaster(lone: LoneRun, output_dir: Path, memory: SharedMemory | Non
 def weights_of(published: Path, scratch: Path) -> dict[str, Tensor]:
     """What a reader of a version gets. Fails unless it has the digest that it says."""
     copy = Path(shutil.copytree(published, scratch))
-    if delta.is_delta(copy):
+    if is_delta(copy):
         delta.make_whole(copy)
     found = load_file(copy / "model.safetensors")
     assert digests_of(found) == orjson.loads((published / "probe.json").read_bytes())["digests"], published

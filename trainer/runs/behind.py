@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from inference.delta import is_delta
+from inference.plugin.checkpoint import is_delta
 from trainer.runs import checkpoint
 from trainer.runs.control_files import run_directory
 from trainer.runs.run import Run

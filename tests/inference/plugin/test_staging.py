@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 from inference import delta
 from inference.plugin import staging
-from inference.plugin.checkpoint import BASE, DELTA
+from inference.plugin.checkpoint import BASE, DELTA, is_delta
 from inference.plugin.staging import stage
 
 
@@ -45,7 +45,7 @@ def test_whole_weights_are_made_and_go_when_they_are_loaded(memory: Path, change
     assert staged.path.parent == memory
     assert (load_file(staged.path / "model-1.safetensors")["a"] == 0).all()
     assert (load_file(staged.path / "model-2.safetensors")["b"] == np.arange(100)).all()
-    assert delta.is_delta(changed), "others read it, too"
+    assert is_delta(changed), "others read it, too"
     staged.remove()
     assert list(memory.iterdir()) == []
 

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 from environments.config import EnvironmentConfig
 from inference import delta
-from inference.plugin.checkpoint import BASE, DELTA
+from inference.plugin.checkpoint import BASE, DELTA, is_delta
 from orchestrator.evaluation import weights
 from orchestrator.evaluation.estimates import proportion
 from orchestrator.evaluation.result import EvaluationResult
@@ -132,5 +132,5 @@ def test_the_best_weights_are_whole_where_what_changed_was_broadcast(tmp_path: P
     best = tmp_path / "run" / "best" / "step_3"
     assert {path.name for path in best.iterdir()} == {"model.safetensors", "best.json", STABLE}
     assert (load_file(best / "model.safetensors")["w"] == whole * 2).all()
-    assert delta.is_delta(kept), "the held weights are links of the broadcast, which never changes"
+    assert is_delta(kept), "the held weights are links of the broadcast, which never changes"
     assert (load_file(kept / BASE / "model.safetensors")["w"] == whole).all()
