@@ -40,7 +40,7 @@ HEALTH_DEADLINE_SECONDS = 10.0
 LOAD_DEADLINE_SECONDS = 2.0
 """Deadline of one observation of the load, which new weights may have to wait for."""
 
-STARTING_SECONDS = 0.2
+STARTING_SECONDS = 0.1
 """Longest time between two checks of a server that has not served yet: a job starts, and waits for it."""
 
 RESTARTED = "it was restarted, and holds the weights it was started with"
