@@ -171,13 +171,14 @@ def _fresh(weight: Tensor, rank: int, alpha: float, generator: torch.Generator) 
 def add_low_rank(output: Tensor, hidden: Tensor, spans: AdapterSpans, products: Sequence[LowRank | None]) -> Tensor:
     """Adds to `output` `[..., O]`, in place, each span's product of its tokens in `hidden` `[..., I]`, in their precision.
 
-    Several spans on a GPU are two grouped products. Elsewhere each span is a product of its own, in place, so one span costs what
-    it costs alone, and many cost no more than their tokens.
+    Several spans on a GPU, in bfloat16, are two grouped products. Elsewhere each span is a product of its own, in place, so one
+    span costs what it costs alone, and many cost no more than their tokens.
     """
     if not any(products):
         return output
     aligned = output.shape[-1] % ALIGNMENT == 0 and hidden.shape[-1] % ALIGNMENT == 0
-    if hidden.is_cuda and len(products) > 1 and aligned:
+    # In float32 grouped products are loops, too, which wait for `ends`.
+    if hidden.is_cuda and hidden.dtype == torch.bfloat16 and len(products) > 1 and aligned:
         return add_low_rank_grouped(output, hidden, spans.ends, products)
     factors = [factor for product in products if product for factor in (product.lora_A, product.lora_B)]
     scales = [product.scale if product else None for product in products]
@@ -186,12 +187,16 @@ def add_low_rank(output: Tensor, hidden: Tensor, spans: AdapterSpans, products: 
 
 
 def add_low_rank_grouped(output: Tensor, hidden: Tensor, ends: Tensor, products: Sequence[LowRank | None]) -> Tensor:
-    """Does the same by grouped products, on any device. Sizes are multiples of `ALIGNMENT`; `ends` is int32 `[spans]`."""
-    lora_A, lora_B = stacked(products, hidden.shape[-1], output.shape[-1], hidden)
-    rows_TI = hidden.reshape(-1, hidden.shape[-1])
-    shrunk_TR = functional.grouped_mm(rows_TI, lora_A.transpose(-2, -1), offs=ends)
-    low_rank_TO = functional.grouped_mm(shrunk_TR, lora_B.transpose(-2, -1), offs=ends)
-    return output + low_rank_TO.view_as(output)
+    """Does the same by grouped products, on any device. Sizes are multiples of `ALIGNMENT`; `ends` is int32 `[spans]`.
+
+    The operations are as many for any number of spans.
+    """
+    present = [index for index, product in enumerate(products) if product]
+    own = [product for product in products if product]
+    scales = [product.scale for product in own]
+    lora_A, lora_B = [product.lora_A for product in own], [product.lora_B for product in own]
+    result: Tensor = _AddGrouped.apply(output, hidden, ends, len(products), present, scales, *lora_A, *lora_B)
+    return result
 
 
 def stacked(
@@ -225,6 +230,74 @@ def stacked(
         for product in products
     ]
     return torch.stack(lora_A, -3), torch.stack(lora_B, -3)
+
+
+class _AddGrouped(torch.autograd.Function):
+    """Adds products of contiguous spans by grouped products of stacked factors.
+
+    It has its own backward pass because differentiating the stacking would take several operations for each span.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        output: Tensor,
+        hidden: Tensor,
+        ends: Tensor,
+        spans: int,
+        present: Sequence[int],
+        scales: Sequence[float],
+        *factors: Tensor,
+    ) -> Tensor:
+        ctx.mark_dirty(output)
+        ctx.spans, ctx.present, ctx.scales = spans, present, scales
+        lora_A, lora_B = _stack(hidden, spans, present, scales, factors)
+        rows_TI = hidden.reshape(-1, hidden.shape[-1])
+        shrunk_TR = functional.grouped_mm(rows_TI, lora_A.transpose(-2, -1), offs=ends)
+        output.add_(functional.grouped_mm(shrunk_TR, lora_B.transpose(-2, -1), offs=ends).view_as(output))
+        ctx.save_for_backward(hidden, ends, shrunk_TR, *factors)
+        return output
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        hidden, ends, shrunk_TR, *factors = ctx.saved_tensors
+        lora_A, lora_B = _stack(
+            hidden, ctx.spans, ctx.present, ctx.scales, factors
+        )  # again: kept, they are of every layer
+        grad_TO = grad.reshape(-1, grad.shape[-1]).contiguous()
+        rows_TI = hidden.reshape(-1, hidden.shape[-1])
+        grad_shrunk_TR = functional.grouped_mm(grad_TO, lora_B, offs=ends)
+        grad_A = functional.grouped_mm(grad_shrunk_TR.T, rows_TI, offs=ends).float()
+        grad_B = functional.grouped_mm(grad_TO.T, shrunk_TR, offs=ends).float()
+        by_A, by_B = _views(grad_A, grad_B, ctx.present, factors)
+        torch._foreach_mul_(by_B, ctx.scales)
+        grad_hidden = None
+        if ctx.needs_input_grad[1]:
+            grad_hidden = functional.grouped_mm(grad_shrunk_TR, lora_A, offs=ends).view_as(hidden)
+        return grad, grad_hidden, None, None, None, None, *by_A, *by_B
+
+
+def _stack(
+    hidden: Tensor, spans: int, present: Sequence[int], scales: Sequence[float], factors: Sequence[Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Returns A `[spans, R, I]` and B `[spans, O, R]`, which has the scale in it, in the precision of `hidden`; else zeros."""
+    lora_A, lora_B = factors[: len(present)], factors[len(present) :]
+    rank = -(-max(factor.shape[0] for factor in lora_A) // ALIGNMENT) * ALIGNMENT
+    stacked_A = hidden.new_zeros(spans, rank, hidden.shape[-1])
+    stacked_B = hidden.new_zeros(spans, lora_B[0].shape[0], rank)
+    by_A, by_B = _views(stacked_A, stacked_B, present, factors)
+    torch._foreach_copy_([*by_A, *by_B], [*lora_A, *torch._foreach_mul(lora_B, scales)])
+    return stacked_A, stacked_B
+
+
+def _views(
+    stacked_A: Tensor, stacked_B: Tensor, present: Sequence[int], factors: Sequence[Tensor]
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Returns the parts of the stacks that are those of the factors."""
+    ranks = [factor.shape[0] for factor in factors[: len(present)]]
+    pairs = list(zip(present, ranks, strict=True))
+    return [stacked_A[index, :rank] for index, rank in pairs], [stacked_B[index, :, :rank] for index, rank in pairs]
 
 
 class _AddLowRank(torch.autograd.Function):

@@ -7,11 +7,13 @@ import warnings
 import weakref
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from inference.plugin.digest import DTYPES, hash_sum
 from run.config import LoraConfig
@@ -162,6 +164,36 @@ def test_all_spans_at_once_are_each_span_by_itself(dtype: torch.dtype, tolerance
     for other in results[1:]:
         for ours, theirs in zip(other, results[0], strict=True):
             torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance * float(theirs.abs().max()))
+
+
+class Operations(TorchDispatchMode):
+    """Counts what a device is asked for inside: all but views."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.count += not func.is_view
+        return result
+
+
+def test_many_runs_of_a_row_take_as_many_operations_as_two() -> None:
+    counts = []
+    for runs in (2, 8):
+        layer = MultiLoRALinear(nn.Linear(16, 24), rank=8, n_adapters=8)
+        for slot in range(runs):
+            layer.admit(slot, 8, 2.0, torch.Generator().manual_seed(slot))
+        layer.spans = known = AdapterSpans.of([(slot, 3) for slot in range(runs)], CPU)
+        hidden = torch.randn(1, 3 * runs, 16, requires_grad=True)
+        output = layer.base(hidden)
+        parameters = [each for slot in range(runs) for each in layer.adapter_parameters(slot).values()]
+        with Operations() as operations:
+            result = add_low_rank_grouped(output, hidden, known.ends, layer.products(""))
+            torch.autograd.grad(result, parameters, torch.ones_like(result))
+        counts.append(operations.count)
+    assert counts[0] == counts[1] > 0
 
 
 def test_experts_with_an_adapter_are_experts_with_its_sum(moe_directory: Path, tmp_path: Path) -> None:
