@@ -23,6 +23,7 @@ from jinja2 import TemplateError
 from tokenizers import AddedToken, Tokenizer
 
 from environments.chat_template import ChatTemplates
+from environments.text_pieces import may_be_cut, pieces_of
 from transport.records import Turn
 
 # The tokenizer would divide each batch among threads of its own. We decode some short texts at a time, for which waking these
@@ -83,6 +84,7 @@ class Chat:
             _read_json(self._directory / "special_tokens_map.json")
         ) | _special_tokens(settings)
         self._add_tokens(settings)
+        self._may_be_cut = may_be_cut(self._tokenizer)
         self._templates = ChatTemplates(self._directory, settings)
         self._template_kwargs: Mapping[str, Any] = {}
         self._closings: dict[bool, tuple[int, ...]] = {}
@@ -190,10 +192,12 @@ class Chat:
     def encode_packed(self, text: str) -> array[int]:
         """Does as `encode`, and returns an array of int32. A long text waits until no other one is encoded: for a thread."""
         with nullcontext() if len(text) <= LONG_TEXT else _LONG_TEXT:
-            ids, packed = self.encode(text), array("i")
-            while ids:  # in slices: at the end of each, the event loop may have the GIL
-                packed.extend(ids[:_SLICE])
-                del ids[:_SLICE]
+            packed = array("i")
+            for piece in pieces_of(text, LONG_TEXT) if self._may_be_cut else [text]:
+                ids = self.encode(piece)
+                while ids:  # in slices: at the end of each, the event loop may have the GIL
+                    packed.extend(ids[:_SLICE])
+                    del ids[:_SLICE]
             return packed
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, add_generation_prompt: bool) -> str:

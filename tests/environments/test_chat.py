@@ -99,6 +99,26 @@ def test_threads_that_start_equal_long_conversations_have_it_encoded_once_and_ot
     assert equal[0].itemsize == 4
 
 
+def test_a_long_text_is_encoded_in_pieces_where_the_tokenizer_allows_it(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, whole = "some words of it, " * LONG_TEXT, Chat(directory)
+    described = json.loads((directory / "tokenizer.json").read_text())
+    described["pre_tokenizer"]["use_regex"] = True
+    (directory / "tokenizer.json").write_text(json.dumps(described))
+    divided, encode, encoded = Chat(directory), Chat.encode, dict[Chat, list[str]]()
+
+    def noted(self: Chat, piece: str) -> list[int]:
+        encoded.setdefault(self, []).append(piece)
+        return encode(self, piece)
+
+    monkeypatch.setattr(Chat, "encode", noted)
+    assert divided.encode_packed(text) == whole.encode_packed(text)
+    assert encoded[whole] == [text]
+    assert max(map(len, encoded[divided])) < LONG_TEXT + 10
+    assert "".join(encoded[divided]) == text
+
+
 def test_lengths_that_a_trainer_left_in_the_tokenizer_have_no_effect(directory: Path) -> None:
     expected = Chat(directory).start(USER)
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
