@@ -372,11 +372,11 @@ class Dispatcher:
         return RoutingAhead(self._config.run_dir / "rollouts", self._config.schedule.rollouts_per_step)
 
     def _write_ahead(self, group: Group) -> None:
-        """Writes the routing of a finalized group, if it is to ship in the next step.
+        """Writes the routing of a finalized group, if the next batch waits only for groups.
 
-        Of more groups than a batch takes the oldest ship, and while a boundary is in progress it has the disk.
+        Where it waits for the trainer, more groups are ready than it takes, and not the first of them ship, but the oldest.
         """
-        if self._boundary_task is None and self._scheduler.awaited() in ("generation", "finalize"):
+        if self._scheduler.may_ship and self._scheduler.awaited() in ("generation", "finalize"):
             self._spawn(record_in_thread(self._ahead.add, group.rollouts), f"routing of {group.group_id}")
 
     async def _ship(self, step: int, group_ids: Sequence[int], ahead: RoutingAhead) -> None:

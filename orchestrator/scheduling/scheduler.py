@@ -227,9 +227,7 @@ class Scheduler:
             )
 
     def _ship(self) -> Iterator[Instruction]:
-        if self._draining or self._shipping is not None or self._next_step > self._steps:
-            return
-        if self._version is None or self._next_step - self._version > self._schedule.max_lead_steps:
+        if self._draining or not self.may_ship:
             return
         while self._groups.ready_rollouts >= self._schedule.rollouts_per_step:
             chosen = self._take_oldest()
@@ -392,6 +390,13 @@ class Scheduler:
             paused=self._paused,
             waiting_for=tuple(self._waiting_for()),
         )
+
+    @property
+    def may_ship(self) -> bool:
+        """Whether a batch that was complete now would ship: none is on its way, and it would be within the lead."""
+        if self._version is None or self._shipping is not None or self._next_step > self._steps:
+            return False
+        return self._next_step - self._version <= self._schedule.max_lead_steps
 
     def awaited(self) -> Awaited:
         """Returns what the next batch waits for. `wait_trainer`: it cannot ship before newer weights come."""

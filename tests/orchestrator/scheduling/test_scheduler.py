@@ -236,17 +236,22 @@ def test_a_resumed_run_goes_on_with_the_same_groups() -> None:
 def test_what_is_awaited() -> None:
     scheduler = make_scheduler(rollouts_per_step=2, max_lead_steps=1, max_off_policy_steps=1)
     assert scheduler.awaited() == "wait_inference", "no weights are loaded"
+    assert not scheduler.may_ship
     assert started(scheduler.handle(PolicyUpdated(0))) == [0]
     assert scheduler.awaited() == "generation"
+    assert scheduler.may_ship
     end(scheduler, 0, "c")
     end(scheduler, 0, "c", first=1)
     assert scheduler.awaited() == "finalize"
     assert ShipBatch(1, (0,)) in scheduler.handle(GroupFinalized(0, 2, 0))
+    assert not scheduler.may_ship, "one is on its way"
     scheduler.handle(BatchCommitted(1))
     assert scheduler.awaited() == "wait_trainer"
+    assert not scheduler.may_ship, "of newer weights than there are"
     scheduler.handle(PolicyUpdateStarting(1))
     assert scheduler.awaited() == "wait_inference"
     scheduler.handle(PolicyUpdated(1))
+    assert scheduler.may_ship
     scheduler.handle(CapacityChanged(0))
     assert scheduler.awaited() == "wait_inference", "though rollouts are in flight"
 
