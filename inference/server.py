@@ -222,6 +222,8 @@ def server_command(config: InferenceConfig) -> list[str]:
     command += ["--max-num-batched-tokens", str(config.max_num_batched_tokens)]
     command += ["--tensor-parallel-size", str(config.tensor_parallel_size)]
     command += ["--worker-extension-cls", "inference.plugin.worker_digest.WeightReader"]
+    if not config.sets("--config"):  # a flag goes before what vLLM's own file says
+        command += ["--scheduler-cls", "inference.plugin.engine.held_outputs.scheduler"]
     # Log-probabilities at the sampling temperature, and no sampling settings but those a request states: a model's
     # generation_config.json may ask for top-k or top-p, which would train on another distribution than was meant.
     command += ["--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]

@@ -1,0 +1,150 @@
+"""A scheduler whose engine sends the tokens of a request together, where nobody waits for each of them.
+
+vLLM's engine sends an object for each request and step, which its API server decodes, counts and adds to what the request has.
+That is most of what a short step costs the API server. A request for the final output alone needs none of it before its end. So
+its outputs are held back, and sent as one: with the last one, or after `INTERVAL_SECONDS`, so that the counters of `/metrics` go
+on, by which clients see progress. The first one, with which vLLM counts the prompt and the first token's time, is sent at once.
+
+A request with stop strings is not held back: the API server finds them, and ends it.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+import numpy as np
+from vllm.config import VllmConfig
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
+from vllm.v1.metrics.stats import SchedulerStats
+from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput
+from vllm.v1.request import Request
+
+INTERVAL_SECONDS = 0.25
+"""After which everything is sent that is held."""
+
+
+class _HoldsOutputs(Scheduler):
+    """What the two schedulers have in common."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._held: dict[str, list[EngineCoreOutput]] = {}
+        """Of unfinished requests; of aborted ones until everything is sent."""
+        self._send_at = 0.0
+        self._is_quiet = False
+        """During a step after which not everything is sent."""
+
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+    ) -> dict[int, EngineCoreOutputs]:
+        """Returns what is to be sent now, by client."""
+        now = time.monotonic()
+        self._is_quiet = now < self._send_at
+        try:
+            found = super().update_from_output(scheduler_output, model_runner_output)
+        finally:
+            is_quiet, self._is_quiet = self._is_quiet, False
+        for sent in found.values():
+            sent.outputs = [ready for each in sent.outputs if (ready := self._passed(each)) is not None]
+        if not is_quiet:
+            self._send_at = now + INTERVAL_SECONDS
+            self._send_all(found)
+            return found
+        found = {
+            client: sent
+            for client, sent in found.items()
+            if sent.outputs or sent.finished_requests or sent.scheduler_stats
+        }
+        if (first := next(iter(found.values()), None)) is not None and first.scheduler_stats is None:
+            first.scheduler_stats = self.make_stats()
+        return found
+
+    def make_stats(self, *of_this_step: Any) -> SchedulerStats | None:
+        """Returns nothing where nothing may be sent: what vLLM has counted stays until it is asked for again.
+
+        Not once all requests have ended: there may be no further step for long, and its numbers would stay those of before.
+        """
+        if self._is_quiet and self.has_unfinished_requests() and all(each is None for each in of_this_step):
+            return None
+        return super().make_stats(*of_this_step)
+
+    def _passed(self, output: EngineCoreOutput) -> EngineCoreOutput | None:
+        """Returns an output joined to those that were held of its request; None if it is held, too."""
+        request = self.requests.get(output.request_id)
+        if output.finish_reason is None and request is not None and may_wait(request, output):
+            if output.routed_experts is not None:  # in memory that the next step overwrites
+                output.routed_experts = output.routed_experts.copy()
+            self._held.setdefault(output.request_id, []).append(output)
+            return None
+        return joined([*self._held.pop(output.request_id, ()), output])
+
+    def _send_all(self, found: dict[int, EngineCoreOutputs]) -> None:
+        for request_id, outputs in self._held.items():
+            if (request := self.requests.get(request_id)) is not None:  # else it was aborted
+                found.setdefault(request.client_index, EngineCoreOutputs()).outputs.append(joined(outputs))
+        self._held.clear()
+
+
+class HoldingScheduler(_HoldsOutputs):
+    """For an engine that waits for each step."""
+
+
+class HoldingAsyncScheduler(_HoldsOutputs, AsyncScheduler):
+    """For an engine that schedules a step while another one is computed."""
+
+
+def scheduler(vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> Scheduler:
+    """Returns the one that takes the place of vLLM's own: the value of `--scheduler-cls`, which is only called."""
+    chosen = HoldingAsyncScheduler if vllm_config.scheduler_config.async_scheduling else HoldingScheduler
+    return chosen(vllm_config, *args, **kwargs)
+
+
+def may_wait(request: Request, output: EngineCoreOutput) -> bool:
+    """Whether an output of an unfinished request says nothing that is needed before the end, but tokens."""
+    sampling = request.sampling_params
+    return (
+        sampling is not None
+        and sampling.output_kind == RequestOutputKind.FINAL_ONLY
+        and not sampling.stop
+        and not request.resumable
+        and output.prefill_stats is None
+        and output.events is None
+        and output.new_prompt_logprobs_tensors is None
+        and output.new_sampling_mask is None
+        and output.pooling_output is None
+    )
+
+
+def joined(outputs: list[EngineCoreOutput]) -> EngineCoreOutput:
+    """Returns one output with the tokens of several of a request, in their order."""
+    if len(outputs) == 1:
+        return outputs[0]
+    return msgspec.structs.replace(
+        outputs[-1],
+        new_token_ids=[token for each in outputs for token in each.new_token_ids],
+        new_logprobs=_joined_logprobs([each.new_logprobs for each in outputs if each.new_logprobs is not None]),
+        routed_experts=_joined_arrays([each.routed_experts for each in outputs if each.routed_experts is not None]),
+        num_nans_in_logits=max(each.num_nans_in_logits for each in outputs),
+    )
+
+
+def _joined_logprobs(parts: list[LogprobsLists]) -> LogprobsLists | None:
+    """A step has as many columns as any of its requests asked for; of a request that asked for fewer the others are ignored."""
+    if not parts:
+        return None
+    columns = min(each.logprobs.shape[1] for each in parts)
+    return LogprobsLists(
+        np.concatenate([each.logprob_token_ids[:, :columns] for each in parts]),
+        np.concatenate([each.logprobs[:, :columns] for each in parts]),
+        np.concatenate([each.sampled_token_ranks for each in parts]),
+    )
+
+
+def _joined_arrays(parts: list[np.ndarray]) -> np.ndarray | None:
+    return np.concatenate(parts) if parts else None
