@@ -165,4 +165,9 @@ def _unknown_command(name: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_code = main()
+    if "torch" in sys.modules:
+        from transport.process.ending import end_at_once
+
+        end_at_once(exit_code)
+    sys.exit(exit_code)

@@ -44,7 +44,10 @@ def main() -> None:
 
     with quick_imports():
         with_room(_serve)
-    _end()
+
+    from transport.process.ending import end_at_once
+
+    end_at_once(0)
 
 
 def quick_imports() -> AbstractContextManager[object]:
@@ -76,18 +79,6 @@ def unused() -> tuple[str, ...]:
     if any(word.startswith("--config") for word in sys.argv):  # a file with arguments
         return UNUSED
     return (*UNUSED, *(name for name, of in UNUSED_WITHOUT.items() if not any(of in word for word in sys.argv)))
-
-
-def _end() -> None:
-    """Ends the process at once. The interpreter would free the million objects one by one, for half a second."""
-    import atexit
-    import os
-    import sys
-
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
 
 
 if __name__ == "__main__":
