@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -92,10 +92,13 @@ class ServerClient(Protocol):
     async def detokenize(self, token_ids: list[int]) -> str:
         """Returns the text of token ids, special tokens included."""
 
-    async def load(self, update: WeightUpdate, claim: Claim) -> HeldWeights | None:
+    async def load(
+        self, update: WeightUpdate, claim: Claim, on_begun: Callable[[], None] | None = None
+    ) -> HeldWeights | None:
         """Loads weights for the owner that `claim` names, keeping the requests in flight.
 
-        Returns the weights that the server then holds, or None if it cannot report them.
+        Returns the weights that the server then holds, or None if it cannot report them. `on_begun` may be called before, once
+        no request that comes from then on is computed with older weights.
         """
 
     async def probe(self, model: str, token_ids: list[int]) -> Scores:
@@ -164,7 +167,7 @@ class BinaryClient:
         """See `ServerClient`."""
         return await detokenize(self._connections, self.url, token_ids)
 
-    async def load(self, update: WeightUpdate, claim: Claim) -> HeldWeights:
+    async def load(self, update: WeightUpdate, claim: Claim, on_begun: Callable[[], None] | None = None) -> HeldWeights:
         """See `ServerClient`. One transaction at the server: once it loads, it completes even if this call is cancelled."""
         claim = self._proving(claim)
         if self._sender is not None:
@@ -177,7 +180,7 @@ class BinaryClient:
                 "adapter": update.adapter,
                 "claim": claim.encode(),
             }
-            answer = await self._administer(wire.UPDATE_PATH, fields)
+            answer = await self._administer(wire.UPDATE_PATH, fields, on_accepted=on_begun)
         match answer.get("held"):
             case {"dtype": str(dtype), "layers": dict(layers), "load": int(load)} if all(
                 type(value) is str for value in layers.values()
@@ -217,10 +220,15 @@ class BinaryClient:
         self._connections.forget(self._http)
 
     async def _administer(
-        self, path: str, fields: dict[str, Any] | None, headers: Mapping[str, str] | None = None
+        self,
+        path: str,
+        fields: dict[str, Any] | None,
+        headers: Mapping[str, str] | None = None,
+        on_accepted: Callable[[], None] | None = None,
     ) -> dict[str, Any]:
         body = None if fields is None else orjson.dumps(fields)
-        return as_object(await call(self._connections.admin, self.url + path, body, headers), self.url + path)
+        url = self.url + path
+        return as_object(await call(self._connections.admin, url, body, headers, on_accepted), url)
 
 
 async def read_metrics(connections: HttpSessions, url: str) -> Observation | None:

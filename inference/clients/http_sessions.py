@@ -12,7 +12,7 @@ import logging
 import os
 import socket
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from http import HTTPStatus
@@ -200,9 +200,15 @@ def _headers_with(token: str | None) -> Mapping[str, str]:
 
 
 async def call(
-    session: aiohttp.ClientSession, url: str, body: bytes | None, further_headers: Mapping[str, str] | None = None
+    session: aiohttp.ClientSession,
+    url: str,
+    body: bytes | None,
+    further_headers: Mapping[str, str] | None = None,
+    on_accepted: Callable[[], None] | None = None,
 ) -> bytes | memoryview:
     """POSTs `body`, which is JSON, or GETs if there is none, and returns the body of a 200.
+
+    `on_accepted` is called when a 200 begins, which may be before its body comes.
 
     Raises `ServerUnreachable` if the connection fails, `RequestRefused` if the server will never serve this, else
     `ServerFailure`.
@@ -214,6 +220,8 @@ async def call(
     try:
         async with session.request(method, url, data=body, headers=headers, allow_redirects=False) as response:
             if response.status == HTTPStatus.OK:
+                if on_accepted is not None:
+                    on_accepted()
                 return await _read(response, MAX_RESPONSE_BYTES)
             raise failure_of(url, response.status, await response.content.read(ERROR_BYTES))
     except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError) as error:

@@ -13,6 +13,7 @@ import asyncio
 import io
 import logging
 import secrets
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -162,8 +163,10 @@ class OpenAIClient:
         """See `ServerClient`."""
         return await detokenize(self._connections, self.url, token_ids)
 
-    async def load(self, update: WeightUpdate, claim: Claim) -> HeldWeights | None:
-        """See `ServerClient`. A stock server knows no owner."""
+    async def load(
+        self, update: WeightUpdate, claim: Claim, on_begun: Callable[[], None] | None = None
+    ) -> HeldWeights | None:
+        """See `ServerClient`. A stock server knows no owner, and tells no beginning."""
         if update.adapter is None:
             raise RequestRefused(
                 f"{self.url} is used as a stock server (protocol = 'openai'), which cannot take full weights; train a LoRA "

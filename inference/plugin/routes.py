@@ -10,6 +10,8 @@ import asyncio
 import os
 import uuid
 from argparse import Namespace
+from collections.abc import AsyncIterator, Callable
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from typing import Any
 import numpy as np
 import orjson
 from fastapi import APIRouter, FastAPI, Request
-from fastapi.responses import Response
+from fastapi.responses import Response, StreamingResponse
 from starlette.requests import ClientDisconnect
 from vllm.engine.protocol import EngineClient
 from vllm.entrypoints.serve.utils.api_utils import with_cancellation
@@ -105,6 +107,7 @@ class CounterpointRoutes:
         self.scores_one_by_one = self.updater.serves_adapters and bool(current_platform.is_cpu())
         settings = settings_of(engine_client, args)
         self.parser = None if settings is None else ParserProcess(settings)
+        self.loading: set[asyncio.Task[Response]] = set()
         self.draining = False
         self.traced = await engine_client.is_tracing_enabled()
         await warm(engine_client, self.models, serves_adapters=self.updater.serves_adapters)
@@ -276,7 +279,8 @@ class CounterpointRoutes:
 
         Answers `{"version", "held": {"dtype", "layers", "load"}}`, the digest of the weights with which the engine computes
         from then on, and the number by which answers name them. 422 if they are refused and nothing has changed; 424 if this
-        server does not see the directory, or may not read it.
+        server does not see the directory, or may not read it. The answer may begin before they are loaded: requests that come
+        once it has begun are computed with them.
         """
         try:
             fields = await _read_json(raw_request)
@@ -295,7 +299,20 @@ class CounterpointRoutes:
                     )
         except Refusal as refusal:
             return _answer({"error": str(refusal)}, refusal.status)
-        return await self._load(version, Path(directory), adapter, claim)
+        begun = asyncio.get_running_loop().create_future()
+        loading = asyncio.create_task(
+            self._load(version, Path(directory), adapter, claim, partial(begun.set_result, None))
+        )
+        self.loading.add(loading)
+        loading.add_done_callback(self.loading.discard)
+        await asyncio.wait({begun, loading}, return_when=asyncio.FIRST_COMPLETED)
+        if loading.done():
+            return loading.result()
+
+        async def answer() -> AsyncIterator[bytes]:
+            yield bytes((await asyncio.shield(loading)).body)  # a client that hangs up ends no load
+
+        return StreamingResponse(answer(), media_type="application/json")
 
     async def offer(self, raw_request: Request) -> Response:
         """Answers an offer of weights (`inference/sent_weights.py`) with `{"holds": names of files that need not come, "reads"}`.
@@ -346,9 +363,16 @@ class CounterpointRoutes:
         finally:
             await asyncio.to_thread(received.remove)
 
-    async def _load(self, version: int, directory: Path, adapter: str | None, claim: Claim) -> Response:
+    async def _load(
+        self,
+        version: int,
+        directory: Path,
+        adapter: str | None,
+        claim: Claim,
+        on_begun: Callable[[], None] = lambda: None,
+    ) -> Response:
         try:
-            held = await self.updater.update(version, directory, adapter, claim)
+            held = await self.updater.update(version, directory, adapter, claim, on_begun)
         except NotSeen as error:
             logger.error("Weights of version %s are not seen: %s", version, error)
             return _answer({"error": str(error)}, HTTPStatus.FAILED_DEPENDENCY)

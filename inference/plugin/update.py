@@ -16,6 +16,7 @@ import asyncio
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -71,8 +72,17 @@ class Updater:
         """
         return f"base@{self.loads.now(None).number}"
 
-    async def update(self, version: int, directory: Path, adapter: str | None, claim: Claim) -> HeldWeights:
+    async def update(
+        self,
+        version: int,
+        directory: Path,
+        adapter: str | None,
+        claim: Claim,
+        on_begun: Callable[[], None] = lambda: None,
+    ) -> HeldWeights:
         """Loads the weights in `directory`, and returns those with which the engine computes afterwards.
+
+        `on_begun` is called, for full weights, once what begins from then on is computed with them.
 
         Raises `NotSeen` if this server has no such directory, or may not read it, and `UpdateRefused` if they cannot be loaded,
         or the weights in use belong to another than `claim` says.
@@ -105,7 +115,7 @@ class Updater:
                 )
             if adapter is not None:
                 return await self.adapters.load(adapter, load, directory, claim)
-            held = await self._load_full_weights(load, directory, claim)
+            held = await self._load_full_weights(load, directory, claim, on_begun)
             assert self._provable is not None
             return HeldWeights(self._dtype, restrict(held, self._provable), load.number)
 
@@ -121,7 +131,9 @@ class Updater:
                 raise UpdateRefused(str(error)) from error
             return adapter is not None and await self.adapters.unload(adapter)
 
-    async def _load_full_weights(self, load: Load, directory: Path, claim: Claim) -> Digest:
+    async def _load_full_weights(
+        self, load: Load, directory: Path, claim: Claim, on_begun: Callable[[], None]
+    ) -> Digest:
         config = self._engine.model_config
         tied = bool(getattr(config.hf_config, "tie_word_embeddings", False))
         try:
@@ -131,12 +143,12 @@ class Updater:
         try:
             if self._provable is None:
                 self._provable = await self._find_provable(Path(config.model), tied)
-            return await self._switch(load, directory if staged is None else staged.path, claim)
+            return await self._switch(load, directory if staged is None else staged.path, claim, on_begun)
         finally:
             if staged is not None:
                 await asyncio.to_thread(staged.remove)
 
-    async def _switch(self, load: Load, directory: Path, claim: Claim) -> Digest:
+    async def _switch(self, load: Load, directory: Path, claim: Claim, on_begun: Callable[[], None]) -> Digest:
         """Loads weights that are prepared, while requests are paused; returns their digest, read back from the engine.
 
         A call to the engine waits for its step and for a core, so that loading and the first slice of reading are one call.
@@ -146,17 +158,20 @@ class Updater:
         self.loads.complete(None, load, claim)  # what begins now waits for the end of the pause
         try:
             loading = ({"directory": str(directory)}, self._dtype, READ_SECONDS)
-            first = await self._engine.collective_rpc("counterpoint_load", args=loading)
+            call = asyncio.ensure_future(self._engine.collective_rpc("counterpoint_load", args=loading))
+            await asyncio.sleep(0)  # It is on its way before any request that comes now.
+            on_begun()
+            first = await call
         except Exception:
             # The model may be in pieces: the next forward would kill the engine. End in order instead, so that the process that
             # started the server notices now.
             logger.exception("Loading %s failed halfway; this server cannot serve any more and stops", directory)
             os.kill(os.getpid(), signal.SIGTERM)
             raise
-        await self._engine.resume_generation()
+        # Named first: an answer to what comes after the resume waits for the engine's next step.
+        await asyncio.gather(self._engine.update_weight_version(str(load.version)), self._engine.resume_generation())
         logger.info("Version %s is loaded; requests were paused for %.4f s", load.version, time.monotonic() - began)
-        held, _ = await asyncio.gather(self._read_on(first), self._engine.update_weight_version(str(load.version)))
-        return held
+        return await self._read_on(first)
 
     def _prepare(self, directory: Path, tied: bool) -> OwnDirectory | None:
         """Does all that can be done while requests run: compares the checkpoint, and reads it into the page cache.

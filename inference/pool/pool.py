@@ -309,7 +309,8 @@ class InferencePool:
                         answer = await self._answer(monitor, call, request, due)
                     self._fleet.succeeded(server)
                     monitor.served()
-                    return _Answer(answer, version, monitor)
+                    origin = answer.origin if isinstance(answer, Completion) else None
+                    return _Answer(answer, monitor.version_of(origin, version), monitor)
                 except ServerFailure as error:
                     self._note_failure(monitor, error)
                     logger.warning("Request of %s, attempt %d, failed: %s", affinity, attempt + 1, error)
@@ -350,11 +351,11 @@ class InferencePool:
         """Returns when every reachable server holds the weights and has proven it, or is out of service.
 
         A server that is still busy with it `LATE_SECONDS` after another was done is not waited for, and goes on.
-        Requests in flight go on. `on_loaded` is called once new requests may begin at every server that took the weights:
-        their digest is right, and the probe is still to come. Answers wait for it. Raises `InferenceError`, with the reasons,
-        if servers were reached and none of them took the weights: no later attempt succeeds with a wrong checkpoint or probe;
-        its subclass `WeightsNotSeen` if none of them sees the published directory;
-        `ValueError` for an adapter of another name than the pool's requests give, which would not be computed with it.
+        Requests in flight go on. `on_loaded` is called once new requests may begin at every server that takes the weights: it
+        loads them and computes with them what comes, or their digest is right. Answers wait for the whole proof. Raises
+        `InferenceError`, with the reasons, if servers were reached and none of them took the weights: no later attempt succeeds
+        with a wrong checkpoint or probe; its subclass `WeightsNotSeen` if none of them sees the published directory; `ValueError`
+        for an adapter of another name than the pool's requests give, which would not be computed with it.
         """
         if update.adapter not in (None, self._model):
             raise ValueError(
@@ -381,7 +382,7 @@ class InferencePool:
             self.meters.update_seconds.observe(time.perf_counter() - began)
 
     async def _until_taken(self, update: WeightUpdate, loaded: bool = False) -> None:
-        """Waits until it is known of each server whether it holds the weights; with `loaded`, before its probe."""
+        """Waits until it is known of each server whether it holds the weights; with `loaded`, or lets requests begin."""
         unknown: list[ServerMonitor] = []
 
         def is_taken() -> bool:
@@ -389,7 +390,9 @@ class InferencePool:
                 monitor
                 for server, monitor in self._monitors.items()
                 if not (
-                    monitor.concluded is update or (loaded and monitor.loaded is update) or self._tasks[server].done()
+                    monitor.concluded is update
+                    or (loaded and (monitor.begun is update or monitor.loaded is update))
+                    or self._tasks[server].done()
                 )
             ]
             return self._closed or not unknown
@@ -511,7 +514,7 @@ class _Answer(NamedTuple, Generic[Content]):
 
     content: Content
     version: int
-    """The policy version that the server had when it was asked."""
+    """The policy version with which a completion began, as it says itself; else what the server had when it was asked."""
     monitor: ServerMonitor
 
 

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from inference.base import (
     InferenceError,
@@ -90,6 +91,8 @@ class ServerMonitor:
         """The weights that the server must hold to serve. None: those that it was started with."""
         self.concluded: WeightUpdate | None = None
         """The last `wanted` for which it is known whether the server holds it."""
+        self.begun: WeightUpdate | None = None
+        """The last `wanted` that the server has begun to load so that requests which come now are computed with it."""
         self.loaded: WeightUpdate | None = None
         """The last `wanted` whose digest the server has shown: it takes requests, and their answers wait for the probe."""
         self.refusal: RequestRefused | None = None
@@ -105,8 +108,9 @@ class ServerMonitor:
         self._on_change = on_change
         self._claim = claim
         self._follows = follows
-        self._loads: set[tuple[str | None, int | None]] = set()
-        """By name and number: the loads whose answers are accepted, which this pool made or found at the process `_loads_of`."""
+        self._loads: dict[tuple[str | None, int | None], int | None] = {}
+        """By name and number: the versions of the loads whose answers are accepted, which this pool made at the process
+        `_loads_of`; None of what it found there."""
         self._loads_of: str | None = None
         self._unproven: tuple[str | None, int | None] = (None, None)
         """The last of them that was loaded, which is removed if its proof fails."""
@@ -320,7 +324,7 @@ class ServerMonitor:
                 since=since,
             )
         except InferenceError as error:
-            self._loads.discard(self._unproven)
+            self._loads.pop(self._unproven, None)
             self.take_out(str(error), refusal=error if isinstance(error, RequestRefused) else None)
         except asyncio.CancelledError:  # answers that wait for the proof are of unproven weights
             self._fleet.take_out(self.server, "the pool was closed before the weights were proven")
@@ -347,21 +351,23 @@ class ServerMonitor:
                 f"{self.server.url} has other weights under the name {self._model!r} than at first: someone else changed them "
                 f"(it was load {before}, and is load {load})"
             )
-        self._found, self._loads, self._loads_of = found, {(name, load)}, identity.instance
+        self._found, self._loads, self._loads_of = found, {(name, load): None}, identity.instance
 
     async def _load_and_prove(self, wanted: WeightUpdate, instance: str) -> None:
-        self.loaded = None
+        self.loaded = self.begun = None
         began = time.monotonic()
+        claim, begins = self._claimed(instance), partial(self._begin_requests, wanted, instance)
         with self.activity.timed("load", wanted.version):
-            held = await self.client.load(wanted, self._claimed(instance))
+            held = await self.client.load(wanted, claim, begins)
         if held is not None:
             if not self._has_loaded:  # what was found there under another name is none of the run's
-                self._loads = {each for each in self._loads if each[0] == wanted.adapter}
+                self._loads = {each: version for each, version in self._loads.items() if each[0] == wanted.adapter}
             self._unproven = (wanted.adapter, held.load)
-            self._loads.add(self._unproven)
+            self._loads[self._unproven] = wanted.version
             self._has_loaded = True
             if len(self._loads) > 2 * KEPT_LOADS:  # no request lasts that long
-                self._loads = {each for each in self._loads if (each[1] or 0) > held.load - KEPT_LOADS}
+                oldest = held.load - KEPT_LOADS
+                self._loads = {each: version for each, version in self._loads.items() if (each[1] or 0) > oldest}
         if held is not None and (others := wanted.probe.mismatched_layers(held)) is not None:
             raise ProbeFailed(
                 f"{self.server.url} accepted version {wanted.version} but computes with other weights: {others}"
@@ -392,10 +398,25 @@ class ServerMonitor:
             time.monotonic() - loaded,
         )
 
+    def _begin_requests(self, wanted: WeightUpdate, instance: str) -> None:
+        """Lets requests begin at a server that served until now and computes them with the weights that it is loading.
+
+        Their answers say which load computed them, and wait for its proof.
+        """
+        if self.server.counted:
+            self.begun = wanted
+            self._fleet.begin_serving(self.server, wanted.version, instance)
+            self._on_change()
+
+    def version_of(self, origin: Origin | None, asked: int) -> int:
+        """Returns the version with which an accepted answer began, or `asked` where the pool did not load it."""
+        found = None if origin is None else self._loads.get((origin.name, origin.first))
+        return asked if found is None else found
+
     def _claimed(self, instance: str) -> Claim:
         """Returns the claim for a load. Only the first one at a process takes over from others."""
         if self._loads_of != instance:
-            self._loads, self._loads_of, self._has_loaded = set(), instance, False
+            self._loads, self._loads_of, self._has_loaded = {}, instance, False
         return replace(self._claim, takes_over=self._claim.takes_over and not self._has_loaded)
 
     def _is_accepted(self, origin: Origin) -> bool:
@@ -475,6 +496,7 @@ class ServerMonitor:
         level = (logging.INFO if self.server.state is State.UNKNOWN else logging.ERROR) if first else None
         outage = self._outages.begin(Kind.SERVER, self._who, "takes no traffic", reason, since=since, level=level)
         self._fleet.take_out(self.server, reason)
+        self.begun = None
         self.activity.went_out(reason, outage.since)
         self.refusal = refusal
         if first:

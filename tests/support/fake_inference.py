@@ -21,6 +21,7 @@ from typing import Any, Self
 
 import msgpack
 import numpy as np
+import orjson
 from aiohttp import web
 
 from inference import identity, wire
@@ -112,6 +113,10 @@ class FakeServer:
         self.gate.set()
         self.load_gate = asyncio.Event()
         self.load_gate.set()
+        self.rest_of_load: asyncio.Event | None = None
+        """What the answer to an update waits for after it has begun; None: it begins at its end."""
+        self.begins_too_early = False
+        """Whether requests that come once it has begun are computed with older weights all the same."""
         self.probe_gate = asyncio.Event()
         self.probe_gate.set()
         self.generate_status = 200
@@ -217,7 +222,7 @@ class FakeServer:
             return await self._score(request)
         if request.path == SEND_PATH:
             offer = await self._receive(request)
-            return await self._load(offer.version, offer.adapter, offer.claim)
+            return await self._load(request, offer.version, offer.adapter, offer.claim)
         fields = await request.json()
         if request.path == OFFER_PATH:
             return web.json_response({"holds": []})
@@ -226,7 +231,7 @@ class FakeServer:
         if request.path == wire.PARSE_PATH:
             return web.json_response(self.parsed, status=200 if "error" not in self.parsed else 400)
         if request.path == wire.UPDATE_PATH:
-            return await self._load(fields["version"], fields["adapter"], Claim.decode(fields["claim"]))
+            return await self._load(request, fields["version"], fields["adapter"], Claim.decode(fields["claim"]))
         if request.path == wire.UNLOAD_PATH:
             await self.unload_gate.wait()
             try:
@@ -254,13 +259,13 @@ class FakeServer:
             if self.adapters.pop(adapter, None) is not None:
                 self.loads.changed(adapter)
 
-    async def _load(self, version: int, adapter: str | None, claim: Claim) -> web.StreamResponse:
+    async def _load(self, request: web.Request, version: int, adapter: str | None, claim: Claim) -> web.StreamResponse:
         await self.load_gate.wait()
         try:
             load = self.loads.next(adapter, version, claim)
         except NotOwner as error:
             return web.json_response({"error": str(error)}, status=422)
-        if self.load_status == 200:
+        if self.load_status == 200 and not self.begins_too_early:
             self.loads.complete(adapter, load, claim)
         if self.load_status == 200 and not self.deaf:
             self.held = version
@@ -273,7 +278,16 @@ class FakeServer:
         if self.load_status != 200:
             return web.json_response({"error": "these are not weights"}, status=self.load_status)
         held = {"dtype": "float32", "layers": digest_of(self.held), "load": load.number}
-        return web.json_response({"held": held})
+        if self.rest_of_load is None:
+            return web.json_response({"held": held})
+        answer = web.StreamResponse(headers={"Content-Type": "application/json"})
+        await answer.prepare(request)
+        await self.rest_of_load.wait()
+        if self.begins_too_early:
+            self.loads.complete(adapter, load, claim)
+        await answer.write(orjson.dumps({"held": held}))
+        await answer.write_eof()
+        return answer
 
     async def _receive(self, request: web.Request) -> Offer:
         length = int.from_bytes(await request.content.readexactly(LENGTH_BYTES), "little")

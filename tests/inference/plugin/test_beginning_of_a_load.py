@@ -1,0 +1,132 @@
+"""The answer to an update begins once what comes is computed with the new weights, and the load goes on whoever hangs up."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import orjson
+import pytest
+from fastapi import Request
+from fastapi.responses import Response, StreamingResponse
+
+from inference.base import HeldWeights
+from inference.loads import Claim, Load, Loads
+from tests.support.polling import until
+
+pytestmark = pytest.mark.slow  # vLLM is imported
+CLAIM = Claim("a key", "an owner")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _vllm_compiles_nothing() -> None:
+    """Imports vLLM as its server does: without functions that torch compiles."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHDYNAMO_DISABLE", "1")
+        import inference.plugin.routes  # noqa: F401
+
+
+class Engine:
+    """What the updater calls, in order. The load ends when it is told to."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.loaded = asyncio.Event()
+        self.engine_core = SimpleNamespace(pause_scheduler_async=self._pause)
+        self.vllm_config, self.model_config = SimpleNamespace(lora_config=None), SimpleNamespace(dtype="torch.float32")
+
+    async def _pause(self, **_: Any) -> None:
+        self.calls.append("pause")
+
+    async def collective_rpc(self, name: str, args: Any) -> list[Any]:
+        self.calls.append(name)
+        await self.loaded.wait()
+        return [({"0": 7}, True)]
+
+    async def update_weight_version(self, version: str) -> None:
+        self.calls.append(f"version {version}")
+
+    async def resume_generation(self) -> None:
+        self.calls.append("resume")
+
+
+async def test_requests_begin_behind_the_load_and_with_its_number() -> None:
+    from inference.plugin.update import Updater
+
+    engine: Any = Engine()
+    updater = Updater(engine, None, Loads("here"))
+    begun: list[tuple[int, list[str]]] = []
+
+    def begin() -> None:
+        begun.append((updater.loads.now(None).number, list(engine.calls)))
+
+    switching = asyncio.create_task(updater._switch(Load(1, 5, "an owner"), Path("nowhere"), CLAIM, begin))
+    await until(lambda: bool(begun), "the beginning")
+    assert begun == [(1, ["pause", "counterpoint_load"])]
+    assert not switching.done()
+    engine.loaded.set()
+    assert await switching == {"0": f"{7:016x}"}
+    assert engine.calls[2:] == ["version 5", "resume"]
+
+
+class StandIn:
+    """An updater whose loads begin, end and fail as they are told to."""
+
+    def __init__(self) -> None:
+        self.ends = asyncio.Event()
+        self.refuses = False
+        self.loads = 0
+
+    async def update(self, version: int, directory: Path, adapter: str | None, claim: Claim, on_begun: Any) -> Any:
+        from inference.plugin.adapters import UpdateRefused
+
+        if self.refuses:
+            raise UpdateRefused("these are not weights")
+        on_begun()
+        await self.ends.wait()
+        self.loads += 1
+        return HeldWeights("float32", {"0": "7"}, self.loads)
+
+
+async def asked(updater: StandIn) -> tuple[Any, Response]:
+    from inference.plugin.routes import CounterpointRoutes
+
+    routes: Any = CounterpointRoutes()
+    routes.updater, routes.loading = updater, set()
+    fields = {"version": 5, "directory": "nowhere", "adapter": None, "claim": CLAIM.encode()}
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": orjson.dumps(fields), "more_body": False}
+
+    return routes, await routes.update(Request({"type": "http", "method": "POST", "headers": []}, receive))
+
+
+async def test_the_answer_begins_before_the_load_ends() -> None:
+    updater = StandIn()
+    _, answer = await asked(updater)
+    assert isinstance(answer, StreamingResponse)
+    updater.ends.set()
+    body = b"".join([bytes(part) async for part in answer.body_iterator])
+    assert orjson.loads(body) == {"version": 5, "held": {"dtype": "float32", "layers": {"0": "7"}, "load": 1}}
+
+
+async def test_a_refusal_says_so_by_its_status() -> None:
+    updater = StandIn()
+    updater.refuses = True
+    _, answer = await asked(updater)
+    assert answer.status_code == 422
+
+
+async def test_a_client_that_hangs_up_ends_no_load() -> None:
+    updater = StandIn()
+    routes, answer = await asked(updater)
+    assert isinstance(answer, StreamingResponse)
+    reading = asyncio.ensure_future(anext(aiter(answer.body_iterator)))
+    await asyncio.sleep(0)
+    reading.cancel()
+    await asyncio.wait([reading])
+    updater.ends.set()
+    await asyncio.wait(set(routes.loading))
+    assert updater.loads == 1
