@@ -81,7 +81,8 @@ def at_servers(run: RunConfig, urls: list[str], server: InferenceConfig | None =
     if own is not None and not (own.exists() and {*urls} <= _known_servers(run.inference)):
         changes["identity_file"] = None  # they are not those of the job that the file describes, or it never ran
     if server is not None:
-        changes |= {"protocol": "binary", "api_key_file": server.api_key_file}
+        # It may have the port of the job's servers, but not their identity.
+        changes |= {"protocol": "binary", "api_key_file": server.api_key_file, "identity_file": server.identity_file}
         changes["startup_timeout_seconds"] = server.startup_timeout_seconds
     elif "startup_timeout_seconds" not in run.inference.model_fields_set:
         changes["startup_timeout_seconds"] = NAMED_SERVER_SECONDS

@@ -190,6 +190,8 @@ def test_the_jobs_identity_is_proven_to_its_own_servers_alone(moves: bool, tmp_p
     key.write_text("secret")
     assert at_servers(run, [own]).inference.identity_file == key
     assert at_servers(run, [own, "http://10.0.0.2:8000"]).inference.identity_file is None
+    started = InferenceConfig(model=run.model)
+    assert at_servers(run, [own], started).inference.identity_file is None, "another one at the port of the job's"
     listed.unlink()
     assert (at_servers(run, [own]).inference.identity_file is None) is moves
 
