@@ -11,6 +11,7 @@ import pytest
 import tomli_w
 
 from cli.main import main
+from job.derive import IDENTITY_FILE
 from orchestrator.daemon import run
 from run.config import RunConfig
 from tests.orchestrator.scripted_trainer import ScriptedTrainer
@@ -102,6 +103,10 @@ def test_an_evaluation_beside_training_equals_one_alone(lora_server: ServerProce
     run_values = {key: value for key, value in values.items() if key not in ("output_dir", "model")}
     top = {"output_dir": str(tmp_path / "other"), "model": lora_server.config.model}
     job.write_text(tomli_w.dumps(top | {"inference": server, "trainer": {}, "orchestrator": run_values}))
+    key = tmp_path / "other" / IDENTITY_FILE  # as of a job that has run with this port
+    key.parent.mkdir()
+    key.write_text("0" * 64)
+    key.chmod(0o600)
     arguments = ["--checkpoint", str(config.run_dir / "best"), "--output", str(tmp_path / "own")]
     assert main(["eval", str(job), *arguments]) == 0
     line, own = results_in(tmp_path / "own", tmp_path / "own/greedy/rollouts.jsonl")
