@@ -12,7 +12,7 @@ from rich.table import Table
 from cli.display.blame_table import blame_table
 from job.number_format import milliseconds
 from job.replay.attribute import Attribution
-from job.replay.replay import Replay
+from job.replay.replay import BASELINE, Replay
 from job.replay.whole_step import WholeStep
 from orchestrator.loop_health.lag import LagDistribution
 from orchestrator.rollouts.dump import Dump
@@ -32,7 +32,18 @@ def print_replay(found: Replay, dump: Dump, console: Console) -> None:
     if found.slow_spots:
         console.print(blame_table(found.slow_spots))
     else:
-        console.print("  Nothing made the loop later than it is when idle.")
+        console.print(lateness(found), highlight=False, markup=False, soft_wrap=True)
+
+
+def lateness(found: Replay) -> str:
+    """Says how late the loop of a replay was in which no code was seen that made it so."""
+    longest = max(row.lag.max for row in found.rows if row.phase != BASELINE)
+    if longest < found.late_seconds:
+        return f"  Nothing made the loop later than {milliseconds(found.late_seconds)}."
+    return (
+        f"  The loop was late by up to {milliseconds(longest)}, and no code was seen that made it so: other processes may have "
+        f"taken the cores. Replay it on a quiet machine. Code is looked for from {milliseconds(found.late_seconds)} on."
+    )
 
 
 def attribution_table(found: Sequence[Attribution], dump: Dump) -> Table:

@@ -40,6 +40,8 @@ def status_parts(status: JobStatus) -> list[RenderableType]:
     if not status.workers:
         return [*parts, Text("No processes are known: the roles were not started by `counterpoint run`.", "dim")]
     errors = [_text(f"last error of {name}: {line}", "red") for name, line in status.last_errors().items()]
+    if status.supervisor_gone:
+        errors.append(_text(status.supervisor_gone, "red"))
     return [*parts, _processes(status), *errors]
 
 

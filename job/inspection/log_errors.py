@@ -22,6 +22,10 @@ MOST_LINES = 500
 """Lines searched from the end of a log."""
 
 
+ENGINE_STOPPED = "[shutdown] EngineCore: trigger received signal"
+"""What vLLM logs of a signal that stops its engine. All errors after it are of that, also where no stop is known of."""
+
+
 def last_errors_of_workers(directory: Path, workers: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Returns the newest error line of each worker by name, from its output since the newest start of the job.
 
@@ -53,4 +57,5 @@ def root_cause(log_file: Path, start: int = 0) -> str | None:
 
 def _last_error(log_file: Path, start: int = 0, end: int | None = None) -> str | None:
     lines = last_lines(log_file, MOST_LINES, start, end)
-    return next((line for line in reversed(lines) if ERROR_LINE.search(line)), None)
+    stopped = next((place for place, line in enumerate(lines) if ENGINE_STOPPED in line), None)
+    return next((line for line in reversed(lines[:stopped]) if ERROR_LINE.search(line)), None)

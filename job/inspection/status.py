@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.agent.remains import start_of
+from cluster.worker_view import ENDED
 from job.directory import JOB_FILE, is_running, own_steps, read_json, run_ids_in, steps_of
 from job.inspection.fleet import View, read_views
 from job.inspection.history import History
@@ -77,6 +78,13 @@ class JobStatus:
         """Returns the newest error line by the name of the worker or of the guest's run."""
         return last_errors_of_workers(self.directory, self.workers) | last_errors_of_guests(self.directory, self.guests)
 
+    @property
+    def supervisor_gone(self) -> str | None:
+        """Returns what is to be done if the job's command was killed: no worker of its is looked after then. Else None."""
+        if self.running or all(worker["state"] in ENDED for worker in self.workers):
+            return None
+        return "no `counterpoint run` holds the job's lock: its command was killed. Start it again with --resume"
+
     def is_alive(self, worker: dict[str, Any]) -> bool | None:
         """Returns whether a worker's process is alive; None if that cannot be told, since it may be on another machine.
 
@@ -99,6 +107,7 @@ class JobStatus:
         return {
             "directory": str(self.directory),
             "running": self.running,
+            "supervisor_gone": self.supervisor_gone,
             "runs": [self._run_as_json(run_id) for run_id in self.histories],
             "processes": [{**worker, "alive": self.is_alive(worker)} for worker in self.workers],
             "last_errors": self.last_errors() if self.workers else {},

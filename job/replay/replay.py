@@ -73,6 +73,8 @@ class Replay:
 
     rows: list[Row]
     slow_spots: list[SlowSpot]
+    late_seconds: float
+    """The lag from which on slow spots are looked for, of the round where it was longest."""
     trace: LagTrace
     nbytes: int
     """Bytes of all arrays of the rollouts."""
@@ -88,6 +90,7 @@ class Replay:
             "phases": [
                 {"phase": row.phase, "seconds": row.seconds, "event_loop_lag": asdict(row.lag)} for row in self.rows
             ],
+            "late_seconds": self.late_seconds,
             "event_loop_blame": [slow_spot.as_json() for slow_spot in self.slow_spots],
         }
 
@@ -132,7 +135,7 @@ async def replay(
     recording: Recording, settings: Settings, before_round: Callable[[], Awaitable[None]] | None = None
 ) -> Replay:
     """Replays on the running loop. `before_round` is awaited before the idle baseline of each round, beside the traffic."""
-    slow_spots = SlowSpots()
+    slow_spots, longest = SlowSpots(), 0.0
     async with stage(recording, settings) as (trace, parts):
         for step in range(recording.header.step, recording.header.step + settings.rounds):
             if before_round is not None:
@@ -140,6 +143,7 @@ async def replay(
             with trace.span(BASELINE):
                 await asyncio.sleep(settings.baseline_seconds)
             late = max(LATE_SECONDS, LATE_OVER_IDLE * trace.distribution().p99)
+            longest = max(longest, late)
             with LoopBlame(late) as blame:
                 await _take(parts, step, trace)
             taken = blame.take()
@@ -148,7 +152,7 @@ async def replay(
                     "the loop was not watched to the end, so slow spots are unknown; see the error above"
                 )
             slow_spots.add(taken.by_key.values())
-    return Replay(rows_of(trace), slow_spots.worst(), trace, recording.nbytes)
+    return Replay(rows_of(trace), slow_spots.worst(), longest, trace, recording.nbytes)
 
 
 async def _take(parts: Rig, step: int, trace: LagTrace) -> None:

@@ -83,6 +83,18 @@ def test_status_shows_errors_of_the_newest_session_only(past: Path, capsys: pyte
     assert "last error" not in shown_by_status(past, capsys)
 
 
+def test_status_of_a_job_whose_command_was_killed(past: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its agent stops the servers, which nobody notes; what vLLM says of that is no cause."""
+    log = "12:00 ERROR   a cause\n(EngineCore pid=7) INFO [shutdown] EngineCore: trigger received signal=SIGTERM\nERROR dead\n"
+    (past / "trainer" / "trainer.log").write_text(log)
+    make_job(past, state="ready", log_from=0)
+    shown = shown_by_status(past, capsys)
+    assert "its command was killed. Start it again with --resume" in shown
+    assert "last error of trainer: 12:00 ERROR   a cause" in shown
+    make_job(past, state="stopped", log_from=0)
+    assert "killed" not in shown_by_status(past, capsys)
+
+
 def test_status_of_roles_that_were_started_one_by_one(past: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shown = shown_by_status(past, capsys)
     assert "20/?" in shown

@@ -8,8 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from cli.display.replay_tables import lateness
 from cli.main import main
+from job.replay.lag_trace import LagTrace
+from job.replay.replay import Replay, Row
 from job.replay.synthesize import Shape, header_of, synthetic_rollouts
+from orchestrator.loop_health.lag import LagDistribution
 from orchestrator.rollouts.dump import write_dump
 
 pytestmark = pytest.mark.usefixtures("short_baselines")
@@ -48,6 +52,15 @@ def test_a_replay_shows_a_table_and_draws_a_timeline(
     assert "24 rollouts" in shown
     assert all(name in shown for name in ("idle", *PHASES))
     assert "<svg" in (tmp_path / "timeline.svg").read_text()
+
+
+@pytest.mark.parametrize(
+    ("lag", "said"), [(0.004, "Nothing made the loop later than 5.0 ms"), (0.145, "late by up to 145.0 ms")]
+)
+def test_a_loop_that_was_late_is_not_said_to_be_idle(lag: float, said: str) -> None:
+    """Of the idle loop itself no code is to blame."""
+    rows = [Row(name, 1.0, LagDistribution.of([value], 0.1)) for name, value in (("idle", 0.2), ("finalize", lag))]
+    assert said in lateness(Replay(rows, [], 0.005, LagTrace(), 0))
 
 
 @pytest.mark.slow
