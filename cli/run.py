@@ -37,6 +37,7 @@ from job.run_state import committed_steps, eviction_of, evictions_of_all_left
 from job.supervision import SupervisedJob
 from job.workers import is_done, needs_servers, specification
 from job.write_job import write_job
+from run.changes import kept
 from transport.errors import UserError
 from transport.files.atomic import published_steps
 from transport.printable import shortened
@@ -84,6 +85,7 @@ def main(arguments: list[str]) -> int:
         check_directory(config, fresh)  # again, since resolving the model may have taken minutes
         if config.resume:
             _print_changed_keys(resolved, console)
+            _print_kept_changes(resolved, console)
         files = write_job(resolved, given)
         job = SupervisedJob(resolved, specification(resolved, files), say, options, reload)
         outcome = _run(job, console)
@@ -199,6 +201,17 @@ def _print_changed_keys(config: JobConfig, console: Console) -> None:
         console.print(f"changed since the last start: {key}: {' → '.join(values)}", highlight=False)
     if len(changed) > MOST_CHANGED:
         console.print(f"and {len(changed) - MOST_CHANGED} more keys", highlight=False)
+
+
+def _print_kept_changes(config: JobConfig, console: Console) -> None:
+    """Prints which values hold that were changed while runs were trained, in place of those of their files."""
+    for run in config.every_run:
+        with suppress(ValueError):  # the run's own process says what is wrong with its journal
+            for key, values in kept(run).items():
+                value, given = (shortened(repr(each), LONGEST_VALUE) for each in values)
+                console.print(
+                    f"run {run.run_id}: {key} = {value}, as changed while it ran; the file has {given}", highlight=False
+                )
 
 
 def _print_evictions(config: JobConfig, console: Console) -> None:

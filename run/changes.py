@@ -170,6 +170,17 @@ def edits(config: RunConfig, changes: Sequence[Change]) -> dict[str, Any]:
     return {key: value for key, value in values_of(config, given).items() if value != given[key]}
 
 
+def kept(config: RunConfig) -> dict[str, tuple[Any, Any]]:
+    """Returns what was changed while the run was trained and still holds, by key: its value, and the file's.
+
+    `config` is the run's file. Raises `JournalError` or `ChangeRefused`.
+    """
+    journal = without_removed(config, read_journal(config.run_dir))
+    values = in_force(journal, config.steps) | edits(config, journal)
+    given = values_of(config, values)
+    return {key: (value, given[key]) for key, value in values.items() if value != given[key]}
+
+
 def read_journal(run_dir: Path) -> list[Change]:
     """Returns the changes in the order in which they were made. Raises `JournalError`."""
     path = run_dir / "control" / JOURNAL

@@ -15,6 +15,7 @@ from cluster.manager.events import Outcome
 from job.config import JobConfig
 from job.configuration.load import load
 from job.supervision import Show, SupervisedJob
+from run.changes import Change, write_journal
 
 
 def test_curves_are_prepared_once_when_the_runs_have_their_steps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,3 +48,16 @@ def test_a_resume_names_the_keys_that_have_changed(job_file: Path) -> None:
     )
     said = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert said == ["changed since the last start: orchestrator.steps: 7 → 9"]
+
+
+def test_a_resume_names_what_was_changed_while_the_run_was_trained(job_file: Path) -> None:
+    console, key = Console(file=io.StringIO(), width=300), "training.learning_rate"
+    config = load(JobConfig, job_file, ["--orchestrator.training.learning_rate=1e-4", "--resume=true"])
+    (run_dir := config.orchestrator.run_dir / "control").mkdir(parents=True)
+    cli.run._print_kept_changes(config, console)
+    write_journal(run_dir.parent, [Change(request_id="a", step=3, changes={key: 2e-3}, given={key: 1e-4})])
+    cli.run._print_kept_changes(config, console)
+    edited = load(JobConfig, job_file, ["--orchestrator.training.learning_rate=3e-4", "--resume=true"])
+    cli.run._print_kept_changes(edited, console)
+    said = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert [key in line and "0.002" in line and "0.0001" in line for line in said] == [True], "an edit holds again"
