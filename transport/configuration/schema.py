@@ -93,11 +93,15 @@ def typed(pattern: str, like: str) -> str:
 def nearest(path: str, keys: dict[str, Key]) -> str | None:
     """Returns the existing key most similar to `path`; None without a similar one.
 
-    A sibling of a similar name comes first, then the same or a similar name in another section; of several
-    such, one in a section of a similar name.
+    One that `path` abbreviates (`lr` of `learning_rate`) comes first; then a sibling of a similar name; then the same or a similar
+    name in another section, of several such one in a section of a similar name.
     """
     section, _, name = path.rpartition(".")
     siblings = {key.rpartition(".")[2]: key for key in keys if key.rpartition(".")[0] == section}
+    for key in (*siblings.values(), *keys):
+        words = key.rpartition(".")[2].split("_")
+        if len(words) > 1 and name == "".join(word[:1] for word in words):
+            return key
     if close := difflib.get_close_matches(name, siblings, n=1, cutoff=0.6):
         return siblings[close[0]]
     elsewhere: dict[str, list[str]] = {}

@@ -13,6 +13,7 @@ from job.configuration.load import load, to_toml
 from run.config import RunConfig
 from trainer.config import TrainerConfig
 from trainer.sft.config import SftConfig
+from transport.configuration.schema import keys_of, nearest
 from transport.errors import UserError
 
 
@@ -348,3 +349,9 @@ def test_the_lock_covers_every_dependency() -> None:
     names = {requirement.replace("=", " ").replace(">", " ").replace("[", " ").split()[0] for requirement in wanted}
     assert names - locked == {"counterpoint"}
     assert all("==" in line for line in extras["smollm2"]), "pinned here, since the lock does not have them"
+
+
+@pytest.mark.parametrize("path", ["orchestrator.training.lr", "training.lr", "lr"])
+def test_the_nearest_key_is_the_one_that_is_abbreviated(path: str) -> None:
+    assert nearest(path, keys_of(JobConfig)) == "orchestrator.training.learning_rate"
+    assert nearest(path, keys_of(RunConfig)) == "training.learning_rate"
