@@ -93,8 +93,8 @@ def typed(pattern: str, like: str) -> str:
 def nearest(path: str, keys: dict[str, Key]) -> str | None:
     """Returns the existing key most similar to `path`; None without a similar one.
 
-    One that `path` abbreviates (`lr` of `learning_rate`) comes first; then a sibling of a similar name; then the same or a similar
-    name in another section, of several such one in a section of a similar name.
+    One that `path` abbreviates (`lr` of `learning_rate`) comes first; then a sibling of a similar name; then the same or a
+    similar name in another section, of several such one in a section of a similar name.
     """
     section, _, name = path.rpartition(".")
     siblings = {key.rpartition(".")[2]: key for key in keys if key.rpartition(".")[0] == section}
