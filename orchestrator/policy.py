@@ -90,7 +90,7 @@ class PolicyWatcher:
         self._newest_step = newest_step
         self._is_used = is_used
         self.version: int | None = None
-        """The version that inference serves; None before the first load."""
+        """The version with which requests begin; None before the first load."""
 
     async def load_first(self, version: int) -> None:
         """Loads the newest broadcast, `version` or later; waits for it.
@@ -151,7 +151,7 @@ class PolicyWatcher:
         def loaded() -> None:
             if self.version != version:
                 self.version = version
-                logger.info("inference serves policy version %d (after %.3f s)", version, time.perf_counter() - started)
+                logger.info("requests begin with policy version %d (after %.3f s)", version, time.perf_counter() - started)
                 self._report(PolicyUpdated(version))
 
         try:

@@ -112,7 +112,7 @@ class Evaluations:
         return version < self._config.steps or not self.all_done
 
     def policy_updated(self, version: int) -> None:
-        """Inference now serves policy version `version`."""
+        """What is asked from now on is answered with policy version `version`."""
         self._newest = version
         if self._versions is not None:
             self._versions.put_nowait(version)

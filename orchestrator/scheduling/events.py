@@ -15,7 +15,7 @@ from orchestrator.scheduling.outcomes import DropReason, RolloutOutcome
 
 @dataclass(frozen=True, slots=True)
 class PolicyUpdated:
-    """Inference now serves policy version `version`. The first one starts the scheduling."""
+    """What is asked from now on is answered with policy version `version`. The first one starts the scheduling."""
 
     version: int
 

@@ -62,7 +62,7 @@ async def test_a_job_uses_a_server_that_runs_already(
     summary = json.loads((output_dir / "summary.json").read_text())
     assert (summary["outcome"], summary["steps"]["shipped"], summary["steps"]["trained"]) == ("done", STEPS, STEPS)
     log = (output_dir / "orchestrator.log").read_text()
-    served = [int(version) for version in re.findall(r"inference serves policy version (\d+)", log)]
+    served = [int(version) for version in re.findall(r"requests begin with policy version (\d+)", log)]
     assert served in ([0, 1, STEPS], [0, STEPS])  # a version is left out if a newer one is published meanwhile
     loads = [await loads_by(path, moe_server) for path in (SEND_PATH, READ_PATH)]
     sent, read = (now - then for now, then in zip(loads, before, strict=True))
