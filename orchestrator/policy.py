@@ -151,7 +151,9 @@ class PolicyWatcher:
         def loaded() -> None:
             if self.version != version:
                 self.version = version
-                logger.info("requests begin with policy version %d (after %.3f s)", version, time.perf_counter() - started)
+                logger.info(
+                    "requests begin with policy version %d (after %.3f s)", version, time.perf_counter() - started
+                )
                 self._report(PolicyUpdated(version))
 
         try:
