@@ -27,8 +27,11 @@ from trainer.model.load import load_model, log_probabilities
 
 STEPS = 20
 
-GRAPHS = 16
-"""More than a layer has, with and without gradient; far below one for each of the rows."""
+HEAD_GRAPHS = 3
+"""Those of the output layer: forward, and backward with and without a gradient of the entropies."""
+
+GRAPHS = 16 + HEAD_GRAPHS
+"""More than a layer has, with and without gradient, with those; far below one for each of the rows."""
 
 ADAPTED_GRAPHS = 32
 """The same, of layers that are cut at seven adapters each."""
