@@ -289,6 +289,14 @@ def test_an_error_names_the_table_or_the_file_that_has_the_value(fleet: Fleet, j
     [
         ({"grid": {"sed": [1]}}, ["sed = 1", "a run has no such key; the nearest is seed"]),
         (
+            {"grid": {"training": {"sed": [1]}}, "base": {"training": {"learning_rate": 1.0}}},
+            [" | sed = [", "nearest is seed"],
+        ),
+        (
+            {"grid": {}, "zip": [{"training": {"sed": [1]}}], "base": {"training": {"learning_rate": 1.0}}},
+            [" | sed = ["],
+        ),
+        (
             {"grid": {"environments": {"0": {"knd": ["x"]}}}},
             ["environments.0.knd = x", "nearest is environments.0.kind"],
         ),

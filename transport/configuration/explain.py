@@ -78,7 +78,8 @@ def locate(message: str, values: Table, origin: str, above: Sequence[Layer] = ()
     if found is None:
         return unplaced
     runs: list[Any] = values["runs"] if isinstance(values.get("runs"), list) else []
-    bases: list[list[str | int]] = [["orchestrator"], ["base"], ["run"], []]
+    bases: list[list[str | int]] = [["orchestrator"], ["base"], ["run"], [], ["grid"]]
+    bases += [[name, place] for name in ("zip", "targets") for place in range(len(values.get(name) or ()))]
     if found["run"] is not None:
         for position, run in enumerate(runs):
             if isinstance(run, dict) and run.get("run_id") == found["run"]:
@@ -98,8 +99,8 @@ def _named_place(message: str, bases: Sequence[list[str | int]], values: Table) 
         return None
     names = re.findall(r"\w+", " ".join(part for part in found.group("path", "inner", "key") if part))
     parts: list[str | int] = [int(name) if name.isdigit() else name for name in names]
-    for base in bases:
-        for length in range(len(parts), 0, -1):
+    for length in range(len(parts), 0, -1):  # the key itself below any of them, before a section around it
+        for base in bases:
             if _held(values, [*base, *parts[:length]]) is not _NOTHING:
                 return [*base, *parts[:length]]
     return None
