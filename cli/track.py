@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import signal
 import time
 from pathlib import Path
@@ -13,6 +14,7 @@ from cli.arguments.job import add_job, job_of
 from cluster.notify import Heartbeat, notify_ready
 from job.directory import JOB_FILE, is_running, living_runs, read_json, run_ids_in
 from job.tracking.config import Destinations
+from job.tracking.sink_process import SinkSpec
 from job.tracking.sinks_of import SINKS, check_extras, sinks_of
 from job.tracking.tracking import Tracking
 from transport.configuration.explain import validate
@@ -55,10 +57,11 @@ def main(arguments: list[str]) -> int:
             f"{', '.join(SINKS)}"
         )
     log_to_stderr()
-    return _run(Tracking(specs), given.job, given.follow)
+    return _run(specs, given.job, given.follow)
 
 
-def _run(tracking: Tracking, directory: Path, follow: bool) -> int:
+def _run(specs: list[SinkSpec], directory: Path, follow: bool) -> int:
+    tracking = Tracking(specs)
     stopped = False
     heartbeat, looked = Heartbeat(), 0.0
     ended = False
@@ -81,7 +84,13 @@ def _run(tracking: Tracking, directory: Path, follow: bool) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
     notify_ready()
-    return 1 if tracking.run(over, watch, hurry=lambda: stopped) and not stopped else 0
+    lacking = tracking.run(over, watch, hurry=lambda: stopped)
+    for spec in specs:
+        if spec.name not in lacking:
+            place = spec.options.get("directory") or directory / "tracking" / spec.name
+            shown = f"; tensorboard --logdir {shlex.quote(str(place))}" if spec.name == "tensorboard" else ""
+            print(f"{spec.name} has all of {directory}{shown}")
+    return 1 if lacking and not stopped else 0
 
 
 def _destinations(given: argparse.Namespace) -> Destinations:

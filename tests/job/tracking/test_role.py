@@ -30,6 +30,7 @@ def test_the_metrics_of_a_job_that_has_ended_are_sent_by_the_command(tmp_path: P
     job.steps(1, 2, 3)
     job.ship(4)
     command = [sys.executable, "-m", "cli.main", "track", str(tmp_path), "--to", "tensorboard"]
-    subprocess.run(command, check=True, timeout=100)
+    said = subprocess.run(command, check=True, timeout=100, stdout=subprocess.PIPE, text=True).stdout
+    assert said == f"tensorboard has all of {tmp_path}; tensorboard --logdir {tmp_path}/tracking/tensorboard\n"
     shown = read_scalars(tmp_path / "tracking" / "tensorboard" / "a")
     assert {step: "trainer/loss" in values for step, values in shown.items()} == {1: True, 2: True, 3: True, 4: False}
