@@ -230,6 +230,9 @@ async def _observe(
     async def played() -> Observations:
         try:
             await pool.start()
+            if own is not None and own.tool_parser is not None:  # it loads for seconds, which are not the environment's
+                tool = {"type": "function", "function": {"name": "tool", "parameters": {}}}
+                await pool.parse([0], [tool], {}, cut=True, server=None)
             return await observe(config, environment, sampling, Path(model), pool, plan, folder, _say)
         finally:
             await pool.close()
