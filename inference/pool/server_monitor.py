@@ -494,7 +494,8 @@ class ServerMonitor:
         """
         first = self.server.state is not State.OUT
         level = (logging.INFO if self.server.state is State.UNKNOWN else logging.ERROR) if first else None
-        outage = self._outages.begin(Kind.SERVER, self._who, "takes no traffic", reason, since=since, level=level)
+        what = "takes no traffic" if self._has_served else "is not ready yet"
+        outage = self._outages.begin(Kind.SERVER, self._who, what, reason, since=since, level=level)
         self._fleet.take_out(self.server, reason)
         self.begun = None
         self.activity.went_out(reason, outage.since)

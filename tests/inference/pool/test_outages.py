@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 
@@ -20,14 +21,20 @@ async def test_a_further_reason_of_an_outage_is_told_as_the_first_was(caplog: py
     async with FakeServer() as server:
         config = PoolConfig(urls=[server.url], health_interval_seconds=0.02, startup_timeout_seconds=60)
         pool = InferencePool(config, "a-model", outages=outages)
+        server.healthy = False
+        starting = asyncio.create_task(pool.start())
         try:
-            await pool.start()
+            await until(lambda: "is not ready yet" in outages.describe(), "a start that lasts")
+            assert "takes no traffic" not in outages.describe()
+            server.healthy = True
+            await starting
             assert outages.current() == []
             well = time.time()
             port = server.port
             await server.vanish()
             await until(lambda: bool(outages.current()), "the outage")
             [outage] = outages.current()
+            assert outage.what == "takes no traffic"
             assert (outage.kind, outage.who) == (Kind.SERVER, f"inference server {server.url}")
             assert well - 60 < outage.since < time.time()
             server.healthy = False
