@@ -12,8 +12,9 @@ import difflib
 import json
 import os
 from array import array
+from asyncio import _get_running_loop
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from threading import RLock
 from typing import Any
@@ -136,7 +137,7 @@ class Chat:
     def start_packed(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> array[int]:
         """Does as `start`, and returns an array of int32. Of threads that start equal conversations, one encodes."""
         opening = None if self._templates.of(tools).reads_clock else _as_json(messages, tools)
-        with nullcontext() if opening is None or len(opening) <= LONG_TEXT else _LONG_TEXT:
+        with _in_turn(0 if opening is None else len(opening)):
             newest = self._newest_start  # once: threads share the chat
             if opening is None or newest is None or newest[0] != opening:
                 ids = self.encode_packed(self.render(messages, tools, add_generation_prompt=True))
@@ -190,8 +191,8 @@ class Chat:
         return ids
 
     def encode_packed(self, text: str) -> array[int]:
-        """Does as `encode`, and returns an array of int32. A long text waits until no other one is encoded: for a thread."""
-        with nullcontext() if len(text) <= LONG_TEXT else _LONG_TEXT:
+        """Does as `encode`, and returns an array of int32. In a thread, a long text waits until no other one is encoded."""
+        with _in_turn(len(text)):
             packed = array("i")
             for piece in pieces_of(text, LONG_TEXT) if self._may_be_cut else [text]:
                 ids = self.encode(piece)
@@ -283,6 +284,11 @@ class Chat:
         closing = self.encode(self._after_completion([], tools, add_generation_prompt=False))
         ends = [position for position, token_id in enumerate(closing) if token_id in self.stop_token_ids]
         return self._closings.setdefault(bool(tools), tuple(closing[: ends[0] + 1] if ends else ()))
+
+
+def _in_turn(length: int) -> AbstractContextManager[object]:
+    """Returns the lock for a text of this length, if it is long. An event loop would stand still until all threads had it."""
+    return _LONG_TEXT if length > LONG_TEXT and _get_running_loop() is None else nullcontext()
 
 
 def tokens_of(turn: Turn) -> array[int]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Lock
+from threading import Event, Lock
 from typing import Any
 
 import pytest
@@ -97,6 +98,30 @@ def test_threads_that_start_equal_long_conversations_have_it_encoded_once_and_ot
     assert [ids.tolist() for ids in others[:-2]] == [chat.encode(content) for content in contents]
     assert len(set(map(id, equal))) == 4, "each has its own"
     assert equal[0].itemsize == 4
+
+
+def test_an_event_loop_never_waits_for_the_long_texts_of_threads(
+    tokenizer_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat, encode, begun, goes_on = Chat(tokenizer_directory), Chat.encode, Event(), Event()
+
+    def slowly(self: Chat, text: str) -> list[int]:
+        if text.startswith("a"):
+            begun.set()
+            assert goes_on.wait(60)
+        return encode(self, text)
+
+    async def start() -> list[int]:
+        return chat.start([{"role": "user", "content": "b" * (LONG_TEXT + 1)}])
+
+    monkeypatch.setattr(Chat, "encode", slowly)
+    with ThreadPoolExecutor(2) as threads:
+        try:
+            threads.submit(chat.encode_packed, "a" * (LONG_TEXT + 1))
+            assert begun.wait(60)
+            assert threads.submit(asyncio.run, start()).result(20)
+        finally:
+            goes_on.set()
 
 
 def test_a_long_text_is_encoded_in_pieces_where_the_tokenizer_allows_it(
