@@ -51,8 +51,12 @@ def may_be_cut(tokenizer: Tokenizer) -> bool:
     for token in tokenizer.get_added_tokens_decoder().values():  # found before the text is divided
         if re.search(r"[A-Za-z][ \n]", token.content) or (token.rstrip and token.content[-1:].isalpha()):
             return False
+        if token.single_word and token.content[:1].isspace():  # also found where a text begins, but not after a letter
+            return False
     outer = _state(tokenizer.pre_tokenizer)
     steps = [] if outer is None else outer.get("pretokenizers", [outer])
+    if any(step["type"] == "ByteLevel" for step in steps[:-1]):  # which makes letters of white space
+        return False
     return all(map(_is_known, steps)) and any(map(_divides_words, steps))
 
 

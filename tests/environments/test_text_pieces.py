@@ -89,12 +89,14 @@ def whole(**parts: Any) -> Tokenizer:
         {"pre": Both([Split(Regex(r"\w+ \w+"), "isolated"), GPT_2])},
         {"pre": Both([Split(Regex(min(PATTERNS)), "merged_with_next"), BYTES])},
         {"pre": pre_tokenizers.Sequence([])},
+        {"pre": Both([BYTES, Split(Regex(min(PATTERNS)), "isolated")])},
         {"normalizer": normalizers.Prepend("_")},
         {"normalizer": normalizers.Replace("a b", "c")},
         {"model": BPE(dropout=0.5)},
         {"model": WordLevel({"a": 0}, unk_token="a")},
         {"added": [AddedToken("hello world")]},
         {"added": [AddedToken("word", rstrip=True)]},
+        {"added": [AddedToken(" word", single_word=True)]},
     ],
 )
 def test_any_other_tokenizer_needs_the_whole(parts: dict[str, Any]) -> None:
