@@ -155,7 +155,7 @@ class Dispatcher:
         """The step boundary in progress. Meanwhile the scheduler is a step ahead of the last commit."""
         self._clock = PhaseClock()
         self._ahead = self._new_ahead()
-        """The record of the next step, begun."""
+        """The record of the next step, begun; None if it is written as a whole."""
         self.annotate: Callable[[int], MetricsLine] = lambda step: {}
         """Returns what the metrics line of a step says of changes."""
         self.is_dump_asked: Callable[[int], bool] = lambda step: False
@@ -368,18 +368,20 @@ class Dispatcher:
                 self._write_ahead(group)
         self.handle(outcome.event)
 
-    def _new_ahead(self) -> RoutingAhead:
-        return RoutingAhead(self._config.run_dir / "rollouts", self._config.schedule.rollouts_per_step)
+    def _new_ahead(self) -> RoutingAhead | None:
+        return self._boundary.begin_record(self._config.schedule.rollouts_per_step)
 
     def _write_ahead(self, group: Group) -> None:
         """Writes the routing of a finalized group, if the next batch waits only for groups.
 
         Where it waits for the trainer, more groups are ready than it takes, and not the first of them ship, but the oldest.
         """
+        if self._ahead is None:
+            return
         if self._scheduler.may_ship and self._scheduler.awaited() in ("generation", "finalize"):
             self._spawn(record_in_thread(self._ahead.add, group.rollouts), f"routing of {group.group_id}")
 
-    async def _ship(self, step: int, group_ids: Sequence[int], ahead: RoutingAhead) -> None:
+    async def _ship(self, step: int, group_ids: Sequence[int], ahead: RoutingAhead | None) -> None:
         set_context(step=step)
         async with self.between_steps:
             line = await self._cross_boundary(step, group_ids, ahead)
@@ -392,7 +394,7 @@ class Dispatcher:
             shipped.pop()
             await asyncio.sleep(0)
 
-    async def _cross_boundary(self, step: int, group_ids: Sequence[int], ahead: RoutingAhead) -> MetricsLine:
+    async def _cross_boundary(self, step: int, group_ids: Sequence[int], ahead: RoutingAhead | None) -> MetricsLine:
         """Merges, records and commits the groups as the batch of `step`; returns the step's metrics."""
         rollouts = [rollout for group_id in group_ids for rollout in self._groups[group_id].rollouts]
         choose_trained(step, rollouts, self._finalizer.advantage)

@@ -78,7 +78,9 @@ class Rig:
     async def write_ahead(self) -> None:
         """Writes the routing of all groups but the last, as the daemon does while it waits for that one."""
         last = self.finalized[-1].group_id
-        ahead = RoutingAhead(self.boundary.run_dir / "rollouts", len(self.finalized))
+        ahead = self.boundary.begin_record(len(self.finalized))
+        if ahead is None:
+            return
         for _, group in groupby(self.finalized, key=lambda rollout: rollout.group_id):
             if (rollouts := list(group))[0].group_id != last:
                 await record_in_thread(ahead.add, rollouts)

@@ -58,6 +58,10 @@ class StepBoundary:
     transcribe: Transcriber | None = None
     """Decodes rollouts for the records; None: records have no text."""
 
+    def begin_record(self, most_rollouts: int) -> RoutingAhead | None:
+        """Begins the record of a step with at most so many rollouts. None with a process that merges: it copies their routing."""
+        return RoutingAhead(self.run_dir / "rollouts", most_rollouts) if self.merge_chunk is None else None
+
     def begin(
         self,
         step: int,

@@ -139,10 +139,15 @@ def test_an_environment_is_sampled_as_it_says(make_config: Callable[..., RunConf
 
 
 @pytest.mark.parametrize("args", [{"turns": 1}, {"turns": 3, "group_scoring": True}], ids=["one turn", "group scoring"])
-def test_kinds_of_environments(make_config: Callable[..., RunConfig], args: dict[str, Any]) -> None:
+def test_kinds_of_environments(
+    make_config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch, args: dict[str, Any]
+) -> None:
+    ahead: list[object] = []
+    monkeypatch.setattr(RoutingAhead, "add", lambda self, rollouts: ahead.append(rollouts))
     config = make_config(args=args, dump_raw_rollouts=True, gather_chunk_size=3, use_process_pool=True)
     with ScriptedTrainer(config.output_dir, "one", STEPS):
         assert run(config, lambda: None) == 0
+    assert not ahead, "what a process merges has other arrays, so its record would be written twice"
     assert_whole(config)
     assert published_steps(config.run_dir / "raw_rollouts") == list(range(1, STEPS + 1))
     for step in range(1, STEPS + 1):
