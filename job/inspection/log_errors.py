@@ -21,15 +21,17 @@ ROOT_CAUSE = "root cause"
 MOST_LINES = 500
 """Lines searched from the end of a log."""
 
-
 ENGINE_STOPPED = "[shutdown] EngineCore: trigger received signal"
-"""What vLLM logs of a signal that stops its engine. All errors after it are of that, also where no stop is known of."""
+"""What vLLM logs of a signal that stops its engine."""
 
 
-def last_errors_of_workers(directory: Path, workers: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+def last_errors_of_workers(
+    directory: Path, workers: Sequence[Mapping[str, Any]], *, killed: bool = False
+) -> dict[str, str]:
     """Returns the newest error line of each worker by name, from its output since the newest start of the job.
 
-    A worker that was stopped: only its output before the stop request counts, since vLLM logs every shutdown as an error.
+    A worker that was stopped: only its output before the stop request counts, since vLLM logs every shutdown as an error. With
+    `killed`, nobody noted the request, nor starts a worker again: an engine's output counts up to the last signal that it got.
     """
     errors: dict[str, str] = {}
     for worker in workers:
@@ -38,7 +40,7 @@ def last_errors_of_workers(directory: Path, workers: Sequence[Mapping[str, Any]]
             continue
         end = worker["log_until"] if worker["state"] in ("stopping", "stopped") else None
         log_file = trainer_logs(directory).get(name, directory / f"{name}.log")
-        if error := _last_error(log_file, start, end):
+        if error := _last_error(log_file, start, end, killed=killed):
             errors[name] = error
     return errors
 
@@ -55,7 +57,8 @@ def root_cause(log_file: Path, start: int = 0) -> str | None:
     return next((each[1] for each in found if each is not None and ROOT_CAUSE not in each[1]), None)
 
 
-def _last_error(log_file: Path, start: int = 0, end: int | None = None) -> str | None:
+def _last_error(log_file: Path, start: int = 0, end: int | None = None, *, killed: bool = False) -> str | None:
     lines = last_lines(log_file, MOST_LINES, start, end)
-    stopped = next((place for place, line in enumerate(lines) if ENGINE_STOPPED in line), None)
-    return next((line for line in reversed(lines[:stopped]) if ERROR_LINE.search(line)), None)
+    stops = [place for place, line in enumerate(lines) if ENGINE_STOPPED in line] if killed else []
+    lines = lines[: stops[-1]] if stops else lines
+    return next((line for line in reversed(lines) if ERROR_LINE.search(line)), None)

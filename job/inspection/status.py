@@ -76,7 +76,8 @@ class JobStatus:
 
     def last_errors(self) -> dict[str, str]:
         """Returns the newest error line by the name of the worker or of the guest's run."""
-        return last_errors_of_workers(self.directory, self.workers) | last_errors_of_guests(self.directory, self.guests)
+        of_workers = last_errors_of_workers(self.directory, self.workers, killed=self.supervisor_gone is not None)
+        return of_workers | last_errors_of_guests(self.directory, self.guests)
 
     @property
     def supervisor_gone(self) -> str | None:

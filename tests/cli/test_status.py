@@ -95,6 +95,22 @@ def test_status_of_a_job_whose_command_was_killed(past: Path, capsys: pytest.Cap
     assert "killed" not in shown_by_status(past, capsys)
 
 
+def test_status_shows_the_error_of_a_server_that_was_started_again(
+    past: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What came before the signal that ended its first process is no more of interest than what came after it."""
+    stopped = "(EngineCore pid=7) INFO [shutdown] EngineCore: trigger received signal=SIGTERM\nERROR dead\n"
+    (past / "trainer" / "trainer.log").write_text(f"ERROR first\n{stopped}ERROR out of memory\n")
+    make_job(past, state="ready", log_from=0)
+    lock = take_lock(past / JOB_LOCK, "it is running")
+    try:
+        assert "last error of trainer: ERROR out of memory" in shown_by_status(past, capsys)
+    finally:
+        os.close(lock)
+    (past / "trainer" / "trainer.log").write_text(f"{stopped}ERROR out of memory\n{stopped}")
+    assert "last error of trainer: ERROR out of memory" in shown_by_status(past, capsys)
+
+
 def test_status_of_roles_that_were_started_one_by_one(past: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shown = shown_by_status(past, capsys)
     assert "20/?" in shown
