@@ -169,5 +169,5 @@ if __name__ == "__main__":
     if "torch" in sys.modules:
         from transport.process.ending import end_at_once
 
-        end_at_once(exit_code)
+        end_at_once(exit_code, wait_for_threads=True)
     sys.exit(exit_code)

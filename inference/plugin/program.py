@@ -47,7 +47,7 @@ def main() -> None:
 
     from transport.process.ending import end_at_once
 
-    end_at_once(0)
+    end_at_once(0, wait_for_threads=False)
 
 
 def quick_imports() -> AbstractContextManager[object]:
