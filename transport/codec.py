@@ -363,6 +363,7 @@ def _indexed_frames(content: memoryview) -> list[Buffer]:
     expected = 8
     for begin, length in sorted(index):
         if begin != expected or length > end - begin:
+            expected = -1
             break
         expected = begin + length + -length % FILE_ALIGNMENT
     if end < 8 or expected != end:

@@ -172,3 +172,26 @@ def test_a_damaged_index_raises_the_documented_error(data: st.DataObject) -> Non
         path.write_bytes(content)
         with pytest.raises(codec.CodecError, match=r"batch\.bin"):
             codec.read_file(path, LIMIT)
+
+
+@pytest.mark.parametrize(
+    "places",
+    [
+        [(8, 8), (8, 8)],
+        [(8, 8), (16, 16)],
+        [(8, 8), (2**64 - 8, 16)],
+        [(8, 8), (16, 2**64 - 8)],
+        [(0, 8), (8, 8)],
+        [(8, 0)],
+    ],
+)
+def test_an_index_that_names_anything_but_each_byte_once_is_refused(
+    tmp_path: Path, places: list[tuple[int, int]]
+) -> None:
+    path = tmp_path / "batch.bin"
+    for index, expected in (([(8, 8), (16, 0)], [b"12345678", b""]), (places, None)):
+        path.write_bytes(b"".join([codec.INDEXED_MAGIC, b"12345678", codec.index_of(index)]))
+        if expected is not None:
+            assert codec.read_frames(path, LIMIT) == expected
+    with pytest.raises(codec.CodecError, match="does not cover"):
+        codec.read_frames(path, LIMIT)
