@@ -11,6 +11,7 @@ import logging
 import os
 import weakref
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from threading import Lock
 
@@ -57,7 +58,7 @@ class RoutingAhead:
                 with naming(self._directory):
                     self._write(kept)
             except OSError as error:
-                logger.warning("routing is not written ahead, but with the record of its step: %s", error)
+                _warn(str(error))
                 self._close()
 
     def publish(self, path: Path, batch: Batch) -> bool:
@@ -128,3 +129,9 @@ class RoutingAhead:
         if self._close_file is not None:
             self._close_file()
         self._file, self._places, self._chunks = -1, {}, []
+
+
+@cache
+def _warn(error: str) -> None:
+    """Logs it once: a file system without unnamed files, such as NFS, refuses each step's."""
+    logger.warning("routing is not written ahead, but with the record of its step: %s", error)

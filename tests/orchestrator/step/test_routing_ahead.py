@@ -115,19 +115,21 @@ async def test_a_disk_that_was_full_meanwhile_costs_nothing_but_time(
     assert len(writes) == written + 1, "it does not try again"
 
 
-async def test_a_file_system_without_unnamed_files_has_the_record_written_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_file_system_without_unnamed_files_has_the_record_written_whole_and_is_named_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     groups, opened = make_groups(2), os.open
 
     def refuse(path: Any, flags: int, *rest: Any, **named: Any) -> int:
         if flags & os.O_TMPFILE == os.O_TMPFILE:
-            raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+            raise OSError(errno.EOPNOTSUPP, "Operation not supported", str(path))
         return opened(path, flags, *rest, **named)
 
     monkeypatch.setattr(os, "open", refuse)
     batch = await take(tmp_path, groups, ahead_of(tmp_path / "rollouts", groups))
     assert_equal(codec.read_file(tmp_path / "rollouts/step_3/batch.bin", LIMIT), batch)
+    ahead_of(tmp_path / "rollouts", groups)
+    assert [str(tmp_path / "rollouts") in record.getMessage() for record in caplog.records] == [True]
 
 
 def test_it_makes_no_directory_of_a_run_that_was_deleted(tmp_path: Path) -> None:
