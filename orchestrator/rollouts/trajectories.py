@@ -256,8 +256,8 @@ def merge_rollout(rollout: Rollout) -> list[Sample]:
     token and 0 elsewhere. Routed experts are slices of the turns' arrays. Raises `ValueError` when routing has a gap, which
     `finalize.py` rules out.
     """
-    if rollout.branches is None:  # from a file
-        rollout = replace(rollout)
+    if rollout.branches is None:  # from a file, where it may be written again: its turns stay views of its own tokens
+        rollout = rollout.with_turns([turn.detached() for turn in rollout.turns])
         merge_turns(rollout)
     return [
         _sample(rollout, branch)

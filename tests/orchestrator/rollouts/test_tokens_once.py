@@ -106,6 +106,15 @@ async def test_a_rollout_that_failed_is_written_once_too(tmp_path: Path) -> None
     assert np.array_equal(read.turns[-1].prompt_ids, played.turns[-1].prompt_ids)
 
 
+async def test_what_is_read_from_a_file_and_merged_is_written_as_it_was(tmp_path: Path) -> None:
+    """As the dump of a step is, with groups that waited for it in a checkpoint."""
+    write_rollouts(tmp_path / "waiting.bin", finalized(await play()))
+    read = read_rollouts(tmp_path / "waiting.bin")
+    assert merge_rollout(read[0])
+    write_rollouts(tmp_path / "dump.bin", read)
+    assert (tmp_path / "dump.bin").read_bytes() == (tmp_path / "waiting.bin").read_bytes()
+
+
 def test_turns_whose_arrays_are_malformed_are_written_as_they_are(tmp_path: Path) -> None:
     turn = make_turn([1, 2], [3])
     object.__setattr__(turn, "prompt_ids", np.array([[1, 2]], dtype=np.int32))
