@@ -18,6 +18,7 @@ def end_at_once(code: int, *, wait_for_threads: bool) -> NoReturn:
     if wait_for_threads:
         threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:  # as one is that was closed when the process began
+            stream.flush()
     os._exit(code)

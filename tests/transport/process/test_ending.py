@@ -28,6 +28,18 @@ def test_what_was_printed_and_registered_is_done_and_nothing_is_taken_apart() ->
     assert (done.returncode, done.stdout, done.stderr) == (3, "printed\nregistered\n", "told")
 
 
+def test_a_process_whose_output_is_closed_ends_with_its_code() -> None:
+    command = [
+        "sh",
+        "-c",
+        'exec "$0" -c "$1" >&-',
+        sys.executable,
+        PROGRAM.replace('sys.stdout.write("printed\\n")', ""),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (3, "told")
+
+
 POOLS = """
 import sys, time
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
