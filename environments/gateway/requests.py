@@ -225,7 +225,7 @@ def _check_alternatives(alternatives: int, tokens: int, turns: int) -> None:
     if (found := alternatives * tokens * turns) > MOST_ALTERNATIVES_OF_REQUEST:
         raise Refused(
             f"{alternatives} most probable tokens for each of {tokens} in {turns} turns are {found}; at most "
-            f"{MOST_ALTERNATIVES_OF_REQUEST} are returned: ask for fewer, or set max_tokens",
+            f"{MOST_ALTERNATIVES_OF_REQUEST} are returned: ask for fewer, or limit the tokens (`max_tokens`)",
             parameter="max_tokens",
         )
 

@@ -93,14 +93,16 @@ def typed(pattern: str, like: str) -> str:
 def nearest(path: str, keys: dict[str, Key]) -> str | None:
     """Returns the existing key most similar to `path`; None without a similar one.
 
-    One that `path` abbreviates (`lr` of `learning_rate`) comes first; then a sibling of a similar name; then the same or a
-    similar name in another section, of several such one in a section of a similar name.
+    One that `path` abbreviates (`lr` of `learning_rate`) in a section of a similar name comes first; then a sibling of a similar
+    name; then the same or a similar name in another section, of several such one in a section of a similar name.
     """
     section, _, name = path.rpartition(".")
     siblings = {key.rpartition(".")[2]: key for key in keys if key.rpartition(".")[0] == section}
+    around = section.rpartition(".")[2]
     for key in (*siblings.values(), *keys):
-        words = key.rpartition(".")[2].split("_")
-        if len(words) > 1 and name == "".join(word[:1] for word in words):
+        inside, _, own = key.rpartition(".")
+        is_near = not section or difflib.SequenceMatcher(None, around, inside.rpartition(".")[2]).ratio() >= 0.6
+        if is_near and "_" in own and name == "".join(word[:1] for word in own.split("_")):
             return key
     if close := difflib.get_close_matches(name, siblings, n=1, cutoff=0.6):
         return siblings[close[0]]

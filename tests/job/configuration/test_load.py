@@ -355,3 +355,4 @@ def test_the_lock_covers_every_dependency() -> None:
 def test_the_nearest_key_is_the_one_that_is_abbreviated(path: str) -> None:
     assert nearest(path, keys_of(JobConfig)) == "orchestrator.training.learning_rate"
     assert nearest(path, keys_of(RunConfig)) == "training.learning_rate"
+    assert nearest("trainer.bs", keys_of(JobConfig)) != "orchestrator.lag.blame_seconds"
