@@ -5,6 +5,12 @@ from __future__ import annotations
 import asyncio
 
 
+def end(block: asyncio.Timeout) -> None:
+    """Lets a block that has been entered expire now, unless it expires already: its call may take a while to end."""
+    if not block.expired():
+        block.reschedule(0.0)
+
+
 class Deadlines:
     """Ends the blocks of `asyncio.timeout(None)` that are still in progress when they are due. For one event loop."""
 
@@ -37,6 +43,6 @@ class Deadlines:
         now, self._next, self._timer = self._next, float("inf"), None
         for block in [block for block, due in self._due.items() if due <= now]:
             del self._due[block]
-            block.reschedule(now)
+            end(block)
         if self._due:
             self._set(min(self._due.values()))

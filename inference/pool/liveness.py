@@ -19,6 +19,7 @@ from inference.base import (
     ServerUnreachable,
 )
 from inference.clients.client import ServerClient
+from inference.pool.deadlines import end
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ async def _watch(
             if silent >= SILENT_SECONDS - _ROUNDING:
                 last = f" (the last: {error})" if str(error) else ""
                 on_lost(f"no health check was answered for {SILENT_SECONDS:g} s{last}")
-                loading.reschedule(0.0)
+                end(loading)
                 return
 
 

@@ -26,6 +26,7 @@ from inference.config import PoolConfig
 from inference.loads import Claim, Origin
 from inference.pool import liveness
 from inference.pool.activity import ServerActivity
+from inference.pool.deadlines import end
 from inference.pool.fleet import Fleet, Server, State
 from inference.pool.progress import Progress
 from transport.outages import Kind, Outages
@@ -510,4 +511,4 @@ class ServerMonitor:
     def _give_up_requests(self) -> None:
         requests, self.requests = self.requests, set()
         for request in requests:
-            request.reschedule(0.0)
+            end(request)

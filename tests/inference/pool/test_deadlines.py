@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.pool.deadlines import Deadlines
+from inference.pool.deadlines import Deadlines, end
 
 FAR = 3600.0
 
@@ -71,3 +71,36 @@ async def test_a_cancelled_block_stays_cancelled() -> None:
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
+
+
+async def test_a_block_that_takes_a_while_to_end_keeps_no_other_from_its_deadline() -> None:
+    deadlines, clock = Deadlines(), asyncio.get_running_loop().time
+    blocks: list[asyncio.Timeout] = []
+    closed = asyncio.Event()
+
+    async def slow(due: float) -> bool:
+        try:
+            async with asyncio.timeout(None) as block:
+                blocks.append(block)
+                deadlines.watch(block, due)
+                try:
+                    await asyncio.sleep(FAR)
+                finally:
+                    await closed.wait()
+        except TimeoutError:
+            return deadlines.has_ended(block)
+        raise AssertionError("it was ended by nothing")
+
+    began = clock()
+    both = [asyncio.create_task(slow(due)) for due in (began + 0.01, began + FAR)]
+    other = asyncio.create_task(ended(deadlines, began + 0.01))
+    await asyncio.sleep(0)
+    end(blocks[0])  # by something else, before it is due
+    try:
+        async with asyncio.timeout(5):
+            assert await other
+        for block in blocks:  # the first one is ending
+            end(block)
+    finally:
+        closed.set()
+    assert await asyncio.gather(*both) == [True, False]
