@@ -154,6 +154,7 @@ class ServerMonitor:
     def go_on_without(self, update: WeightUpdate) -> None:
         """Has nobody wait any longer for this server, which goes on to take `update`. It counts again once it serves."""
         self.concluded, self._silent = update, True
+        self.loaded = self.begun = None
         self._fleet.is_late(self.server)
         self._give_up_requests()
         logger.warning(

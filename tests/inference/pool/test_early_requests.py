@@ -113,3 +113,26 @@ async def test_nothing_of_a_server_that_computes_with_other_weights_is_answered(
         server.deaf, server.rest_of_load = False, None
         await pool.update_weights(weight_update(3))
         assert (await asking).policy_version == 3
+
+
+@pytest.mark.parametrize("proves", [False, True])
+async def test_a_server_that_is_late_gets_no_request_until_it_serves(
+    proves: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool_module, "LATE_SECONDS", 0.05)
+    async with FakeServer() as late, FakeServer() as other, loading(late, other) as (pool, updating):
+        late.probe_gate.clear()
+        end_load(other)
+        if proves:
+            end_load(late)
+            await until(lambda: late.answers["/counterpoint/v1/probe"] == 2, "the probe of the late one")
+        await updating
+        turns = await asyncio.gather(*(ask(pool, f"{group}-0") for group in range(8)))
+        assert {turn.server for turn in turns} == {other.url}
+        assert pool.meters.retries == 0, "the late one was asked"
+        end_load(late)
+        late.probe_gate.set()
+        await until(lambda: [each.state for each in pool.status()] == ["serving"] * 2, "the late one, proven")
+        turns = await asyncio.gather(*(ask(pool, f"{group}-1") for group in range(8, 24)))
+        assert {(turn.server, turn.policy_version) for turn in turns} == {(late.url, 2), (other.url, 2)}
+        assert pool.meters.retries == 0
