@@ -48,10 +48,14 @@ class Connection(HttpToolsProtocol):
     def take(self) -> tuple[bytes, socket.socket]:
         """Returns what has come of the body and was not handed on, and a socket that brings the rest. The loop reads no more.
 
-        Raises `ConnectionAbortedError` if the client has hung up.
+        Raises `ConnectionAbortedError` if the client has hung up, or has sent another request, whose body this would be.
         """
         if self.transport.is_closing() or self.cycle.disconnected:
             raise ConnectionAbortedError("the client has hung up")
+        if self.pipeline:
+            raise ConnectionAbortedError(
+                "the client sent another request before the answer of this one; expected one at a time"
+            )
         self.flow.pause_reading()
         self.cycle.keep_alive = False
         came, self.cycle.body = bytes(self.cycle.body), bytearray()

@@ -172,7 +172,7 @@ class Fleet:
         server.state, server.reason = State.LOADING, "loading weights"
 
     def is_late(self, server: Server) -> None:
-        """Notes that a server still loads, or proves, what others serve: it counts no more, and gets no request, until it serves."""
+        """Notes that a server still loads, or proves, what others serve: it gets no request, nor counts, until it serves."""
         if server.state is _SERVING:  # since requests might begin before the proof
             self.begin_loading(server)
         server.counted = False

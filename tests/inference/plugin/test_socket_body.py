@@ -6,11 +6,13 @@ import asyncio
 import errno
 import os
 import socket
+import sys
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -201,6 +203,40 @@ async def test_a_write_that_is_cancelled_has_ended(tmp_path: Path) -> None:
             await writing
         assert client.recv(1) == b""
         assert path.read_bytes() == b"begun"
+
+
+async def test_the_body_of_a_request_is_never_taken_for_that_of_the_one_before(
+    memory: Path, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second request comes whole while there is a search for room for the first."""
+    offer = Offer(3, None, CLAIM, {"model-1.safetensors": 1000})
+    body = offer.preamble() + bytes(1000)
+    check, complete, searches, may_go_on, messages = Receiver.check, Connection.on_message_complete, [], Event(), []
+
+    def slow_check(self: Receiver, offer: Offer, coming: int) -> Path:
+        searches.append(offer)
+        assert may_go_on.wait(10)
+        return check(self, offer, coming)
+
+    def counted(self: Connection) -> None:
+        messages.append(self)
+        complete(self)
+
+    monkeypatch.setattr(Receiver, "check", slow_check)
+    monkeypatch.setattr(Connection, "on_message_complete", counted)
+    monkeypatch.setattr(sys.modules[__name__], "FILES", {"model-1.safetensors": bytes(1000)})
+    async with connected(port) as (reader, writer):
+        request = head(f"Content-Length: {len(body)}") + body
+        writer.write(request[:-500])
+        await until(lambda: bool(searches), "the search for room")
+        writer.write(request[-500:] + request)
+        await until(lambda: len(messages) == 2, "both requests")
+        may_go_on.set()
+        answers = await reader.read()
+    _, first, second = answers.split(b"HTTP/1.1 ")
+    assert first.startswith(b"503 ")
+    assert b'"same":true' in second
+    assert left_in(memory) == []
 
 
 async def test_a_file_system_that_takes_nothing_from_a_pipe_is_written_to(
