@@ -58,6 +58,10 @@ MAX_RESPONSE_BYTES = 1 << 30
 uint8."""
 
 MAX_MODEL_NAME = 4096
+
+MAX_DESCRIPTION_BYTES = 1 << 15
+"""Longest description of a response: it is kept after the response is gone. It names an adapter and an owner."""
+
 _OPTIONAL = ("json_schema", "alternatives")
 """Sampling parameters that are sent where they ask for something."""
 _INT32 = np.dtype("<i4")
@@ -276,6 +280,10 @@ def decode_completion(body: bytes | memoryview) -> Completion:
     end = described_at + length
     if end > size:
         raise ServerFailure(f"the response is malformed: it claims {tokens} tokens and has {size} bytes")
+    if length > MAX_DESCRIPTION_BYTES:
+        raise ServerFailure(
+            f"the response is malformed: its description has {length} bytes; at most {MAX_DESCRIPTION_BYTES} are read"
+        )
     finish_reason, origin = _described(bytes(body[described_at:end]))
     experts = alternatives = None
     if end < size:

@@ -194,6 +194,13 @@ def test_scores_that_do_not_name_their_weights_or_their_request_are_refused(
         wire.decode_scores(wire.encode_scores(replace(SCORES, origin=origin, echo=echo)))
 
 
+def test_a_long_description_is_refused_before_it_is_kept() -> None:
+    kept = wire._described.cache_info().currsize
+    with pytest.raises(ServerFailure, match="description has 100"):
+        wire.decode_completion(wire.encode_completion(replace(completion(), finish_reason="x" * 100_000)))
+    assert wire._described.cache_info().currsize == kept
+
+
 def test_a_response_that_does_not_name_its_weights_is_refused() -> None:
     with pytest.raises(ServerFailure, match="does not say which"):
         wire.decode_completion(wire.encode_completion(replace(completion(), origin=None)))
