@@ -170,6 +170,10 @@ class CounterpointRoutes:
         (choice,) = outputs[0].outputs
         if choice.finish_reason == "error":
             raise Refusal(HTTPStatus.INTERNAL_SERVER_ERROR, "the engine failed on this request")
+        try:
+            most_probable = alternatives_of(choice.logprobs, alternatives) if alternatives else None
+        except LookupError as error:
+            raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, f"the engine's answer is incomplete: {error}") from error
         completion = Completion(
             token_ids=np.asarray(choice.token_ids, dtype=np.int32),
             # The sampled token comes first of its position, before the most probable ones.
@@ -179,7 +183,7 @@ class CounterpointRoutes:
             cached_tokens=outputs[0].num_cached_tokens,
             origin=origin,
             echo=request.echo,
-            alternatives=alternatives_of(choice.logprobs, alternatives) if alternatives else None,
+            alternatives=most_probable,
         )
         return Response(wire.encode_completion(completion), media_type="application/octet-stream")
 

@@ -67,9 +67,15 @@ def alternatives_of(logprobs: Any, count: int) -> Alternatives:
     """Returns the `count` most probable tokens at each place of a completion, of vLLM's flat log-probabilities.
 
     Of each place these hold the sampled token, and then `count` others, the most probable first; it may be one of them again.
+    Raises `LookupError` where vLLM has left them out: its first model runner does in a step beside requests for given tokens.
     """
+    found_T = np.subtract(logprobs.end_indices, logprobs.start_indices)
+    if (lacking := found_T <= count).any():
+        raise LookupError(f"the most probable tokens of place {int(lacking.argmax())} are missing")
     places_TK = np.asarray(logprobs.start_indices)[:, None] + 1 + np.arange(count)
     token_ids, values = np.asarray(logprobs.token_ids, np.int32), np.asarray(logprobs.logprobs, np.float32)
+    if (lacking := values[places_TK[:, 0]] == -np.inf).any():  # The most probable token of all can be sampled.
+        raise LookupError(f"the most probable tokens of place {int(lacking.argmax())} are missing")
     return Alternatives(token_ids[places_TK], values[places_TK])
 
 

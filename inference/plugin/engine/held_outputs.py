@@ -135,15 +135,24 @@ def joined(outputs: list[EngineCoreOutput]) -> EngineCoreOutput:
 
 
 def _joined_logprobs(parts: list[LogprobsLists]) -> LogprobsLists | None:
-    """A step has as many columns as any of its requests asked for; of a request that asked for fewer the others are ignored."""
+    """A step has as many columns as any of its requests asked for; of a request that asked for fewer the others are ignored.
+
+    A step may also have fewer than were asked for: vLLM's first model runner leaves the most probable tokens out where another
+    request asks for given ones, as a probe does. What is missing of that step becomes minus infinity, and only of that step.
+    """
     if not parts:
         return None
-    columns = min(each.logprobs.shape[1] for each in parts)
+    columns = max(each.logprobs.shape[1] for each in parts)
     return LogprobsLists(
-        np.concatenate([each.logprob_token_ids[:, :columns] for each in parts]),
-        np.concatenate([each.logprobs[:, :columns] for each in parts]),
+        np.concatenate([_widened(each.logprob_token_ids, columns, 0) for each in parts]),
+        np.concatenate([_widened(each.logprobs, columns, -np.inf) for each in parts]),
         np.concatenate([each.sampled_token_ranks for each in parts]),
     )
+
+
+def _widened(rows: np.ndarray, columns: int, value: float) -> np.ndarray:
+    lack = columns - rows.shape[1]
+    return np.pad(rows, ((0, 0), (0, lack)), constant_values=value) if lack else rows
 
 
 def _joined_arrays(parts: list[np.ndarray]) -> np.ndarray | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections import defaultdict
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 with warnings.catch_warnings():
     warnings.filterwarnings("ignore", ".*torch.jit", DeprecationWarning)
+    from vllm.logprobs import FlatLogprobs
     from vllm.sampling_params import RequestOutputKind, SamplingParams
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason
@@ -23,6 +25,7 @@ with warnings.catch_warnings():
 
     from inference.plugin.engine import held_outputs
     from inference.plugin.engine.held_outputs import HoldingAsyncScheduler, HoldingScheduler, scheduler
+    from inference.plugin.scoring import alternatives_of
 
 pytestmark = pytest.mark.slow  # imports vLLM
 
@@ -158,6 +161,34 @@ def test_experts_are_copied_from_memory_that_the_next_step_overwrites() -> None:
     (sent,) = steps.step(output("a", 14, last=True))[0].outputs
     assert sent.routed_experts is not None
     assert sent.routed_experts.ravel().tolist() == [11, 12, 14 % 5]
+
+
+def test_a_step_without_the_most_probable_tokens_takes_those_of_no_other_step() -> None:
+    """vLLM's first model runner gives the most probable tokens to nobody in a step in which a probe is computed."""
+    asked = SamplingParams(output_kind=RequestOutputKind.FINAL_ONLY, logprobs=3, flat_logprobs=True, max_tokens=100)
+    steps = Steps(a=asked)
+    steps.step(output("a", 10, first=True, columns=4))
+    steps.step(output("a", 11, columns=2))
+    ((joined,),) = [sent.outputs for sent in steps.step(output("a", 12, last=True, columns=4)).values()]
+    assert joined.new_logprobs is not None
+    assert joined.new_logprobs.logprob_token_ids.tolist() == [[11, 3, 0, 0], [12, 3, 4, 5]]
+    assert joined.new_logprobs.logprobs[:, 1:].tolist() == [[0, -np.inf, -np.inf], [0, 1, 2]]
+
+
+def test_an_answer_that_lacks_most_probable_tokens_is_none() -> None:
+    whole, cut, unknown = FlatLogprobs(), FlatLogprobs(), FlatLogprobs()
+    for found, places in (
+        (whole, [(1, [7, 1, 2]), (1, [8, 3, 4])]),
+        (cut, [(1, [7, 1]), (1, [8, 3, 4])]),
+        (unknown, [(1, [7, 1, 2]), (-np.inf, [8, 3, 4])]),
+    ):
+        for best, ids in places:
+            found.append_fast(ids, [-1.0, best, -2.0], itertools.count(1), itertools.repeat(None))
+    assert alternatives_of(whole, 2).token_ids_TK.tolist() == [[1, 2], [3, 4]]
+    with pytest.raises(LookupError, match="place 0"):
+        alternatives_of(cut, 2)
+    with pytest.raises(LookupError, match="place 1"):
+        alternatives_of(unknown, 2)
 
 
 def test_the_scheduler_is_of_the_kind_that_vllm_would_choose() -> None:
