@@ -180,7 +180,9 @@ class BinaryClient:
                 "adapter": update.adapter,
                 "claim": claim.encode(),
             }
-            answer = await self._administer(wire.UPDATE_PATH, fields, on_accepted=on_begun)
+            answer = await self._administer(
+                wire.UPDATE_PATH, fields, on_accepted=on_begun if update.adapter is None else None
+            )
         match answer.get("held"):
             case {"dtype": str(dtype), "layers": dict(layers), "load": int(load)} if all(
                 type(value) is str for value in layers.values()
