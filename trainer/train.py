@@ -195,6 +195,8 @@ class Trainer:
             self._telemetry.settle()
             self.endpoint.note(self._registry, self._sessions.outages)
             self._status.show(self._described())
+        for slot in self._learner.runs:  # no commit is heard from here on
+            self._early.drop(slot)
         while self._registry.open_slots:
             self._train_rows()
             self._finish_steps()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,9 +15,11 @@ from run.changes import Change, write_journal
 from tests.trainer.conftest import make_batch
 from tests.trainer.one_process_trainer import Life, broadcast, life, write_member
 from tests.trainer.orchestrator_end import metrics_lines
+from trainer.fair_share import Row
 from trainer.runs import copies
 from transport.files.atomic import published_steps
 from transport.messages import Bye, Hello
+from transport.process.stop_requests import StopSignals
 from transport.records import Batch
 
 pytestmark = pytest.mark.slow
@@ -164,6 +167,36 @@ def test_a_run_that_is_evicted_meanwhile_keeps_its_last_step(dense_directory: Pa
         one.wire.committed["other"] = 2
         one.until_step(other=2)
     assert published_steps(tmp_path / "run_one" / "broadcast") == [0]
+
+
+def test_a_stop_completes_open_steps_alone(
+    dense_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No commit is heard any more, so what has begun early would only hold them up."""
+    for run_id in ("one", "other"):
+        write_member(tmp_path, dense_directory, run_id)
+    rows: list[Row] = []
+    with life(tmp_path, dense_directory, {"one": 0, "other": 0}) as one:
+        one.until_step(one=0, other=0)
+        with monkeypatch.context() as patched:
+            patched.setattr(one.trainer, "_train_rows", lambda: None)
+            one.wire.offer(make_batch(1, (60,) * 8, run_id="one"))
+            one.wire.commit("other", 1)
+            one.wire.offer(make_batch(1, (60,) * 4, run_id="other"))
+            one.turn_until(lambda: one.run("one").step is not None, "the early step")
+            one.turn_until(lambda: one.run("other").open_step == 1, "the open step")
+        train = one.learner.train_rows
+
+        def train_and_note(given: Sequence[Row]) -> None:
+            rows.extend(given)
+            train(given)
+
+        monkeypatch.setattr(one.learner, "train_rows", train_and_note)
+        with StopSignals() as stop:
+            signal.raise_signal(signal.SIGTERM)
+            one.trainer.serve(stop)
+        assert (one.step_of("one"), one.step_of("other")) == (0, 1)
+        assert {slot for row in rows for slot, _ in row} == {one.run("other").slot}
 
 
 def test_a_batch_that_cannot_be_trained_evicts_its_run_with_its_commit_alone(
