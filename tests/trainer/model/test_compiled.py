@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +23,7 @@ from tests.trainer.lone_run import LoneRun, make_lone_run
 from tests.trainer.test_sharding import assert_close
 from trainer.lora.layer import MultiLora
 from trainer.lora.multi_lora import adapter_spans, apply_lora_to_model
-from trainer.model.compiled import compile_layers
+from trainer.model.compiled import compile_layers, keep_to_own_cache
 from trainer.model.load import load_model, log_probabilities
 
 STEPS = 20
@@ -193,3 +194,22 @@ def test_ranks_that_work_together_train_as_one_with_layers_as_they_are(
         assert refused or 0 < found["graphs"][way] <= GRAPHS * len(names), "far below one for each of the rows"
     for way, name in trained:
         assert_close(found[way][name], found["plain"][name], ["one"])
+
+
+@pytest.mark.parametrize(
+    ("mode", "linked", "stays"), [(0o755, False, True), (0o777, False, False), (0o777, True, False)]
+)
+def test_what_others_may_write_is_not_run_as_compiled_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, linked: bool, stays: bool
+) -> None:
+    """By default torch takes it from a directory that any user of the machine can make first."""
+    cache, place = tmp_path / "cache", tmp_path / "link"
+    cache.mkdir()
+    cache.chmod(mode)
+    place.symlink_to(cache)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", given := str(place if linked else cache))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    keep_to_own_cache()
+    found = os.environ["TORCHINDUCTOR_CACHE_DIR"]
+    assert (found == given) == stays
+    assert stays or Path(found).stat().st_mode & 0o777 == 0o700
