@@ -18,7 +18,8 @@ from trainer.config import TrainerConfig
 from trainer.faults import ModelLost, is_fatal
 from trainer.lora.multi_lora import apply_lora_to_model
 from trainer.lora.targets import prove_layers
-from trainer.model.compiled import compile_layers, keep_to_own_cache
+from trainer.model.compiled import compile_layers
+from trainer.model.compiler import keep_to_own_cache
 from trainer.model.head import compile_head
 from trainer.model.load import load_model, trainable_parameters
 from trainer.model.packing_proof import can_pack, can_share_prompts, prove_packing, prove_stretches

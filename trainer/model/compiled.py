@@ -13,9 +13,6 @@ Source: compilation by layers, Liang et al., "TorchTitan: One-stop PyTorch nativ
 from __future__ import annotations
 
 import logging
-import os
-import stat
-import tempfile
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -29,6 +26,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from trainer.faults import is_fatal
 from trainer.lora.layer import MultiLora
 from trainer.model.attention import SampleLengths
+from trainer.model.compiler import failing_aloud
 from trainer.model.context import ContextGroup, Stretch, shared_rows
 from trainer.model.load import log_probabilities
 from trainer.model.passes import Passes
@@ -60,7 +58,7 @@ def compile_layers(model: nn.Module, passes: Passes | None = None, context: Cont
         return
     if passes is not None:
         passes.begin()
-    with shared_rows(model, context):
+    with shared_rows(model, context), failing_aloud():
         reason = _compile_and_compare(model, layers)
     if passes is not None and passes.end(bool(reason)):
         # Then this rank's values are wrong, too, so it cannot tell whose fault a difference is.
@@ -73,29 +71,6 @@ def compile_layers(model: nn.Module, passes: Passes | None = None, context: Cont
     for layer in layers:
         layer.computes = None
     logger.warning("compile = true: the layers of %s are not compiled: %s", type(model).__name__, reason)
-
-
-def keep_to_own_cache() -> None:
-    """Has torch keep what it compiles where no other user of this machine may write, since it runs what it finds there again.
-
-    By default that is a directory below `/tmp` whose name anyone can guess, and make first. One of this user or root stays.
-    """
-    from torch._inductor.runtime.cache_dir_utils import cache_dir  # only a process that compiles needs this package
-
-    try:
-        path = cache_dir()  # makes it
-        found = [os.lstat(path), os.stat(path)]
-    except OSError:  # compiling fails of it, and says so
-        return
-    if all(each.st_uid in (0, os.geteuid()) for each in found) and not found[1].st_mode & stat.S_IWOTH:
-        return
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = own = tempfile.mkdtemp(prefix="torchinductor_")
-    logger.warning(
-        "other users may write to %s, so torch compiles anew, into %s; remove the first, or set TORCHINDUCTOR_CACHE_DIR to a "
-        "directory of your own",
-        path,
-        own,
-    )
 
 
 def _compile_and_compare(model: nn.Module, layers: Sequence[nn.Module]) -> str:

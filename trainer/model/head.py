@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from trainer.faults import is_fatal
 from trainer.model.chunks import LEAST_LOGARITHM, Arithmetic, chunked_outputs
+from trainer.model.compiler import Fallback, failing_aloud
 from trainer.model.context import Stretch, stretch_of
 from trainer.model.shared_prompts import Families
 
@@ -114,13 +115,14 @@ def compile_head(model: nn.Module) -> None:
         return
     try:
         compiled = Arithmetic.compiled()
-        reason = _differs_compiled(model, compiled)
+        with failing_aloud():
+            reason = _differs_compiled(model, compiled)
     except Exception as error:  # of torch's compiler, or of the compiler that it calls
         if is_fatal(error):
             raise
         reason = f"{type(error).__name__}: {error}".split("\n", 1)[0]
     if not reason:
-        model.head_arithmetic = compiled
+        model.head_arithmetic = Arithmetic(*map(Fallback, compiled, Arithmetic()))
     else:
         logger.warning("compile: the output layer of %s is not compiled: %s", type(model).__name__, reason)
 

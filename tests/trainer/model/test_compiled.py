@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -12,8 +13,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.exc import TorchDynamoException
 from torch._dynamo.utils import counters
 from torch._inductor import config as inductor
+from torch._inductor.graph import GraphLowering
 
 from run.config import LoraConfig
 from tests.trainer.compiled_learner import WAYS
@@ -23,7 +26,8 @@ from tests.trainer.lone_run import LoneRun, make_lone_run
 from tests.trainer.test_sharding import assert_close
 from trainer.lora.layer import MultiLora
 from trainer.lora.multi_lora import adapter_spans, apply_lora_to_model
-from trainer.model.compiled import compile_layers, keep_to_own_cache
+from trainer.model.compiled import compile_layers
+from trainer.model.compiler import Fallback, keep_to_own_cache
 from trainer.model.load import load_model, log_probabilities
 
 STEPS = 20
@@ -213,3 +217,46 @@ def test_what_others_may_write_is_not_run_as_compiled_code(
     found = os.environ["TORCHINDUCTOR_CACHE_DIR"]
     assert (found == given) == stays
     assert stays or Path(found).stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles by a C++ compiler")
+@pytest.mark.filterwarnings("ignore")  # of torch in its compiler
+@pytest.mark.usefixtures("_anew")
+def test_a_graph_that_cannot_be_compiled_for_a_row_does_not_fail_its_run(
+    dense_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first row of an adapter needs other graphs than the row that is compared when the model is loaded."""
+
+    def fails(_: Any) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    training: dict[str, Any] = {"lora": {"rank": 4}}
+    plain = make_lone_run(tmp_path / "plain", dense_directory, {}, **training)
+    with inductor.patch(force_disable_caches=True):
+        compiled = make_lone_run(tmp_path / "compiled", dense_directory, {"compile": True}, **training)
+        assert counters["stats"]["unique_graphs"] > 0
+        monkeypatch.setattr(GraphLowering, "codegen", fails)
+        found, expected = (lone.train(make_batch(1)) for lone in (compiled, plain))
+    assert found["loss"] == pytest.approx(expected["loss"], rel=1e-5, abs=1e-5)
+
+
+def test_a_graph_that_cannot_be_compiled_is_tried_once(caplog: pytest.LogCaptureFixture) -> None:
+    """In whatever thread: a GPU's backward pass is not in that of the trainer. Other errors are those of the row."""
+    tried: list[int] = []
+
+    def compiled(value: int) -> int:
+        tried.append(value)
+        if value == 0:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        if value > 1:
+            raise TorchDynamoException("No space left on device")
+        return value
+
+    function = Fallback(compiled, lambda value: value)
+    with pytest.raises(torch.OutOfMemoryError):
+        function(0)
+    assert [function(value) for value in (1, 2, 3)] == [1, 2, 3]
+    assert tried == [0, 1, 2]
+    assert len(caplog.records) == 1
+    assert "No space left on device" in caplog.text
