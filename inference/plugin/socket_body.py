@@ -26,7 +26,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from transport.files.atomic import write_buffers
 
 PIPE_BYTES = 1 << 20
-"""As many as a process may have in a pipe without privileges, by default."""
+"""The most that a process may have in a pipe without privileges, by default."""
 
 _EXTENSION = "counterpoint.connection"
 

@@ -80,7 +80,7 @@ async def test_adapters_are_replaced_under_one_name(
 
 
 def test_a_proof_was_computed_before_the_server_was_ready(lora_server: ServerProcess) -> None:
-    """With an adapter, too, since kernels are compiled for one."""
+    """An adapter has a proof of its own, since kernels are compiled for one."""
     assert lora_server.config.log_file is not None
     started, _, served = lora_server.config.log_file.read_text().partition("Starting vLLM server on")
     assert served

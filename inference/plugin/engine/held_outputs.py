@@ -35,7 +35,7 @@ class _HoldsOutputs(Scheduler):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._held: dict[str, list[EngineCoreOutput]] = {}
-        """Of unfinished requests; of aborted ones until everything is sent."""
+        """Those of unfinished requests; those of aborted ones until everything is sent."""
         self._send_at = 0.0
         self._is_quiet = False
         """During a step after which not everything is sent."""
@@ -92,11 +92,11 @@ class _HoldsOutputs(Scheduler):
 
 
 class HoldingScheduler(_HoldsOutputs):
-    """For an engine that waits for each step."""
+    """vLLM's scheduler for an engine that waits for each step, with outputs held back."""
 
 
 class HoldingAsyncScheduler(_HoldsOutputs, AsyncScheduler):
-    """For an engine that schedules a step while another one is computed."""
+    """The same for an engine that schedules a step while another one is computed."""
 
 
 def scheduler(vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> Scheduler:

@@ -21,7 +21,7 @@ def test_the_job_is_done_when_its_tasks_are_and_stops_the_rest_in_reverse() -> N
 
 
 def test_commands_that_do_not_need_one_another_stop_at_once_after_the_tasks() -> None:
-    """As trainer and servers of a job: none waits for the end of another, and the job for that of the slowest."""
+    """Trainer and servers of a job do so: none waits for the end of another, and the job waits for the slowest."""
     servers = [command(f"inference_{position}") for position in range(2)]
     job = Driver(command("trainer"), *servers, command("task", task=True, after=("trainer",))).running()
     assert job.exit("task-0", 0, 4.0) == ["stop inference_1-0", "stop inference_0-0", "stop trainer-0"]
