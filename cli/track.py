@@ -86,7 +86,7 @@ def _run(specs: list[SinkSpec], directory: Path, follow: bool) -> int:
     notify_ready()
     lacking = tracking.run(over, watch, hurry=lambda: stopped)
     for spec in specs:
-        if spec.name not in lacking:
+        if spec.sink and spec.name not in lacking:  # those without one export no metrics
             place = spec.options.get("directory") or directory / "tracking" / spec.name
             shown = f"; tensorboard --logdir {shlex.quote(str(place))}" if spec.name == "tensorboard" else ""
             print(f"{spec.name} has all of {directory}{shown}")

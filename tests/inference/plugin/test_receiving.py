@@ -33,14 +33,6 @@ BODY = OFFER.preamble() + b"".join(FILES.values())
 
 
 @pytest.fixture
-def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    root = tmp_path / "memory"
-    root.mkdir()
-    monkeypatch.setattr(receiving, "SHARED_MEMORY", root)
-    return root
-
-
-@pytest.fixture
 def receiver(tmp_path: Path) -> Receiver:
     (tmp_path / "model").mkdir()
     save_file({"a": np.zeros((10, 10), np.float32)}, tmp_path / "model" / "model.safetensors")

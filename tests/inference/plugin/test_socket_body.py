@@ -46,14 +46,6 @@ BODY = OFFER.preamble() + b"".join(FILES.values())
 
 
 @pytest.fixture
-def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    root = tmp_path / "memory"
-    root.mkdir()
-    monkeypatch.setattr(receiving, "SHARED_MEMORY", root)
-    return root
-
-
-@pytest.fixture
 async def port(memory: Path, tmp_path: Path) -> AsyncIterator[int]:
     async with serving(tmp_path) as port:
         yield port

@@ -58,7 +58,7 @@ def test_a_replay_shows_a_table_and_draws_a_timeline(
     ("lag", "said"), [(0.004, "Nothing made the loop later than 5.0 ms"), (0.145, "late by up to 145.0 ms")]
 )
 def test_a_loop_that_was_late_is_not_said_to_be_idle(lag: float, said: str) -> None:
-    """Of the idle loop itself no code is to blame."""
+    """The lag of the idle loop is not counted: no code is to blame for it."""
     rows = [Row(name, 1.0, LagDistribution.of([value], 0.1)) for name, value in (("idle", 0.2), ("finalize", lag))]
     assert said in lateness(Replay(rows, [], 0.005, LagTrace(), 0))
 

@@ -107,7 +107,7 @@ async def test_a_rollout_that_failed_is_written_once_too(tmp_path: Path) -> None
 
 
 async def test_what_is_read_from_a_file_and_merged_is_written_as_it_was(tmp_path: Path) -> None:
-    """As the dump of a step is, with groups that waited for it in a checkpoint."""
+    """Such rollouts are in the dump of a step whose groups waited in a checkpoint."""
     write_rollouts(tmp_path / "waiting.bin", finalized(await play()))
     read = read_rollouts(tmp_path / "waiting.bin")
     assert merge_rollout(read[0])

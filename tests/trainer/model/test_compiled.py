@@ -206,7 +206,7 @@ def test_ranks_that_work_together_train_as_one_with_layers_as_they_are(
 def test_what_others_may_write_is_not_run_as_compiled_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, linked: bool, stays: bool
 ) -> None:
-    """By default torch takes it from a directory that any user of the machine can make first."""
+    """The default directory is one that any user of the machine can make first."""
     cache, place = tmp_path / "cache", tmp_path / "link"
     cache.mkdir()
     cache.chmod(mode)
@@ -242,7 +242,7 @@ def test_a_graph_that_cannot_be_compiled_for_a_row_does_not_fail_its_run(
 
 
 def test_a_graph_that_cannot_be_compiled_is_tried_once(caplog: pytest.LogCaptureFixture) -> None:
-    """In whatever thread: a GPU's backward pass is not in that of the trainer. Other errors are those of the row."""
+    """It falls back in any thread, since a GPU's backward pass has its own. Other errors are those of the row."""
     tried: list[int] = []
 
     def compiled(value: int) -> int:
