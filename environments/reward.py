@@ -29,6 +29,19 @@ _ROUNDING = 1e-9
 """How far a sum of weighted parts may be outside its bounds, as a share of the larger one's size."""
 
 
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+
+
+def number_in(text: str) -> float | None:
+    """Returns the number that a text is, without white space around it; None if it is none, or not finite.
+
+    A program or a model wrote the text. Digits are those of ASCII, without separators, unlike in Python's `float`.
+    """
+    text = text.strip()
+    number = float(text) if _NUMBER.fullmatch(text) else math.inf
+    return number if math.isfinite(number) else None
+
+
 def as_bounds(value: object) -> RewardBounds:
     """Converts what an environment or its configuration has as `reward_bounds`. Raises `ValueError` for anything else."""
     match value:

@@ -1,8 +1,8 @@
 """`agent`: a program is run for each rollout and plays it through the gateway; it is trained unchanged.
 
 The program finds the endpoint in `OPENAI_BASE_URL` and `OPENAI_API_KEY`, and the example as JSON on its standard input. Its end
-is the rollout's. The reward is what `score` says, else what the program wrote to the file `AGENT_REWARD_FILE`, else the last line
-of its standard output. `docs/gateway.md` explains its use.
+is the rollout's. The reward is what `score` says, else the last line of the program's standard output or, where the job asks for
+that, what it wrote to the file `AGENT_REWARD_FILE`. `docs/gateway.md` explains its use.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import importlib
 import inspect
-import math
 import os
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from environments.gateway.agent_process import AgentResult, run_agent
 from environments.gateway.responses import MODEL
 from environments.gateway.server import Gateway
 from environments.import_path import import_advice
+from environments.reward import number_in
 from transport.files.untrusted import read_bytes
 from transport.records import Rollout
 
@@ -44,6 +45,8 @@ class AgentEnvironment:
     group_scoring = False
     state_keys: tuple[str, ...] | None
     """None where a function scores, which may put in its own."""
+    reward_bounds: tuple[float, float] | None
+    """0 to 1 where the agent says its reward: a command that the model asked for may say it in its place."""
 
     def __init__(
         self,
@@ -54,6 +57,7 @@ class AgentEnvironment:
         directory: str | None = None,
         score: str | None = None,
         agent_sampling: bool = False,
+        reward_file: bool = False,
     ) -> None:
         """Checks the arguments.
 
@@ -61,7 +65,8 @@ class AgentEnvironment:
         `docs/data.md`) has a column `prompt`, and may have `answer` and any others. `variables` are set in the agent's
         environment, and `pass_on` names those of this process's that it gets besides `PASSED_ON`. It runs in `directory`, or
         in a new one for each rollout. `score` is an import path, `module:function`, of a function of an example and a
-        rollout. With `agent_sampling` the agent's own sampling parameters are used.
+        rollout. With `agent_sampling` the agent's own sampling parameters are used. With `reward_file` the agent is given the
+        path of a file for its reward, as is whatever it starts.
         """
         if isinstance(command, str) or not command or not all(isinstance(part, str) for part in command):
             raise ValueError(f"command = {command!r}: expected a list of texts, the program first")
@@ -74,6 +79,8 @@ class AgentEnvironment:
         self._score = None if score is None else _imported(score)
         reported = ("exit_code", "output", "errors", "refused", "reward")
         self.state_keys = reported if self._score is None else None
+        self.reward_bounds = (0.0, 1.0) if self._score is None else None
+        self._reward_file = reward_file
         self._gateway = Gateway(agent_sampling=agent_sampling)
 
     async def close(self) -> None:
@@ -108,15 +115,16 @@ class AgentEnvironment:
                     "OPENAI_MODEL": MODEL,
                     "OPENAI_DEFAULT_MODEL": MODEL,
                     "AGENT_EXAMPLE_FILE": str(given),
-                    "AGENT_REWARD_FILE": str(own / "reward"),
                     "TMPDIR": str(own),
                 }
+                if self._reward_file:
+                    variables["AGENT_REWARD_FILE"] = str(own / "reward")
                 result = await run_agent(self._command, variables, self._directory or work, given)
                 state |= {"exit_code": result.exit_code, "output": result.output, "errors": result.errors}
                 state["refused"] = list(session.errors)
                 _check(result, calls=len(session.turns), refused=state["refused"])
             if self._score is None:
-                state["reward"] = _reward(own / "reward", result)
+                state["reward"] = _reward(own / "reward" if self._reward_file else None, result.output)
         finally:
             await asyncio.to_thread(shutil.rmtree, own, ignore_errors=True)
 
@@ -144,26 +152,41 @@ def _check(result: AgentResult, *, calls: int, refused: Sequence[str]) -> None:
     if result.exit_code:
         ended = f"by signal {-result.exit_code}" if result.exit_code < 0 else f"with exit code {result.exit_code}"
         requests = f" Its newest refused request: {refused[-1]}" if refused else ""
+        if "KeyError: 'AGENT_REWARD_FILE'" in result.errors:
+            requests += " args.reward_file = true gives it that file."
         raise RuntimeError(f"the agent ended {ended}.{requests} Its errors: {result.errors[-_SHOWN_ERRORS:].strip()}")
     if not calls:
         requests = f"; its newest request was refused: {refused[-1]}" if refused else ""
         raise RuntimeError(f"the agent ended without a call of the model{requests}; it must use OPENAI_BASE_URL")
 
 
-def _reward(file: Path, result: AgentResult) -> float:
-    """The reward in the file, or else in the last line of the output. Raises `ValueError`."""
-    try:
-        text, where = read_bytes(file, _MOST_REWARD_BYTES).decode(errors="replace"), "AGENT_REWARD_FILE"
-    except FileNotFoundError:
-        lines = result.output.split()
-        text, where = result.output.strip().splitlines()[-1] if lines else "", "the last line of the agent's output"
-    try:
-        reward = float(text)
-    except ValueError:
-        reward = math.nan
-    if not math.isfinite(reward):
-        raise ValueError(f"{where} is {text[:200]!r}; expected the reward, a number")
+def _reward(file: Path | None, output: str) -> float:
+    """Returns the reward in the last line of the output, and in the file if there is one. Raises `ValueError` if they differ."""
+    line = output.strip().rpartition("\n")[2]
+    said = {"the last line of the agent's output": line}
+    if file is not None:
+        with suppress(FileNotFoundError):
+            written = read_bytes(file, _MOST_REWARD_BYTES).decode(errors="replace")
+            said = {"AGENT_REWARD_FILE": written} | (said if _is_number(line) else {})
+    rewards = {where: number_in(text) for where, text in said.items()}
+    for where, text in said.items():
+        if rewards[where] is None:
+            raise ValueError(f"{where} is {text[:200]!r}; expected the reward, a number such as 0.5")
+    reward, *others = {reward for reward in rewards.values() if reward is not None}
+    if others:
+        raise ValueError(
+            f"the agent said two rewards: {said}. Print the reward alone as the last line, or nothing that is a number"
+        )
     return reward
+
+
+def _is_number(text: str) -> bool:
+    """Whether Python reads a number in a text, which `number_in` may refuse."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _found(command: Sequence[str]) -> list[str]:

@@ -6,10 +6,13 @@ It works on any event loop and needs no child watcher: the process is awaited by
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
 import os
 import signal
 import subprocess
+import sys
+import termios
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +25,7 @@ KEPT_BYTES = 16 * 1024
 MOST_OUTPUT_BYTES = 16 * 2**20
 """The size of each output. An agent that writes more is killed."""
 _CLOSE_SECONDS = 5.0
-"""Longest wait for the rest of the output, and for the end, of a killed process."""
+"""Longest wait for the end of a killed process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +79,9 @@ async def run_agent(
 
 
 async def _end(process: subprocess.Popen[bytes], tails: Sequence[_Tail]) -> None:
-    """Kills the process group, collects the process, and reads the rest of its output."""
+    """Kills the process group, collects the process, and closes its output."""
+    for tail in tails:
+        tail.close()
     # The group first: until the process is collected, its number is nobody else's.
     _kill_group(process)
     try:
@@ -85,8 +90,6 @@ async def _end(process: subprocess.Popen[bytes], tails: Sequence[_Tail]) -> None
     except TimeoutError:
         logger.warning("agent process %d does not end after SIGKILL", process.pid)
     process.poll()
-    for tail in tails:
-        await tail.close()
     for stream in (process.stdout, process.stderr)[len(tails) :]:
         assert stream is not None
         stream.close()
@@ -116,20 +119,20 @@ async def _exited(pid: int) -> None:
 
 async def _reading(stream: Any, process: subprocess.Popen[bytes]) -> _Tail:
     """Begins to read a pipe of the process; the transport closes it."""
-    _, tail = await asyncio.get_running_loop().connect_read_pipe(lambda: _Tail(process), stream)
+    _, tail = await asyncio.get_running_loop().connect_read_pipe(lambda: _Tail(process, stream), stream)
     return tail
 
 
 class _Tail(asyncio.Protocol):
     """Keeps the end of a process's output, and kills the process if there is too much of it."""
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], stream: Any) -> None:
         self.flooded = False
         self._process = process
+        self._stream = stream
         self._kept = bytearray()
         self._received = 0
-        self._ended = asyncio.Event()
-        self._transport: asyncio.BaseTransport | None = None
+        self._transport: Any = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
@@ -144,19 +147,15 @@ class _Tail(asyncio.Protocol):
             self.flooded = True
             _kill_group(self._process)
 
-    def connection_lost(self, error: Exception | None) -> None:
-        self._ended.set()
-
-    async def close(self) -> None:
-        """Waits for the rest of the output, for a short time: a process that left the group may hold the pipe open."""
-        try:
-            async with asyncio.timeout(_CLOSE_SECONDS):
-                await self._ended.wait()
-        except TimeoutError:
-            pass
-        assert self._transport is not None
-        self._transport.close()
-        await self._ended.wait()
+    def close(self) -> None:
+        """Takes what is written by now, and no more: what a process of the agent writes after its end is not the agent's."""
+        if not self._transport.is_closing():
+            self._transport.pause_reading()
+            written = bytearray(4)
+            fcntl.ioctl(self._stream, termios.FIONREAD, written)
+            if size := int.from_bytes(written, sys.byteorder):
+                self.data_received(os.read(self._stream.fileno(), size))
+            self._transport.close()
 
     def text(self) -> str:
         """The end of the output. Bytes that are not UTF-8 become U+FFFD."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from environments.reward import MOST_PLAYERS, as_bounds, as_rewards, check_bounds, own_bounds
+from environments.reward import MOST_PLAYERS, as_bounds, as_rewards, check_bounds, number_in, own_bounds
 from environments.tasks.guess_number import GuessNumber
 
 
@@ -75,3 +75,17 @@ def test_a_class_that_scores_in_its_own_way_has_no_bounds_of_another() -> None:
         reward_bounds = (0.0, 7.0)
 
     assert [own_bounds(each()) for each in (Named, Otherwise, Declared)] == [(0.0, 1.0), None, (0.0, 7.0)]
+
+
+@pytest.mark.parametrize("text", ["1", "-1", "+0.5", ".5", "5.", " 0.25\n", "1e-3", "2.5E+1", "007"])
+def test_a_number_as_text(text: str) -> None:
+    assert number_in(text) == float(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", " ", ".", "1_0", "\u0663", "\uff11", "1,5", "1/2", "0x1", "nan", "inf", "-Infinity", "1e999", "1e999999999999", "1 0",
+     "1\n0", "--1", "1e", "e1", "True", "50%", "\u22121", "1\u00a00", "9" * 400],
+)  # fmt: skip
+def test_what_is_no_number_as_text(text: str) -> None:
+    assert number_in(text) is None

@@ -5,8 +5,12 @@ from __future__ import annotations
 import ast
 import re
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
+
+from environments.registry import BUILT_IN
+from environments.rewards.rubric import AnyPart
 
 REPOSITORY = Path(__file__).parents[2]
 PAGE = REPOSITORY / "docs" / "security.md"
@@ -98,6 +102,14 @@ def test_every_line_names_code_and_tests_that_exist(row: str) -> None:
 def test_tests_that_the_text_names_exist() -> None:
     for file, test in NAMED_TEST.findall(PAGE.read_text(encoding="utf-8")):
         assert f"def {test}(" in (REPOSITORY / "tests" / file).read_text(), f"{file}::{test}"
+
+
+def test_each_kind_of_reward_is_on_the_page() -> None:
+    section = PAGE.read_text(encoding="utf-8").partition("## What decides a reward")[2].partition("## ")[0]
+    decides = " ".join(row.split("|")[1] for row in section.splitlines() if row.startswith("| `"))
+    parts = {get_args(get_type_hints(part)["kind"])[0] for part in get_args(get_args(AnyPart)[0])}
+    assert len(parts) > 5
+    assert not {kind for kind in parts | BUILT_IN.keys() if f"`{kind}`" not in decides}
 
 
 UNPICKLING = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "shelve", "marshal", "jsonpickle"}

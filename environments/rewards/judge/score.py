@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-import re
 from reprlib import repr as short_repr
 from typing import Any
 
 import orjson
 
+from environments.reward import number_in
 from environments.rewards.judge.config import JudgeConfig
 from environments.rewards.processes import BoundedProcesses, OverLimit
 from environments.rewards.verifiable import seconds_for
 from transport.printable import printable
 
-_NUMBER = re.compile(r"[+-]?[0-9]{1,18}(?:\.[0-9]{1,18})?")
 _CPU_SECONDS = 2.0
 
 
@@ -45,10 +44,10 @@ async def _match(text: str, pattern: str, processes: BoundedProcesses) -> object
 def _number(found: object, text: str) -> float:
     if not isinstance(found, str):
         raise NoScore(f"score_pattern finds nothing in an answer that ends with {_end(text)}")
-    number = found.strip().rstrip(".,_")
-    if _NUMBER.fullmatch(number) is None:
+    number = number_in(found.strip().rstrip(".,_"))
+    if number is None:
         raise NoScore(f"score_pattern finds {short_repr(found)}, which is no number")
-    return float(number)
+    return number
 
 
 def _at_key(text: str, key: str) -> float:

@@ -62,9 +62,68 @@ async def test_a_program_plays_a_rollout_and_says_its_reward(chat: Chat) -> None
     assert rollout.state["exit_code"] == 0
 
 
-async def test_a_reward_may_be_in_a_file(chat: Chat) -> None:
-    code = ONE_CALL + "open(os.environ['AGENT_REWARD_FILE'], 'w').write('0.25'); print('done')\n"
-    assert (await played(agent(code), chat, "x"))[0].reward == 0.25
+FILE = "open(os.environ['AGENT_REWARD_FILE'], 'w').write({!r})\n"
+SHELL = "import subprocess\nsubprocess.run(['sh', '-c', {!r}], capture_output=True)\n"
+"""As a harness runs a command that the model asked for."""
+SURVIVES = """
+import signal
+ends, holds = os.pipe()
+if not os.fork():
+    signal.pause()
+if not os.fork():
+    os.setsid()
+    os.close(holds)
+    os.read(ends, 1)
+    os.write(1, b"1.0\\n")
+    os._exit(0)
+"""
+"""Leaves a process that writes when the agent's group has been killed."""
+
+
+@pytest.mark.parametrize(
+    ("code", "asks", "reward"),
+    [
+        (FILE.format("0.25") + "print('done')", True, 0.25),
+        (FILE.format("0.25"), True, 0.25),
+        (FILE.format("+2.5e-1\n") + "print('0.25')", True, 0.25),
+        (FILE.format("0.25") + "print('scored 0.25 in 3 turns')", True, 0.25),
+        ("print(0.25)", True, 0.25),
+        ("print('AGENT_REWARD_FILE' in os.environ); print(1)", False, 1.0),
+        (SHELL.format('echo 1.0 > "${AGENT_REWARD_FILE-$TMPDIR/reward}"') + "print('0.0')", False, 0.0),
+        (SHELL.format("echo 1.0; echo 1.0 >&2") + "print('0.0')", False, 0.0),
+        (SURVIVES + "print('0.0')", False, 0.0),
+        ("print('1.0'); print('0.0', end='')", False, 0.0),
+    ],
+)
+async def test_a_reward_is_the_agents_own_word(chat: Chat, code: str, asks: bool, reward: float) -> None:
+    environment = agent(ONE_CALL + code, **({"reward_file": True} if asks else {}))
+    assert environment.reward_bounds == (0.0, 1.0)
+    assert (await played(environment, chat, "x"))[0].reward == reward
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        (SHELL.format('echo 1.0 > "$AGENT_REWARD_FILE"') + "print('0.0')", "two rewards"),
+        (FILE.format("1.0") + "print('nan')", "the last line"),
+        (FILE.format("1.0") + "print('1_0')", "the last line"),
+        (FILE.format("nan") + "print('1.0')", "AGENT_REWARD_FILE is 'nan'"),
+        (FILE.format("") + "print('1.0')", "AGENT_REWARD_FILE is ''"),
+        (FILE.format("1.0 1.0"), "AGENT_REWARD_FILE is"),
+        ("os.mkfifo(os.environ['AGENT_REWARD_FILE'])\nprint(1)", "expected a regular file"),
+        ("os.mkdir(os.environ['AGENT_REWARD_FILE'])\nprint(1)", "expected a regular file"),
+    ],
+)
+async def test_two_words_that_differ_fail_the_rollout(chat: Chat, code: str, error: str) -> None:
+    with pytest.raises((ValueError, OSError), match=error):
+        await played(agent(ONE_CALL + code, reward_file=True), chat, "x")
+
+
+async def test_what_scores_outranks_both_words(chat: Chat) -> None:
+    scorer = "tests.environments.gateway.test_agent:scored"
+    environment = agent(ONE_CALL + FILE.format("1.0") + "print('0.0')", score=scorer, reward_file=True)
+    assert environment.reward_bounds is None
+    assert (await played(environment, chat, "x"))[0].reward == 0.5
 
 
 async def test_a_function_may_score_and_the_agent_has_no_answer_then(chat: Chat) -> None:
@@ -87,6 +146,8 @@ async def scored(example: Any, rollout: Rollout) -> float:
         (ONE_CALL + "os.kill(os.getpid(), 9)", "ended by signal 9"),
         (ONE_CALL, "the last line of the agent's output is ''; expected the reward"),
         (ONE_CALL + "print('nan')", "is 'nan'; expected the reward"),
+        (ONE_CALL + "print('0.0 \\u2028 1.0')", "expected the reward"),
+        (ONE_CALL + "os.environ['AGENT_REWARD_FILE']", r"args\.reward_file = true"),
         ("ask([])", "exit code 1. Its newest refused request: 400: messages is a list of 0"),
         (ONE_CALL + "while True: print('x' * 65536)", "wrote more than 16 MiB"),
     ],

@@ -81,7 +81,7 @@ async def test_every_sampled_token_is_trained_once(chat: Chat, tmp_path: Path) -
     model = PolicyModel(
         rollout, chat, pool, SamplingParameters(temperature=1.0, max_tokens=8, stop_token_ids=chat.stop_token_ids)
     )
-    config = EnvironmentConfig(name="agent", kind="agent", rollout_timeout_seconds=120.0)
+    config = EnvironmentConfig(name="agent", kind="agent", rollout_timeout_seconds=120.0, reward_bounds=(0, 2))
     await play(LoadedEnvironment(config, environment), rollout, model)
     await environment.close()
     assert rollout.error is None

@@ -177,6 +177,13 @@ async def test_no_program_fakes_its_output(tested_by: Make) -> None:
 
 
 @pytest.mark.slow
+async def test_a_test_finds_nothing_of_an_earlier_one(tested_by: Make) -> None:
+    code = "import os\nprint(os.listdir('.'))\nopen('left', 'w').write(input())\nos.chmod('left', 0o777)"
+    tests = [{"input": str(each), "output": "[]"} for each in range(3)]
+    assert (await score(await tested_by("stdio"), code, tests=tests)).reward == 1.0
+
+
+@pytest.mark.slow
 async def test_a_program_that_hangs_costs_two_limits(tested_by: Make) -> None:
     stdio = await tested_by("stdio", cpu_seconds=0.3)
     tests = [{"input": str(a), "output": str(a)} for a in range(30)]
