@@ -8,22 +8,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import inspect
-import json
 import logging
 import os
 import random
 import signal
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Generic, ParamSpec, TypeVar
 
+from sweep.identity import Identity
 from sweep.interruption import Interruptions, running_task
 from sweep.lease import Done, Held, StaysFailed, Terms, monotonic
-from sweep.lock import REAL_CLOCKS, Claim, LeaseHolder, PreviousTaskFailed, describe_holder, holding, marked_as_held
+from sweep.lock import (
+    REAL_CLOCKS,
+    Claim,
+    LeaseHolder,
+    PreviousTaskFailed,
+    describe_holder,
+    holding,
+    marked_as_held,
+    missing_output,
+)
 from sweep.open_store import open_proven
 from sweep.protocol import LeaseLost, Observer, OwnedLease, perform
 from sweep.record import RecordError, checked_id
@@ -50,28 +58,10 @@ class SweepTarget(Generic[C]):
     config: C
     """Passed to the body."""
     identity: Any = None
-    """What makes it this target, as JSON: a record of another one with the same id is an error. None: the config."""
-
-    @property
-    def digest(self) -> str | None:
-        """Returns the digest of the identity; None if that is no JSON, so that it cannot be compared."""
-        try:
-            text = json.dumps(
-                self.config if self.identity is None else self.identity, sort_keys=True, default=_fields_of
-            )
-        except (TypeError, ValueError, RecursionError):
-            return None
-        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    """What makes it this target, as JSON: that another one with the same id has succeeded is an error. None: the config."""
 
     def __post_init__(self) -> None:
         checked_id(self.target_id)
-
-
-def _fields_of(value: Any) -> dict[str, Any]:
-    """Returns a dataclass as JSON. Raises `TypeError` for anything else."""
-    if not is_dataclass(value) or isinstance(value, type):
-        raise TypeError(f"{type(value).__name__} is no JSON")
-    return {type(value).__name__: {field.name: getattr(value, field.name) for field in fields(value)}}
 
 
 class BodyExited(Exception):
@@ -97,7 +87,7 @@ class SweepFailed(ExceptionGroup[Exception]):
 
 def claim_and_run(
     sweep_root: str | os.PathLike[str],
-    targets: Sequence[SweepTarget[C]],
+    targets: Iterable[SweepTarget[C]],
     run_fn: Body[C],
     *,
     force_run_failed: bool = True,
@@ -108,19 +98,19 @@ def claim_and_run(
 ) -> None:
     """Runs every target to SUCCESS, each by exactly one worker, and returns when all have succeeded.
 
-    `run_fn(target, claim)`, or `run_fn(target)` if it takes one argument, is called in this thread; a coroutine function
-    runs in a loop of its own. If it raises, the target is marked FAILED and the exception is raised again, which ends this
-    worker; the others go on. With `keep_going` this worker goes on, too, and raises at the end. A FAILED target is tried
-    again after a pause, unless `force_run_failed` is false: until it has had `max_attempts` in all workers together, or,
-    with None, once by each worker. In the main thread SIGTERM and Ctrl-C interrupt the body and give its claim back, before
-    they end this call as `SystemExit` and `KeyboardInterrupt`.
+    `targets` is any iterable. `run_fn(target, claim)`, or `run_fn(target)` if it takes one argument, is called in this thread;
+    a coroutine function runs in a loop of its own. If it raises, the target is marked FAILED and the exception is raised again,
+    which ends this worker; the others go on. With `keep_going` this worker goes on, too, and raises at the end. A FAILED target
+    is tried again after a pause, with the configuration that it has now, unless `force_run_failed` is false: until it has had
+    `max_attempts` in all workers together, or, with None, once by each worker. In the main thread SIGTERM and Ctrl-C interrupt
+    the body and give its claim back, before they end this call as `SystemExit` and `KeyboardInterrupt`.
 
     Raises the body's own exception; `SweepFailed` at the end, when targets stay FAILED; `TypeError` for a body with other
-    arguments; `ValueError` for bad terms, duplicate ids or an invalid root; `UnsafeStoreError` for storage without
-    conditional writes; `StoreError` when the storage is unreachable, at the start or for ten leases.
+    arguments, and for what is no target; `ValueError` for bad terms, duplicate ids or an invalid root; `UnsafeStoreError` for
+    storage without conditional writes; `StoreError` when the storage is unreachable, at the start or for ten leases.
     """
     terms, body = Terms(heartbeat, lease, force_run_failed, max_attempts), _with_both_arguments(run_fn)
-    worker = _Worker(sweep_root, targets, terms, keep_going)
+    worker = _Worker(sweep_root, _listed(targets), terms, keep_going)
     if inspect.iscoroutinefunction(body):
         return _run_in_loop(worker, body)
     with Interruptions() as interruptions:
@@ -141,7 +131,7 @@ def claim_and_run(
 
 async def claim_and_run_async(
     sweep_root: str | os.PathLike[str],
-    targets: Sequence[SweepTarget[C]],
+    targets: Iterable[SweepTarget[C]],
     run_fn: Body[C],
     *,
     force_run_failed: bool = True,
@@ -157,7 +147,7 @@ async def claim_and_run_async(
     """
     terms = Terms(heartbeat, lease, force_run_failed, max_attempts)
     body = _with_both_arguments(run_fn)
-    worker = await _shielded(_Worker, sweep_root, targets, terms, keep_going)
+    worker = await _shielded(_Worker, sweep_root, _listed(targets), terms, keep_going)
     with Interruptions(takes_over=False) as interruptions:
         await _drive(worker, body, interruptions)
 
@@ -166,7 +156,7 @@ class _Worker(Generic[C]):
     """What both forms share: the open targets, the claims, and how they ended."""
 
     def __init__(
-        self, root: str | os.PathLike[str], targets: Sequence[SweepTarget[C]], terms: Terms, keep_going: bool
+        self, root: str | os.PathLike[str], targets: list[SweepTarget[C]], terms: Terms, keep_going: bool
     ) -> None:
         self.targets = {target.target_id: target for target in targets}
         if len(self.targets) != len(targets):
@@ -195,7 +185,7 @@ class _Worker(Generic[C]):
                 terms, force_run_failed=False
             )  # This worker had its one attempt; that of a peer may still succeed.
         try:
-            found = perform(self._store, self._observer.acquire(target_id, terms, self.targets[target_id].digest))
+            found = perform(self._store, self._observer.acquire(target_id, terms, self._identity(target_id)))
         except StoreError as error:
             self._unreachable(target_id, error)
             return None
@@ -207,7 +197,9 @@ class _Worker(Generic[C]):
         match found:
             case OwnedLease():
                 return LeaseHolder(self._store, found)
-            case Done():
+            case Done(record):
+                if (gone := missing_output(self._store, record)) is not None:
+                    logger.warning("%s", gone)
                 self.queue.done(target_id)
             case StaysFailed(record):
                 previous = PreviousTaskFailed(f"{target_id}: {describe_holder(record)}: {record.error}")
@@ -216,6 +208,10 @@ class _Worker(Generic[C]):
                 self._waiting_for[target_id] = describe_holder(record)
                 self.queue.later(target_id, seconds)
         return None
+
+    def _identity(self, target_id: str) -> Identity:
+        target = self.targets[target_id]
+        return Identity(target.config if target.identity is None else target.identity)
 
     def ended(self, target_id: str, error: Exception | None) -> None:
         """Notes how a claim ended. Raises the body's exception, unless this worker is to keep going."""
@@ -256,6 +252,19 @@ class _Worker(Generic[C]):
         elif now - self._unreachable_since > UNREACHABLE_LEASES * self._terms.lease:
             raise error
         self.queue.later(target_id, self._terms.heartbeat)
+
+
+def _listed(targets: Iterable[SweepTarget[C]]) -> list[SweepTarget[C]]:
+    """Returns the targets of any iterable, which is gone through once. Raises `TypeError` for what is no target."""
+    if not isinstance(targets, Iterable):
+        raise TypeError(f"targets is {targets!r:.80}; expected a list, or another iterable, of SweepTarget")
+    listed = list(targets)
+    for target in listed:
+        if not isinstance(target, SweepTarget):
+            raise TypeError(
+                f"targets has {target!r:.80}, of type {type(target).__name__}; expected SweepTarget(target_id, config)"
+            )
+    return listed
 
 
 def _with_both_arguments(run_fn: Body[C]) -> Call[C]:

@@ -12,6 +12,7 @@ import math
 import time
 from dataclasses import dataclass, replace
 
+from sweep.identity import Identity
 from sweep.record import Record, State
 
 MARGIN = 1 / 6
@@ -153,7 +154,7 @@ def claimed(
     pid: int,
     terms: Terms,
     wall_time: float,
-    config: str | None = None,
+    identity: Identity | None = None,
 ) -> Record:
     """Returns the record of a new claim, which must replace exactly `previous`."""
     return Record(
@@ -170,7 +171,8 @@ def claimed(
         heartbeat_at=wall_time,
         error=_last_error(previous),
         traceback=previous.traceback if previous else None,
-        config=config,
+        config=None if identity is None else identity.digest,
+        field_names=None if identity is None else identity.field_names,
     )
 
 

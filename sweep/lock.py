@@ -78,8 +78,9 @@ class LeaseHolder:
         """`loss_level` is that of the log's line about a lost lease."""
         record = owned.record
         self._loss_level = loss_level
-        output_path = f"{store.root.rstrip('/')}/{record.target_id}"
-        self.claim = Claim(record.target_id, record.owner, record.token, record.attempts, output_path)
+        self.claim = Claim(
+            record.target_id, record.owner, record.token, record.attempts, output_path(store, record.target_id)
+        )
         self._store = store
         self._owned = owned
         self._process = os.getpid()
@@ -117,6 +118,8 @@ class LeaseHolder:
     def succeed(self) -> None:
         """Ends the claim after the body returned. Raises `LeaseLost` if that does not count."""
         self._end(succeeded, self._owned.terms.lease)
+        if (gone := missing_output(self._store, self._owned.record)) is not None:
+            logger.warning("%s", gone)
 
     def fail(self, error: BaseException) -> None:
         """Ends the claim after the body raised. Raises `LeaseLost` if that does not count."""
@@ -248,6 +251,7 @@ def holding(holder_of_lease: LeaseHolder, interruptions: Interruptions) -> Itera
 @contextlib.contextmanager
 def step_lock(
     path: str | os.PathLike[str],
+    label: str | None = None,
     *,
     force_run_failed: bool = True,
     max_attempts: int | None = None,
@@ -257,12 +261,14 @@ def step_lock(
 ) -> Iterator[Claim]:
     """Runs its block as the only one for `path`: the last part is the target's id, the rest the sweep's root.
 
+    `label` names it in the log and in errors; without one, its path does.
     Waits, with jitter, while a peer holds the target: at most `timeout` seconds, or as long as the peer keeps its lease. A
     line of the log names the peer. Raises `StepAlreadyDone` and `PreviousTaskFailed`; `StepHeld` after `timeout`, and at once
     for a target that the caller itself holds; `StoreError` when the storage cannot be reached; at the block's end as `holding`
     does.
     """
     root, target_id = os.path.split(os.fspath(path))
+    name = os.fspath(path) if label is None else f"{label} ({os.fspath(path)})"
     terms = Terms(heartbeat, lease, force_run_failed, max_attempts)
     checked_id(target_id)
     store = open_proven(root or ".")
@@ -272,19 +278,20 @@ def step_lock(
     waits = False
     while isinstance(found := perform(store, observer.acquire(target_id)), Held):
         if found.record.owner in _held.get() and found.record.pid == os.getpid():
-            raise StepHeld(f"{path}: {describe_holder(found.record)}, which is this caller: it would wait for itself")
+            raise StepHeld(f"{name}: {describe_holder(found.record)}, which is this caller: it would wait for itself")
         remaining = float("inf") if give_up is None else give_up - monotonic()
         if remaining <= 0:
-            raise StepHeld(f"{path}: {describe_holder(found.record)}, and {timeout:g} s to wait are over")
+            raise StepHeld(f"{name}: {describe_holder(found.record)}, and {timeout:g} s to wait are over")
         if not waits:
-            logger.warning("waiting for %s: %s", path, describe_holder(found.record))
+            logger.warning("waiting for %s: %s", name, describe_holder(found.record))
             waits = True
         time.sleep(min(remaining, backoff.next_pause(1, found.seconds)))
     match found:
         case Done(record):
-            raise StepAlreadyDone(f"{path}: {describe_holder(record)}")
+            gone = missing_output(store, record)
+            raise StepAlreadyDone(f"{name}: {describe_holder(record)}" + (f"; {gone}" if gone else ""))
         case StaysFailed(record):
-            raise PreviousTaskFailed(f"{path}: {describe_holder(record)}: {record.error}")
+            raise PreviousTaskFailed(f"{name}: {describe_holder(record)}: {record.error}")
         case OwnedLease():
             with (
                 Interruptions(takes_over=False) as interruptions,
@@ -296,3 +303,19 @@ def step_lock(
 def describe_holder(record: Record) -> str:
     """Describes who holds or held a target, for a person."""
     return f"{record.state} by process {record.pid} on {record.host}, attempt {record.attempts}, token {record.token}"
+
+
+def missing_output(store: Store, record: Record) -> str | None:
+    """Returns, for a person, that somebody deleted the directory of the output of a target that reads SUCCESS; None if not."""
+    path = output_path(store, record.target_id)
+    if not os.path.isabs(store.root) or os.path.isdir(path):
+        return None
+    return (
+        f"{record.target_id} reads SUCCESS, but the directory of its output, {path}, is not there any more; move its record "
+        f"{path}.json away to run it afresh"
+    )
+
+
+def output_path(store: Store, target_id: str) -> str:
+    """Returns where a target's output belongs."""
+    return f"{store.root.rstrip('/')}/{target_id}"

@@ -16,6 +16,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from sweep.identity import Identity
 from sweep.lease import (
     Done,
     Held,
@@ -220,21 +221,27 @@ class Observer:
     """The owners in whose names it has tried to claim."""
 
     def acquire(
-        self, target_id: str, terms: Terms | None = None, config: str | None = None
+        self, target_id: str, terms: Terms | None = None, identity: Identity | None = None
     ) -> Exchange[OwnedLease | Held | Done | StaysFailed]:
         """Claims a target if that is allowed (`lease.assess`), as a new owner each time.
 
         `terms` replace the observer's own. Raises `StoreError` when it cannot be known whether the target is claimed (it
-        then has no owner, and its lease expires), `RecordError` for a record that cannot be read, or is of another `config`.
+        then has no owner, and its lease expires), `RecordError` for a record that cannot be read, and for one that reads SUCCESS
+        with another `identity`. What has failed, or its worker left, is claimed with the identity that it has now.
         """
         terms = terms or self.terms
         stored: Stored | None = yield Read(target_id)
         unchanged = self.record_ages.unchanged_seconds(target_id, stored and stored.version, self.clocks.monotonic())
         record = self._record(target_id, stored)
-        if record is not None and None not in (config, record.config) and config != record.config:
+        if (
+            record is not None
+            and identity is not None
+            and record.state is State.SUCCESS
+            and not identity.is_that_of(record.config, record.field_names)
+        ):
             raise RecordError(
-                f"{self.place}: {target_id} is {record.state} with another configuration than it has now; give the target "
-                "another id, or move its record away to run it afresh"
+                f"{self.place}: {target_id} is SUCCESS with another configuration than it has now; give the target another id, "
+                "or move its record away to run it afresh"
             )
         assessment = assess(record, unchanged, self.clocks.wall(), terms)
         owner, started = uuid.uuid4().hex, self.clocks.monotonic()
@@ -244,7 +251,7 @@ class Observer:
             if isinstance(assessment, Take):
                 self.owners.add(owner)
                 new = claimed(
-                    record, target_id, owner, socket.gethostname(), os.getpid(), terms, self.clocks.wall(), config
+                    record, target_id, owner, socket.gethostname(), os.getpid(), terms, self.clocks.wall(), identity
                 )
                 version = yield from write_until_known(
                     new, version, self.clocks, started + min(CLAIM_SECONDS, terms.safe_seconds)

@@ -22,8 +22,10 @@ RECORD_SUFFIX = ".json"
 
 _COUNTS = ("token", "attempts", "revision", "pid")
 _SECONDS = ("lease_seconds", "started_at", "heartbeat_at", "finished_at")
-_TEXTS = ("owner", "host", "error", "traceback", "config")
-_OPTIONAL = ("finished_at", "error", "traceback", "config")
+_TEXTS = ("owner", "host", "error", "traceback", "config", "field_names")
+_OPTIONAL = ("finished_at", "error", "traceback", "config", "field_names")
+_LATER = ("config", "field_names")
+"""What the records of earlier releases lack."""
 
 
 class State(StrEnum):
@@ -73,6 +75,8 @@ class Record:
     traceback: str | None = None
     config: str | None = None
     """A digest of the target's configuration; None where it has none that is JSON."""
+    field_names: str | None = None
+    """The fields that its dataclasses had (`sweep/identity.py`)."""
 
     def to_bytes(self) -> bytes:
         """Returns UTF-8 JSON with a line a field, readable with `cat`."""
@@ -102,7 +106,7 @@ class Record:
         if not isinstance(found, dict) or found.get("format") != FORMAT:
             raise ValueError(f"no object with format {FORMAT}")
         names = [field.name for field in fields(cls)]
-        given = {name: found[name] for name in names if name != "config"} | {"config": found.get("config")}
+        given: dict[str, Any] = {name: found.get(name) if name in _LATER else found[name] for name in names}
         for name, value in given.items():
             if value is None and name in _OPTIONAL:
                 continue

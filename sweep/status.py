@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
+from sweep.lock import missing_output
 from sweep.open_store import open_store
-from sweep.record import Record, RecordError, checked_id
+from sweep.record import Record, RecordError, State, checked_id
 from sweep.store import Store, patiently
 
 
@@ -37,7 +38,7 @@ class TargetStatus:
     """Seconds from the claim to its end, or to the last heartbeat while it runs."""
     lease_seconds: float | None = None
     error: str | None = None
-    """The error of the last attempt that did not succeed."""
+    """The error of the last attempt that did not succeed; of one that did, that its output is not there any more."""
     traceback: str | None = None
 
 
@@ -62,9 +63,11 @@ def _look(store: Store, target_id: str) -> TargetStatus:
     if stored is None:
         return TargetStatus(target_id, "PENDING")
     try:
-        return status_of(Record.of_bytes(stored.data, target_id, store.root))
+        record = Record.of_bytes(stored.data, target_id, store.root)
     except RecordError as error:
         return TargetStatus(target_id, "UNREADABLE", error=str(error))
+    gone = missing_output(store, record) if record.state is State.SUCCESS else None
+    return replace(status_of(record), error=gone or record.error)
 
 
 def status_of(record: Record) -> TargetStatus:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,7 @@ def rows_reader(where: str) -> ReadRows:
             )
     except (UnsafeStoreError, ValueError, ImportError) as error:
         raise UserError(f"{where}: {error}") from None
-    return lambda: [_row(status, None) for status in sweep_status(where)]
+    return lambda: [row_of(status, None) for status in sweep_status(where)]
 
 
 def rows_reader_of(config: SweepConfig, targets: Sequence[Target]) -> ReadRows:
@@ -67,10 +67,14 @@ def rows_reader_of(config: SweepConfig, targets: Sequence[Target]) -> ReadRows:
     def read() -> list[Row]:
         statuses = {status.target_id: status for status in sweep_status(config.store, known)}
         order = [*known, *(target_id for target_id in statuses if target_id not in known)]
-        return [_row(statuses[target_id], known.get(target_id)) for target_id in order]
+        return [row_of(statuses[target_id], known.get(target_id)) for target_id in order]
 
     return read
 
 
-def _row(status: TargetStatus, target: Target | None) -> Row:
-    return Row(status, None if target is None else result_of(target), {} if target is None else target.values)
+def row_of(status: TargetStatus, target: Target | None) -> Row:
+    """Returns the row of a target; of one that succeeded and whose output was deleted, `error` says so."""
+    if target is None:
+        return Row(status, None, {})
+    gone = target.missing_output() if status.state == "SUCCESS" else None
+    return Row(status if gone is None else replace(status, error=gone), result_of(target), target.values)

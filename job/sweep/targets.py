@@ -145,6 +145,20 @@ class Target:
     """Where values are set that replace those of `shared`."""
 
     @property
+    def output(self) -> Path:
+        """The directory of its run, or of its job."""
+        return self.output_dir if self.run_id is None else self.output_dir / f"run_{self.run_id}"
+
+    def missing_output(self) -> str | None:
+        """Returns, for a person, that the directory of its output is not there, although it reads SUCCESS; None if it is."""
+        if self.output.is_dir():
+            return None
+        return (
+            f"{self.target_id} reads SUCCESS, but the directory of its output, {self.output}, is not there any more; move its "
+            "record away to run it afresh"
+        )
+
+    @property
     def file(self) -> Path:
         """The file of its process: beside the other roles' files, or beside the job's directory."""
         if self.run_id is not None:

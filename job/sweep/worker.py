@@ -84,6 +84,8 @@ async def _work(config: SweepConfig, targets: Sequence[Target], body: Body) -> i
         return STAY_FAILED
     finally:
         beating.cancel()
+    for gone in filter(None, (target.missing_output() for target in targets)):
+        logger.warning("%s", gone)
     logger.info("every target of %s reads SUCCESS", config.name)
     return 0
 

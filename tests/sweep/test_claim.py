@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import signal
 import sys
 import threading
+from collections import deque
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, make_dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,8 +20,11 @@ import pytest
 
 import sweep
 from sweep.claim import BodyExited, SweepFailed, SweepTarget, claim_and_run, claim_and_run_async
-from sweep.lock import Claim, LeaseHolder, PreviousTaskFailed, step_lock
+from sweep.identity import Identity
+from sweep.lease import Terms
+from sweep.lock import REAL_CLOCKS, Claim, LeaseHolder, PreviousTaskFailed, StepAlreadyDone, step_lock
 from sweep.open_store import open_store
+from sweep.protocol import Observer, OwnedLease, perform
 from sweep.status import sweep_status
 from sweep.store import StoreError
 from sweep.stores.memory import MemoryStore
@@ -172,7 +178,7 @@ def test_what_a_peer_holds_is_passed_over_and_waited_for(root: str) -> None:
 
 @both_forms
 def test_a_known_id_with_another_config_is_an_error(root: str, run: Callable[..., None]) -> None:
-    """Whatever became of it: a target that is skipped as done would be taken for one that was run."""
+    """A target that is skipped as done would be taken for one that was run."""
     ran: list[Any] = []
 
     def body(target: SweepTarget[Any]) -> None:
@@ -631,3 +637,112 @@ async def test_a_timeout_around_it_is_one(root: str) -> None:
         async with asyncio.timeout(DEADLINE_SECONDS) as limit:
             await claim_and_run_async(root, targets("a"), body)
     assert states(root) == {"a": ("INTERRUPTED", 0)}
+
+
+@dataclass
+class Optimizer:
+    lr: float = 0.1
+
+
+@both_forms
+def test_what_failed_is_picked_up_with_the_configuration_that_it_has_now(root: str, run: Callable[..., None]) -> None:
+    """As after a mistake in the configuration was mended; so is what a worker left or gave back."""
+    ran: list[Any] = []
+
+    def body(target: SweepTarget[Any]) -> None:
+        ran.append(target.config)
+        if target.config == {"lr": "high"}:
+            raise ValueError("no number")
+
+    with pytest.raises(ValueError, match="no number"):
+        run(root, [SweepTarget("a", {"lr": "high"})], body, **QUICK)
+    claim = perform(open_store(root), Observer(Terms(0.01, 0.02), REAL_CLOCKS).acquire("b", identity=Identity("old")))
+    assert isinstance(claim, OwnedLease), "a claim that its worker left"
+    run(root, [SweepTarget("a", {"lr": 0.1}), SweepTarget("b", {"lr": 0.2})], body, heartbeat=0.01, lease=30.0)
+    assert ran[1:] == [{"lr": 0.1}, {"lr": 0.2}]
+    assert states(root) == {"a": ("SUCCESS", 2), "b": ("SUCCESS", 2)}
+
+
+def dataclass_of(fields: dict[str, Any], **values: Any) -> Any:
+    """An instance of a class `Config` with these fields and their defaults."""
+    kinds = [
+        (name, Any, field(default_factory=default) if callable(default) else default)
+        for name, default in fields.items()
+    ]
+    return make_dataclass("Config", kinds)(**values)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "is_same"),
+    [
+        (dataclass_of({"lr": 0.1}), dataclass_of({"lr": 0.1, "wd": 0.0}), True),
+        (dataclass_of({"lr": 0.1}, lr=0.3), dataclass_of({"wd": 0.0, "lr": 0.1}, lr=0.3), True),
+        (dataclass_of({"lr": 0.1}), dataclass_of({"lr": 0.1, "tags": list, "inner": Optimizer}), True),
+        ({"list": [dataclass_of({"lr": 1})]}, {"list": [dataclass_of({"lr": 1, "wd": None})]}, True),
+        (dataclass_of({"lr": 0.1}), dataclass_of({"lr": 0.1, "wd": 0.0}, wd=0.1), False),
+        (dataclass_of({"lr": 0.1}), dataclass_of({"lr": 0.1, "wd": 0.0}, lr=0.2), False),
+        (dataclass_of({"lr": 0.1}), dataclass_of({"lr": 0.2}), False),
+        (dataclass_of({"lr": 0.1, "wd": 0.0}), dataclass_of({"lr": 0.1}), False),
+        (dataclass_of({"flag": 1}), dataclass_of({"flag": 1, "wd": True}, wd=1), False),
+    ],
+)  # fmt: skip
+def test_a_new_field_with_its_default_is_no_other_configuration(
+    root: str, before: Any, now: Any, is_same: bool
+) -> None:
+    claim_and_run(root, [SweepTarget("a", before)], lambda target: None)
+    ran: list[str] = []
+    with contextlib.nullcontext() if is_same else pytest.raises(SweepFailed, match="a"):
+        claim_and_run(root, [SweepTarget("a", now)], lambda target: ran.append(target.target_id))
+    assert ran == []
+
+
+@both_forms
+def test_an_output_directory_that_was_deleted_is_told(
+    tmp_path: Path, run: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    run(tmp_path, targets("a", "b"), lambda target: None)
+    assert caplog.text == ""
+    (tmp_path / "a").rmdir()
+    run(tmp_path, targets("a", "b"), lambda target: pytest.fail("it ran again"))
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert f"{tmp_path / 'a'}, is not there any more" in caplog.text
+    first, second = sweep_status(tmp_path)
+    assert (first.state, second.error) == ("SUCCESS", None)
+    assert "is not there any more" in str(first.error)
+    with pytest.raises(StepAlreadyDone, match="is not there any more"), step_lock(tmp_path / "a"):
+        pytest.fail("it is done")
+    (tmp_path / "a.json").unlink()
+    caplog.clear()
+    run(tmp_path, targets("a"), lambda target, claim: Path(claim.output_path).rmdir())
+    assert "is not there any more" in caplog.text
+
+
+@both_forms
+@pytest.mark.parametrize(
+    "kind",
+    [
+        list,
+        tuple,
+        iter,
+        deque,
+        lambda given: {t.target_id: t for t in given}.values(),
+        dict.fromkeys,
+    ],
+)
+def test_targets_may_be_any_iterable(root: str, run: Callable[..., None], kind: Callable[..., Any]) -> None:
+    ran: list[str] = []
+    run(root, kind(targets("a", "b", "c")), lambda target: ran.append(target.target_id))
+    assert sorted(ran) == ["a", "b", "c"]
+    run(root, (target for target in targets("a", "d")), lambda target: ran.append(target.target_id))
+    assert sorted(ran) == ["a", "b", "c", "d"]
+    run(root, {SweepTarget("e", 1), SweepTarget("f", 2)}, lambda target: ran.append(target.target_id))
+    assert sorted(ran) == ["a", "b", "c", "d", "e", "f"]
+    run(root, iter(()), lambda target: None)
+
+
+@both_forms
+@pytest.mark.parametrize("given", [["a"], {"a": 1}, "a", SweepTarget("a", 0), 5, None])
+def test_what_is_no_target_is_refused(root: str, run: Callable[..., None], given: Any) -> None:
+    with pytest.raises(TypeError, match="SweepTarget"):
+        run(root, given, lambda target: None)
+    assert sweep_status(root) == []

@@ -376,3 +376,16 @@ def stored(store: MemoryStore) -> Stored:
     found = store.read("target")
     assert found is not None
     return found
+
+
+def test_a_label_names_the_target_for_people(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "a"
+    with (
+        step_lock(str(path), "train tiny") as claim,
+        pytest.raises(StepHeld, match=rf"train tiny \({path}\)"),
+        step_lock(path, label="train tiny", timeout=0),
+    ):
+        pytest.fail("it is held")
+    assert claim.target_id == "a"
+    with pytest.raises(StepAlreadyDone, match="train tiny"), step_lock(path, "train tiny"):
+        pytest.fail("it is done")

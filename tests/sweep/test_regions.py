@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from job.configuration.layers import NOT_CONFIGURATION
-from sweep import InputName, OutputName, SweepTarget, region_root, resolve_names, sweep_root
+from sweep import InputName, OutputName, region_root, resolve_names, sweep_root
+from sweep.identity import Identity
 from sweep.regions import REGION_VARIABLE, ROOT_VARIABLE
 
 
@@ -69,7 +70,7 @@ def test_a_name_stays_below_its_place(name: str) -> None:
 
 def test_a_configuration_with_names_is_compared_by_its_names() -> None:
     def digest(name: str) -> str | None:
-        return SweepTarget("a", Trial("a", {"out": OutputName(name)})).digest
+        return Identity(Trial("a", {"out": OutputName(name)})).digest
 
     assert digest("x") == digest("x") is not None
     assert digest("x") != digest("y")

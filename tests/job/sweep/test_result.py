@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from job.sweep.result import result_of
+from job.sweep.rows import row_of
 from job.sweep.targets import Target
+from sweep.status import TargetStatus
 
 
 def target_with(tmp_path: Path, lines: str) -> Target:
@@ -32,3 +34,15 @@ def target_with(tmp_path: Path, lines: str) -> Target:
 def test_a_line_that_is_no_steps_is_passed_over(tmp_path: Path, odd: str, expected: str) -> None:
     target = target_with(tmp_path, '{"step": 1, "time": 1.0, "reward/mean": 0.5}\n' + odd)
     assert result_of(target).description == expected
+
+
+@pytest.mark.parametrize("run_id", ["r", None])
+def test_an_output_that_was_deleted_is_told_beside_its_success(tmp_path: Path, run_id: str | None) -> None:
+    target = Target("r", {"seed": 1}, {}, tmp_path / "job", run_id, None, "f")
+    target.output.mkdir(parents=True)
+    succeeded, pending = TargetStatus("r", "SUCCESS"), TargetStatus("r", "PENDING")
+    assert row_of(succeeded, target).status == succeeded
+    target.output.rmdir()
+    assert f"{target.output}, is not there any more" in str(row_of(succeeded, target).status.error)
+    assert row_of(pending, target).status == pending
+    assert row_of(succeeded, None).status == succeeded
