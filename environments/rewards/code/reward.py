@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from reprlib import repr as short_repr
 from typing import Any
@@ -11,6 +10,7 @@ import orjson
 
 from environments.base import EnvironmentContext, Example
 from environments.rewards.base import Attempt, Value
+from environments.rewards.code.blocks import code_of
 from environments.rewards.code.config import CodeConfig
 from environments.rewards.code.functions import FaultyTests, FunctionTests, wall_seconds
 from environments.rewards.code.plain_data import encode
@@ -21,10 +21,6 @@ _TOO_LONG = 152
 """The exit code of a program that took too much processor time."""
 _MOST_HANGS = 2
 """Tests that a program may fail by its limit of time before the others count as failed, too."""
-
-_LANGUAGES = frozenset(("", "python", "py", "python3"))
-_OPENS = re.compile(r"(?P<fence>`{3,}|~{3,})\s*\{?\.?(?P<language>[^\s`{},:=]*)[^`]*")
-"""A fence as in CommonMark: three or more of a kind, a language, and whatever else, such as a title."""
 
 
 class CodeReward:
@@ -173,30 +169,3 @@ def _with_limit(source: str, cpu_seconds: float) -> str:
         "del os, signal\n"
         f"exec(compile({source!r}, 'solution.py', 'exec'))\n"
     )
-
-
-def code_of(completion: str) -> str | None:
-    """Returns the last fenced block of Python, which may be open at the end; None if there is none.
-
-    A block ends with a fence of its kind that is at least as long. A completion without any fence is a program as a whole.
-    """
-    found: str | None = None
-    block: list[str] | None = None
-    fence, is_python, has_fences = "", False, False
-    for line in completion.splitlines():
-        mark = line.strip()
-        if block is None:
-            if (opens := _OPENS.fullmatch(mark)) is not None:
-                has_fences = True
-                fence, block = opens["fence"], []
-                is_python = opens["language"].lower() in _LANGUAGES
-        elif len(mark) >= len(fence) and not mark.strip(fence[0]):
-            found = "\n".join(block) if is_python else found
-            block = None
-        else:
-            block.append(line)
-    if not has_fences:
-        return completion if completion.strip() else None
-    if block is not None and is_python:
-        found = "\n".join(block)
-    return found if found is not None and found.strip() else None

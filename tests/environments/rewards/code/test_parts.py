@@ -11,39 +11,83 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from environments.rewards.code.assertions import same
+from environments.rewards.code.blocks import code_of
 from environments.rewards.code.plain_data import Opaque, decode, encode
-from environments.rewards.code.reward import code_of
+
+DOCUMENTED = 'def f():\n    """Doc.\n\n    ```python\n    f()\n    ```\n    """'
+ANSWERS = [
+    ("x = 1", "x = 1"),
+    ("", None),
+    (" \n", None),
+    ("```python\nx = 1\n```", "x = 1"),
+    ("First:\n```\na\n```\nBetter:\n```py\nb\nc\n```\nEnd", "b\nc"),
+    ("```python\nx = '''```'''\n```", "x = '''```'''"),
+    ("```bash\nls\n```", None),
+    ("```python\na\n```\n```text\nout\n```", "a"),
+    ("```python\nx = 1", "x = 1"),
+    ("```python\n```", None),
+    ("````python\nx = 1\n````", "x = 1"),
+    ("````python\nx = '''\n```\n'''\n````", "x = '''\n```\n'''"),
+    ("~~~python\nx = 1\n~~~", "x = 1"),
+    ('```python title="solution.py"\nx = 1\n```', "x = 1"),
+    ("```python {linenos=true}\nx = 1\n```", "x = 1"),
+    ("```{python}\nx = 1\n```", "x = 1"),
+    ("```{r}\nx = 1\n```", None),
+    ("``` python\nx = 1\n```", "x = 1"),
+    ("```Python3\nx = 1\n`````", "x = 1"),
+    ('```bash title="python"\nls\n```', None),
+    ("I use ```x``` here.", "I use ```x``` here."),
+    ("```print(1)```", "```print(1)```"),
+    # A block with a language goes before one without; of equals the last counts.
+    ("```python\na\n```\nIt prints:\n```\n3\n```", "a"),
+    ("```\n1 2\n```\n```python\na\n```\n```\n3\n```\n```text\n4\n```", "a"),
+    ("```python\na\n```\nNo:\n```python\nb\n```\n```\n3\n```", "b"),
+    ("```\na\n```\n```\nb\n```\n```bash\npython b.py\n```", "b"),
+    ("```text\n3\n```\n```\na\n```", "a"),
+    ("```c++\na\n```\n```java\nb\n```", None),
+    ("```python\na\n```\n```python\n\n```", "a"),
+    ("```python\na\n```\n```\n3", "a"),
+    ("```python\na\n```\n```python\nb", "b"),
+    # Languages.
+    ("```python3.11\na\n```\n```\n3\n```", "a"),
+    ("```PY\na\n```\n```\n3\n```", "a"),
+    ("```pypy3\na\n```\n```\n3\n```", "a"),
+    ("```{.python .numberLines}\na\n```\n```\n3\n```", "a"),
+    ("```python:solution.py\na\n```\n```\n3\n```", "a"),
+    ("```pycon\n>>> a\n```\n```\nb\n```", "b"),
+    # Where fences stand.
+    ("1. So:\n   ```python\n   def f():\n       return 1\n   ```", "def f():\n    return 1"),
+    ("- ```python\n  def f():\n      return 1\n  ```", "def f():\n    return 1"),
+    ("> ```python\n> def f():\n>     return 1\n> ```", "def f():\n    return 1"),
+    ("Here: ```python\na\n```\nIt prints\n```\n3\n```", "a"),
+    ("<answer>```python\na\n```</answer>", "a"),
+    ("```python\nprint(1)```\n```\n3\n```", "print(1)"),
+    ("```python\na\n``` That is it.\n```\n3\n```", "a"),
+    ("```python\ndef f():\n    return 1\n    ```\nDone.", "def f():\n    return 1"),
+    (f"```python\n{DOCUMENTED}\n```", DOCUMENTED),
+    ("```python\r\na\r\nb\r\n```\r\n", "a\r\nb\r"),
+    ("```python\nx = '\u2028\x0c'\n```", "x = '\u2028\x0c'"),
+    ("~~~\na\n```\n~~~", "a\n```"),
+    # Drafts.
+    ("```python\ndraft\nNo.\n```python\na\n```", "a"),
+    ("<think>\n```python\ndraft\n```\n</think>\n```\na\n```", "a"),
+    ("<think>```python\ndraft\n</think>\n```python\na\n```", "a"),
+    ("<think>draft</think>\n\na = 1", "\n\na = 1"),
+    ("```python\nprint('</think>')\n```", "print('</think>')"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("completion", "code"), ANSWERS)
+def test_the_last_block_of_python_is_the_program(completion: str, code: str | None) -> None:
+    assert code_of(completion) == code
 
 
 @pytest.mark.parametrize(
-    ("completion", "code"),
-    [
-        ("x = 1", "x = 1"),
-        ("", None),
-        (" \n", None),
-        ("```python\nx = 1\n```", "x = 1"),
-        ("First:\n```\na\n```\nBetter:\n```py\nb\nc\n```\nEnd", "b\nc"),
-        ("```python\nx = '''```'''\n```", "x = '''```'''"),
-        ("```bash\nls\n```", None),
-        ("```python\na\n```\n```text\nout\n```", "a"),
-        ("```python\nx = 1", "x = 1"),
-        ("```python\n```", None),
-        ("````python\nx = 1\n````", "x = 1"),
-        ("````python\nx = '''\n```\n'''\n````", "x = '''\n```\n'''"),
-        ("~~~python\nx = 1\n~~~", "x = 1"),
-        ('```python title="solution.py"\nx = 1\n```', "x = 1"),
-        ("```python {linenos=true}\nx = 1\n```", "x = 1"),
-        ("```{python}\nx = 1\n```", "x = 1"),
-        ("```{r}\nx = 1\n```", None),
-        ("``` python\nx = 1\n```", "x = 1"),
-        ("```Python3\nx = 1\n`````", "x = 1"),
-        ('```bash title="python"\nls\n```', None),
-        ("I use ```x``` here.", "I use ```x``` here."),
-        ("```print(1)```", "```print(1)```"),
-    ],
+    "line", ["`" * 300_000, "~" * 300_000 + "`", "> " * 150_000, "    ```\n" * 9_000, "</think>" * 9_000]
 )
-def test_the_last_block_of_python_is_the_program(completion: str, code: str | None) -> None:
-    assert code_of(completion) == code
+def test_each_line_of_a_completion_is_read_once(line: str) -> None:
+    """A square of its size would take minutes."""
+    assert code_of(f"{line}\n```python\nb\n```") != line
 
 
 LEAVES = [
