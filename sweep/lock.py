@@ -23,7 +23,7 @@ from sweep.lease import Done, Held, StaysFailed, Terms, failed, interrupted, mon
 from sweep.open_store import open_proven
 from sweep.protocol import Clocks, LeaseLost, Observer, OwnedLease, perform
 from sweep.record import Record, RecordError, checked_id
-from sweep.store import Store, StoreError
+from sweep.store import Store, StoreError, patiently
 from sweep.target_queue import Backoff
 
 logger = logging.getLogger(__name__)
@@ -264,8 +264,8 @@ def step_lock(
     `label` names it in the log and in errors; without one, its path does.
     Waits, with jitter, while a peer holds the target: at most `timeout` seconds, or as long as the peer keeps its lease. A
     line of the log names the peer. Raises `StepAlreadyDone` and `PreviousTaskFailed`; `StepHeld` after `timeout`, and at once
-    for a target that the caller itself holds; `StoreError` when the storage cannot be reached; at the block's end as `holding`
-    does.
+    for a target that the caller itself holds; `StoreError` when the storage cannot be reached for some seconds; at the block's
+    end as `holding` does.
     """
     root, target_id = os.path.split(os.fspath(path))
     name = os.fspath(path) if label is None else f"{label} ({os.fspath(path)})"
@@ -276,7 +276,7 @@ def step_lock(
     backoff = Backoff(heartbeat, random.Random())
     give_up = None if timeout is None else monotonic() + timeout
     waits = False
-    while isinstance(found := perform(store, observer.acquire(target_id)), Held):
+    while isinstance(found := patiently(lambda: perform(store, observer.acquire(target_id))), Held):
         if found.record.owner in _held.get() and found.record.pid == os.getpid():
             raise StepHeld(f"{name}: {describe_holder(found.record)}, which is this caller: it would wait for itself")
         remaining = float("inf") if give_up is None else give_up - monotonic()

@@ -36,17 +36,26 @@ class GoogleStore:
             from google.auth.exceptions import GoogleAuthError, TransportError
             from google.cloud import storage
             from requests import ConnectionError as NoConnection
-            from requests import RequestException, Timeout
+            from requests import JSONDecodeError, RequestException, Timeout
             from requests.exceptions import ChunkedEncodingError
+            from urllib3.exceptions import HTTPError as CutOff
         except ImportError as error:
             raise ImportError("a sweep on gs:// needs google-cloud-storage: install counterpoint[gs]") from error
         if not bucket:
             raise ValueError("gs:// without a bucket; write gs://bucket/prefix")
         self.root = f"gs://{bucket}/{prefix}"
         self._prefix = f"{prefix}/" if prefix else ""
-        self._errors = (GoogleAPIError, GoogleAuthError, RequestException)
+        self._errors = (GoogleAPIError, GoogleAuthError, RequestException, CutOff)
         self._refused, self._absent, self._busy = PreconditionFailed, NotFound, TooManyRequests
-        self._passing = (ServerError, TooManyRequests, TransportError, NoConnection, Timeout, ChunkedEncodingError)
+        self._passing = (
+            *(ServerError, TooManyRequests, TransportError, NoConnection, Timeout),
+            *(
+                ChunkedEncodingError,
+                CutOff,
+                JSONDecodeError,
+                AttributeError,
+            ),  # answers that are cut off, or are not the storage's
+        )
         try:
             self._client: Any = storage.Client()
         except (GoogleAuthError, OSError) as error:  # the latter for a project that is not set
@@ -68,6 +77,8 @@ class GoogleStore:
             return None
         except self._errors as error:
             raise self._failed("read", key, error) from error
+        if blob.generation is None or not data:  # no object here is empty
+            raise Unavailable(f"{self.root}/{key} cannot be read: the answer is not the storage's, or not whole")
         return Stored(data, str(blob.generation))
 
     def write(self, key: str, data: bytes, version: str | None) -> str:
@@ -98,7 +109,10 @@ class GoogleStore:
                 self._bucket, prefix=self._prefix, delimiter="/", retry=None, timeout=TIMEOUT
             )
             names = [blob.name.removeprefix(self._prefix) for blob in blobs]
-        except self._errors as error:
+        except (
+            *self._errors,
+            AttributeError,
+        ) as error:  # the latter for an answer without content: google's client is not ready
             raise self._failed("listed", "", error) from error
         return [name.removesuffix(SUFFIX) for name in names if name.endswith(SUFFIX)]
 
@@ -115,5 +129,5 @@ class GoogleStore:
         return self._bucket.blob(f"{self._prefix}{key}{SUFFIX}")
 
     def _failed(self, what: str, key: str, error: Exception) -> StoreError:
-        kind = Unavailable if isinstance(error, self._passing) else StoreError
-        return kind(f"{self.root}/{key} cannot be {what}: {error}")
+        passes = isinstance(error, self._passing) or getattr(error, "code", None) == 408
+        return (Unavailable if passes else StoreError)(f"{self.root}/{key} cannot be {what}: {error}")

@@ -7,6 +7,7 @@ records of a target are alike, so it names one write all the same.
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 
 from sweep.store import LARGEST_OBJECT_BYTES, Conflict, Stored, StoreError, Unavailable
@@ -31,8 +32,16 @@ class S3Store:
         try:
             import boto3
             from botocore.config import Config
-            from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, IncompleteReadError
+            from botocore.exceptions import (
+                BotoCoreError,
+                ClientError,
+                FlexibleChecksumError,
+                HTTPClientError,
+                IncompleteReadError,
+            )
             from botocore.exceptions import ConnectionError as NoConnection
+            from botocore.parsers import ResponseParserError
+            from urllib3.exceptions import HTTPError as CutOff
         except ImportError as error:
             raise ImportError("a sweep on s3:// needs boto3: install counterpoint[s3]") from error
         if not bucket:
@@ -40,8 +49,11 @@ class S3Store:
         self.root = f"s3://{bucket}/{prefix}"
         self._bucket = bucket
         self._prefix = f"{prefix}/" if prefix else ""
-        self._errors = (BotoCoreError, ClientError)
-        self._cut_off = (NoConnection, HTTPClientError, IncompleteReadError)
+        self._errors = (BotoCoreError, ClientError, ResponseParserError, CutOff)  # the latter from the body of an error
+        self._cut_off = (
+            *(NoConnection, HTTPClientError, IncompleteReadError),
+            *(CutOff, FlexibleChecksumError, ResponseParserError),  # answers that are cut off, or are not S3's
+        )
         # Sent once: the protocol repeats it, since it knows how long a lease has left.
         config = Config(
             connect_timeout=CONNECT_SECONDS,
@@ -58,12 +70,15 @@ class S3Store:
         """See `Store`."""
         try:
             answer = self._client.get_object(Bucket=self._bucket, Key=self._name(key))
-            with answer["Body"] as body:
-                return Stored(body.read(LARGEST_OBJECT_BYTES + 1), answer["ETag"])
+            with closing(answer["Body"]) as body:
+                data = body.read(LARGEST_OBJECT_BYTES + 1)
         except self._errors as error:
             if _code(error) in _ABSENT:
                 return None
             raise self._failed("read", key, error) from error
+        if len(data) != min(answer.get("ContentLength", -1), LARGEST_OBJECT_BYTES + 1):
+            raise Unavailable(f"{self.root}/{key} cannot be read: the answer is not whole, after {len(data)} bytes")
+        return Stored(data, self._version(answer, key))
 
     def write(self, key: str, data: bytes, version: str | None) -> str:
         """See `Store`."""
@@ -76,8 +91,7 @@ class S3Store:
             if _code(error) in _REFUSED | _ABSENT:  # absent: what was to be replaced was deleted
                 raise Conflict(f"{self.root}/{key}") from error
             raise self._failed("written", key, error) from error
-        etag: str = answer["ETag"]
-        return etag
+        return self._version(answer, key)
 
     def keys(self) -> list[str]:
         """See `Store`."""
@@ -85,6 +99,8 @@ class S3Store:
         found: list[str] = []
         try:
             for page in pages.paginate(Bucket=self._bucket, Prefix=self._prefix, Delimiter="/"):
+                if "Name" not in page:  # or a page that is not S3's would be an empty list
+                    raise Unavailable(f"{self.root} cannot be listed: the answer is not S3's, or not whole")
                 found += [entry["Key"].removeprefix(self._prefix) for entry in page.get("Contents", ())]
         except self._errors as error:
             raise self._failed("listed", "", error) from error
@@ -100,6 +116,13 @@ class S3Store:
     def _name(self, key: str) -> str:
         return f"{self._prefix}{key}{SUFFIX}"
 
+    def _version(self, answer: dict[str, Any], key: str) -> str:
+        """Returns the ETag of an answer; raises `Unavailable` for an answer that is not S3's, or whose head was cut."""
+        etag: str = answer.get("ETag", "")
+        if not etag.endswith('"'):
+            raise Unavailable(f"{self.root}/{key}: the answer is not S3's, or not whole: its ETag is {etag!r}")
+        return etag
+
     def _failed(self, what: str, key: str, error: Exception) -> StoreError:
         status = _status(error)
         passes = isinstance(error, self._cut_off) or status in (408, 429) or status >= 500 or _code(error) in _PASSING
@@ -108,11 +131,11 @@ class S3Store:
 
 def _code(error: Exception) -> str:
     """Returns S3's own error code; empty when there was no answer."""
-    response: dict[str, Any] = getattr(error, "response", {})
+    response: dict[str, Any] = getattr(error, "response", None) or {}  # a lost connection's is None
     return str(response.get("Error", {}).get("Code", ""))
 
 
 def _status(error: Exception) -> int:
     """Returns the HTTP status of an error; 0 when there was no answer."""
-    response: dict[str, Any] = getattr(error, "response", {})
+    response: dict[str, Any] = getattr(error, "response", None) or {}  # a lost connection's is None
     return int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
