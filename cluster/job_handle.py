@@ -95,7 +95,7 @@ class JobStatus:
     epoch: int
     """Counts its masters."""
     trouble: str = ""
-    """Why the master does not act; empty while it does."""
+    """Why the master does not act, or which task has failed while others go on; empty if nothing is wrong."""
     workers: tuple[WorkerStatus, ...] = ()
     outcome: Outcome | None = None
     """None while the job has not ended."""

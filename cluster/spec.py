@@ -7,6 +7,7 @@ The pure `cluster/manager` decides by it, and a backend places by it. Worker nam
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -209,10 +210,31 @@ class JobSpec(Config):
             if unknown := [name for name in role.after if name not in earlier]:
                 raise ValueError(f"role {role.name!r} starts after {unknown}, which must be roles listed before it")
             earlier.add(role.name)
+        for channel in (channel for role in self.roles for channel in _channels_in(role.config)):
+            for producer in channel["producers"]:
+                self._check_producer(channel["name"], producer)
         managed = {sub_master_name(role.name) for role in self.roles if role.sub_master is not None}
         if taken := sorted(earlier & managed):
             raise ValueError(f"role {taken[0]!r} has the name of another role's SubMaster; give it another one")
         return self
+
+    def _check_producer(self, channel: str, producer: str) -> None:
+        """Raises `ValueError` for a producer that its role does not always have: the channel's stream would never end."""
+        role = next((role for role in self.roles if role.name == role_of(producer)), None)
+        rank = producer.rpartition("-")[2]
+        if role is not None and rank.isdecimal() and int(rank) >= role.fewest:
+            raise ValueError(
+                f"channel {channel!r} ends once {producer!r} has ended, but role {role.name!r} may have only {role.fewest} "
+                f"workers; name those that it always has, {role.name}-0 to {role.name}-{role.fewest - 1}"
+            )
+
+    @property
+    def linked_by_channels(self) -> frozenset[str]:
+        """The roles that have an end of a channel, by any role's `config`; without one's workers the others wait for ever."""
+        found = {role.name: list(_channels_in(role.config)) for role in self.roles}
+        every = [channel for channels in found.values() for channel in channels]
+        producers = {role_of(name) for channel in every for name in channel["producers"]}
+        return frozenset(name for name, channels in found.items() if channels or name in producers)
 
     def role(self, name: str) -> RoleSpec:
         """Returns the role of that name. Raises `KeyError`."""
@@ -234,6 +256,19 @@ class JobSpec(Config):
             together = [role] if alone else [*together, role]
             order[role.name] = max(order.values(), default=0) + (alone or not order)
         return order
+
+
+def _channels_in(value: Any) -> Iterator[dict[str, Any]]:
+    """Yields the channels in a role's `config`: tables with a `name` and `producers`, as `ChannelConfig` has them."""
+    if isinstance(value, dict):
+        name, producers = value.get("name"), value.get("producers")
+        if isinstance(producers, list | tuple) and all(isinstance(each, str) for each in (name, *producers)):
+            yield value
+        for inner in value.values():
+            yield from _channels_in(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _channels_in(inner)
 
 
 MASTER = "master"

@@ -49,7 +49,7 @@ def job_parts(status: JobStatus, directory: Path) -> list[RenderableType]:
     """Returns the parts to print, from top to bottom."""
     parts: list[RenderableType] = [_workers(status, directory)]
     if status.trouble:
-        parts.append(_text(f"the master does not act: {status.trouble}", "red"))
+        parts.append(_text(status.trouble, "red"))
     for worker in status.workers:
         if worker.trouble:
             parts.append(_text(f"{worker.worker}: {worker.trouble}", "yellow"))

@@ -277,6 +277,7 @@ class Ledger:
         }
         self._position = {role.name: position for position, role in enumerate(spec.roles)}
         self._stop_order = spec.stop_order()
+        self.linked_by_channels = spec.linked_by_channels
         self.members: dict[str, list[str]] = {name: [] for name in self.roles}
         """Workers of each role that were ever added, its SubMaster included."""
         self.unready = dict.fromkeys(self.roles, 0)

@@ -144,13 +144,14 @@ def _end(ledger: Ledger, worker: WorkerRecord, phase: Phase) -> list[Instruction
 def failed_for_good(ledger: Ledger, worker: WorkerRecord, code: int, at: float) -> list[Instruction]:
     """A worker that has died will not be created again: the job fails.
 
-    After a task that is created again alone the other tasks go on, since they do not need it; without a service that is not
-    essential the whole job does.
+    After a task that is created again alone the other tasks go on, since they do not need it, unless a channel links them: its
+    other ends would wait for ever. Without a service that is not essential the whole job goes on.
     """
     if not ledger.spec_of(worker).essential:
         return ended(ledger, worker, Phase.FAILED, at)
     outcome = failure(ledger, worker, code)
     alone = worker.task and ledger.scope_of(worker) is RestartScope.WORKER
+    alone &= worker.role not in ledger.linked_by_channels
     if alone:
         ledger.state.failed_task = ledger.state.failed_task or outcome
         worker.settled = True

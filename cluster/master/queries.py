@@ -9,7 +9,7 @@ from cluster.agent.table import LARGEST_CODE
 from cluster.backends.base import Heartbeat
 from cluster.manager.events import LONGEST_REASON, ScaleRequested, StopRequested
 from cluster.manager.restarts import words_of
-from cluster.manager.state import WorkerRecord
+from cluster.manager.state import JobState, WorkerRecord
 from cluster.master.control import ControlError, unknown_role
 from cluster.master.orders import log_file
 from cluster.master.prime_master import MasterTerm
@@ -46,7 +46,7 @@ def status(master: MasterTerm, directory: Path) -> dict[str, Any]:
             "job": master.spec.name,
             "stage": "INIT",
             "epoch": master.epoch,
-            "trouble": master.durable.trouble or "a new master adopts the job",
+            "trouble": _trouble_of_master(master) or "a new master adopts the job",
             "workers": [],
         }
     return {
@@ -54,9 +54,20 @@ def status(master: MasterTerm, directory: Path) -> dict[str, Any]:
         "stage": str(master.manager.stage),
         "epoch": master.epoch,
         "entries": master.durable.last,
-        "trouble": master.durable.trouble,
+        "trouble": _trouble_of_master(master) or _failed_task(master.manager.state),
         "workers": [view(master, directory, record) for record in _workers(master)],
     }
+
+
+def _trouble_of_master(master: MasterTerm) -> str:
+    return f"the master does not act: {master.durable.trouble}" if master.durable.trouble else ""
+
+
+def _failed_task(state: JobState) -> str:
+    """What is to be known of a job that goes on although it can only fail."""
+    if state.failed_task is None or state.outcome is not None:
+        return ""
+    return f"{state.failed_task.reason}; the job fails once its other tasks have ended"
 
 
 def view(master: MasterTerm, directory: Path, record: WorkerRecord) -> dict[str, Any]:

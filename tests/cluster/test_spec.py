@@ -37,3 +37,23 @@ def test_a_role_has_not_the_name_of_a_sub_master() -> None:
 def test_only_a_service_can_be_left_out() -> None:
     with pytest.raises(ValidationError, match="only a service without a SubMaster"):
         RoleSpec(name="a", command=("x",), task=True, essential=False)
+
+
+@pytest.mark.parametrize("counts", [{}, {"count": 2, "min_count": 1}, {"max_count": 2}])
+def test_a_producer_that_may_be_missing_is_refused(counts: dict[str, int]) -> None:
+    """The stream ends once every producer has ended, so it never would."""
+    config = {"channels": [{"name": "tokens", "producers": ["stage-0", "stage-1", "from-elsewhere"]}]}
+    host = RoleSpec(name="host", worker="w:W", config=config)
+    with pytest.raises(ValidationError, match="ends once 'stage-1' has ended, but role 'stage' may have only 1 "):
+        JobSpec(name="job", roles=(host, RoleSpec(name="stage", worker="w:W", **counts)))
+    JobSpec(name="job", roles=(host, RoleSpec(name="stage", worker="w:W", count=2)))
+
+
+def test_roles_are_linked_by_the_channels_of_any_config() -> None:
+    def linked(**configs: dict[str, object]) -> frozenset[str]:
+        roles = tuple(RoleSpec(name=name, worker="w:W", config=config) for name, config in configs.items())
+        return JobSpec(name="job", roles=roles).linked_by_channels
+
+    channel = {"name": "tokens", "producers": ["stage-0"]}
+    assert linked(sink={"input": channel}, stage={}, other={"producers": ["sink-0"]}) == {"sink", "stage"}
+    assert linked(host={"deep": [{"er": [channel]}]}, stage={}, other={"name": "tokens"}) == {"host", "stage"}

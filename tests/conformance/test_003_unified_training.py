@@ -188,26 +188,32 @@ def committed(directory: Path) -> list[str]:
     return [] if not file.exists() else (msgpack.unpackb(file.read_bytes())["state"] or [])
 
 
-@pytest.mark.slow
-def test_workers_run_their_own_loops_between_channels_and_each_record_counts_once(tmp_path: Path) -> None:
-    """Source -> Tokenizer -> DataChannel -> Sampler -> DataChannel -> Trainer; a worker of each role is killed."""
+def loops(sampler: str = "Double", **options: Any) -> JobSpec:
+    """Source -> Tokenizer -> DataChannel -> Sampler -> DataChannel -> Trainer."""
     lines, tokens, samples = (
         {"name": name, "producers": [f"{producer}-0"], "capacity": 32}
         for name, producer in (("lines", "source"), ("tokens", "tokenizer"), ("samples", "sampler"))
     )
     channels = [{**each, "directory": f"journal/{each['name']}"} for each in (lines, tokens, samples)]
-    task: dict[str, Any] = {"task": True, "max_restarts": 20}
     builder = JobBuilder("loops").role(
         "host", worker="counterpoint.cluster:HostWorker", config={"channels": channels}, silence_timeout_seconds=60.0
     )
     for name, worker, config in (
         ("trainer", "Gather", {"input": samples}),
-        ("sampler", "Double", {"input": tokens, "output": samples}),
+        ("sampler", sampler, {"input": tokens, "output": samples}),
         ("tokenizer", "Upper", {"input": lines, "output": tokens}),
         ("source", "Count", {"output": lines, "records": 400}),
     ):
-        builder = builder.role(name, worker=f"{HERE}:{worker}", config=config, silence_timeout_seconds=60.0, **task)
-    master = PrimeMaster.create(builder.build(), tmp_path / "job", standby=False)
+        builder = builder.role(
+            name, worker=f"{HERE}:{worker}", config=config, silence_timeout_seconds=60.0, task=True, **options
+        )
+    return builder.build()
+
+
+@pytest.mark.slow
+def test_workers_run_their_own_loops_between_channels_and_each_record_counts_once(tmp_path: Path) -> None:
+    """A worker of each role is killed."""
+    master = PrimeMaster.create(loops(max_restarts=20), tmp_path / "job", standby=False)
     try:
         master.start(240)
         for victim in ("tokenizer-0", "sampler-0", "trainer-0", "host-0"):
@@ -223,6 +229,15 @@ def test_workers_run_their_own_loops_between_channels_and_each_record_counts_onc
         master.stop()
     expected = [f"LINE {number}" * 2 for number in range(400) if number % 7]
     assert sorted(committed(tmp_path / "job")) == sorted(expected)
+
+
+@pytest.mark.slow
+def test_a_loop_that_dies_for_good_ends_its_pipeline(tmp_path: Path) -> None:
+    master = PrimeMaster.create(loops("Faulty", max_restarts=0), tmp_path / "job", standby=False)
+    (tmp_path / "job" / "allowed").write_text("400")
+    master.start_master()
+    with pytest.raises(JobFailed, match=r"sampler-0 ended .*`start` raised ValueError: no sample of line 0"):
+        master.wait(240)
 
 
 # --- driving pattern: a SubMaster drives its workers ---

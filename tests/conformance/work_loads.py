@@ -100,6 +100,13 @@ class Double(SelfLoopWorker):
         return None if int(record.split()[1]) % 7 == 0 else record * 2
 
 
+class Faulty(SelfLoopWorker):
+    """Makes nothing of anything."""
+
+    def process(self, record: str) -> str:
+        raise ValueError(f"no sample of {record.lower()}")
+
+
 class Gather(SelfLoopWorker):
     """Keeps all records."""
 

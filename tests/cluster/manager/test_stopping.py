@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from cluster.manager.events import Outcome
@@ -411,3 +413,38 @@ def test_a_service_that_is_not_essential_and_does_not_get_ready_is_tried_again()
     job.exit("side-0", 137, 11.0)
     assert job.outcome is None
     assert job["side-0"].phase.value == "restarting"
+
+
+def chain(**options: Any) -> Driver:
+    """Roles of which each puts into the channel of the next, and a role that has no end of a channel."""
+    lines, tokens = (
+        {"name": name, "producers": [f"{producer}-0"]} for name, producer in (("lines", "source"), ("tokens", "stage"))
+    )
+    return Driver(
+        role("host", config={"channels": [lines, tokens]}),
+        role("sink", task=True, config={"input": tokens}, **options),
+        role("stage", task=True, config={"input": lines, "output": tokens}, **options),
+        role("source", task=True, **options),
+        role("other", task=True, **options),
+    ).running()
+
+
+@pytest.mark.parametrize("worker", ["source-0", "stage-0", "sink-0"])
+@pytest.mark.parametrize("code", [0, 1, 2, 137])
+def test_a_task_at_a_channel_that_dies_for_good_ends_the_job(worker: str, code: int) -> None:
+    """The others would wait for it for ever: it will neither end its stream nor take a record."""
+    job = chain(max_restarts=0)
+    others = sorted({"other-0", "sink-0", "source-0", "stage-0"} - {worker})
+    assert sorted(job.exit(worker, code, 4.0)) == [f"stop {name}" for name in others]
+    job.exits(*others, "host-0")
+    assert job.outcome is not None
+    assert (job.outcome.code, job.outcome.failed_worker) == (code if 0 < code < 126 else 1, worker)
+
+
+def test_a_task_at_a_channel_has_its_restarts_and_one_without_leaves_the_pipeline_alone() -> None:
+    job = chain(max_restarts=1)
+    assert job.exit("stage-0", 1, 4.0) == []
+    assert job.exit("other-0", 2, 5.0) == []
+    assert job.phases()["stage-0"] == "restarting"
+    assert job.phases()["other-0"] == "failed"
+    assert job.stage == "RUNNING"

@@ -131,6 +131,23 @@ async def test_clients_ask_and_are_refused_with_a_reason(tmp_path: Path, world: 
         assert await run == 5
 
 
+async def test_a_task_that_failed_while_others_go_on_is_told_by_the_job(tmp_path: Path, world: World) -> None:
+    world.on_start = lambda world, worker, incarnation: None
+    run = asyncio.create_task(process(tmp_path).run())
+    await until(lambda: "start task-0 1" in world.commands)
+    assert (await asked(tmp_path, {"ask": "status"}))["trouble"] == ""
+    await asked(tmp_path, {"ask": "scale", "role": "task", "count": 2})
+    await until(lambda: "start task-1 1" in world.commands)
+    world.end("task-0", 2)
+    await trouble_says(tmp_path, "task-0 ended with exit code 2 (log: logs/task-0.log); the job fails once its other")
+    world.finish("task-1")
+    async with asyncio.timeout(DEADLINE):
+        assert await run == 2
+    ended = read_outcome(tmp_path)
+    assert ended is not None
+    assert ended.status["trouble"] == ""
+
+
 @pytest.mark.slow
 async def test_a_disk_that_is_full_for_longer_than_the_lease_costs_nothing(
     tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
