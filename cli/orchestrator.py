@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+from contextlib import ExitStack
+from functools import partial
 
 from cli.arguments.command import Command, parse
 from cluster.notify import notify_ready
+from environments.import_path import only_imports
 from job.admin.reload import Reload
 from job.check import check_run
 from job.configuration.named_files import check_run_files
-from job.join import check_goes_on, check_joins, values_of_job
+from job.join import allowed_imports, check_goes_on, check_joins, values_of_job
 from job.resolve_model import check_model, resolve_model
 from run.config import RunConfig
 from transport.process.hangup import ReloadOnHangup
@@ -19,9 +22,12 @@ logger = logging.getLogger(__name__)
 
 def main(arguments: list[str]) -> int:
     """Runs the command. Returns the orchestrator's exit code."""
-    command = parse("orchestrator", RunConfig, arguments, ["resume"], check, values_of_job)
-    if command is None:
-        return 0
+    with ExitStack() as as_guest:
+        command = parse("orchestrator", RunConfig, arguments, ["resume"], partial(check, as_guest), values_of_job)
+        return 0 if command is None else _run(command, arguments)
+
+
+def _run(command: Command[RunConfig], arguments: list[str]) -> int:
     config = command.config.model_copy(update={"model": str(resolve_model(command.config.model))})
     from orchestrator.daemon import run
 
@@ -30,8 +36,13 @@ def main(arguments: list[str]) -> int:
         return run(config, notify_ready)
 
 
-def check(command: Command[RunConfig]) -> None:
-    """Raises `UserError` for what is wrong before anything is started."""
+def check(as_guest: ExitStack, command: Command[RunConfig]) -> None:
+    """Raises `UserError` for what is wrong before anything is started.
+
+    A guest imports only what the job allows, until the end of `as_guest`.
+    """
+    if command.join is not None:
+        as_guest.enter_context(only_imports(allowed_imports(command.join)))
     check_model(command.config.model)
     check_run(command.config)
     check_run_files(command.config)

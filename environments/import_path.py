@@ -1,6 +1,50 @@
-"""Advice for an import path whose module is not found. Environments, advantages and losses are all given by import path."""
+"""Import paths in configurations, by which environments, advantages, losses, functions and tools are given.
+
+In the process of a guest, and in those that it starts, only the paths are loaded that the job allows (`only_imports`).
+"""
 
 from __future__ import annotations
+
+import json
+import os
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+
+VARIABLE = "COUNTERPOINT_IMPORTS"
+"""Holds the paths that may be loaded, as a JSON list. Unset: all."""
+
+
+@contextmanager
+def only_imports(allowed: Collection[str]) -> Iterator[None]:
+    """During the block this process, and those that it starts, load only these import paths, beside what is built in."""
+    before = os.environ.get(VARIABLE)
+    os.environ.update(variable_of(allowed))
+    try:
+        yield
+    finally:
+        del os.environ[VARIABLE]
+        if before is not None:
+            os.environ[VARIABLE] = before
+
+
+def variable_of(allowed: Collection[str]) -> dict[str, str]:
+    """Returns the environment variable with which a process loads only these import paths."""
+    return {VARIABLE: json.dumps(sorted(allowed))}
+
+
+def check_allowed(path: str, key: str) -> None:
+    """Raises `ValueError` for an import path, the value of `key`, that this process may not load. Call it before the import."""
+    allowed = os.environ.get(VARIABLE)
+    if allowed is not None and path not in json.loads(allowed):
+        raise ValueError(not_allowed(path, key))
+
+
+def not_allowed(path: str, key: str) -> str:
+    """Returns why the value of `key` is refused."""
+    return (
+        f"{key} = {path!r} is an import path, and the operator's file does not allow it: expected what is built in, what the "
+        f"job's own runs name, or a path in trainer.allowed_imports of the job's file; its operator may add {path!r} there"
+    )
 
 
 def import_advice(module_name: str, error: BaseException) -> str:

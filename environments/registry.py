@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from environments.base import Environment
 from environments.config import EnvironmentConfig
-from environments.import_path import import_advice
+from environments.import_path import check_allowed, import_advice
 from environments.reward import own_bounds
 
 BUILT_IN = {
@@ -63,6 +63,8 @@ def _find_class(kind: str, where: str) -> type[Any]:
             f"{where}: kind = {kind!r} is not known{_nearest(kind, BUILT_IN)} Built in are {', '.join(sorted(BUILT_IN))}; "
             "your own is an import path, package.module:Class"
         )
+    if kind not in BUILT_IN:
+        check_allowed(kind, f"{where}: kind")
     try:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # an operator's module may fail in any way while it is imported

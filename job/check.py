@@ -12,15 +12,17 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TextIO
 
 from cluster.backends.ray_cluster import RayCluster
 from cluster.errors import BackendError
 from cluster.exit_codes import describe_exit
 from environments.config import EnvironmentConfig
+from environments.import_path import variable_of
 from inference.server import check_configuration
 from job.config import JobConfig
 from job.configuration.layers import forget_environment
@@ -159,27 +161,37 @@ def check_backend(config: JobConfig) -> dict[str, Any]:
     return {"address": cluster.address}
 
 
-def check_imports(runs: Sequence[RunConfig], *, calls_parsed: bool = True) -> None:
+def check_imports(
+    runs: Sequence[RunConfig], *, calls_parsed: bool = True, allowed: Collection[str] | None = None
+) -> None:
     """Loads everything that is named by import path in a child process, within `CHECK_SECONDS`. `calls_parsed` as in `check_run`.
 
-    Raises as that does.
+    `allowed` are the paths that a guest may name: the child then loads its built-in kinds, too, whose arguments may have others.
+    Raises as `check_run`.
     """
     custom = [kind for run in runs for kind in import_paths(run)]
-    if not custom:
+    if not custom and allowed is None:
         return
     given = b"\n".join(run.model_dump_json().encode() for run in runs)
     arguments = [] if calls_parsed else [_UNPARSED]
-    load_in_child(", ".join(dict.fromkeys(custom)), "job.check", arguments, given)
+    names = ", ".join(dict.fromkeys(custom or [run.run_id for run in runs]))
+    load_in_child(names, "job.check", arguments, given, {} if allowed is None else variable_of(allowed))
 
 
-def load_in_child(names: str, module: str, arguments: Sequence[str], given: bytes = b"") -> None:
+def load_in_child(
+    names: str,
+    module: str,
+    arguments: Sequence[str],
+    given: bytes = b"",
+    variables: Mapping[str, str] = MappingProxyType({}),
+) -> None:
     """Has `module` load, in a process of its own and within `CHECK_SECONDS`, what is named by import paths.
 
     Raises `UserError` with what the child writes into `own_answer` before it ends with the code of that or of its subclass
     `Obstructed`, which is raised then.
     """
     print(f"checking {names}", file=sys.stderr, flush=True)
-    code, said = _load_in_child(["-m", module, *arguments], given)
+    code, said = _load_in_child(["-m", module, *arguments], given, variables)
     if code is None:
         raise UserError(
             f"{names}: not loaded within {CHECK_SECONDS:.0f} s, as if a module waits while it is imported; "
@@ -208,10 +220,10 @@ def import_paths(run: RunConfig) -> list[str]:
     return [kind for kind in [*kinds, run.training.loss.kind] if ":" in kind]
 
 
-def _load_in_child(words: Sequence[str], given: bytes) -> tuple[int | None, str]:
+def _load_in_child(words: Sequence[str], given: bytes, variables: Mapping[str, str]) -> tuple[int | None, str]:
     """The child's exit code, None if it did not end in time and was killed; and the error that it found."""
     command = guarded([sys.executable, "-P", *words])
-    environment = os.environ | SAFE_PATH
+    environment = {**os.environ, **SAFE_PATH, **variables}
     with (
         tempfile.TemporaryFile() as answer,  # not a pipe, which whatever a module starts could hold open
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=answer, env=environment) as child,

@@ -30,7 +30,11 @@ def derive(job: JobSections, runs: Mapping[str, RunConfig]) -> None:
     if job.inference.replicas and job.inference.identity_file is None:
         job.inference = job.inference.model_copy(update={"identity_file": job.output_dir / IDENTITY_FILE})
     slots = max(len(runs), 1) if "max_runs" not in job.trainer.model_fields_set else job.trainer.max_runs
-    job.trainer = job.trainer.model_copy(update={"max_runs": slots, "stay": True, **_server_dtypes(job)})
+    losses = {run.training.loss.kind for run in runs.values() if ":" in run.training.loss.kind}
+    allowed = sorted({*job.trainer.allowed_imports, *losses})
+    job.trainer = job.trainer.model_copy(
+        update={"max_runs": slots, "stay": True, "allowed_imports": allowed, **_server_dtypes(job)}
+    )
     _derive_adapters(job, runs)
     for name, run in {"orchestrator": job.orchestrator, **runs}.items():
         if job.tracing is not None and "trace_rollouts" not in run.model_fields_set:

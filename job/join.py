@@ -6,9 +6,12 @@ values, as an entry of `[[runs]]` does.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
+from environments.import_path import not_allowed
+from job.check import import_paths
 from job.claim_directory import NothingLeft
 from job.derive import check_fits
 from job.directory import JOB_FILE, is_running, own_steps, read_json
@@ -23,6 +26,8 @@ FROM_THE_JOB = ("model", "served_model", "transport", "inference")
 """Keys that a run takes from its job, besides the directory, unless its own file sets them: from another machine, paths and
 addresses of the same model, trainer and servers may differ."""
 
+_IMPORT_PATH = re.compile(r"[\w.-]+:[\w.]+")
+
 
 def values_of_job(directory: str) -> dict[str, Any]:
     """Returns the job's values for a run; the run's own file replaces them. Raises `UserError` if there is no job."""
@@ -36,6 +41,29 @@ def is_local(directory: Path) -> bool:
     return bool(_job(directory).get("backend", "local") == "local")
 
 
+def allowed_imports(directory: Path) -> set[str]:
+    """Returns the import paths that a guest of the job may name: `trainer.allowed_imports`, and whatever the job's own runs name.
+
+    Raises as `values_of_job`.
+    """
+    job = _job(directory)
+    return named_imports({"id": job["trainer"].get("allowed_imports"), "own": [job["orchestrator"], job.get("runs")]})
+
+
+def named_imports(value: object, is_id: bool = False) -> set[str]:
+    """Returns the texts in a configuration's tables that are import paths, or ids, by which the verifiers library imports."""
+    match value:
+        case dict():
+            inner = [(each, is_id or str(key).rpartition(".")[2] == "id") for key, each in value.items()]
+        case list():
+            inner = [(each, is_id) for each in value]
+        case str() if is_id or _IMPORT_PATH.fullmatch(value):
+            return {value}
+        case _:
+            return set()
+    return set[str]().union(*(named_imports(each, below) for each, below in inner))
+
+
 def check_joins(run: RunConfig, directory: Path) -> None:
     """Raises `UserError` unless the job runs and can take the run."""
     job = _job(directory)
@@ -45,6 +73,10 @@ def check_joins(run: RunConfig, directory: Path) -> None:
         )
     if not is_running(directory):
         raise UserError(f"no job runs in {directory}: start it with `counterpoint run`, and then join")
+    allowed = allowed_imports(directory)
+    for path in import_paths(run):
+        if path not in allowed:
+            raise UserError(not_allowed(path, "kind"))
     own = own_steps(directory) or {}
     if run.run_id in own and not run.resume:
         raise UserError(

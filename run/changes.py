@@ -85,6 +85,11 @@ def apply(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
         raise ChangeRefused(
             "; ".join(_sentence(each, changes, config) for each in error.errors(include_url=False))
         ) from error
+    kind = changed.advantage.kind
+    if ":" in kind and kind != config.advantage.kind:
+        raise ChangeRefused(
+            f"advantage.kind = {kind!r} is an import path: only the run's file may name one; write it there, and resume the run"
+        )
     return changed
 
 

@@ -68,6 +68,11 @@ class TrainerConfig(Config):
     max_runs: int = Field(default=1, ge=1)
     """Runs trained at once, each with an adapter over the one model; further ones wait for a slot. Full weights need 1."""
 
+    allowed_imports: list[str] = []
+    """Import paths, as `package.module:name`, that a run's file may name although it is not the operator's: a run that joins
+    names environments, advantages and functions by them, and the trainer loads a loss of that name. What is built in needs none,
+    and a job adds the losses of its own runs."""
+
     max_lora_rank: int = Field(default=64, ge=1)
     """Highest rank of a run's adapter."""
 

@@ -22,6 +22,7 @@ import msgpack
 import torch
 from torch import Tensor, nn
 
+from environments.import_path import not_allowed
 from inference.plugin.digest import Digest
 from run.config import LoraConfig, RunConfig
 from trainer import batch_parts
@@ -88,7 +89,7 @@ class Learner:
         self.loaded = LoadedModel.load(config, ranks)
         manager.register_config_validation_hook(self._fits_the_slots)
         manager.register_config_validation_hook(self._fits_the_model)
-        manager.register_config_validation_hook(_has_a_loss)
+        manager.register_config_validation_hook(self._has_a_loss)
         manager.register_creation_hook(self._create)
         manager.register_deletion_hook(self._delete)
 
@@ -416,6 +417,16 @@ class Learner:
             return False, str(error)
         return True, ""
 
+    def _has_a_loss(self, config: RunConfig) -> tuple[bool, str]:
+        loss = config.training.loss
+        if ":" in loss.kind and loss.kind not in self.config.allowed_imports:
+            return False, not_allowed(loss.kind, "training.loss.kind")
+        try:
+            load_loss(loss, optional_inputs(config))
+        except ValueError as error:
+            return False, str(error)
+        return True, ""
+
     def _create(self, slot: int, run_id: str) -> None:
         """Makes a run at the step that rank 0 has found. An error concerns this run alone; all ranks note it in the record."""
         run = self.manager.registry.in_slot(slot)
@@ -503,14 +514,6 @@ class Learner:
         if not self.loaded.is_as_loaded:
             self.loaded = self.loaded.loaded_again(self.manager)
         return self.loaded.train_in_full()
-
-
-def _has_a_loss(config: RunConfig) -> tuple[bool, str]:
-    try:
-        load_loss(config.training.loss, optional_inputs(config))
-    except ValueError as error:
-        return False, str(error)
-    return True, ""
 
 
 def _split(data: bytes, sizes: list[int]) -> list[memoryview]:

@@ -13,7 +13,7 @@ from job.check import check_run, import_paths
 from job.config import JobConfig
 from job.configuration.load import load, merge, to_toml
 from job.derive import check_fits
-from job.join import FROM_THE_JOB, values_of_job
+from job.join import FROM_THE_JOB, named_imports, values_of_job
 from job.sweep.grid import with_value_at
 from run.config import RunConfig
 from transport.configuration.explain import validate
@@ -108,12 +108,19 @@ class FileExperiment:
             assert config.job is not None
             directory = self._job_directory()
             run = VariedRun(config.name, directory, config.run)
-            return RunTrialExecutor(HostJob(directory, config.job.file), run, config.max_concurrent)
+            return RunTrialExecutor(HostJob(directory, config.job.file, self._imports()), run, config.max_concurrent)
         if config.executor == "local":
             return LocalTrialExecutor()
         on_ray = importlib.import_module("tune.executors.on_ray")  # which needs an extra
         made: EventExecutor = on_ray.RayTrialExecutor(ray_auto_init=False)
         return made
+
+    def _imports(self) -> list[str]:
+        """Returns what the job that is started lets its trials import: what its own file allows, and what this one names."""
+        assert self.config.job is not None
+        if self.config.job.file is None:
+            return []
+        return sorted({*self.job().trainer.allowed_imports, *named_imports(self.config.model_dump(mode="json"))})
 
     def _experiment(self) -> Experiment:
         config = self.config

@@ -26,7 +26,7 @@ from environments.data.rows import DataError
 from environments.gateway.agent_process import AgentResult, run_agent
 from environments.gateway.responses import MODEL
 from environments.gateway.server import Gateway
-from environments.import_path import import_advice
+from environments.import_path import check_allowed, import_advice
 from environments.reward import number_in
 from transport.files.untrusted import read_bytes
 from transport.records import Rollout
@@ -215,6 +215,7 @@ def _imported(path: str) -> Callable[[Example, Rollout], Any]:
     module_name, colon, name = path.partition(":")
     if not colon:
         raise ValueError(f"score = {path!r}: expected an import path, package.module:function")
+    check_allowed(path, "score")
     try:
         found: Callable[[Example, Rollout], Any] | None = getattr(importlib.import_module(module_name), name, None)
     except (Exception, SystemExit) as error:  # an operator's module may fail in any way while it is imported

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 from environments.base import EnvironmentContext
-from environments.import_path import import_advice
+from environments.import_path import check_allowed, import_advice
 from environments.main_thread import NeedsMainThread, uses_signals, without_signals
 from environments.rewards.base import Attempt, Value, as_value
 from environments.rewards.config import FunctionConfig
@@ -89,6 +89,7 @@ def _load(path: str) -> Callable[..., Any]:
     module_name, colon, name = path.partition(":")
     if not (module_name and colon and name):
         raise ValueError(f"path = {path!r}: expected package.module:function")
+    check_allowed(path, "path")
     try:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # an operator's module may fail in any way while it is imported

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
+from environments.import_path import check_allowed
 from environments.tools.built_in import calculator_tool, python_tool
 from environments.tools.definition import ToolFunction, ToolUnavailable, tool_from
 from environments.tools.mcp_server import McpConfig, McpServer
@@ -154,6 +155,7 @@ def _as_table(config: str | dict[str, Any]) -> dict[str, Any]:
 
 def _load(path: str) -> Any:
     module_name, _, name = path.partition(":")
+    check_allowed(path, "tools: function")
     try:
         found = getattr(importlib.import_module(module_name), name)
     except (ImportError, AttributeError) as error:

@@ -27,7 +27,7 @@ from pydantic import BaseModel, ValidationError
 from verifiers.v1.configs.agent import agent_config_fields
 from verifiers.v1.utils import loaders
 
-from environments.import_path import import_advice
+from environments.import_path import check_allowed, import_advice
 
 CHAT_HARNESS = "counterpoint_chat"
 MOST_TASKS = 10_000_000
@@ -37,6 +37,7 @@ _OLD_FORM = re.compile(r"^(?:def load_environment\(|from \S+ import .*\bload_env
 
 def load(identity: str, taskset: Mapping[str, Any], env: Mapping[str, Any]) -> Any:
     """Returns the library's `Env`. Raises `ValueError` that names the key and value at fault."""
+    _check_allowed({"id": identity, "taskset": taskset, "env": env})
     try:
         return _load(identity, taskset, env)
     except Exception as error:
@@ -63,6 +64,15 @@ def _load(identity: str, taskset: Mapping[str, Any], env: Mapping[str, Any]) -> 
         return loaders.load_environment(loaders.resolve_env_config(settings))
     except ValidationError as error:
         raise ValueError(_described(error)) from error
+
+
+def _check_allowed(table: Any, where: str = "") -> None:
+    """Raises `ValueError` for an id, wherever it is, that this process may not load: the library imports what it names."""
+    for key, value in table.items() if isinstance(table, Mapping) else enumerate(table):
+        if isinstance(value, Mapping | list):
+            _check_allowed(value, f"{where}{key}.")
+        elif key == "id" and value:
+            check_allowed(str(value), f"{where}id")
 
 
 def _has_old_form(identity: str) -> bool:

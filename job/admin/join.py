@@ -19,13 +19,13 @@ from pathlib import Path
 
 from cluster.process import last_lines
 from job.admin.ask import NotAnswered, Refused, require_job
-from job.check import SAFE_PATH, check_imports, check_run
+from job.check import SAFE_PATH, check_imports
 from job.configuration.layers import without_configuration
 from job.configuration.load import load
 from job.configuration.named_files import check_run_files
 from job.directory import orchestrator_of
 from job.file_kind import other_kind
-from job.join import check_goes_on, check_joins, values_of_job
+from job.join import allowed_imports, check_goes_on, check_joins, values_of_job
 from orchestrator.run_directory import holds_run
 from run.config import RunConfig
 from trainer.runs.control_files import MAX_CONFIG_BYTES
@@ -68,7 +68,8 @@ def join_run(
 ) -> Joined:
     """Starts a run from the text of its file, and returns once its orchestrator has taken its directory over.
 
-    Errors call the file `name`. What it names by import path is run by that process, with the rights of this one.
+    Errors call the file `name`. What it names by import path, if the job allows it, is run by that process, with the rights of
+    this one.
 
     Raises `UserError` for a file that is wrong or does not fit the job, `Refused` if there is such a run already or it is being
     joined, and `NotAnswered`, with the end of its output, if it does not begin.
@@ -82,11 +83,10 @@ def join_run(
     write_atomically(given, text.encode())
     try:
         config = _load(job, given, name, resume)
-        check_run(config)
-        check_run_files(config)
         check_joins(config, job)
+        check_imports([config], allowed=allowed_imports(job))
+        check_run_files(config)
         check_goes_on(config)
-        check_imports([config])
         with _alone(job, guests, config.run_id):
             _check_free(job, config)
             file = guests / f"{config.run_id}.toml"

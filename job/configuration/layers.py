@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import BaseModel, create_model
 
+from environments.import_path import VARIABLE
 from transport.configuration.schema import ITEM, Key, is_known, nearest, pattern_of, typed
 from transport.configuration.toml_file import Table
 from transport.errors import UserError
@@ -24,8 +25,9 @@ if TYPE_CHECKING:
 
 ENVIRONMENT_PREFIX = "COUNTERPOINT_"
 NESTED_DELIMITER = "__"
-NOT_CONFIGURATION = frozenset({"COUNTERPOINT_CACHE", "COUNTERPOINT_REGION", "COUNTERPOINT_REGION_ROOT"})
-"""Variables with our prefix that name no key: where `make-model` keeps its models, and those of `sweep/regions.py`."""
+NOT_CONFIGURATION = frozenset({"COUNTERPOINT_CACHE", "COUNTERPOINT_REGION", "COUNTERPOINT_REGION_ROOT", VARIABLE})
+"""Variables with our prefix that name no key: where `make-model` keeps its models, those of `sweep/regions.py`, and what a guest
+may import."""
 
 
 def forget_environment() -> dict[str, str]:

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from environments.describe_error import describe_error
-from environments.import_path import import_advice
+from environments.import_path import check_allowed, import_advice
 from run.config import AdvantageConfig, OverlongConfig
 from transport.records import Rollout, Turn
 
@@ -336,6 +336,7 @@ def _imported(path: str) -> AdvantageFunction:
             f"advantage.kind = {path!r}: expected one of {', '.join(BUILT_IN)} (nearest: {nearest}) "
             "or an import path such as 'package.module:function'"
         )
+    check_allowed(path, "advantage.kind")
     try:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # an operator's module may fail in any way while it is imported

@@ -63,7 +63,10 @@ def make_lone_run(
     **training: Any,
 ) -> LoneRun:
     """From the model as given, or with `resume` from the newest checkpoint; `training` are keys of `[training]`."""
-    config = TrainerConfig(output_dir=output_dir, model=str(model), threads=1, **(trainer or {}))
+    allowed = [kind] if ":" in (kind := training.get("loss", {}).get("kind", "")) else []
+    config = TrainerConfig(
+        output_dir=output_dir, model=str(model), threads=1, allowed_imports=allowed, **(trainer or {})
+    )
     manager = MultiRunManager(output_dir, config.max_runs, config.seed)
     learner = Learner(config, ranks, manager)
     write_run(make_run_config(output_dir, model, **training))

@@ -52,7 +52,14 @@ def train(lone: LoneRun) -> list[dict[str, MetricValue]]:
 
 
 def main(directory: Path, model: str) -> None:
-    config = TrainerConfig(output_dir=directory, model=model, processes=2, threads=1, max_tokens=MAX_TOKENS)
+    config = TrainerConfig(
+        output_dir=directory,
+        model=model,
+        processes=2,
+        threads=1,
+        max_tokens=MAX_TOKENS,
+        allowed_imports=[TRAINING["loss"]["kind"]],
+    )
     with ranks.join(config, torch.device("cpu")) as group:
         manager = MultiRunManager(directory, 1)
         one = Learner(config, group, manager)

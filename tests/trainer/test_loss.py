@@ -13,8 +13,14 @@ import torch
 from torch import Tensor
 
 from run.loss import LossConfig
+from tests.trainer.conftest import make_run_config
+from tests.trainer.lone_run import ALONE
+from tests.trainer.orchestrator_end import write_run
+from trainer.config import TrainerConfig
+from trainer.learner import Learner
 from trainer.losses.contract import Loss, LossInputs, LossOutputs
 from trainer.losses.load import load_loss
+from trainer.runs.manager import MultiRunManager
 
 
 def inputs_of(trainer_P: Tensor, inference_P: Tensor, advantages_P: Tensor) -> LossInputs:
@@ -158,3 +164,26 @@ def test_a_missing_loss_is_named(kind: str, tmp_path: Path, monkeypatch: pytest.
 def test_arguments_that_a_custom_loss_does_not_take_are_named(args: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=r"training\.loss\.args = .*scal"):
         load_loss(LossConfig(kind=f"{__name__}:scaled", args=args))
+
+
+def test_the_trainer_imports_a_loss_that_its_file_allows_alone(
+    dense_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    imported = tmp_path / "imported"
+    (tmp_path / "guests_module.py").write_text(f"open({str(imported)!r}, 'w').close()")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def discovered(*allowed: str) -> bool:
+        config = TrainerConfig(output_dir=tmp_path, model=str(dense_directory), threads=1, allowed_imports=[*allowed])
+        manager = MultiRunManager(tmp_path, 1)
+        Learner(config, ALONE, manager)
+        return bool(manager.discover_runs())
+
+    write_run(
+        make_run_config(tmp_path, dense_directory, loss={"kind": "guests_module:anything", "args": {"of": "the guest"}})
+    )
+    assert not discovered()
+    assert not imported.exists()
+    assert "guests_module:anything" in (tmp_path / "run_default/control/config_validation_error.txt").read_text()
+    assert not discovered("guests_module:anything")  # it has no such function
+    assert imported.exists()

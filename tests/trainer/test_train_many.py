@@ -228,7 +228,7 @@ async def test_a_run_that_sends_what_cannot_be_trained_is_evicted_and_it_alone(
     training: dict[str, Any],
     reason: str,
 ) -> None:
-    config = trainer(tmp_path, dense_directory, 2, max_waiting_bytes=100_000)
+    config = trainer(tmp_path, dense_directory, 2, max_waiting_bytes=100_000, allowed_imports=[f"{__name__}:raises"])
     configure(tmp_path, dense_directory, "bad", **training)
     configure(tmp_path, dense_directory, "good")
     with trainer_process(config) as process:
@@ -389,13 +389,17 @@ async def test_full_weights_of_one_run_after_another_begin_with_the_model_as_giv
 
 
 async def test_many_runs_need_adapters_that_fit(dense_directory: Path, tmp_path: Path) -> None:
-    config = trainer(tmp_path, dense_directory, 2, max_lora_rank=4)
+    config = trainer(tmp_path, dense_directory, 2, max_lora_rank=4, allowed_imports=["no_such_module:loss"])
     refusals: dict[str, tuple[dict[str, Any], str]] = {
         "full": ({"lora": None}, "full weights are trained by a trainer with max_runs = 1"),
         "wide": ({"lora": {"rank": 8}}, "this trainer takes ranks up to max_lora_rank = 4"),
         "loss": (
             {"loss": {"kind": "no_such_module:loss"}},
             "training.loss.kind = 'no_such_module:loss' cannot be used",
+        ),
+        "stranger": (
+            {"loss": {"kind": "antigravity:loss"}},
+            "add 'antigravity:loss' there",
         ),
     }
     for run_id, (training, _) in refusals.items():

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from environments.import_path import import_advice
+from environments.import_path import check_allowed, import_advice
 from run.loss import KINDS, LossConfig
 from trainer.losses.contract import Loss, LossInputs, LossOutputs
 from trainer.losses.objectives import distillation, policy_gradient
@@ -48,6 +48,7 @@ def load_loss(config: LossConfig, given: Collection[str] = ()) -> Loss:
 def _load_custom(kind: str, args: dict[str, Any], given: Collection[str]) -> Loss:
     """Loads `module:function`, and tries it with `args` and the optional inputs that are `given`."""
     module_name, _, function_name = kind.partition(":")
+    check_allowed(kind, "training.loss.kind")
     try:
         function: Callable[..., Any] = getattr(importlib.import_module(module_name), function_name)
         signature = inspect.signature(function)

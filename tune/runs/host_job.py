@@ -6,6 +6,7 @@ agent (`docs/operations.md`); the next `start` takes it over, or starts it anew 
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import os
@@ -13,11 +14,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from cluster.exit_codes import describe_exit
 from cluster.process import last_lines
 from job.check import SAFE_PATH
+from job.configuration.layers import variable
 from job.directory import JOB_FILE, is_running, living_runs, runs_at_once
 from job.processes_file import read_workers
 from transport.errors import UserError
@@ -41,10 +44,14 @@ LIVING_SECONDS = 1.0
 class HostJob:
     """A live job that trials join."""
 
-    def __init__(self, directory: Path, file: Path | None = None) -> None:
-        """`directory` is the job's; `file` is what to start it from, None for a job that somebody else runs."""
+    def __init__(self, directory: Path, file: Path | None = None, imports: Sequence[str] = ()) -> None:
+        """`directory` is the job's; `file` is what to start it from, None for a job that somebody else runs.
+
+        A job that is started allows its trials `imports`, and what its file allows if there are none.
+        """
         self.directory = directory.absolute()
         self._file = file
+        self._imports = list(imports)
         self._process: subprocess.Popen[bytes] | None = None
         self._slots: int | None = None
         self._counted_at = -math.inf
@@ -70,6 +77,7 @@ class HostJob:
             str(self.directory),
             *resume,
         ]
+        allowed = {variable("trainer.allowed_imports"): json.dumps(self._imports)} if self._imports else {}
         tied = [sys.executable, "-P", "-m", "tune.runs.tied_command", str(os.getpid()), *command]
         self.log_file.parent.mkdir(parents=True, exist_ok=True)
         with open(self.log_file, "ab") as log:
@@ -79,7 +87,7 @@ class HostJob:
                 stdout=log,
                 stderr=log,
                 process_group=0,
-                env=own_environment() | SAFE_PATH,
+                env=own_environment() | SAFE_PATH | allowed,
             )
         logger.info("the job starts from %s; its output is in %s", self._file, self.log_file)
 

@@ -83,6 +83,7 @@ def test_an_environment_that_is_not_there_is_refused_and_leaves_nothing(
     monkeypatch.setattr(join, "require_job", lambda job: None)
     monkeypatch.setattr(join, "values_of_job", lambda job: {})
     monkeypatch.setattr(join, "check_joins", lambda config, job: None)
+    monkeypatch.setattr(join, "allowed_imports", lambda job: ["environments.tasks.reverse_text:Reverse"])
     text = f"""
 run_id = "guest"
 output_dir = "{tmp_path}"
@@ -99,8 +100,11 @@ def test_one_of_two_who_join_a_run_at_once_is_refused(
     tmp_path: Path, config: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the process of the one would begin from the file of the other."""
-    for name, value in {"require_job": None, "_load": config, "check_run": None, "check_joins": None}.items():
+    replaced: dict[str, object] = {"require_job": None, "_load": config, "allowed_imports": []}
+    for name, value in replaced.items():
         monkeypatch.setattr(join, name, lambda *_, value=value: value)
+    for name in ("check_joins", "check_imports"):
+        monkeypatch.setattr(join, name, lambda *_, **__: None)
     texts: list[str] = []
 
     def start(job: Path, config: RunConfig, file: Path, timeout: float) -> None:
