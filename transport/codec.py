@@ -287,15 +287,19 @@ def encode_message(message: Message) -> list[Buffer]:
 def decode_message(frames: Sequence[Buffer]) -> Message:
     """Returns the message of `frames`. Raises `CodecError` for anything else.
 
-    The receiver compares a `Hello`'s protocol.
+    The protocol of a `Hello` is compared before its fields, since those of another version may be others.
     """
     kind = bytes(as_bytes_view(frames[0])[:16]) if frames else b""
     if kind not in _KINDS or len(frames) != 2 or as_bytes_view(frames[1]).nbytes > MAX_MESSAGE_BYTES:
         raise CodecError(
             f"{len(frames)} frames of {frames_size(frames)} bytes and kind {kind!r} are no message we know"
         )
-    limits = {"max_array_len": 0, "max_map_len": 8, "max_ext_len": 0, "max_bin_len": 0}
-    fields = unpacked(frames[1], f"{kind.decode()}: its header", CodecError, **limits)
+    fields = unpacked(frames[1], f"{kind.decode()}: its header", CodecError)
+    if kind == b"HELLO" and isinstance(fields, dict) and fields.get("protocol") != PROTOCOL_VERSION:
+        raise CodecError(
+            f"run {fields.get('run_id')!r:.80} has protocol {fields.get('protocol')!r:.80}, and this trainer has "
+            f"{PROTOCOL_VERSION}; install one version at both ends"
+        )
     expected = dataclasses.fields(_KINDS[kind])
     if not isinstance(fields, dict) or set(fields) != {field.name for field in expected}:
         raise CodecError(f"{kind.decode()}: {fields!r:.80}; expected {', '.join(field.name for field in expected)}")

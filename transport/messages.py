@@ -81,11 +81,19 @@ class Acknowledged:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """To the orchestrator: why its message was dropped. `step` and `session` are None when the message named none."""
+    """To the orchestrator: why its message was dropped. `step` and `session` are None when the message named none.
+
+    Another version reads it, too: its fields stay as they are, as `Hello` keeps `protocol`.
+    """
 
     step: int | None
     reason: str
     session: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HelloRefused(Rejected):
+    """A `Rejected` that answers a `Hello`, as the link finds: the trainer is of another version."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -223,7 +223,8 @@ class Table:
             case {"kind": "sit", "protocol": 1, "seat": str(name)}:
                 reason = f"there is no seat {name[:64]!r}; the table has {', '.join(self.seats)}"
             case _:
-                reason = f"the host speaks version {PROTOCOL} of the seats' protocol, and this message is none of it"
+                said = f"this message has {hello.get('protocol')!r:.40}, or is none of it"
+                reason = f"the host speaks version {PROTOCOL} of the seats' protocol, and {said}"
         connection.end(kind="end", reward=None, reason=reason)
         raise PartnerGone(reason)
 

@@ -21,7 +21,17 @@ from orchestrator.run_directory import ConfigurationError
 from orchestrator.step.delivery import ConflictError, Delivery, Due, MissingBatchError, SendBatch, SendCommit
 from transport import codec
 from transport.files.atomic import published_steps
-from transport.messages import NO_LIMIT, Acknowledged, Commit, Hello, Offer, Ready, Waiting
+from transport.messages import (
+    NO_LIMIT,
+    PROTOCOL_VERSION,
+    Acknowledged,
+    Commit,
+    Hello,
+    HelloRefused,
+    Offer,
+    Ready,
+    Waiting,
+)
 from transport.outages import Outage
 from transport.records import Batch
 from transport.telemetry.spans import SpanLog, now
@@ -100,7 +110,7 @@ class Sender:
         """Connects and serves the link until cancelled.
 
         Raises, in a group, `EvictedError`, `RejectedError`, `ConflictError`, `MissingBatchError`. Raises `ConfigurationError`
-        for a damaged file of the epoch.
+        for a damaged file of the epoch, and for a trainer of another version.
         """
         self._delivery.sizes |= await in_thread(_record_sizes, self._rollouts_dir)
         self._epoch = epoch = await in_thread(take_over.propose, self._run_dir)
@@ -180,6 +190,10 @@ class Sender:
         while True:
             message = await self._link.receive()
             self.last_message_at = time.monotonic()
+            if isinstance(message, HelloRefused):  # by a trainer of another version, as it is at every further attempt
+                raise ConfigurationError(
+                    f"the trainer refused the HELLO of this orchestrator, which has protocol {PROTOCOL_VERSION}: {message.reason}"
+                )
             if isinstance(message, Ready):
                 await self._check_history(message)
                 if not self._epoch_is_kept:  # before anything is sent in it

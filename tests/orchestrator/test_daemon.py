@@ -32,7 +32,7 @@ from tests.support.fake_inference import FakeInference
 from tests.support.polling import until, wait_until
 from tests.support.ports import taken_port
 from transport.files.atomic import published_steps, write_atomically
-from transport.messages import Evicted, Rejected
+from transport.messages import PROTOCOL_VERSION, Evicted, Rejected
 from transport.records import Batch, Rollout
 
 pytestmark = pytest.mark.slow
@@ -275,6 +275,17 @@ def test_what_the_trainer_refuses_ends_the_run(
     config = make_config()
     with ScriptedTrainer(config.output_dir, "one", STEPS, answer=lambda batch: answer):
         assert run(config, lambda: None) == code
+    assert said in (config.run_dir / "orchestrator.log").read_text()
+
+
+def test_a_trainer_of_another_version_is_a_configuration_to_mend(
+    make_config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transport.codec.PROTOCOL_VERSION", 99)
+    config = make_config()
+    with ScriptedTrainer(config.output_dir, "one", STEPS):
+        assert run(config, lambda: None) == 2
+    said = f"run 'one' has protocol {PROTOCOL_VERSION}, and this trainer has 99"
     assert said in (config.run_dir / "orchestrator.log").read_text()
 
 

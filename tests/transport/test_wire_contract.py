@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import numpy as np
 import pytest
 
@@ -32,11 +33,13 @@ from transport import codec
 from transport.config import TransportConfig
 from transport.files.atomic import as_bytes_view
 from transport.messages import (
+    PROTOCOL_VERSION,
     Acknowledged,
     Bye,
     Commit,
     Evicted,
     Hello,
+    HelloRefused,
     Offer,
     Ready,
     Rejected,
@@ -294,6 +297,12 @@ def flip(frames: list[codec.Buffer], index: int, value: bytes) -> list[codec.Buf
     return [*frames[:index], value, *frames[index + 1 :]]
 
 
+def other_hello(**fields: object) -> list[codec.Buffer]:
+    """A HELLO as another version may send it."""
+    return [b"HELLO", msgpack.packb(fields)]
+
+
+OTHER_VERSION = f"protocol 99, and this trainer has {PROTOCOL_VERSION}; install one version at both ends"
 GOOD = codec.encode_offer(Offer(make_batch("stranger", 5), SESSION))
 NAN = np.full(8, np.nan, np.float32)
 REFUSED: dict[str, tuple[Callable[[], list[codec.Buffer]], str, int | None]] = {
@@ -302,7 +311,14 @@ REFUSED: dict[str, tuple[Callable[[], list[codec.Buffer]], str, int | None]] = {
     "noise": (lambda: [b"HELLO", b"\xc1" * 9], "not msgpack", None),
     "trainer's own message": (lambda: codec.encode_message(Ready(1, 1, SESSION)), "not for the trainer", None),
     "bad run id": (lambda: hello_frames("../../etc"), "run id", None),
-    "wrong protocol": (lambda: hello_frames(protocol=99), "protocol 99", None),
+    "wrong protocol": (lambda: hello_frames(protocol=99), OTHER_VERSION, None),
+    "protocol of fewer fields": (lambda: other_hello(run_id="one", protocol=99), OTHER_VERSION, None),
+    "protocol of more fields": (
+        lambda: other_hello(protocol=99, **{key: [1, {}] for key in "abcdefghij"}),
+        OTHER_VERSION,
+        None,
+    ),
+    "no protocol": (lambda: other_hello(run_id="one"), f"protocol None, and this trainer has {PROTOCOL_VERSION}", None),
     "truncated array": (lambda: flip(GOOD, 4, bytes(as_bytes_view(GOOD[4])[:-1])), "sidecar 1", 5),
     "missing arrays": (lambda: GOOD[:-1], "arrays", 5),
     "lying header": (lambda: flip(GOOD, 2, b"\x95\xa8stranger\x05\xce\xff\xff\xff\xff\x09\xc3"), "sample 0", 5),
@@ -358,6 +374,22 @@ async def test_what_is_refused_is_counted_logged_and_told_and_harms_nobody(
     finally:
         stranger.close()
         await link.close()
+
+
+async def test_the_link_finds_that_its_hello_was_refused(
+    config: TransportConfig, receiver: BatchReceiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also after a session: a trainer may be back with another version."""
+    link = await connect(config, tmp_path)
+    await asyncio.to_thread(take, receiver, Hello)
+    monkeypatch.setattr(codec, "PROTOCOL_VERSION", PROTOCOL_VERSION + 1)
+    other = await connect(config, tmp_path, "other")
+    await asyncio.to_thread(refuse, receiver, 1)
+    refused = await hear(other)
+    assert isinstance(refused, HelloRefused)
+    assert f"protocol {PROTOCOL_VERSION}, and this trainer has {PROTOCOL_VERSION + 1}" in refused.reason
+    await link.close()
+    await other.close()
 
 
 @pytest.mark.parametrize("name", ["NaN", "lengths that disagree"])

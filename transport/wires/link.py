@@ -26,6 +26,7 @@ from transport.messages import (
     Commit,
     Evicted,
     Hello,
+    HelloRefused,
     Offer,
     Ready,
     Rejected,
@@ -110,6 +111,8 @@ class ThreadedLink:
         self._ended = asyncio.Event()
         self._closing = False
         self._connected = False
+        self._awaits_answer = False
+        """Whether nothing has come by this connection since `Hello` was sent."""
         self._has_left = False
         """Whether the trainer's last message was BYE, which says more about its absence than what the wire sees."""
         self._session: int | None = None
@@ -220,7 +223,7 @@ class ThreadedLink:
     def _handle(self, event: Connected | Lost | Arrived) -> None:
         match event:
             case Connected():
-                self._connected, self._has_left = True, False
+                self._connected, self._has_left, self._awaits_answer = True, False, True
                 self._connection.write(codec.encode_message(self._hello))
                 self._is_out("has not answered HELLO", "it is connected, and answers between two steps")
             case Lost(reason, silent_seconds):
@@ -255,7 +258,12 @@ class ThreadedLink:
             message = codec.decode_message(frames)
         except codec.CodecError as error:
             logger.warning("dropped a message from %s: %s", self._connection.peer, error)
+            if self._awaits_answer:
+                self._is_out("is of another version, or no trainer", f"its answer to HELLO cannot be read: {error}")
             return
+        if isinstance(message, Rejected) and self._awaits_answer:
+            message = HelloRefused(message.step, message.reason)
+        self._awaits_answer = False
         if isinstance(message, Hello | Commit):
             kind = type(message).__name__.upper()
             logger.warning("dropped a %s from %s: it is no trainer", kind, self._connection.peer)

@@ -19,7 +19,7 @@ from transport import codec
 from transport.codec import CodecError
 from transport.config import IDENTIFIER_PATTERN
 from transport.files.atomic import Buffer
-from transport.messages import PROTOCOL_VERSION, Bye, Commit, Evicted, Hello, Ready, Rejected, ToOrchestrator, Waiting
+from transport.messages import Bye, Commit, Evicted, Hello, Ready, Rejected, ToOrchestrator, Waiting
 from transport.rate_limited_log import RateLimitedLog
 from transport.records import Batch
 from transport.wires.link import LINGER_SECONDS
@@ -167,10 +167,6 @@ class Receiver:
 
     def _greet(self, arrival: Arrival, hello: Hello) -> bool:
         """Makes the sender that of its run; returns False if it is sent away, and nothing changes."""
-        if hello.protocol != PROTOCOL_VERSION:
-            raise CodecError(
-                f"protocol {hello.protocol}; this trainer has {PROTOCOL_VERSION}; install one version at both ends"
-            )
         if not re.fullmatch(IDENTIFIER_PATTERN, hello.run_id):
             raise CodecError(f"run id {hello.run_id[:80]!r} does not match {IDENTIFIER_PATTERN}")
         if (reason := self._refusal(hello)) is not None:

@@ -23,11 +23,13 @@ from tests.transport.ends import trainer_process
 from transport import codec
 from transport.config import TransportConfig
 from transport.messages import (
+    PROTOCOL_VERSION,
     Acknowledged,
     Bye,
     Commit,
     Evicted,
     Hello,
+    HelloRefused,
     Offer,
     Ready,
     Rejected,
@@ -208,6 +210,11 @@ async def test_a_size_is_forgotten_once_its_step_is_durable(tmp_path: Path) -> N
     ("message", "error", "said"),
     [
         (Rejected(2, "NaN in sample 3"), RejectedError, "step 2: NaN in sample 3"),
+        (
+            HelloRefused(None, "this trainer has 99"),
+            ConfigurationError,
+            f"protocol {PROTOCOL_VERSION}: this trainer has 99",
+        ),
         (Evicted("over budget"), EvictedError, "over budget"),
         (Ready(5, credit=1, session=1), ConflictError, "trained up to step 4"),
         (Ready(1, credit=1, session=1), MissingBatchError, "batch.bin is gone"),
