@@ -106,7 +106,6 @@ wheel-test: $(INSTALLED)
 	$(if $(FIND_LINKS),UV_FIND_LINKS="$(FIND_LINKS)") VIRTUAL_ENV=$(WHEEL_TEST)/venv $(BIN)/uv pip install --quiet $(TORCH) --constraint $(LOCK) $(WHEEL_TEST)/*.whl
 	cd $(WHEEL_TEST) && venv/bin/counterpoint --help
 	cd $(WHEEL_TEST) && venv/bin/python -c 'import importlib, cli.main; [importlib.import_module(row[0].partition(":")[0]) for row in cli.main.COMMANDS.values()]'
-	cd $(WHEEL_TEST) && venv/bin/counterpoint bench; test $$? = 2
 	cd $(WHEEL_TEST) && venv/bin/python -c 'from counterpoint import advantages, cluster, environments, rewards, sweep, testing, tune; [getattr(each, name) for each in (advantages, cluster, environments, rewards, sweep, testing, tune) for name in dir(each)]'
 	cd $(WHEEL_TEST) && venv/bin/counterpoint synthesize --rollouts 8 --turns 2 --tokens 64 dump
 	cd $(WHEEL_TEST) && venv/bin/counterpoint replay dump

@@ -50,7 +50,7 @@ def _flags(command: str) -> list[str]:
     A key at the top is there with dashes, too, as the commands' own flags are written.
     """
     run, shown = command_of(command), io.StringIO()
-    with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit, UserError):  # `bench` needs a checkout
+    with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
         run(["--help", "all"])
     flags = {flag for flag in FLAG.findall(shown.getvalue()) if ".N" not in flag} - {PLACEHOLDER}
     dashed = {flag.replace("_", "-") for flag in flags if "." not in flag}

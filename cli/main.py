@@ -38,7 +38,6 @@ COMMANDS = {
         "run the step boundary over a dump, and measure its phases and the event loop's lag",
     ),
     "attribute": ("cli.dumps.replay:attribute", "measure which phases of the step boundary block the event loop"),
-    "bench": ("cli.bench", "measure the daemon, or trainer, cluster, tuner and page, against bounds"),
     "synthesize": ("cli.dumps.write:synthesize", "make up a dump of any size, to replay"),
     "import-dump": ("cli.dumps.write:import_dump", "make a dump of the reference system's pickled rollouts"),
     "stop": ("cli.stop", "end one run of a job, or evict it; the others go on; or end a submitted job"),

@@ -80,8 +80,8 @@ class Case:
 
     name: str
     figures: Sequence[Figure]
-    noise: float = 0.0
-    """Share of the machine's CPU that other processes took meanwhile, from 0 to 1."""
+    noise: float | None = None
+    """Share of the machine's CPU that other processes took meanwhile, from 0 to 1; None if it was not measured."""
     stall_seconds: float | None = None
     """The time in which the machine stood still meanwhile; None if it was not recorded."""
 
@@ -101,7 +101,12 @@ class Case:
             return None
         if figure.held:
             return "held"
-        noisy = max(self.noise, figure.idle_share) > TOO_NOISY or figure.varies or figure.stalled or figure.kept_again
+        noisy = (
+            max(self.noise or 0.0, figure.idle_share) > TOO_NOISY
+            or figure.varies
+            or figure.stalled
+            or figure.kept_again
+        )
         return "too noisy" if figure.timed and noisy else "broken"
 
     def beside(self, unstalled: Case, stalls: Stalls) -> Case:
@@ -146,9 +151,10 @@ class Case:
 
     def as_table(self) -> Table:
         """Returns the case as a table."""
-        caption = f"other processes took {self.noise:.0%} of the machine's CPU meanwhile"
+        said = [] if self.noise is None else [f"other processes took {self.noise:.0%} of the machine's CPU meanwhile"]
         if self.stall_seconds is not None:
-            caption += f"; it stood still for {1e3 * self.stall_seconds:,.3g} ms"
+            said.append(f"the machine stood still for {1e3 * self.stall_seconds:,.3g} ms")
+        caption = "; ".join(said) or None
         table = Table(
             box=box.SIMPLE_HEAD, title=self.name, title_justify="left", caption=caption, caption_justify="left"
         )

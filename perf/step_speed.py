@@ -29,13 +29,15 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config
 
 from models.tiny_tokenizer import write_tokenizer
-from perf.whole_step import train_whole_step
 from run.config import RunConfig
 from trainer.config import TrainerConfig
+from trainer.fair_share import FairShare
 from trainer.learner import Learner
+from trainer.metrics import MetricValue
 from trainer.ranks import Ranks
 from trainer.runs.control_files import run_directory
 from trainer.runs.manager import MultiRunManager
+from trainer.runs.run import OpenStep
 from transport.records import Batch, SampleInfo
 
 GROUP_SIZE = 8
@@ -207,11 +209,23 @@ def our_trainer(model: Path, directory: Path, settings: Settings) -> Train:
     learner.synchronize()
 
     def train(batch: Batch) -> float:
-        loss = train_whole_step(learner, batch)["loss"]
+        loss = _train_whole_step(learner, batch)["loss"]
         assert isinstance(loss, float)
         return loss
 
     return train
+
+
+def _train_whole_step(learner: Learner, batch: Batch) -> dict[str, MetricValue]:
+    """Trains the step of a batch of the run in slot 0, on one rank; returns its metrics."""
+    step: OpenStep | None = learner.open_step(0, batch)
+    while step is not None:
+        shares = FairShare(learner.config.max_tokens, ranks=1)
+        shares.add(0, 1.0, {sample: step.length(sample) for sample in step.samples})
+        while shares.left(0):
+            learner.train_rows(shares.rows())
+        step = learner.next_pass(0)
+    return learner.finish_step(0)
 
 
 def configurations(model: Path, directory: Path, settings: Settings) -> tuple[RunConfig, TrainerConfig]:

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
+from perf.architectures.peft_export import check_export
 from perf.architectures.tiny import VOCABULARY
-from perf.peft_export import check_export
 from run.config import LoraConfig
 from trainer.lora.layer import MultiLora
 from trainer.lora.multi_lora import adapter_spans, apply_lora_to_model

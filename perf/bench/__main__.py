@@ -1,4 +1,4 @@
-"""`counterpoint bench [NAME...]`: measures, and prints which bounds hold (`perf/README.md` explains the tables)."""
+"""`python -m perf.bench [NAME...]`: measures, and prints which bounds hold (`perf/README.md` explains the tables)."""
 
 from __future__ import annotations
 
@@ -6,49 +6,35 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from cli.display.console import console_for
-from perf.bench.cases import (
-    ALL,
-    ALONE,
-    CASES,
-    DEFAULT_GROUP,
-    GROUPS,
-    CaseFailed,
-    UnknownCase,
-    measure_case,
-    named_cases,
-    run_alone,
-    undecided,
-)
+from rich.console import Console
+
+from perf.bench.cases import CASES, CaseFailed, measure_case, undecided
 from perf.bench.command import Size, add_arguments, size_of
 from perf.figures import Case
-from transport.errors import UserError
 
 PIPE_WIDTH = 120
 
 
 def main(arguments: list[str]) -> int:
     """Runs the command. Returns 1 if a bound is broken. A bound on time that other processes may have broken does not count."""
-    if arguments[:1] and arguments[0] in ALONE:
-        return run_alone(arguments[0], arguments[1:])
-    given = _parser().parse_args(arguments)
-    try:
-        names = named_cases(given.names)
-    except UnknownCase as error:
-        raise UserError(f"bench: {error}") from None
+    parser = _parser()
+    given = parser.parse_args(arguments)
+    if unknown := [name for name in given.names if name not in CASES]:
+        parser.error(f"there is no case {unknown[0]!r}; the cases are {', '.join(CASES)}")
+    names = list(dict.fromkeys(given.names or CASES))
     cases, failed = _measure_all(names, size_of(given), print_tables=not given.json)
     noise, varying = undecided(cases)
     if noise:
         print(
-            f"counterpoint: bench: other processes took up to {noise:.0%} of the machine's CPU; broken bounds on "
+            f"bench: other processes took up to {noise:.0%} of the machine's CPU; broken bounds on "
             "time do not count in such cases. Run them again on a quiet machine",
             file=sys.stderr,
         )
     for name in varying:
         print(
-            f"counterpoint: bench: {name}: its bound is broken, but not in three quarters of its rounds, or not in a second "
+            f"bench: {name}: its bound is broken, but not in three quarters of its rounds, or not in a second "
             "measurement, or more than a tenth of the lag is that of an idle loop, so it does not count. Run the case again",
             file=sys.stderr,
         )
@@ -59,7 +45,7 @@ def main(arguments: list[str]) -> int:
 
 def _measure_all(names: Sequence[str], size: Size, print_tables: bool) -> tuple[list[Case], bool]:
     """Measures one after the other; returns the cases, and whether any failed. A failure does not end the others."""
-    console = console_for(pipe_width=PIPE_WIDTH)
+    console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
     cases: list[Case] = []
     failed = False
     for name in names:
@@ -69,7 +55,7 @@ def _measure_all(names: Sequence[str], size: Size, print_tables: bool) -> tuple[
         try:
             measured = _measure(name, size)
         except CaseFailed as error:
-            print(f"counterpoint: error: bench: {error}", file=sys.stderr)
+            print(f"bench: error: {error}", file=sys.stderr)
             failed = True
             continue
         cases += measured
@@ -91,30 +77,23 @@ def _measure(name: str, size: Size) -> list[Case]:
     try:
         second = measure_case(name, size)
     except CaseFailed as error:
-        print(f"counterpoint: error: bench: when measured once more, {error}", file=sys.stderr)
+        print(f"bench: error: when measured once more, {error}", file=sys.stderr)
         return first
     return [case.measured_again(other) for case, other in zip(first, second, strict=True)]
 
 
 def _parser() -> argparse.ArgumentParser:
-    groups = [f"{name}:\n{_listed(cases)}" for name, cases in GROUPS.items()]
+    listed = "\n".join(f"  {name:<17} {summary}" for name, summary in CASES.items())
     parser = argparse.ArgumentParser(
-        prog="counterpoint bench",
-        description="Measures Counterpoint against its own bounds, each case in a process of its own. "
-        "Each group takes less than five minutes on two quiet cores; a case that breaks a bound is measured once more.\n\n"
-        + "\n\n".join([*groups, f"alone, only when named, with arguments of their own:\n{_listed(ALONE)}"]),
+        prog="python -m perf.bench",
+        description="Measures Counterpoint against its own bounds, each case in a process of its own. All of them take five "
+        f"minutes on two quiet cores; a case that breaks a bound is measured once more.\n\n{listed}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "names", nargs="*", metavar="NAME", help=f"cases or groups, or `{ALL}` (default: {DEFAULT_GROUP})"
-    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help="cases (default: all)")
     add_arguments(parser)
     return parser
-
-
-def _listed(cases: Mapping[str, str]) -> str:
-    return "\n".join(f"  {name:<17} {summary}" for name, summary in cases.items())
 
 
 if __name__ == "__main__":

@@ -39,8 +39,8 @@ from orchestrator.loop_health.threads import prompt_switching
 from perf.bench.command import Size, show
 from perf.bench.dispatching import run_to_the_end
 from perf.bench.servers import load_server
+from perf.bench.short_turns import REPLY, TURNS, first_prompt
 from perf.figures import Case, Figure
-from perf.short_turns import REPLY, TURNS, first_prompt
 from perf.stalls import Stalls, recorded_stalls
 from run.config import RunConfig, ScheduleConfig
 
@@ -111,7 +111,7 @@ async def measure_rollouts(url: str, in_flight: int, workers: int = 0, steps: in
             output_dir=Path(directory),
             model="none",
             steps=steps,
-            environments=[EnvironmentConfig(name="short", kind="perf.short_turns:ShortTurns", workers=workers)],
+            environments=[EnvironmentConfig(name="short", kind="perf.bench.short_turns:ShortTurns", workers=workers)],
             sampling=SamplingConfig(max_tokens=COMPLETION_TOKENS),
             # Two thirds of the steps are under way at once, and the rollouts of all of them are never stale.
             schedule=ScheduleConfig(

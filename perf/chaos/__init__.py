@@ -1,1 +1,1 @@
-"""The parts of `perf/bench/chaos.py`: a real job, its victims, a witness that reads along, and an audit of the disk."""
+"""Kills, stops and cuts off the processes of real jobs, and audits what is left: `python -m perf.chaos KIND`."""

@@ -23,6 +23,7 @@ import tomli_w
 from cluster.process import last_lines
 from job.evaluation.server import free_port
 from perf.chaos import batch_copies
+from perf.chaos.progress import ChaosError
 from perf.chaos.witness import Witness
 from transport.process.launch import descendants, guarded
 
@@ -34,10 +35,6 @@ DEADLINE_SECONDS = 900.0
 
 MANY = 1_000_000
 """Steps, and restarts in a row: no limit."""
-
-
-class ChaosError(RuntimeError):
-    """The job ended or stood still; the message names what was waited for and quotes the job's output."""
 
 
 def settings(output_dir: Path, notes: Path) -> dict[str, Any]:

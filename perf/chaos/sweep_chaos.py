@@ -1,10 +1,8 @@
 """Kills workers of a sweep at random, round after round, and checks it with an independent witness.
 
-    python -m perf.chaos.sweep_chaos [--rounds 100] [--workers 8] [--targets 40] [--kills 12] [--storage local|s3] [--seed 1]
-
 In each round workers race over targets. Busy workers are killed by SIGKILL at random moments and replaced, until all targets read
 SUCCESS. The witness (`perf/chaos/sweep_worker.py`) does not use leases: each body locks a file for as long as it lives, and the
-kernel refuses the lock to a second one. The exit code is 1 if two bodies lived at once, or for another of `FAULTS`.
+kernel refuses the lock to a second one.
 """
 
 from __future__ import annotations
@@ -14,7 +12,6 @@ import contextlib
 import multiprocessing
 import os
 import random
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -24,7 +21,9 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
+from perf.chaos.progress import say
 from perf.chaos.sweep_worker import Witness, targets, work
+from perf.figures import Case, Figure
 from sweep.status import sweep_status
 
 BODY_SECONDS = 0.1
@@ -137,36 +136,26 @@ def roots(storage: str, directory: Path) -> Iterator[str]:
         yield "s3://chaos"
 
 
-def main() -> int:
-    """Runs the command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=100)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments that other kinds of chaos do not have."""
     parser.add_argument("--workers", type=int, default=Settings.workers)
     parser.add_argument("--targets", type=int, default=Settings.targets)
     parser.add_argument("--kills", type=int, default=Settings.kills, help="in each round")
     parser.add_argument("--storage", choices=["local", "s3"], default="local", help="s3 is moto's server, on loopback")
-    parser.add_argument("--seed", type=int, default=1)
-    given = parser.parse_args()
+
+
+def measure(given: argparse.Namespace) -> Case:
+    """Runs the chaos; its files stay with `--keep`."""
     settings, chance = Settings(given.workers, given.targets, given.kills), random.Random(given.seed)
     total: Counter[str] = Counter()
-    began = time.monotonic()
-    with (
-        tempfile.TemporaryDirectory(prefix="counterpoint-chaos-") as directory,
-        roots(given.storage, Path(directory)) as root,
-    ):
+    with contextlib.ExitStack() as stack:
+        directory = given.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="counterpoint-chaos-")))
+        root = stack.enter_context(roots(given.storage, directory))
         for number in range(given.rounds):
-            witness = Path(directory) / f"witness-{number}"
-            witness.mkdir()
+            witness = directory / f"witness-{number}"
+            witness.mkdir(parents=True)
             total.update(chaos(f"{root}/round-{number}", witness, settings, chance))
             faults = sum(total[fault] for fault in FAULTS)
-            print(
-                f"round {number + 1} of {given.rounds}: {total['workers killed']} killed, {faults} faults", flush=True
-            )
-    print(f"\n{given.rounds} rounds on {given.storage} storage in {time.monotonic() - began:.0f} s")
-    for name, count in total.items():
-        print(f"  {name:<55} {count}")
-    return int(any(total[fault] for fault in FAULTS))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+            say(f"round {number + 1} of {given.rounds}: {total['workers killed']} killed, {faults} faults")
+    bounds = dict.fromkeys(FAULTS, 0)
+    return Case("sweep", [Figure(name, count, "", bounds.get(name), timed=False) for name, count in total.items()])

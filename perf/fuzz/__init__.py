@@ -1,1 +1,1 @@
-"""Hostile requests for `counterpoint bench gateway-fuzz`: `hostile_requests.py` makes them, `raw_client.py` sends them."""
+"""Hostile requests to the gateway: `hostile_requests.py` makes them, `raw_client.py` sends them; `python -m perf.fuzz`."""

@@ -18,9 +18,9 @@ import tomli_w
 from job.evaluation.server import cause_in, free_port
 from models import smollm2
 from models.make_model import resolve_model
+from perf.architectures.peft_export import export_random
 from perf.gpu.models import write
 from perf.gpu.steps import Figures
-from perf.peft_export import export_random
 from perf.time_to_reward.ours import job_of, records_of
 from perf.time_to_reward.settings import Settings
 from run.config import LoraConfig

@@ -35,7 +35,7 @@ def assert_not_grossly_worse(case: str) -> None:
     broken: list[str] = []
     undecided: list[str] = []
     while len(broken) < ATTEMPTS and len(undecided) < NOISY_ATTEMPTS:
-        command = [sys.executable, "-m", "cli.main", "bench", case, "--quick", "--json"]
+        command = [sys.executable, "-m", "perf.bench", case, "--quick", "--json"]
         completed = subprocess.run(command, capture_output=True, text=True, check=False)
         assert completed.stdout, completed.stderr
         figures = [figure for measured in json.loads(completed.stdout) for figure in measured["figures"]]

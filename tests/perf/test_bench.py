@@ -1,19 +1,16 @@
-"""`counterpoint bench` over cases that end well or badly."""
+"""`python -m perf.bench` over cases that end well or badly."""
 
 from __future__ import annotations
 
 import json
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 
-from cli import bench as command
 from perf.bench import __main__ as bench
-from perf.bench.cases import CASES, GROUPS, CaseFailed, module_of, named_cases
+from perf.bench.cases import CASES, CaseFailed, module_of
 from perf.bench.command import Size
 from perf.figures import Case, Figure
-from transport.errors import UserError
 
 
 def test_a_case_that_fails_costs_no_other_its_figures(
@@ -141,30 +138,12 @@ def test_the_size_is_passed_on(monkeypatch: pytest.MonkeyPatch, flags: list[str]
     assert size.flags == flags
 
 
-def test_the_daemons_cases_are_measured_where_nothing_is_named() -> None:
-    assert named_cases([]) == [*GROUPS["daemon"]]
-    assert "step" in GROUPS["daemon"]
-
-
-def test_groups_and_cases_may_be_mixed_and_each_is_measured_once() -> None:
-    assert named_cases(["serve-scale", "serve", "events"]) == ["serve-scale", "serve-viewers", "events"]
-    assert named_cases(["all"]) == [*CASES]
-
-
-def test_a_name_of_neither_says_which_there_are(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(UserError, match=r"'steps'; .* step, .* daemon, .* all"):
+def test_a_name_of_none_says_which_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
         bench.main(["steps"])
+    assert "'steps'; the cases are step, " in capsys.readouterr().err
 
 
-def test_every_case_has_a_module_and_no_group_has_the_name_of_a_case() -> None:
-    assert not set(GROUPS) & set(CASES)
+def test_every_case_has_a_module() -> None:
     for name in CASES:
         assert find_spec(module_of(name)) is not None, name
-
-
-def test_without_a_checkout_the_command_says_where_the_benchmarks_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("cli.bench.CHECKOUT", tmp_path)
-    with pytest.raises(UserError, match="a checkout of the repository"):
-        command.main([])

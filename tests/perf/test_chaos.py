@@ -17,7 +17,7 @@ SEED = 12
 @pytest.mark.vllm
 @pytest.mark.timeout(1500)
 def test_a_job_whose_processes_are_killed_trains_every_step_once(tmp_path: Path, tiny_dense: Path) -> None:
-    command = [sys.executable, "-m", "cli.main", "bench", "chaos", "--rounds", "2", "--seed", str(SEED), "--json"]
+    command = [sys.executable, "-m", "perf.chaos", "job", "--rounds", "2", "--seed", str(SEED), "--json"]
     completed = subprocess.run(
         [*command, "--keep", str(tmp_path / "kept")],
         capture_output=True,

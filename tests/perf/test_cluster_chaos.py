@@ -10,7 +10,7 @@ from collections import Counter
 
 import pytest
 
-from perf.bench.cluster.chaos import every_fault, plan_of
+from perf.chaos.cluster.chaos import every_fault, plan_of
 
 
 @pytest.mark.parametrize("backend", ["local", "ray"])
@@ -31,7 +31,7 @@ def test_a_plan_can_ask_for_each_fault_once() -> None:
 
 @pytest.mark.slow
 def test_a_job_whose_master_and_trainer_are_killed_loses_nothing() -> None:
-    command = [sys.executable, "-m", "cli.main", "bench", "cluster-chaos", "--rounds", "2", "--json"]
+    command = [sys.executable, "-m", "perf.chaos", "cluster", "--rounds", "2", "--json"]
     completed = subprocess.run(
         [*command, "--each", "1", "--fault", "kill master", "--fault", "kill trainer"],
         capture_output=True,

@@ -19,11 +19,11 @@ import uvloop
 from aiohttp.test_utils import TestServer
 from hypothesis import HealthCheck, given, settings
 
-from perf.synthetic_jobs import write_job
 from serve.app import ENDPOINTS
 from serve.endpoint import ROOT, Endpoint
 from serve.openapi import document_of
 from tests.serve.api_client import ADMIN, app_of
+from tests.support.synthetic_jobs import write_job
 
 pytestmark = pytest.mark.slow
 

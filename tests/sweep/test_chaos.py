@@ -1,4 +1,4 @@
-"""A short chaos on a disk and on S3; `python -m perf.chaos.sweep_chaos` is the long one."""
+"""A short chaos on a disk and on S3; `python -m perf.chaos sweep` is the long one."""
 
 from __future__ import annotations
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from perf.live_bytes import LiveBytes
 from run.config import TrainingConfig
+from tests.support.live_bytes import LiveBytes
 from trainer import optimizer as module
 from trainer.optimizer import Optimizer, _halves, _joined
 

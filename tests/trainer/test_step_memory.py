@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from perf.bench.train import memory
-from perf.bench.train.memory import Setting, peak_bytes
+from tests.support import step_memory
+from tests.support.step_memory import Setting, peak_bytes
 from trainer.model import chunks
 
 HIDDEN = 32
@@ -14,7 +14,7 @@ TOKENS, VOCABULARY = 1024, 4096
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "HIDDEN", HIDDEN)
+    monkeypatch.setattr(step_memory, "HIDDEN", HIDDEN)
     monkeypatch.setattr(chunks, "CHUNK_BYTES", 4 * 2**16)
 
 

@@ -1,1 +1,1 @@
-"""The parts of `perf/bench/cluster/chaos.py`: a job of many roles, what is done to it, a witness, and an audit of what it saw."""
+"""The chaos of a job of many roles: what is done to it, a witness, and an audit of what it saw."""

@@ -1,1 +1,1 @@
-"""An experiment that is killed, and the audit of what it left."""
+"""The chaos of an experiment, and the audit of what it left."""

@@ -1,4 +1,4 @@
-"""Hostile requests in small: what `counterpoint bench gateway-fuzz` sends a million of."""
+"""Hostile requests in small: what `python -m perf.fuzz` sends a million of."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from environments.gateway.errors import Refused
 from environments.gateway.json_body import MOST_VALUES, parse_body
 from environments.gateway.messages import template_messages
 from environments.messages import MOST_DEPTH, is_deep
-from perf.bench.gateway_fuzz import fuzz, make_chat
+from perf.fuzz.__main__ import fuzz, make_chat
 
 
 @pytest.mark.slow

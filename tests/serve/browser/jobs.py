@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from perf.synthetic_jobs import shipped_lines, trained_lines, write_job
+from tests.support.synthetic_jobs import shipped_lines, trained_lines, write_job
 
 HOSTILE = "<script>window.hacked = 1</script><img src=x onerror='window.hacked=1'>\"'&\u202eevil\u202c\u200f\x1b[2J"
 """Markup, quotes, marks that turn the direction of writing, a terminal's escape."""

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 
 from job.inspection import trained_lines as trained_lines_module
 from job.inspection.history import History
-from perf.synthetic_jobs import trained_lines
 from serve.readers.downsample import downsample, rounded
 from serve.readers.run_series import SECONDS_A_STEP, TOKENS_PER_SECOND, JobSeries, Window
 from serve.readers.step_table import MOST_SEEN, StepTable
 from tests.support.jobs import shipped_line, trained_line, write_lines
+from tests.support.synthetic_jobs import trained_lines
 from transport.files import appended_lines
 
 EVERYTHING = Window(points=100_000)

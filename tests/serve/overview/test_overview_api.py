@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from job.inspection.status import read_status
-from perf.synthetic_jobs import running, write_job
 from run.changes import Change, write_journal
 from serve.readers import job_facts
 from serve.readers.problems import Kind, problems_of
 from tests.serve.api_client import api
 from tests.support.jobs import shipped_line, trained_line, write_lines
 from tests.support.past_jobs import make_job
+from tests.support.synthetic_jobs import running, write_job
 from trainer.metrics import MetricsFile
 from transport.files.json_lines import append_line
 

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from job.inspection.fleet import Server
 from job.inspection.history import History
 from orchestrator.step.differences import Notice
-from perf.synthetic_jobs import shipped_lines, trained_lines
 from serve.readers.job_facts import JobFacts, RunFacts
 from serve.readers.newest_steps import KEPT_STEPS, KEPT_TRAINED
 from serve.readers.problems import Kind, Problem, problems_of
 from serve.readers.run_file import RunFile
+from tests.support.synthetic_jobs import shipped_lines, trained_lines
 from trainer.telemetry.mismatch import SHOWN_STEPS, Jump
 from transport import outages
 from transport.outages import Outage
@@ -27,7 +27,7 @@ GIB = 2**30
 
 
 def healthy_run(steps: int = 60, seed: int = 0, late: float = 1.0) -> RunFacts:
-    """A run like those of `perf/synthetic_jobs.py`, whose newest step ended `late` seconds ago."""
+    """A run like those of `tests/support/synthetic_jobs.py`, whose newest step ended `late` seconds ago."""
     lines = list(shipped_lines(steps, NOW - late, seed))
     trained = list(trained_lines(lines, seed))
     history = History("test", steps=steps + 100)

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from perf.metrics_page import PAGE, PROCESSES, page
+from tests.support.metrics_page import PAGE, PROCESSES, page
 from transport.telemetry.exposition import Exposition
 from transport.telemetry.lines import NameTable
 from transport.telemetry.metric import EVERYWHERE, LineName, Metric, Process
@@ -102,7 +102,7 @@ def test_the_exposition_of_nothing_parses() -> None:
 
 
 def test_the_page_is_that_of_the_catalogue() -> None:
-    assert PAGE.read_text() == page(), "docs/metrics.md is stale: run python -m perf.metrics_page"
+    assert PAGE.read_text() == page(), "docs/metrics.md is stale: run python -m tests.support.metrics_page"
 
 
 def test_a_row_that_hides_another_is_noticed() -> None:

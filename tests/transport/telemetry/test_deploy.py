@@ -16,7 +16,7 @@ from inference.pool import meters as pool
 from job.inspection import telemetry as supervisor
 from job.sweep import telemetry as sweep
 from orchestrator.telemetry import catalogue as orchestrator
-from perf.metrics_page import PROCESSES
+from tests.support.metrics_page import PROCESSES
 from tests.transport.telemetry.promql import PromQLError, firing, parse
 from trainer.telemetry import catalogue as trainer
 from transport.telemetry.exposition import Exposition

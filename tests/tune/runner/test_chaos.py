@@ -1,4 +1,4 @@
-"""A short chaos of real processes; `counterpoint bench tune-chaos` is the long one."""
+"""A short chaos of real processes; `python -m perf.chaos tune` is the long one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from perf.bench.tune.chaos import chaos
+from perf.chaos.tune.chaos import chaos
 
 
 @pytest.mark.slow

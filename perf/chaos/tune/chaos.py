@@ -1,6 +1,4 @@
-"""Chaos: kills the runner, the fork server or a trial of real experiments, round after round, and audits what each left.
-
-    counterpoint bench tune-chaos [--rounds 100] [--seed 1] [--keep DIRECTORY] [--json]
+"""Kills the runner, the fork server or a trial of real experiments, round after round, and audits what each left.
 
 Experiments of six trials run in processes of this machine, under FIFO, ASHA and PBT in turn. A round is one SIGKILL at a random
 moment; a runner that was killed is started again, and its experiment goes on. After some rounds the experiment is let to its
@@ -11,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import random
 import shutil
@@ -24,8 +21,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rich.console import Console
-
+from perf.chaos.progress import say
 from perf.chaos.tune.audit import FAULTS, Findings, audit
 from perf.chaos.tune.experiment import HEARD, NAME
 from perf.figures import Case, Figure
@@ -186,10 +182,10 @@ def chaos(rounds: int, seed: int, parent: Path) -> Toll:
         for fault, cases in found.items():
             toll.found[fault] += cases
             for words in cases:
-                print(f"{fault}: {words} ({place}, {scheduler})", file=sys.stderr, flush=True)
+                say(f"{fault}: {words} ({place}, {scheduler})")
         if not any(found.values()):
             shutil.rmtree(place)
-        print(f"{toll.rounds} rounds, {sum(map(len, toll.found.values()))} findings", file=sys.stderr, flush=True)
+        say(f"{toll.rounds} rounds, {sum(map(len, toll.found.values()))} findings")
     return toll
 
 
@@ -212,25 +208,6 @@ def _one_experiment(place: Path, scheduler: str, chance: random.Random, toll: To
         victim.close()
 
 
-def main() -> int:
-    """Runs the command. Returns 1 when a bound is broken; the experiment's directory is then kept, and named."""
-    parser = argparse.ArgumentParser(
-        prog="counterpoint bench tune-chaos", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rounds", type=int, default=100, help="some seconds each (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=1, help="of the random faults (default: %(default)s)")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument(
-        "--keep", type=Path, metavar="DIRECTORY", help="keep the files of experiments with findings there"
-    )
-    given = parser.parse_args()
-    case = chaos(given.rounds, given.seed, given.keep or Path(tempfile.mkdtemp(prefix="tune-chaos-"))).case()
-    if given.json:
-        print(json.dumps([case.as_json()], indent=2))
-    else:
-        Console(width=None if sys.stdout.isatty() else 110).print(case.as_table())
-    return int(not case.held)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def measure(given: argparse.Namespace) -> Case:
+    """Runs the chaos; the files of experiments with findings stay."""
+    return chaos(given.rounds, given.seed, given.keep or Path(tempfile.mkdtemp(prefix="tune-chaos-"))).case()

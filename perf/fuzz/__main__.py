@@ -1,6 +1,6 @@
 """Sends hostile requests to the gateway for agents, and watches what they are answered and the memory of its process.
 
-    counterpoint bench gateway-fuzz [--requests 1000000] [--seed 1] [--json]
+    python -m perf.fuzz [--requests 1000000] [--seed 1] [--json]
 
 A round opens new sessions of a policy that answers at once, sends some thousands of requests over several connections, and ends
 the sessions. A request with the key of another, an ended or no rollout must be refused; none may be answered with 500 or not

@@ -1,6 +1,4 @@
-"""Chaos: kills processes of a real job with several runs by SIGKILL at random, round after round, and audits its directory.
-
-    counterpoint bench chaos [--rounds 30] [--seed 1] [--json] [--keep DIRECTORY]
+"""Kills processes of a real job with several runs by SIGKILL at random, round after round, and audits its directory.
 
 A round kills a process at a random moment: an orchestrator's, the trainer's, or one of vLLM's. In some a second one follows
 within seconds, while the first is being started again. The round ends once every killed process is back and every run has
@@ -11,21 +9,18 @@ committed and trained two more steps. In the end the job is stopped in order, re
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import shutil
-import sys
 import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rich.console import Console
-
 from perf.chaos.audit import FAULTS, Findings, audit
 from perf.chaos.disk import json_lines
-from perf.chaos.job import ChaosError, ChaosJob, Victim
+from perf.chaos.job import ChaosJob, Victim
+from perf.chaos.progress import ChaosError, say
 from perf.figures import Case, Figure
 
 SECOND_KILL = 0.4
@@ -35,9 +30,6 @@ SECOND_WITHIN_SECONDS = 20.0
 MOMENT_SECONDS = 4.0
 """The longest pause between a round and the next kill: several steps."""
 STEPS_A_ROUND = 2
-
-PIPE_WIDTH = 110
-"""The width of the table where output is no terminal."""
 
 ROLES = ("orchestrator", "trainer", "inference")
 
@@ -117,40 +109,21 @@ def _all_are_back(job: ChaosJob, victims: list[Victim], before: dict[str, int]) 
     return again and all(worker["state"] == "ready" for worker in workers.values())
 
 
-def say(words: str) -> None:
-    """Prints progress and faults to standard error."""
-    print(words, file=sys.stderr, flush=True)
-
-
-def main() -> int:
-    """Runs the command. Returns 1 when a bound is broken; the job's directory is then kept, and named."""
-    parser = argparse.ArgumentParser(
-        prog="counterpoint bench chaos", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rounds", type=int, default=30, help="about a minute each (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=1, help="of the random kills (default: %(default)s)")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--keep", type=Path, metavar="DIRECTORY", help="keep the files of job and witness there")
-    given = parser.parse_args()
+def measure(given: argparse.Namespace) -> Case:
+    """Runs the chaos; the job's directory stays with `--keep`, and where a bound is broken, which is then named."""
     directory = given.keep or Path(tempfile.mkdtemp(prefix="counterpoint-chaos-"))
-    if given.keep is not None:
-        if directory.exists() and any(directory.iterdir()):
-            parser.error(f"--keep {directory}: the directory is not empty")
-        directory.mkdir(parents=True, exist_ok=True)
+    if directory.exists() and any(directory.iterdir()):
+        raise ChaosError(f"--keep {directory}: the directory is not empty")
+    directory.mkdir(parents=True, exist_ok=True)
     job = ChaosJob(directory.absolute())
     try:
         toll = chaos(job, given.rounds, random.Random(given.seed))
         findings = audit(job.output_dir, job.notes)
     except ChaosError as error:
-        print(f"counterpoint: error: bench chaos: {error}\nits files are in {directory}", file=sys.stderr)
-        return 1
+        raise ChaosError(f"{error}\nits files are in {directory}") from None
     finally:
         job.close()
     case = toll.case(given.rounds, findings)
-    if given.json:
-        print(json.dumps([case.as_json()], indent=2))
-    else:
-        Console(width=None if sys.stdout.isatty() else PIPE_WIDTH).print(case.as_table())
     for fault, cases in findings.faults.items():
         for words in cases:
             say(f"{fault}: {words}")
@@ -158,8 +131,4 @@ def main() -> int:
         say(f"its files are in {directory}")
     elif given.keep is None:
         shutil.rmtree(directory)
-    return int(not case.held)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return case

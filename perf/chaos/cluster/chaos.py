@@ -1,6 +1,4 @@
-"""Chaos: kills and stops the processes of real jobs of the controller, round after round, and audits what each job left.
-
-    counterpoint bench cluster-chaos [--rounds 100] [--backend local|ray] [--seed 1] [--each 2] [--fault NAME...] [--json]
+"""Kills and stops the processes of real jobs of the controller, round after round, and audits what each job left.
 
 A fault comes at a random moment: SIGKILL or SIGSTOP (and SIGCONT later) of the master, its standby, an agent or a worker of
 any role; a node with all its processes; a node or all masters that cannot be reached for longer than the lease; a full disk under
@@ -16,12 +14,10 @@ On Ray each node has a network of its own (`perf/chaos/cluster/ray_nodes.py`), w
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import random
 import shutil
 import signal
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -29,11 +25,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rich.console import Console
-
 from perf.chaos.cluster.audit import FAULTS, LOST_JOBS, Findings
 from perf.chaos.cluster.job import LEASE_SECONDS, ROLES, WORKERS, ClusterJob, StandsStillError, new_place
 from perf.chaos.cluster.ray_nodes import NoNetworkError, RayNodes
+from perf.chaos.progress import ChaosError, say
 from perf.figures import Case, Figure
 
 ROUNDS_OF_A_JOB = 6
@@ -44,7 +39,6 @@ SHORT_STOP, LONG_STOP = (0.5, 2.0), (6.0, 14.0)
 DISK_SECONDS = (1.0, 5.0)
 SECOND_SHARE = 0.3
 """The share of rounds with a second kill."""
-PIPE_WIDTH = 110
 
 CUT_SECONDS = (10.0, 40.0)
 """How long the cable of a node of Ray is pulled: Ray gives the node up after some 20 s, the job's own leases end earlier."""
@@ -229,49 +223,29 @@ def ray_nodes(backend: str) -> Iterator[RayNodes | None]:
             say(f"processes of Ray that cannot be ended: {left_processes}")
 
 
-def say(words: str) -> None:
-    """Prints progress and faults to standard error."""
-    print(words, file=sys.stderr, flush=True)
-
-
-def main() -> int:
-    """Runs the command. Returns 1 when a bound is broken; the job's directory is then kept, and named."""
-    parser = argparse.ArgumentParser(
-        prog="counterpoint bench cluster-chaos",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--rounds", type=int, default=100, help="half a minute each (default: %(default)s)")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments that other kinds of chaos do not have."""
     parser.add_argument("--backend", choices=["local", "ray"], default="local", help="(default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=1, help="of the random faults (default: %(default)s)")
     parser.add_argument(
         "--each", type=int, default=2, help="how often each fault comes at least (default: %(default)s)"
     )
     parser.add_argument("--fault", action="append", metavar="NAME", help="only these, such as 'kill master'")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--keep", type=Path, metavar="DIRECTORY", help="keep the files of every job there")
-    given = parser.parse_args()
+
+
+def measure(given: argparse.Namespace) -> Case:
+    """Runs the chaos; the files of jobs with findings stay. Raises `ChaosError` for a fault that there is not."""
     if given.keep is not None:
         given.keep.mkdir(parents=True, exist_ok=True)
     names = every_fault(given.backend)
     if unknown := [name for name in given.fault or [] if name not in names]:
-        parser.error(f"--fault {unknown[0]!r}: expected one of {', '.join(names)}")
+        raise ChaosError(f"--fault {unknown[0]!r}: expected one of {', '.join(names)}")
     chance = random.Random(given.seed)
     plan = plan_of(given.fault or names, given.rounds, given.each, chance)
     try:
         with ray_nodes(given.backend) as ray:
             toll = chaos(plan, chance, given.keep, ray)
     except NoNetworkError as error:
-        parser.error(str(error))
-    case = toll.case()
+        raise ChaosError(str(error)) from None
     for words in sorted(toll.skipped):
         say(f"skipped: {words}")
-    if given.json:
-        print(json.dumps([case.as_json()], indent=2))
-    else:
-        Console(width=None if sys.stdout.isatty() else PIPE_WIDTH).print(case.as_table())
-    return int(not case.held)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return toll.case()

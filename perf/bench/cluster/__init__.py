@@ -1,1 +1,0 @@
-"""The cases of `counterpoint bench` about `cluster`: calls, channels, and the manager."""
