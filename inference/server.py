@@ -250,6 +250,8 @@ def server_command(config: InferenceConfig) -> list[str]:
         command += ["--enable-auto-tool-choice", "--tool-call-parser", config.tool_parser]
     if config.reasoning_parser is not None:
         command += ["--reasoning-parser", config.reasoning_parser]
+    # What comes last is asked first.
+    command += ["--middleware", "inference.plugin.authentication.PlainBodies"]
     if config.api_key_file is not None:
         command += ["--middleware", "inference.plugin.authentication.RequireToken"]
     return command + config.extra_args

@@ -18,6 +18,7 @@ from typing import Literal
 
 from transport.errors import UserError
 from transport.files.untrusted import UntrustedFileError, open_regular
+from transport.http_requests import bearer_token
 
 Access = Literal["read", "change"]
 
@@ -37,10 +38,9 @@ class Tokens:
 
     def access_of(self, header: str | None) -> Access | None:
         """Returns what the bearer of an `Authorization` header may do; None for nothing. Takes as long for any wrong token."""
-        scheme, _, token = (header or "").partition(" ")
-        given = _digest(token.strip().encode(errors="replace"))
+        given = _digest(bearer_token(header).encode(errors="replace"))
         is_admin, is_reader = hmac.compare_digest(given, self.admin), hmac.compare_digest(given, self.read)
-        if scheme.lower() != "bearer" or not (is_admin or is_reader):
+        if not (is_admin or is_reader):
             return None
         return "change" if is_admin else "read"
 

@@ -55,6 +55,7 @@ from serve.openapi import document_of
 from serve.origin import check_origin
 from serve.parameters import from_body, from_query, lists_of
 from serve.statics import Statics
+from transport.http_requests import refused_coding
 from transport.printable import printable
 from transport.rate_limited_log import RateLimitedLog
 
@@ -239,6 +240,8 @@ class _Operations:
 async def _body(request: web.Request) -> bytes:
     if request.content_type != "application/json" and request.can_read_body:
         raise WrongType("the body is not JSON", where="Content-Type", expected="application/json")
+    if (why := refused_coding(request.headers.items())) is not None:
+        raise WrongType(why, where="Content-Encoding", expected="a plain body")
     try:
         async with asyncio.timeout(BODY_SECONDS):
             return await request.read()

@@ -73,6 +73,7 @@ async def listening(
     most = _most_connections()
     runner = web.AppRunner(
         app,
+        auto_decompress=False,
         access_log=None,
         logger=_logger(),
         keepalive_timeout=IDLE_SECONDS,

@@ -32,6 +32,7 @@ from environments.gateway.responses import MODEL, events
 from environments.gateway.responses_answer import responses_events
 from environments.gateway.session import Limits, Session
 from transport.connections import BoundedConnections
+from transport.http_requests import bearer_token, refused_coding
 from transport.process.descriptors import MOST_DESCRIPTORS, raise_descriptor_limit
 from transport.rate_limited_log import RateLimitedLog
 
@@ -110,6 +111,7 @@ class Gateway:
                 handler_cancellation=True,
                 keepalive_timeout=HEAD_SECONDS,
                 lingering_time=5.0,
+                auto_decompress=False,  # it would be done before a key is looked at
                 access_log=None,
                 logger=_http_logger,
             )
@@ -174,8 +176,7 @@ class Gateway:
         place = _digest(identity)
         session, ended = self._sessions.get(place), self._ended.get(place)
         expected = _digest(session.api_key) if session else ended or self._nobodys
-        scheme, _, key = authorization.partition(" ")
-        if not hmac.compare_digest(_digest(key.strip()), expected) or scheme.lower() != "bearer":
+        if not hmac.compare_digest(_digest(bearer_token(authorization)), expected):
             raise Refused("this URL and key are not those of a rollout in progress", status=401, code="invalid_api_key")
         if session is None or session.has_ended:
             raise Refused("the rollout has ended", status=410, code="rollout_ended")
@@ -184,8 +185,8 @@ class Gateway:
 
 async def _body(request: web.BaseRequest, most_bytes: int) -> bytes:
     """The request's body, if it is plain and no longer than that. Raises `Refused`."""
-    if request.headers.get("Content-Encoding", "identity") != "identity":
-        raise Refused("compressed bodies are not taken", status=415)
+    if (why := refused_coding(request.headers.items())) is not None:
+        raise Refused(why, status=415)
     too_long = Refused(f"the body has more than {most_bytes} bytes", status=413)
     if (request.content_length or 0) > most_bytes:
         raise too_long

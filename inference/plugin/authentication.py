@@ -1,4 +1,4 @@
-"""The bearer token on every route of a server that listens beyond loopback.
+"""The bearer token on every route of a server that listens beyond loopback, and plain bodies on every route of any server.
 
 vLLM's own check (0.30) guards paths below `/v1`, `/v2`, `/inference` and `/cohere`, leaves open all others, ours among them, and
 keeps the token that it was started with. This is added by vLLM's `--middleware` and leaves open only `/health` and `/metrics`,
@@ -17,8 +17,24 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 
 from inference.token import API_KEY_FILE_VARIABLE, watched_tokens
+from transport.http_requests import bearer_token, refused_coding
 
 OPEN_PATHS = frozenset({"/health", "/metrics"})
+
+
+class PlainBodies:
+    """ASGI middleware: answers 415 to a request whose body is compressed, without reading it."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Handles one ASGI connection."""
+        why = refused_coding(Headers(scope=scope).items()) if scope["type"] == "http" else None
+        if why is not None:
+            await JSONResponse({"error": why}, status_code=415)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
 
 
 class RequireToken:
@@ -34,7 +50,7 @@ class RequireToken:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Handles one ASGI connection."""
         guarded = scope["type"] == "websocket" or (scope["type"] == "http" and scope["path"] not in OPEN_PATHS)
-        if guarded and not await self._is_allowed(Headers(scope=scope).get("authorization", "").encode()):
+        if guarded and not await self._is_allowed(bearer_token(Headers(scope=scope).get("authorization")).encode()):
             await JSONResponse({"error": "a valid bearer token is required"}, status_code=401)(scope, receive, send)
             return
         await self._app(scope, receive, send)
@@ -42,4 +58,4 @@ class RequireToken:
     async def _is_allowed(self, given: bytes) -> bool:
         if self._tokens.due:
             await asyncio.to_thread(self._tokens.refresh)
-        return any(secrets.compare_digest(given, f"Bearer {each}".encode()) for each in self._tokens.value)
+        return any(secrets.compare_digest(given, each.encode()) for each in self._tokens.value)

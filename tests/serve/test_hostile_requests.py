@@ -6,6 +6,7 @@ import asyncio
 import logging
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from serve.endpoint import ROOT, NotFound
@@ -14,7 +15,7 @@ from serve.jobs import Jobs
 from serve.limits import MOST_CLIENTS, RateLimit
 from serve.listening import listening
 from serve.origin import check_origin, own_names
-from tests.serve.api_client import READ, api, app_of
+from tests.serve.api_client import ADMIN, READ, api, app_of
 
 OWN = own_names("127.0.0.1", ["Runs.Example.org"])
 
@@ -172,6 +173,19 @@ async def test_large_and_wrong_bodies_are_refused(tmp_path: Path) -> None:
             response = await client.request("POST", path, data=body, headers=headers)
             assert response.status == status, body[:40]
             assert (await response.json())["error"]["what"]
+
+
+async def test_a_compressed_body_is_refused_after_the_token_and_never_decompressed(tmp_path: Path) -> None:
+    (tmp_path / "job" / "run_a").mkdir(parents=True)
+    async with listening(app_of(tmp_path / "job"), "127.0.0.1", 0, None) as port, aiohttp.ClientSession() as client:
+        url = f"http://127.0.0.1:{port}{ROOT}/jobs/job/runs/a/pause"
+        for token, status in (("wrong", 401), (ADMIN, 415)):
+            headers = [("Content-Type", "application/json"), ("Authorization", f"BEARER {token}")]
+            for codings in (["gzip"], ["identity", "deflate"]):
+                more = [("Content-Encoding", each) for each in codings]
+                async with client.post(url, data=b"no gzip" * 1000, headers=headers + more) as answer:
+                    assert answer.status == status
+                    assert status == 401 or "compressed" in (await answer.json())["error"]["what"]
 
 
 def test_a_client_that_asks_too_often_waits_and_no_other_does() -> None:

@@ -225,6 +225,20 @@ async def test_keys_of_others_and_of_nobody_are_refused(gateway: Gateway, chat: 
     assert gone.value.status_code == 410
 
 
+@pytest.mark.parametrize("codings", [["gzip"], ["deflate"], ["br"], ["identity", "gzip"], ["identity, gzip"]])
+async def test_a_compressed_body_is_refused_after_the_key_and_never_decompressed(
+    gateway: Gateway, chat: Chat, codings: list[str]
+) -> None:
+    """Nothing of it is read: what is not even compressed is refused alike."""
+    body = b"this is none of them" * 50_000
+    async with gateway.session(ScriptedModel(chat, [])) as session, aiohttp.ClientSession() as client:
+        for key, status in (("x", 401), (session.api_key, 415)):
+            headers = [("Authorization", f"bearer {key}"), *(("Content-Encoding", each) for each in codings)]
+            async with client.post(f"{session.base_url}/chat/completions", data=body, headers=headers) as answer:
+                assert answer.status == status
+                assert status == 401 or "compressed" in (await answer.json())["error"]["message"]
+
+
 async def test_the_end_of_the_rollout_ends_its_requests(gateway: Gateway, chat: Chat) -> None:
     model = WaitingModel(chat, [])
     async with gateway.session(model) as session, client_of(session) as client:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,7 @@ async def unexpected(_: Request, error: Exception) -> Response:
 
 def make_app(seen: list[str]) -> FastAPI:
     """In vLLM's order: its own layers, our routes, handlers, then the layers that guard."""
-    from inference.plugin.authentication import RequireToken  # and with it vLLM, which takes seconds
+    from inference.plugin.authentication import PlainBodies, RequireToken  # and with it vLLM, which takes seconds
 
     app = FastAPI()
     app.add_middleware(Counted, seen=seen)
@@ -58,11 +59,19 @@ def make_app(seen: list[str]) -> FastAPI:
     app.add_middleware(DirectRoute, path=PATH, endpoint=echo)
     app.exception_handler(ValueError)(bad_value)
     app.exception_handler(Exception)(unexpected)
+    app.add_middleware(PlainBodies)
     app.add_middleware(RequireToken)
     return app
 
 
-def call(app: FastAPI, body: bytes, path: str = PATH, method: str = "POST", token: str = "right") -> tuple[int, bytes]:
+def call(
+    app: FastAPI,
+    body: bytes,
+    path: str = PATH,
+    method: str = "POST",
+    authorization: str = "Bearer right",
+    codings: Sequence[str] = (),
+) -> tuple[int, bytes]:
     """Makes one request by ASGI's own interface; returns status and body, also where the app raises after its answer."""
     sent: list[dict[str, Any]] = []
 
@@ -73,7 +82,8 @@ def call(app: FastAPI, body: bytes, path: str = PATH, method: str = "POST", toke
         sent.append(message)
 
     async def request() -> None:
-        headers = [(b"authorization", f"Bearer {token}".encode())]
+        headers = [(b"authorization", authorization.encode())]
+        headers += [(b"content-encoding", each.encode()) for each in codings]
         scope = {"type": "http", "method": method, "path": path, "headers": headers, "query_string": b""}
         with suppress(KeyError):
             await app(scope, receive, send)
@@ -101,7 +111,19 @@ def test_a_call_is_answered_without_the_layers_in_between() -> None:
 
 @pytest.mark.usefixtures("_token")
 def test_a_call_needs_the_token() -> None:
-    assert call(make_app([]), b"abc", token="wrong")[0] == 401
+    for authorization in ("Bearer wrong", "Basic right", "right", ""):
+        assert call(make_app([]), b"abc", authorization=authorization)[0] == 401
+    assert call(make_app([]), b"abc", authorization="bearer right")[0] == 200
+
+
+@pytest.mark.usefixtures("_token")
+@pytest.mark.parametrize("codings", [["gzip"], ["identity", "gzip"]])
+def test_a_compressed_body_is_refused_after_the_token(codings: list[str]) -> None:
+    for path in (PATH, "/v1/completions"):
+        assert call(make_app([]), b"abc", path, authorization="bearer wrong", codings=codings)[0] == 401
+        status, body = call(make_app([]), b"abc", path, codings=codings)
+        assert (status, b"compressed" in body) == (415, True)
+    assert call(make_app([]), b"abc", codings=["identity"])[0] == 200
 
 
 @pytest.mark.usefixtures("_token")
@@ -110,7 +132,7 @@ def test_tokens_are_those_that_the_file_has_now(tmp_path: Path, monkeypatch: pyt
     app, file = make_app([]), tmp_path / "token"
 
     def taken() -> list[str]:
-        return [token for token in ("right", "new") if call(app, b"abc", token=token)[0] == 200]
+        return [token for token in ("right", "new") if call(app, b"abc", authorization=f"Bearer {token}")[0] == 200]
 
     assert taken() == ["right"]
     file.write_text("new\nright\n")
