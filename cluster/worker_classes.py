@@ -1,18 +1,36 @@
-"""Checks at submission that the classes of a job's workers can be found, without importing the modules that define them."""
+"""Checks at submission that the classes of a job's workers are there and are workers, without importing what defines them.
+
+A module that this program has imported already is asked; of others the source is read.
+"""
 
 from __future__ import annotations
 
 import ast
+import builtins
 import difflib
+import importlib
 import importlib.machinery
 import importlib.util
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 
 from cluster.spec import JobSpec
+from cluster.worker import SubMaster, Worker
 from transport.errors import UserError
+
+_UNKNOWN = "?"
+"""Stands for what a source does not tell."""
+
+_OURS = ("cluster", "counterpoint")
+"""Packages whose modules are imported: quickly, and without effect."""
+
+_DEEPEST = 32
+"""Most classes above each other, and modules between which a name is handed on."""
+
+_NOTHING = ModuleType("nothing")
 
 
 def search_path() -> tuple[str, ...]:
@@ -22,17 +40,20 @@ def search_path() -> tuple[str, ...]:
 
 
 def require_classes(spec: JobSpec, path: Sequence[str]) -> None:
-    """Raises `UserError` naming the role whose class is not there. What cannot be told without an import passes."""
+    """Raises `UserError` naming the role whose class is not there, or is none of its kind.
+
+    What cannot be told without an import passes.
+    """
     for role in spec.roles:
-        for key, import_path in (("worker", role.worker), ("sub_master", role.sub_master)):
+        for key, import_path, base in (("worker", role.worker, Worker), ("sub_master", role.sub_master, SubMaster)):
             if import_path is not None:
                 try:
-                    _require(import_path, path)
+                    _require(import_path, path, base)
                 except LookupError as error:
                     raise UserError(f"role {role.name!r}: {key} = {import_path!r}: {error.args[0]}") from None
 
 
-def _require(import_path: str, path: Sequence[str]) -> None:
+def _require(import_path: str, path: Sequence[str], base: type[Worker]) -> None:
     """Raises `LookupError` with the reason."""
     module, _, name = import_path.partition(":")
     if module == "__main__":
@@ -48,6 +69,10 @@ def _require(import_path: str, path: Sequence[str]) -> None:
     if name not in names and not is_open:
         near = difflib.get_close_matches(name, sorted(names), n=1)
         raise LookupError(f"{source} defines no {name}" + (f"; the nearest is {near[0]}" if near else ""))
+    if {_UNKNOWN, _path_of(base)}.isdisjoint(_kinds(module, name, path)):
+        raise LookupError(
+            f"{name} of {source} is no subclass of {base.__name__}; derive it from counterpoint.cluster.{base.__name__}"
+        )
 
 
 def _source_of(module: str, path: Sequence[str]) -> Path | None:
@@ -107,3 +132,69 @@ def _names_of(module: str, path: Sequence[str]) -> set[str] | None:
         return None
     names, is_open = _top_level_names(tree, path)
     return None if is_open else names
+
+
+# --- what a class is derived from ---
+
+
+def _kinds(module: str, name: str, path: Sequence[str], depth: int = 0) -> set[str]:
+    """Returns the import paths of a module's class and of those above it; with `_UNKNOWN` where a source does not tell."""
+    is_ours = module.partition(".")[0] in _OURS
+    known = importlib.import_module(module) if is_ours else sys.modules.get(module)
+    if is_ours or name in vars(known or _NOTHING):
+        found = getattr(known, name, None)
+        return {_path_of(each) for each in found.__mro__} if isinstance(found, type) else {"no class"}
+    try:
+        source = _source_of(module, path)
+        nodes = [*ast.walk(ast.parse(source.read_bytes(), str(source)))] if source and depth < _DEEPEST else []
+    except (LookupError, OSError, SyntaxError, ValueError):
+        return {_UNKNOWN}
+    package = module if source and source.name == "__init__.py" else module.rpartition(".")[0]
+
+    def of(expression: ast.expr) -> set[str]:
+        match expression:
+            case ast.Name(id=below):
+                return _kinds(module, below, path, depth + 1)
+            case ast.Subscript(value=ast.Name() | ast.Attribute() as generic):
+                return of(generic)
+            case ast.Attribute(value=value, attr=below):
+                prefix = ast.unparse(value)
+                homes = [home for node in nodes for names, home in _imported(node, package) if names == prefix]
+                return _kinds(homes[0], below, path, depth + 1) if len(homes) == 1 else {_UNKNOWN}
+        return {_UNKNOWN}
+
+    match [node for node in nodes if _defines(node, name)]:
+        case [ast.ClassDef(decorator_list=[], bases=bases)]:
+            return {f"{module}:{name}"}.union(*map(of, bases))
+        case [ast.FunctionDef(decorator_list=[]) | ast.AsyncFunctionDef(decorator_list=[])]:
+            return {"no class"}
+        case [ast.ImportFrom() as node]:
+            home = next(home for names, home in _imported(node, package) if names == name)
+            return _kinds(*home.rpartition(".")[::2], path, depth + 1)
+        case [] if nodes and hasattr(builtins, name) and not any(_defines(node, "*") for node in nodes):
+            return {f"{builtins.__name__}:{name}"}
+    return {_UNKNOWN}
+
+
+def _path_of(kind: type) -> str:
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def _defines(node: ast.AST, name: str) -> bool:
+    match node:
+        case ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef():
+            return node.name == name
+        case ast.Import() | ast.ImportFrom():
+            return any((alias.asname or alias.name) == name for alias in node.names)
+    return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id == name
+
+
+def _imported(node: ast.AST, package: str) -> Iterator[tuple[str, str]]:
+    """Yields each name that a node imports, and what it stands for: `module`, or `module.name`."""
+    if isinstance(node, ast.Import):
+        yield from ((alias.asname or alias.name, alias.name) for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        parts = package.split(".")
+        above = parts[: len(parts) - node.level + 1] if node.level else []
+        home = ".".join([*above, *filter(None, [node.module])])
+        yield from ((alias.asname or alias.name, f"{home}.{alias.name}") for alias in node.names)
