@@ -13,8 +13,6 @@ import sys
 from types import ModuleType
 from typing import Any
 
-import orjson
-
 from cluster.client.entrypoint import VARIABLE, Entrypoint
 from transport.errors import UserError
 
@@ -32,7 +30,7 @@ _importing = False
 
 def main() -> None:
     """Calls the function in the main thread. Raises what it raises."""
-    entrypoint = Entrypoint(**orjson.loads(os.environ.pop(VARIABLE)))
+    entrypoint = Entrypoint.from_variable(os.environ.pop(VARIABLE))
     os.chdir(entrypoint.directory)
     sys.path[:0] = entrypoint.path
     function(entrypoint)(*entrypoint.args, **entrypoint.kwargs)

@@ -1,26 +1,31 @@
-"""`Entrypoint`: a function that another process calls, named by its module or program, with arguments that are JSON.
+"""`Entrypoint`: a function that another process calls, named by its module or program, with arguments that are JSON, or tuples.
 
 Nothing is pickled: the other process imports what defines the function (`cluster/client/call.py`).
 """
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-import orjson
 
 from cluster.worker_classes import search_path
 from transport.errors import UserError
 
 VARIABLE = "COUNTERPOINT_ENTRYPOINT"
 """Holds the call for the process that makes it: unlike a command line, only its own user can read it."""
+
+_TUPLE = "__tuple__"
+"""The only key of an object that stands for a tuple."""
+
+_NEVER_CALLED = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+"""What a call of these makes would be thrown away, and the job would count as done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,27 +48,61 @@ class Entrypoint:
     ) -> Entrypoint:
         """Takes a function that stands at the top of a module or of the program itself.
 
-        Raises `UserError` for another one, and for arguments that are not JSON.
+        Its arguments arrive as they are: JSON, with whole numbers of any size, and tuples. Raises `UserError` for another
+        function, and for arguments that would not arrive as they are.
         """
-        given = dict(kwargs or {})
+        given = [*args], dict(kwargs or {})
         try:
-            json.dumps(
-                [list(args), given], allow_nan=False
-            )  # refuses what orjson would change, such as infinity or a date
-            orjson.dumps([list(args), given])
-        except (TypeError, ValueError) as error:
+            json.dumps(given, allow_nan=False)  # says best what is no JSON
+            for value in given:
+                _packed(value)
+        except (TypeError, ValueError, RecursionError) as error:
             raise UserError(f"the arguments of {function!r} are not JSON: {error}") from None
+        if any(is_one(function) for is_one in _NEVER_CALLED):
+            raise UserError(
+                f"{function!r} does nothing when it is called: give one that runs it, such as by asyncio.run"
+            )
         source, name = _source_of(function)
-        return cls(source, name, list(args), given, search_path(), os.getcwd())
+        return cls(source, name, *given, search_path(), os.getcwd())
 
     def to_variables(self) -> dict[str, str]:
         """Returns the environment variables by which a process finds it."""
-        return {VARIABLE: orjson.dumps(asdict(self)).decode()}
+        packed = {"args": _packed([*self.args]), "kwargs": _packed(dict(self.kwargs))}
+        fields = {"source": self.source, "name": self.name, **packed, "path": [*self.path], "directory": self.directory}
+        return {VARIABLE: json.dumps(fields, separators=(",", ":"))}
+
+    @classmethod
+    def from_variable(cls, text: str) -> Entrypoint:
+        """Returns what `to_variables` wrote."""
+        return cls(**json.loads(text, object_hook=_unpacked))
 
     @property
     def command(self) -> list[str]:
         """The command of that process."""
         return [sys.executable, "-m", "cluster.client"]
+
+
+def _packed(value: Any) -> Any:
+    """Returns the value with objects in place of tuples. Raises `TypeError` for what would arrive as something else."""
+    if type(value) is list:
+        return [_packed(each) for each in value]
+    if type(value) is tuple:
+        return {_TUPLE: [_packed(each) for each in value]}
+    if type(value) is dict:
+        for key in value:
+            if type(key) is not str or key == _TUPLE:
+                raise TypeError(f"the key {key!r} would not arrive as it is; expected other text")
+        return {key: _packed(each) for key, each in value.items()}
+    if value is not None and type(value) not in (bool, int, float, str):
+        kind = next(each for each in type(value).__mro__ if each in (int, float, str, list, tuple, dict))
+        raise TypeError(
+            f"{value!r:.80}, of type {type(value).__name__}, would arrive as {kind.__name__}: give that itself"
+        )
+    return value
+
+
+def _unpacked(found: dict[str, Any]) -> Any:
+    return tuple(found[_TUPLE]) if [*found] == [_TUPLE] else found
 
 
 def _source_of(function: Callable[..., Any]) -> tuple[str, str]:

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import OrderedDict
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 from functools import partial
+from http import HTTPStatus
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 
 from cluster import JobFailed, JobHandle, submit
 from cluster.client import Client, Entrypoint, JobRequest, ResourceConfig, create_environment, current_client
 from cluster.client.call import function
 from cluster.client.client import set_current_client
+from cluster.spec import StartGate
 from tests.cluster.client.functions import fail, leave, leave_another
 from transport.errors import UserError
 
@@ -67,6 +72,20 @@ def test_jobs_of_one_name_that_are_submitted_at_once_are_one(tmp_path: Path, mon
     assert len([*tmp_path.glob("left-*")]) == 1
 
 
+async def never_run() -> None: ...
+
+
+def never_made() -> Iterator[int]:
+    yield 1
+
+
+class Point(NamedTuple):
+    """Two numbers."""
+
+    x: int
+    y: int
+
+
 def nested() -> Any:
     def inner() -> None: ...
 
@@ -83,11 +102,37 @@ def nested() -> Any:
         (leave, [{"rate": [float("inf")]}], "are not JSON: Out of range"),
         (leave, [date(2026, 1, 1)], "are not JSON: .* date "),
         (leave, [JobRequest("a", Entrypoint("m", "f"))], "are not JSON: .* JobRequest "),
+        (leave, [{0: "zero"}], "the key 0 would not arrive as it is"),
+        (leave, [[{"__tuple__": []}]], "the key '__tuple__' would not arrive as it is"),
+        (leave, [Point(1, 2)], "of type Point, would arrive as tuple: give that itself"),
+        (leave, [{"deep": (StartGate.JOB,)}], "of type StartGate, would arrive as str"),
+        (leave, [HTTPStatus.OK], "of type HTTPStatus, would arrive as int"),
+        (leave, [np.float64(0.1)], "of type float64, would arrive as float"),
+        (leave, [OrderedDict(a=1)], "of type OrderedDict, would arrive as dict"),
+        (leave, [{1, 2}], "are not JSON: .* set "),
+        (never_run, [], "does nothing when it is called"),
+        (never_made, [], "does nothing when it is called"),
     ],
 )
 def test_what_another_process_cannot_call_is_refused(given: Any, arguments: list[Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         Entrypoint.from_callable(given, args=arguments)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        (), (1, 2), [(1, [2, (3,)])], {"a": (0.1, None, True)}, ({"b": ()},), 2**70, -0.0, 1e-320, "\ud800\0ü", "", {"": 1},
+        [[], {}, None, False, 0],
+    ],
+)  # fmt: skip
+def test_arguments_arrive_as_they_are(value: Any) -> None:
+    given = Entrypoint.from_callable(leave, args=[value], kwargs={"name": value})
+    (text,) = given.to_variables().values()
+    found = Entrypoint.from_variable(text)
+    assert repr([*found.args]) == repr([value])
+    assert repr(found.kwargs) == repr({"name": value})
+    assert (found.source, found.name, found.directory) == (given.source, given.name, given.directory)
 
 
 def test_arguments_are_not_on_the_command_line() -> None:
