@@ -6,10 +6,11 @@ take over should the master be killed; `wait` also starts another one if it find
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,9 @@ from transport.errors import UserError
 from transport.files.wrong_types import first_wrong
 
 logger = logging.getLogger(__name__)
+
+OUTPUTS = "outputs"
+"""Where jobs are made that are given no directory."""
 
 START_SECONDS = 60.0
 """Longest time for a master to answer after it was started."""
@@ -110,7 +114,7 @@ _STATUS = TypeAdapter(JobStatus)
 
 def submit(
     spec: JobSpec,
-    directory: str | Path,
+    directory: str | Path | None = None,
     backend: str = "local",
     *,
     standby: bool = True,
@@ -119,6 +123,7 @@ def submit(
 ) -> JobHandle:
     """Starts a job in a directory of its own, and returns once its master answers.
 
+    Without `directory` it is the first of `outputs/NAME`, `outputs/NAME-2` and so on that is not there or empty.
     `backend` is `local`, `ray`, or the import path of a class; `options` are further arguments of it. With `standby` a second
     process waits to take over should the master be killed. `journal` is the root of the journal (a directory, s3:// or gs://),
     if it is not to be in the job's directory. Raises `UserError` for a spec that cannot be run, `JobExists` if the directory has
@@ -377,7 +382,7 @@ class PrimeMaster(JobHandle):
     def create(
         cls,
         config: JobSpec,
-        directory: str | Path,
+        directory: str | Path | None = None,
         backend: str = "local",
         *,
         standby: bool = True,
@@ -385,22 +390,22 @@ class PrimeMaster(JobHandle):
         options: Mapping[str, Any] | None = None,
     ) -> PrimeMaster:
         """Makes a job in a directory of its own, which `start` starts. Arguments and errors are those of `submit`."""
-        directory = Path(directory).resolve()
         require_json(config)
         path = search_path()
         require_classes(config, path)
         backend_class(backend)
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         job = JobFile(
             spec=config, backend=backend, options=dict(options or {}), journal=journal, standby=standby, path=path
         )
-        try:
-            write_privately(directory / JOB_FILE, job, new=True)
-        except FileExistsError:
-            raise JobExists(
-                f"{directory} has a job already; attach to it with JobHandle({str(directory)!r}), or choose another"
-            ) from None
-        return cls(directory)
+        for place in [Path(directory)] if directory is not None else _free_directories(config.name):
+            place = place.resolve()
+            place.mkdir(parents=True, exist_ok=True, mode=0o700)
+            try:
+                write_privately(place / JOB_FILE, job, new=True)
+            except FileExistsError:
+                continue
+            return cls(place)
+        raise JobExists(f"{place} has a job already; attach to it with JobHandle({str(place)!r}), or choose another")
 
     def start(self, timeout: float | None = None) -> JobStatus:
         """Starts the job, and returns its status once it is RUNNING, or has ended already with its work complete.
@@ -419,6 +424,14 @@ class PrimeMaster(JobHandle):
             time.sleep(POLL_SECONDS)
         self.wait()
         return self.status()
+
+
+def _free_directories(name: str) -> Iterator[Path]:
+    """Yields the directories in which a job may be made that was given none. Another process may take each meanwhile."""
+    for number in itertools.count(1):
+        place = Path(OUTPUTS) / (name if number == 1 else f"{name}-{number}")
+        if not place.exists() or (place.is_dir() and not any(place.iterdir())):
+            yield place
 
 
 def _outcome(file: OutcomeFile) -> Outcome:

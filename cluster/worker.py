@@ -1,8 +1,8 @@
 """What a user writes: subclasses of `Worker` and `SubMaster`, whose hooks the worker's process calls in order.
 
 The stages of a worker are INIT, READY, RUNNING, and FINISH or FAILED. `cluster/worker_process` calls `__init__` and `setup` in
-INIT, then `self_check`; the worker is then READY. Once the whole job is READY, `start` runs and the worker is RUNNING; it is
-FINISH when `start` has returned. `stop` is called once: then, for a task, else when the job asks for it. A worker whose hook
+INIT, then `self_check`; the worker is then READY. Once the whole job is READY, `start` runs and the worker is RUNNING. A task is
+FINISH when `start` has returned, and `stop` is called; a service stays RUNNING until the job stops it. A worker whose hook
 raises, or whose process ends otherwise, is FAILED; by its role's restart scope it is created again, with the next incarnation.
 """
 
@@ -93,10 +93,11 @@ class Worker:
         return ""
 
     def start(self) -> None:
-        """Does the work; called once the whole job is READY, in a thread of its own. When it returns, the worker is FINISH.
+        """Does the work; called once the whole job is READY, in the main thread. When it returns, a task is FINISH.
 
         When it raises, the worker is FAILED and is created again within its role's budget. `SystemExit` counts as the end of the
-        process with that code. A service may return at once: it then goes on to answer calls until it is stopped.
+        process with that code, with 0 too: the work of a task is complete only when `start` has returned. A service may return
+        at once: it then goes on to answer calls until it is stopped.
         """
 
     def stop(self) -> None:

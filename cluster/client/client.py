@@ -18,7 +18,7 @@ from cluster.client.entrypoint import Entrypoint
 from cluster.client.environment import ProcessEnvironment
 from cluster.errors import JobExists
 from cluster.job_files import JOB_FILE
-from cluster.job_handle import JobHandle, submit
+from cluster.job_handle import OUTPUTS, JobHandle, submit
 from cluster.spec import JobSpec, Resources
 from transport.errors import UserError
 
@@ -61,7 +61,7 @@ class JobRequest:
 class Client:
     """Submits jobs to a backend. Each has a directory of its own, `DIRECTORY/NAME/NUMBER`."""
 
-    def __init__(self, directory: str | os.PathLike[str] = "outputs", backend: str = "local") -> None:
+    def __init__(self, directory: str | os.PathLike[str] = OUTPUTS, backend: str = "local") -> None:
         """`backend` as of `cluster.submit`."""
         self._directory, self._backend = Path(directory).absolute(), backend
 

@@ -119,7 +119,12 @@ class WorkerRecord:
 
     @property
     def stage(self) -> Stage:
-        """The stage, as others see it. INIT, too, while it is being created again; FAILED: for good."""
+        """The stage, as others see it. INIT, too, while it is being created again; FAILED: for good.
+
+        A service whose `start` has returned still works: it takes calls until it is stopped.
+        """
+        if self.phase is Phase.FINISHED and not self.task:
+            return Stage.RUNNING
         return _STAGES.get(self.phase, Stage.INIT)
 
 

@@ -66,3 +66,15 @@ def test_places_are_given_back_with_the_last_worker_in_them() -> None:
         job.ready(name)
     assert job.exit("task-0") == ["release task-0", "stop server-0"]
     assert job.exit("server-0") == ["release server-0"]
+
+
+def test_a_service_whose_start_has_returned_still_works() -> None:
+    job = Driver(managed("server"), role("work", task=True)).running()
+    for name in ("server-0", "server-master"):
+        job.finished(name, 4.0)
+        assert (job[name].phase, job[name].stage) == ("finished", "RUNNING")
+    assert job.stage == "RUNNING"
+    assert job.exit("server-0", 137, 5.0) == []
+    assert job["server-0"].phase == "restarting"
+    job.finished("work-0", 6.0)
+    assert job["work-0"].stage == "FINISH"
