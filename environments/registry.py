@@ -17,6 +17,7 @@ from environments.base import Environment
 from environments.config import EnvironmentConfig
 from environments.import_path import check_allowed, import_advice
 from environments.reward import own_bounds
+from transport.configuration.arguments import refuse_booleans
 
 BUILT_IN = {
     "agent": "environments.gateway.agent:AgentEnvironment",
@@ -90,6 +91,7 @@ def _construct(found: type[Any], arguments: dict[str, Any], where: str) -> Any:
         nearest = _nearest(unknown[0], allowed) if unknown else "."
         raise ValueError(f"{where}: args: {error}{nearest} Allowed are {', '.join(allowed) or 'none'}") from error
     try:
+        refuse_booleans(found, arguments)
         return found(**arguments)
     except (Exception, SystemExit) as error:  # likewise: the class may be anybody's
         raise ValueError(f"{where}: args = {reprlib.repr(arguments)}: {type(error).__name__}: {error}") from error

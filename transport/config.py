@@ -7,10 +7,12 @@ always an error and a field's docstring is its documentation.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, StringConstraints
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 IDENTIFIER_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 
@@ -22,6 +24,40 @@ Identifier = Annotated[str, StringConstraints(pattern=IDENTIFIER_PATTERN)]
 os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
 
 
+NO_NUMBER = "boolean_for_number"
+"""The type of pydantic's error about a boolean that stands where a number is expected."""
+
+
+def _number(value: Any) -> Any:
+    """Refuses a boolean, which pydantic takes as 1 or 0."""
+    if isinstance(value, bool):
+        raise PydanticCustomError(NO_NUMBER, "expected a number; true and false are none")
+    return value
+
+
+def _integer(value: Any) -> Any:
+    """Does so, and reads `1e3` in a flag or a variable as a file's is read."""
+    if isinstance(value, str) and "e" in value.lower():
+        with suppress(ValueError):
+            return float(value)
+    return _number(value)
+
+
+def _with_numbers_checked(schema: Any, model: type[Config]) -> Any:
+    """Returns a copy of a part of the schema of `model`; the models in it have had their own turn."""
+    if isinstance(schema, list | tuple):
+        return type(schema)(_with_numbers_checked(each, model) for each in schema)
+    if not isinstance(schema, dict):
+        return schema
+    kind = schema.get("type")
+    if kind in ("int", "float"):
+        return core_schema.no_info_before_validator_function(_integer if kind == "int" else _number, schema)
+    if kind == "model" and schema["cls"] is not model and issubclass(schema["cls"], Config):
+        return schema
+    data = ("metadata", "config", "default", "expected", "serialization") if isinstance(kind, str) else ()
+    return {key: value if key in data else _with_numbers_checked(value, model) for key, value in schema.items()}
+
+
 class Config(BaseModel):
     """The base of every configuration model.
 
@@ -29,6 +65,12 @@ class Config(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", validate_default=True)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Returns the schema with `_number` or `_integer` before each number, wherever it is in a field's type."""
+        schema: CoreSchema = _with_numbers_checked(handler(source), cls)
+        return schema
 
     def table(self) -> dict[str, Any]:
         """Returns the values as a table that loads to the same. Unset keys are left out: TOML has no null."""

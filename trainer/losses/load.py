@@ -19,6 +19,7 @@ from environments.import_path import check_allowed, import_advice
 from run.loss import KINDS, LossConfig
 from trainer.losses.contract import Loss, LossInputs, LossOutputs
 from trainer.losses.objectives import distillation, policy_gradient
+from transport.configuration.arguments import refuse_booleans
 
 TRIED_TOKENS = 8
 """Tokens of the made-up batch, which are in two samples."""
@@ -61,6 +62,10 @@ def _load_custom(kind: str, args: dict[str, Any], given: Collection[str]) -> Los
         signature.bind(None, **args)
     except TypeError as error:
         raise ValueError(f"training.loss.args = {args}: {error}; {kind} takes {signature}") from error
+    try:
+        refuse_booleans(function, args)
+    except ValueError as error:
+        raise ValueError(f"training.loss.args.{error}") from None
     return _tried(partial(function, **args), kind, given)
 
 
