@@ -19,12 +19,15 @@ from environments.import_path import VARIABLE
 from transport.configuration.schema import ITEM, Key, is_known, nearest, pattern_of, typed
 from transport.configuration.toml_file import Table
 from transport.errors import UserError
+from transport.files.untrusted import MAX_DEPTH, is_deeper
 
 if TYPE_CHECKING:
     from pydantic_settings import BaseSettings
 
 ENVIRONMENT_PREFIX = "COUNTERPOINT_"
 NESTED_DELIMITER = "__"
+LONGEST_SHOWN = 200
+"""Characters of a value in a message."""
 NOT_CONFIGURATION = frozenset({"COUNTERPOINT_CACHE", "COUNTERPOINT_REGION", "COUNTERPOINT_REGION_ROOT", VARIABLE})
 """Variables with our prefix that name no key: where `make-model` keeps its models, those of `sweep/regions.py`, and what a guest
 may import."""
@@ -56,6 +59,7 @@ def read_environment(model: type[BaseModel], keys: dict[str, Key]) -> Table:
             near = _with_other_delimiters(path, keys) or nearest(pattern_of(path, keys), keys)
             advice = f"; did you mean {variable(typed(near, path))}?" if near else ""
             raise UserError(f"environment variable {name}: there is no key {path}{advice}")
+        _checked(f"environment variable {name}", keys.get(pattern_of(path, keys)), os.environ[name])
         if ITEM in pattern_of(path, keys):
             entries[name] = os.environ[name]
     try:
@@ -66,8 +70,6 @@ def read_environment(model: type[BaseModel], keys: dict[str, Key]) -> Table:
         source.env_vars = {name: text for name, text in source.env_vars.items() if name.lower() not in reaching}
         table: Table = source()
     except SettingsError as error:
-        for name in _variables():
-            _require_json(f"environment variable {name}", keys.get(_path_of(name)), os.environ[name])
         raise UserError(f"environment: {error} (a list or a table is written as JSON)") from None
     for name, text in entries.items():
         _put(table, _path_of(name), text, keys, f"environment variable {name}")
@@ -81,13 +83,13 @@ def read_flags(model: type[BaseModel], keys: dict[str, Key], flags: Sequence[str
         return {}
     from pydantic_settings import CliSettingsSource, SettingsError
 
+    for path, text in pairs:
+        _checked(f"--{path}", keys.get(pattern_of(path, keys)), text)
     whole = [(path, text) for path, text in pairs if ITEM not in pattern_of(path, keys)]
     joined = [f"--{path}={text}" for path, text in whole]  # so that a value may begin with a dash
     try:
         table: Table = CliSettingsSource(_settings_of(model), cli_parse_args=joined, cli_exit_on_error=False)()
     except SettingsError as error:
-        for path, text in whole:
-            _require_json(f"--{path}", keys.get(path), text)
         raise UserError(f"flags: {error} (a list or a table is written as JSON)") from None
     for path, text in pairs:
         if (path, text) not in whole:
@@ -182,25 +184,30 @@ def entry_of(entries: Sequence[Any], position: int, name: str) -> Any:
 
 
 def _value(key: Key | None, text: str, origin: str) -> Any:
-    if key is None:  # in a table with arbitrary keys: JSON if it is valid JSON
-        try:
-            return json.loads(text)
-        except json.JSONDecodeError:
-            return text
-    _require_json(origin, key, text)
-    return json.loads(text) if _is_json(key) else None if text == "null" else text
+    value = _checked(origin, key, text)
+    return value if key is None or _is_json(key) else None if text == "null" else text
 
 
-def _require_json(origin: str, key: Key | None, text: str) -> None:
-    """Raises `UserError` for a list or a table that is not JSON."""
-    if key is None or not _is_json(key):
-        return
+def _checked(origin: str, key: Key | None, text: str) -> Any:
+    """Returns what `text` is as JSON, or `text`. Raises `UserError` for a list or a table that is not JSON, or too deep."""
     try:
-        json.loads(text)
-    except json.JSONDecodeError as error:
-        raise UserError(
-            f"{origin} = {text!r}\n    this is not JSON: {error}; expected {key.type}, written as JSON"
-        ) from None
+        value = json.loads(text)
+        too_deep = is_deeper(value, MAX_DEPTH)
+    except RecursionError:
+        too_deep = True
+    except ValueError as error:  # text; or an integer of more digits than Python reads
+        is_word = isinstance(error, json.JSONDecodeError) and (key is None or not _is_json(key))
+        if is_word:
+            return text
+        what = f"; expected {key.type}, written as JSON" if key is not None else ""
+        raise UserError(f"{origin} = {_shown(text)}\n    this is not JSON: {error}{what}") from None
+    if too_deep:
+        raise UserError(f"{origin} = {_shown(text)}\n    it has tables or arrays more than {MAX_DEPTH} deep")
+    return value
+
+
+def _shown(text: str) -> str:
+    return repr(text) if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]!r}..."
 
 
 def _is_json(key: Key) -> bool:

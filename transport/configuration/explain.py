@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from transport.config import Config
-from transport.configuration.lines import Lines
+from transport.configuration.lines import Lines, quoted
 from transport.configuration.schema import ITEM, Key, keys_of, nearest, typed, valid_keys
 from transport.configuration.toml_file import Table
 from transport.errors import UserError
@@ -87,9 +87,9 @@ def locate(message: str, values: Table, origin: str, above: Sequence[Layer] = ()
     place = _named_place(message, bases, values)
     if place is None:
         return unplaced
-    where, quoted = _where(place, values, origin, above, Lines(text))
+    where, shown_line = _where(place, values, origin, above, Lines(text))
     first, newline, rest = message.partition("\n")
-    return f"{where}: {first}{quoted}{newline}{rest}"
+    return f"{where}: {first}{shown_line}{newline}{rest}"
 
 
 def _named_place(message: str, bases: Sequence[list[str | int]], values: Table) -> list[str | int] | None:
@@ -112,7 +112,7 @@ def _where(
     """Where the value at `location` is set, and the line of the file, to append to a message; empty if it is no line's."""
     where = _origin(location, values, origin, above)
     if where == origin and (line := lines.of(location)) is not None:
-        return f"{origin}:{line.number}:{line.column}", f"\n    {line.number} | {line.text}"
+        return f"{origin}:{line.number}:{line.column}", f"\n    {quoted(line.number, line.text)}"
     return where, ""
 
 
@@ -166,7 +166,7 @@ def _explain(
     shown = _show_path(location)
     pattern = ".".join(ITEM if isinstance(part, int) else part for part in location)
     is_section = isinstance(details["input"], dict)
-    where, quoted = _where(location, values, origin, above, lines)
+    where, shown_line = _where(location, values, origin, above, lines)
     key = keys.get(pattern)
     if (home := _home(details, keys)) is not None:
         section, _, name = home.rpartition(".")
@@ -174,16 +174,16 @@ def _explain(
             f"[[{home}]]" if keys[home].type == "list of tables" else f"[{home}]" if keys[home].is_section else name
         )
         below = "" if "[" in written else f" below [{section}]"
-        return f"  {where}: {shown} belongs under [{section}]: write {written}{below}{quoted}"
+        return f"  {where}: {shown} belongs under [{section}]: write {written}{below}{shown_line}"
     if details["type"] == "extra_forbidden" and key is not None:
         advice = f"{_show_path(location[:-1])} of this kind has no such key; leave it out, or choose a kind that has it"
-        return f"  {where}: {shown} = {_show(details['input'])}{quoted}\n    {advice}"
+        return f"  {where}: {shown} = {_show(details['input'])}{shown_line}\n    {advice}"
     if details["type"] == "extra_forbidden":
         near = nearest(pattern, keys)
         numbers = ".".join(map(str, location))
         valid = ", ".join(valid_keys(pattern.rpartition(".")[0], keys))
         advice = f"the nearest is {_bracketed(typed(near, numbers))}" if near else f"valid: {valid}"
-        return f"  {where}: {shown} = {_show(details['input'])}{quoted}\n    unknown key; {advice}"
+        return f"  {where}: {shown} = {_show(details['input'])}{shown_line}\n    unknown key; {advice}"
     if details["type"] == "missing":
         what = f": {key.type}. {key.description}" if key else ""
         return f"  {where}: {shown} is required and not set{what}"
@@ -192,14 +192,14 @@ def _explain(
         bases = [location[:length] for length in range(len(location), -1, -1)]
         place = _named_place(message, bases, values)
         if place is not None and len(place) > len(location) and place[: len(location)] == location:
-            where, quoted = _where(place, values, origin, above, lines)
-            return f"  {where}: {message}{quoted}"
+            where, shown_line = _where(place, values, origin, above, lines)
+            return f"  {where}: {message}{shown_line}"
     if not location:
         return f"  {where}: {message}"
     meaning = f"\n    {key.path.rpartition('.')[2]}: {key.description}" if key and key.description else ""
     if is_section:
-        return f"  {where}: {shown}: {message}{quoted}"
-    return f"  {where}: {shown} = {_show(details['input'])}{quoted}\n    {message}{meaning}"
+        return f"  {where}: {shown}: {message}{shown_line}"
+    return f"  {where}: {shown} = {_show(details['input'])}{shown_line}\n    {message}{meaning}"
 
 
 def _message(details: ErrorDetails) -> str:

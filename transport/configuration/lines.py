@@ -13,6 +13,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+LONGEST_STATEMENT = 1000
+"""Lines. Time grows with their square; what follows a longer statement, such as a text of many lines, has no place."""
+
+LONGEST_QUOTED = 400
+"""Characters of a line in a message."""
+
 Location = tuple[str | int, ...]
 """Keys and positions in lists, from the top."""
 
@@ -27,6 +33,11 @@ class Line:
     """The column in the line, from 1."""
     text: str
     """The whole line."""
+
+
+def quoted(number: int, text: str) -> str:
+    """Returns a line as a message quotes it, cut if it is long."""
+    return f"{number} | {text if len(text) <= LONGEST_QUOTED else text[:LONGEST_QUOTED] + '...'}"
 
 
 def lines_of(text: str) -> list[str]:
@@ -72,6 +83,8 @@ class Lines:
         first = 0
         while first < len(self._lines):
             statement, content = self._statement(first)
+            if statement.count("\n") == LONGEST_STATEMENT:
+                return
             if content:
                 yield first, statement, content
             first += statement.count("\n") + 1
@@ -82,7 +95,8 @@ class Lines:
             try:
                 return statement, tomllib.loads(statement)
             except tomllib.TOMLDecodeError:
-                continue
+                if end - first > LONGEST_STATEMENT:
+                    return statement, {}
         return self._lines[first], {}
 
     def _line(self, first: int, last: int, path: Location) -> Line:

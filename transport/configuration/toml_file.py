@@ -11,8 +11,9 @@ from typing import Any
 
 import tomli_w
 
-from transport.configuration.lines import lines_of
+from transport.configuration.lines import lines_of, quoted
 from transport.errors import UserError
+from transport.files.untrusted import UntrustedFileError, parse_toml
 
 Table = dict[Any, Any]
 """Values by name; by position if the table overrides entries of a list."""
@@ -58,9 +59,9 @@ def read_text(file: Path) -> str:
 def parse(text: str, file: Path) -> Table:
     """Parses the text of `file`; what lies beside it is named by absolute paths. Raises `UserError` for a malformed one."""
     try:
-        return anchored(tomllib.loads(text), file.absolute().parent)
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{file}: this is not TOML: {error}{_offending_line(text, str(error))}") from None
+        return anchored(parse_toml(text.encode()), file.absolute().parent)
+    except UntrustedFileError as error:
+        raise UserError(f"{file}: {error}{_offending_line(text, str(error))}") from None
 
 
 def anchored(values: Table, directory: Path) -> Table:
@@ -103,4 +104,4 @@ def _offending_line(text: str, message: str) -> str:
     lines = lines_of(text)
     if not found or not number.isdigit() or int(number) > len(lines):
         return ""
-    return f"\n  {number} | {lines[int(number) - 1]}"
+    return f"\n  {quoted(int(number), lines[int(number) - 1])}"

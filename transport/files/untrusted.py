@@ -11,6 +11,7 @@ import errno
 import os
 import re
 import stat
+import sys
 import tomllib
 from typing import Any, BinaryIO
 
@@ -101,11 +102,16 @@ def parse_toml(data: bytes) -> dict[str, Any]:
         raise UntrustedFileError(f"it has a dotted key of more than {MAX_DEPTH} parts")
     try:
         table = tomllib.loads(data.decode())
-        too_deep = _is_deeper(table, MAX_DEPTH)
+        too_deep = is_deeper(table, MAX_DEPTH)
+        repr(None if too_deep else table)  # raises for a hexadecimal integer that nobody could show
     except RecursionError:
         too_deep = True
-    except ValueError as error:  # not TOML, or not UTF-8
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UntrustedFileError(f"this is not TOML: {error}") from None
+    except (
+        ValueError
+    ):  # Python reads no longer ones, whose reading takes time that grows with the square of their length
+        raise UntrustedFileError(f"it has an integer of more than {sys.get_int_max_str_digits()} digits") from None
     if too_deep:
         raise UntrustedFileError(f"it has tables or arrays more than {MAX_DEPTH} deep")
     return table
@@ -130,14 +136,14 @@ def parse_json(data: bytes) -> dict[str, Any]:
     except orjson.JSONDecodeError as error:
         raise UntrustedFileError(f"this is not JSON: {error}") from None
     # Counting is quick, and most of what is read has few brackets.
-    if data.count(b"[") + data.count(b"{") > MAX_JSON_DEPTH and _is_deeper(value, MAX_JSON_DEPTH):
+    if data.count(b"[") + data.count(b"{") > MAX_JSON_DEPTH and is_deeper(value, MAX_JSON_DEPTH):
         raise UntrustedFileError(f"this is JSON of objects or arrays more than {MAX_JSON_DEPTH} deep")
     if not isinstance(value, dict):
         raise UntrustedFileError(f"expected a JSON object, found {type(value).__name__}")
     return value
 
 
-def _is_deeper(value: object, limit: int) -> bool:
+def is_deeper(value: object, limit: int) -> bool:
     """Whether tables and arrays are nested more than `limit` deep in `value`. Without recursion."""
     level = [value]
     for _ in range(limit + 1):

@@ -356,3 +356,51 @@ def test_the_nearest_key_is_the_one_that_is_abbreviated(path: str) -> None:
     assert nearest(path, keys_of(JobConfig)) == "orchestrator.training.learning_rate"
     assert nearest(path, keys_of(RunConfig)) == "training.learning_rate"
     assert nearest("trainer.bs", keys_of(JobConfig)) != "orchestrator.lag.blame_seconds"
+
+
+DEEP, LONG, HEXADECIMAL = "[" * 100_000 + "]" * 100_000, "1" * 100_000, "0x" + "f" * 100_000
+
+
+@pytest.mark.parametrize(
+    "key", ["steps", "training.betas", "environments", "environments.0.args.x", "training.loss.args"]
+)
+@pytest.mark.parametrize(
+    "value", [DEEP, "[" * 40 + "]" * 40, '{"a":' * 100_000 + "1" + "}" * 100_000, LONG, f"[{LONG}]"]
+)
+def test_what_exhausts_a_parser_is_told(job_file: Path, monkeypatch: pytest.MonkeyPatch, key: str, value: str) -> None:
+    """In flags and variables."""
+    assert key in complaint(job_file, f"--orchestrator.{key}", value)
+    name = f"COUNTERPOINT_ORCHESTRATOR__{key.replace('.', '__').upper()}"
+    monkeypatch.setenv(name, value)
+    assert len(told := complaint(job_file)) < 2000
+    assert name in told
+
+
+@pytest.mark.parametrize("value", [DEEP, "[" * 40 + "]" * 40, "{ a = " * 1000 + "1" + " }" * 1000, LONG, HEXADECIMAL])
+def test_what_exhausts_a_parser_is_told_of_a_file(job_file: Path, value: str) -> None:
+    edited(job_file, "steps =", f"other = {value}\nsteps =")
+    assert len(told := complaint(job_file)) < 2000
+    assert str(job_file) in told
+
+
+def test_a_text_of_many_lines_delays_no_error(job_file: Path) -> None:
+    edited(job_file, "steps =", 'wrong = """' + "\n" * 20_000 + '"""\nsteps =')
+    assert "orchestrator.wrong" in complaint(job_file)
+
+
+def test_a_boolean_is_no_number_in_any_layer(job_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pydantic takes it as 1 or 0."""
+    assert "orchestrator.training.betas[0]" in complaint(job_file, "--orchestrator.training.betas", "[true, 0.9]")
+    assert "orchestrator.steps" in complaint(job_file, "--orchestrator.steps", "true")
+    monkeypatch.setenv("COUNTERPOINT_ORCHESTRATOR__SCHEDULE", '{"max_lead_steps": true}')
+    assert "max_lead_steps" in complaint(job_file)
+    monkeypatch.delenv("COUNTERPOINT_ORCHESTRATOR__SCHEDULE")
+    edited(job_file, "steps =", "checkpoint_interval = true\nsteps =")
+    assert "orchestrator.checkpoint_interval = true" in complaint(job_file)
+
+
+def test_a_whole_number_is_an_integer_however_it_is_written(job_file: Path) -> None:
+    for text in ("1000", "1e3", "1E3", "1000.0"):
+        assert load(JobConfig, job_file, ["--orchestrator.steps", text]).orchestrator.steps == 1000
+    assert "orchestrator.steps" in complaint(job_file, "--orchestrator.steps", "1.5e0")
+    assert load(JobConfig, edited(job_file, "steps = 20", "steps = 2e1"), []).orchestrator.steps == 20
