@@ -110,6 +110,7 @@ class CounterpointRoutes:
         self.loading: set[asyncio.Task[Response]] = set()
         self.draining = False
         self.traced = await engine_client.is_tracing_enabled()
+        await engine_client.collective_rpc("counterpoint_begin")
         await warm(engine_client, self.models, serves_adapters=self.updater.serves_adapters)
 
     async def status(self, raw_request: Request) -> Response:

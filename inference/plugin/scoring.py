@@ -67,7 +67,7 @@ def alternatives_of(logprobs: Any, count: int) -> Alternatives:
     """Returns the `count` most probable tokens at each place of a completion, of vLLM's flat log-probabilities.
 
     Of each place these hold the sampled token, and then `count` others, the most probable first; it may be one of them again.
-    Raises `LookupError` where vLLM has left them out: its first model runner does in a step beside requests for given tokens.
+    Raises `LookupError` where vLLM has left them out, which only a sampler does that is not ours (`engine/sampler.py`).
     """
     found_T = np.subtract(logprobs.end_indices, logprobs.start_indices)
     if (lacking := found_T <= count).any():

@@ -43,6 +43,12 @@ class WeightReader:
     update_weights: Callable[[dict[str, Any]], None]
     finish_weight_update: Callable[[], None]
 
+    def counterpoint_begin(self) -> None:
+        """Prepares the worker, once, before the first request."""
+        from inference.plugin.engine.sampler import use_whole_sampler
+
+        use_whole_sampler(self.model_runner)
+
     def counterpoint_load(self, update_info: dict[str, Any], dtype: str, seconds: float) -> tuple[Held, bool]:
         """Loads weights as vLLM's worker does, in its three calls, and begins to read them back as `counterpoint_read`."""
         self.start_weight_update()

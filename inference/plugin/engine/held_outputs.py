@@ -137,8 +137,8 @@ def joined(outputs: list[EngineCoreOutput]) -> EngineCoreOutput:
 def _joined_logprobs(parts: list[LogprobsLists]) -> LogprobsLists | None:
     """A step has as many columns as any of its requests asked for; of a request that asked for fewer the others are ignored.
 
-    A step may also have fewer than were asked for: vLLM's first model runner leaves the most probable tokens out where another
-    request asks for given ones, as a probe does. What is missing of that step becomes minus infinity, and only of that step.
+    A step may also have fewer than were asked for, by a sampler of vLLM's first model runner that is not ours (`sampler`). What
+    is missing of that step becomes minus infinity, and only of that step.
     """
     if not parts:
         return None
