@@ -15,8 +15,8 @@ from enum import StrEnum
 from inference.base import ServerStatus
 
 FAILURES_IN_A_ROW = 3
-"""Requests that fail with no success between them before a server is taken out: fewer may be a dropped keep-alive
-connection, and a server that fails fast would, being least loaded, draw all requests to itself."""
+"""Requests that fail with no success between them before a server is asked for one token, and taken out if that fails, too: fewer
+may be a dropped keep-alive connection, and a server that fails fast would, being least loaded, draw all requests to itself."""
 
 REMEMBERED_GROUPS = 16_384
 """Groups whose servers are remembered at most, should their end not be told; the least recently used one is dropped first."""
@@ -163,8 +163,12 @@ class Fleet:
         server.failures = server.setbacks = 0
 
     def failed(self, server: Server) -> bool:
-        """Notes a failed request. Returns whether the server should be taken out."""
+        """Notes a failed request. Returns whether the server is doubted."""
         server.failures += 1
+        return self.is_doubted(server)
+
+    def is_doubted(self, server: Server) -> bool:
+        """Whether so many requests have failed that a serving one has to show that it can answer."""
         return server.state is State.SERVING and server.failures >= FAILURES_IN_A_ROW
 
     def begin_loading(self, server: Server) -> None:

@@ -1,4 +1,4 @@
-"""Whether a server is there: health checks while it loads weights, and a request for one token after it answered none."""
+"""Whether a server is there: health checks while it loads weights, and a request for one token after others were not answered."""
 
 from __future__ import annotations
 
@@ -73,15 +73,22 @@ async def _watch(
 
 
 async def ask_for_a_token(client: ServerClient, model: str) -> None:
-    """Returns once the server has answered a model call, in whatever way. Raises `ServerUnreachable` if it does not."""
+    """Returns once the server has generated a token. Raises as `ServerClient`; `ServerUnreachable` if it does not answer."""
     request = GenerateRequest(model, np.zeros(1, dtype=np.int32), ONE_TOKEN, 0)
     try:
         async with asyncio.timeout(SILENT_SECONDS):
-            await client.generate(request)
+            completion = await client.generate(request)
     except TimeoutError:
         raise ServerUnreachable(
             f"{client.url} answers health checks, and did not answer a request for one token within {SILENT_SECONDS:g} s"
         ) from None
+    completion.check(request)
+
+
+async def ask_for_an_answer(client: ServerClient, model: str) -> None:
+    """Returns once the server has answered a request for one token, in whatever way. Else raises `ServerUnreachable`."""
+    try:
+        await ask_for_a_token(client, model)
     except ServerUnreachable:
         raise
     except (RequestRefused, ServerFailure) as error:  # as of a model that it has not loaded yet

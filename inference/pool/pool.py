@@ -312,9 +312,10 @@ class InferencePool:
                     origin = answer.origin if isinstance(answer, Completion) else None
                     return _Answer(answer, monitor.version_of(origin, version), monitor)
                 except ServerFailure as error:
-                    self._note_failure(monitor, error)
                     logger.warning("Request of %s, attempt %d, failed: %s", affinity, attempt + 1, error)
                     last, avoid = error, server
+                    async with asyncio.timeout_at(due):
+                        await self._note_failure(monitor, error)
                     self.meters.retries += attempt < self._config.max_retries
                 finally:
                     self._fleet.release(server)
@@ -405,13 +406,12 @@ class InferencePool:
             for monitor in unknown:
                 monitor.go_on_without(update)
 
-    def _note_failure(self, monitor: ServerMonitor, error: ServerFailure) -> None:
+    async def _note_failure(self, monitor: ServerMonitor, error: ServerFailure) -> None:
         server = monitor.server
         if isinstance(error, WrongAnswer):
             monitor.take_out(f"it gave a wrong answer: {error}")
         elif self._fleet.failed(server):
-            # Healthy or not, it may return at its monitor's next check, no sooner.
-            monitor.take_out(f"{server.failures} requests in a row failed; the last: {error}", since=monitor.well_at)
+            await monitor.doubt(error)
         elif server.state is State.SERVING:
             monitor.check_now()
 

@@ -16,6 +16,7 @@ from functools import partial
 from inference.base import (
     InferenceError,
     RequestRefused,
+    ServerFailure,
     ServerUnreachable,
     WeightUpdate,
     WrongWeights,
@@ -135,6 +136,8 @@ class ServerMonitor:
         self._progress = Progress(config.request_timeout_seconds, longest_pause)
         self._mute = False
         """Whether it went out because it answered no requests. It has to answer one before it serves again."""
+        self._in_doubt = False
+        """Whether it is being asked for one token, as requests have failed."""
         self._not_before = 0.0
         self._has_served = False
         self._warned_of_precision = False
@@ -171,6 +174,34 @@ class ServerMonitor:
     def check_now(self) -> None:
         """Checks the server's health without waiting for the next interval."""
         self._wake.set()
+
+    async def doubt(self, failure: ServerFailure) -> None:
+        """Takes the server out, after requests have failed, unless it generates one token.
+
+        The failure of a request may be its own: what it asks for says nothing of the server. A plain request does.
+        """
+        if self._in_doubt:
+            return
+        self._in_doubt, failures = True, self.server.failures
+        try:
+            await liveness.ask_for_a_token(self.client, self._model)
+        except InferenceError as error:
+            if self._fleet.is_doubted(self.server):
+                # Healthy or not, it may return at its next check, no sooner.
+                self.take_out(
+                    f"{failures} requests in a row failed (the last: {failure}), and so did one for one token: {error}",
+                    since=self.well_at,
+                )
+        else:
+            self._fleet.succeeded(self.server)
+            self.served()
+            logger.info(
+                "Inference server %s stays in service: %d requests in a row failed, and one for one token did not",
+                self.server.url,
+                failures,
+            )
+        finally:
+            self._in_doubt = False
 
     async def run(self) -> None:
         """Monitors the server until cancelled."""
@@ -307,7 +338,7 @@ class ServerMonitor:
         try:
             async with asyncio.timeout(self._config.update_timeout_seconds) as loading:
                 if self._mute:
-                    await liveness.ask_for_a_token(self.client, self._model)
+                    await liveness.ask_for_an_answer(self.client, self._model)
                     self._mute = False
                 if wanted is not None:
                     async with liveness.watched(

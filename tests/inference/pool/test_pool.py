@@ -184,8 +184,52 @@ async def test_a_failed_request_goes_to_another_server() -> None:
         bad.generate_status = 500
         turns = [await generate(pool, str(index)) for index in range(8)]
     assert {turn.server for turn in turns} == {good.url}
-    # A server that fails fast draws no more requests than it takes to see it.
-    assert bad.answers["/counterpoint/v1/generate"] <= 3
+    # A server that fails fast draws no more requests than it takes to see it, one of which is the pool's own.
+    assert bad.answers["/counterpoint/v1/generate"] <= 4
+
+
+@pytest.mark.parametrize("status", [404, 500, 503])
+async def test_what_one_request_cannot_get_takes_no_server_out(status: int) -> None:
+    """However often it is tried: a plain request is answered."""
+    async with FakeServer() as server, pool_of(server, health_interval_seconds=60) as pool:
+        server.gate.clear()
+        in_flight = asyncio.create_task(generate(pool))
+        await server.arrived.wait()
+        server.gate.set()
+        server.score_status = lambda _asked: status
+        for _ in range(3):
+            with pytest.raises(InferenceError, match=str(status)):
+                await pool.score(PROMPT, 1, affinity="b")
+            assert (states(pool), pool.fleet()["servers"][0]["outages"]) == (["serving"], 0)
+        assert (await in_flight).server == server.url
+        assert len(server.scored) == 3 * 4
+
+
+async def test_a_server_that_answers_no_plain_request_after_failures_is_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inference.pool.liveness.SILENT_SECONDS", 0.1)
+    async with FakeServer() as mute, FakeServer() as good, pool_of(mute, good, health_interval_seconds=60) as pool:
+        await until_states(pool, "serving", "serving")
+        mute.gate.clear()
+        mute.score_status = lambda _asked: 500
+        for name in "abc":
+            await pool.score(PROMPT, 1, affinity=name)
+        assert states(pool) == ["out", "serving"]
+        assert all(part in pool.status()[0].reason for part in ("3 requests", "500", "0.1 s"))
+        mute.gate.set()
+
+
+async def test_a_success_meanwhile_speaks_for_a_server_that_is_doubted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inference.pool.liveness.SILENT_SECONDS", 0.5)
+    async with FakeServer() as busy, pool_of(busy, health_interval_seconds=60) as pool:
+        busy.gate.clear()
+        busy.score_status = lambda asked: 500 if asked.start == 1 else 200
+        failing = asyncio.create_task(pool.score(PROMPT, 1, affinity="a"))
+        await until(lambda: len(busy.asked) == 1, "the request for one token")
+        await pool.score(PROMPT, 2, affinity="b")
+        with pytest.raises(InferenceError):
+            await failing
+        assert states(pool) == ["serving"]
+        busy.gate.set()
 
 
 async def test_an_answer_with_nan_is_no_answer() -> None:
