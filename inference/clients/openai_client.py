@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import io
 import logging
+import math
 import secrets
 from collections.abc import Callable
 from dataclasses import replace
@@ -46,6 +47,11 @@ logger = logging.getLogger(__name__)
 
 PARSE_IN_THREAD_BYTES = 1 << 16
 """A longer answer is parsed off the loop."""
+
+_NEVER = -9999.0
+"""What vLLM answers in JSON for the log-probability of a token that has none."""
+
+_ROUNDING = 1e-5
 
 KEPT_ADAPTERS = 2
 """Versions of an adapter that stay loaded: the current one and the one that requests in flight may still name."""
@@ -124,20 +130,23 @@ class OpenAIClient:
         return self._parse(answer, request.sampling.alternatives)
 
     async def score(self, request: ScoreRequest) -> Scores:
-        """See `ServerClient`. The last token is asked for as the next one, so that the tokens may fill the context.
+        """See `ServerClient`. Tokens that fill the context have their last one asked for as the next one.
 
+        Only those, since beside a request for given tokens vLLM's first model runner leaves the most probable ones of others out.
         It takes `prompt_logprobs`, and so a server without adapters where it is on a CPU (see `probe`).
         """
         token_ids = request.token_ids.tolist()
+        fits = self._context is not None and len(token_ids) < self._context
+        last = {} if fits else {"logprobs": 1, "logprob_token_ids": token_ids[-1:]}
+        prompt = token_ids if fits else token_ids[:-1]
         fields = {
             "model": self._name(request.model),
-            "prompt": token_ids[:-1],
+            "prompt": prompt,
             "max_tokens": 1,
             "repetition_penalty": 1.0,
             **_UNSHAPED,
             "prompt_logprobs": 0,
-            "logprobs": 1,
-            "logprob_token_ids": token_ids[-1:],
+            **last,
             "return_tokens_as_token_ids": True,
             "cache_salt": self._salt,
         }
@@ -148,8 +157,9 @@ class OpenAIClient:
             try:
                 choice = content["choices"][0]
                 rows = choice["prompt_logprobs"]
-                values = [rows[at][str(token_ids[at])]["logprob"] for at in range(request.start, len(token_ids) - 1)]
-                values.append(choice["logprobs"]["top_logprobs"][0][f"token_id:{token_ids[-1]}"])
+                values = [rows[at][str(token_ids[at])]["logprob"] for at in range(request.start, len(prompt))]
+                if last:
+                    values.append(choice["logprobs"]["top_logprobs"][0][f"token_id:{token_ids[-1]}"])
             except (KeyError, IndexError, TypeError, AttributeError) as error:
                 raise ServerFailure(
                     f"{self.url} answered without the log-probabilities asked for: {error!r}; a stock vLLM from 0.30 on is "
@@ -306,7 +316,15 @@ def _as_token_ids(values: object) -> Int32Array:
 
 
 def _alternatives(rows: list[dict[str, float]], count: int) -> Alternatives:
-    """Reads what each token's row has by `token_id:ID`: the sampled token, and the `count` most probable ones."""
+    """Reads what each token's row has by `token_id:ID`: the sampled token, and the `count` most probable ones.
+
+    Raises `ValueError` where vLLM has left the latter out: its first model runner does in a step beside requests for given
+    tokens, and may have token 0 in their place, with the least number. Others have that only if all probable ones are there.
+    """
+    for place, row in enumerate(rows):
+        lacks = min(row.values()) <= _NEVER and sum(map(math.exp, row.values())) < 1 - _ROUNDING
+        if len(row) < count or lacks:
+            raise ValueError(f"the most probable tokens of place {place} are missing")
     found = [sorted(row.items(), key=lambda each: -each[1])[:count] for row in rows]
     ids = [[int(name.removeprefix("token_id:")) for name, _ in row] for row in found]
     values = [[value for _, value in row] for row in found]

@@ -218,6 +218,47 @@ async def test_probable_tokens_of_a_stock_server_that_are_none(rows: object) -> 
             await pool.generate(PROMPT, SAMPLING.replaced(alternatives=1), affinity="a")
 
 
+ROW = {"token_id:5": -0.5, "token_id:7": -1.5, "token_id:1": -2.5}
+
+
+@pytest.mark.parametrize(
+    ("left_out", "asked"),
+    [
+        ([{"token_id:5": -0.5}] * 3, 2),
+        ([{"token_id:5": -0.5, "token_id:0": -9999.0}] * 3, 1),
+        ([{"token_id:5": -0.5, "token_id:0": -9999.0}] * 3, 2),
+        ([{"token_id:0": -9999.0}] * 3, 1),
+        ([ROW, {"token_id:5": -0.5, "token_id:0": -9999.0}, ROW], 2),
+        ([ROW, ROW, {"token_id:5": -0.5}], 2),
+    ],
+)
+async def test_probable_tokens_that_a_stock_server_has_left_out_are_asked_for_again(left_out: Any, asked: int) -> None:
+    """As it does beside requests for given tokens: nothing is wrong with it, nor are these the most probable ones."""
+    answers = [left_out, left_out, left_out, [ROW] * 3]
+
+    class Forgetful(StockServer):
+        async def _complete(self, request: web.Request) -> web.Response:
+            if (await request.json())["max_tokens"] == 1:  # what the pool asks, to see whether it is well
+                return web.json_response({"choices": [choice([5], [-0.5])]})
+            self.choice["logprobs"]["top_logprobs"] = answers[self.asked]
+            return await super()._complete(request)
+
+    async with Forgetful(choice()) as server, pool_of(server.url, protocol="openai") as pool:
+        turn = await pool.generate(PROMPT, SAMPLING.replaced(alternatives=asked), affinity="a")
+        assert turn.alternatives is not None
+        assert turn.alternatives.token_ids_TK.tolist() == [[5, 7][:asked]] * 3
+        assert (server.asked, pool.status()[0].state) == (4, "serving")
+
+
+@pytest.mark.parametrize("row", [{"token_id:5": 0.0, "token_id:9": -9999.0}, ROW])
+async def test_probable_tokens_of_a_cut_distribution_may_have_no_probability(row: dict[str, float]) -> None:
+    answer = choice()
+    answer["logprobs"]["top_logprobs"] = [row] * 3
+    async with StockServer(answer) as server, pool_of(server.url, protocol="openai") as pool:
+        turn = await pool.generate(PROMPT, SAMPLING.replaced(alternatives=2), affinity="a")
+        assert (turn.server, server.asked) == (server.url, 1)
+
+
 async def test_a_long_routing_is_checked_off_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "CHECK_IN_THREAD_BYTES", 0)
     off_the_loop: list[str] = []

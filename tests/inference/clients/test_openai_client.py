@@ -1,0 +1,49 @@
+"""What a stock server is asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+from aiohttp import web
+
+from inference.base import ScoreRequest
+from inference.clients.http_sessions import HttpSessions
+from inference.clients.openai_client import OpenAIClient
+from inference.config import PoolConfig
+
+CONTEXT = 8
+
+
+@pytest.mark.parametrize(("tokens", "context"), [(2, CONTEXT), (7, CONTEXT), (8, CONTEXT), (4, None)])
+async def test_a_score_asks_for_given_tokens_only_where_they_fill_the_context(tokens: int, context: int | None) -> None:
+    """Else it would take the most probable tokens from others. Each score is that of its own token."""
+    asked: list[dict[str, Any]] = []
+
+    async def models(_request: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": "m", "max_model_len": context}]})
+
+    async def complete(request: web.Request) -> web.Response:
+        asked.append(fields := orjson.loads(await request.read()))
+        rows = [None, *({str(token): {"logprob": -float(token)}} for token in fields["prompt"][1:])]
+        top = {f"token_id:{token}": -float(token) for token in fields.get("logprob_token_ids", [])}
+        return web.json_response({"choices": [{"prompt_logprobs": rows, "logprobs": {"top_logprobs": [top]}}]})
+
+    app = web.Application()
+    app.add_routes([web.get("/health", models), web.get("/v1/models", models), web.post("/v1/completions", complete)])
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        async with HttpSessions(PoolConfig()) as connections:
+            client = OpenAIClient(f"http://127.0.0.1:{runner.addresses[0][1]}", connections)
+            await client.identify()
+            scores = await client.score(ScoreRequest("m", np.arange(10, 10 + tokens, dtype=np.int32), 1))
+    finally:
+        await runner.cleanup()
+    assert scores.log_probabilities.tolist() == [-float(token) for token in range(11, 10 + tokens)]
+    fits = context is not None and tokens < context
+    assert ("logprob_token_ids" in asked[0]) is not fits
+    assert len(asked[0]["prompt"]) < (context or 99)
