@@ -24,7 +24,6 @@ from safetensors.torch import load_file
 from vllm.engine.protocol import EngineClient
 from vllm.logger import init_logger
 from vllm.lora.request import LoRARequest
-from vllm.v1.engine.exceptions import EngineDeadError
 
 from inference.base import HeldWeights
 from inference.loads import Claim, Load, Loads, Origin
@@ -123,15 +122,16 @@ class Adapters:
         copies = self._copies
         assert copies is not None
         self._loads.begin(name, load)
-        try:
-            arguments = (name, number, str(copy), self._dtype)
-            held = join_ranks(await self._engine.collective_rpc("counterpoint_add_adapter", args=arguments))
-        except EngineDeadError:
-            raise
-        except Exception as error:
-            self._loads.cancel(name)  # the engine reads an adapter whole before it replaces the older version
-            await asyncio.to_thread(copies.discard, copy)
-            raise UpdateRefused(f"adapter {name!r} in {directory}: {error}") from error
+        arguments = (name, number, str(copy), self._dtype)
+        answers = await self._engine.collective_rpc("counterpoint_add_adapter", args=arguments)
+        if errors := [f"rank {rank}: {error}" for rank, (_, error) in enumerate(answers) if error]:
+            if any(held is not None for held, _ in answers):
+                await self._remove(name, number)  # some ranks have the new weights, others the old ones
+            else:
+                self._loads.cancel(name)  # a rank reads an adapter whole before it replaces the older version
+                await asyncio.to_thread(copies.discard, copy)
+            raise UpdateRefused(f"adapter {name!r} in {directory}: {'; '.join(errors)}")
+        held = join_ranks(held for held, _ in answers)
         try:
             if tensors not in self._provable:
                 self._provable[tensors] = await asyncio.to_thread(self._find_provable, copy, held)
@@ -175,20 +175,25 @@ class Adapters:
 
         Raises `TimeoutError` if its requests do not end; new requests cannot name it all the same.
         """
-        request = self._models.lora_requests.pop(name, None)
-        self._seen.pop(name, None)
+        request = self._models.lora_requests.get(name)
         if request is None:
+            self._seen.pop(name, None)
             return False
+        await self._remove(name, request.lora_int_id)
+        logger.info("Unloaded adapter %s", name)
+        return True
+
+    async def _remove(self, name: str, number: int) -> None:
+        self._models.lora_requests.pop(name, None)
+        self._seen.pop(name, None)
         self._loads.changed(name)
         async with asyncio.timeout(UNLOAD_SECONDS):
             # A request may still be on its way to the engine, and would make it read the files again: none must be left.
             while await self._abort_requests(name) or self._in_use[name]:  # noqa: ASYNC110  (the engine has no such event)
                 await asyncio.sleep(0.01)
-        await self._engine.remove_lora(request.lora_int_id)
+        await self._engine.remove_lora(number)
         if self._copies is not None:
-            await asyncio.to_thread(self._copies.remove, request.lora_int_id)
-        logger.info("Unloaded adapter %s", name)
-        return True
+            await asyncio.to_thread(self._copies.remove, number)
 
     async def _abort_requests(self, name: str) -> bool:
         """Aborts the engine's requests under `name`, by any route. Returns whether there were any."""

@@ -85,14 +85,24 @@ class WeightReader:
             return {}
         return _wait_for(written_weights(Path(directory), DTYPES[dtype], self.device, tied))
 
-    def counterpoint_add_adapter(self, name: str, number: int, path: str, dtype: str) -> Held:
-        """Loads an adapter in place, and reads it before another can take its slot."""
+    def counterpoint_add_adapter(self, name: str, number: int, path: str, dtype: str) -> tuple[Held | None, str]:
+        """Loads an adapter in place, and reads it before another can take its slot.
+
+        Returns its sums, None if this rank keeps what it had, and why it could not, or empty. It raises nothing: if one rank
+        does, vLLM reads the others' answers as those to the next call.
+        """
         from vllm.lora.request import LoRARequest
 
-        self.model_runner.add_lora(LoRARequest(name, number, path, load_inplace=True))
-        manager = self.model_runner.lora_manager._adapter_manager
-        slot = manager.lora_index_to_id.index(number)
-        return _wait_for(held_adapter(manager.modules, slot, DTYPES[dtype]))
+        held: Held | None = None
+        try:
+            self.model_runner.add_lora(LoRARequest(name, number, path, load_inplace=True))
+            held = {}
+            manager = self.model_runner.lora_manager._adapter_manager
+            slot = manager.lora_index_to_id.index(number)
+            return _wait_for(held_adapter(manager.modules, slot, DTYPES[dtype])), ""
+        except Exception as error:
+            logger.exception("Adapter %s in %s was not loaded", name, path)
+            return held, f"{type(error).__name__}: {error}"
 
     def counterpoint_make_up_adapter(self, name: str, number: int) -> None:
         """Puts an adapter that is made up into a slot, as vLLM does to measure its memory, and reads it."""
