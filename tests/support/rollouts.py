@@ -6,8 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from transport.records import Rollout, Turn
+
+
+def routing(token_ids: Sequence[int]) -> npt.NDArray[np.uint8]:
+    """`[tokens, 2 layers, top 2]` of different numbers, which tell by what tokens and in which places they were made."""
+    rows_T = np.arange(len(token_ids)) + 17 * np.cumsum(np.asarray(token_ids, dtype=np.int64))
+    return ((rows_T[:, None, None] + np.arange(4).reshape(2, 2)) % 251).astype(np.uint8)
 
 
 def make_turn(
@@ -18,11 +25,10 @@ def make_turn(
     log_probabilities: Sequence[float] | None = None,
     finish_reason: str = "stop",
 ) -> Turn:
-    """A turn whose log-probabilities are -0.5; with `start`, its routing from that row on: 2 layers, top 2, r % 251 in row r."""
+    """A turn whose log-probabilities are -0.5; with `start`, its `routing` from that row on."""
     routed_experts = None
     if start is not None:
-        rows = np.arange(start, len(prompt) + len(completion) - 1)
-        routed_experts = np.broadcast_to((rows % 251).astype(np.uint8)[:, None, None], (len(rows), 2, 2)).copy()
+        routed_experts = routing([*prompt, *completion])[start:-1]
     if log_probabilities is None:
         log_probabilities = [-0.5] * len(completion)
     return Turn(
