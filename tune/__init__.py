@@ -35,9 +35,7 @@ if TYPE_CHECKING:
     from tune.schedulers.async_hyperband import ASHAScheduler as ASHAScheduler
     from tune.schedulers.async_hyperband import AsyncHyperBandScheduler as AsyncHyperBandScheduler
     from tune.schedulers.hyperband import HyperBandScheduler as HyperBandScheduler
-    from tune.schedulers.hyperband_bohb import HyperBandForBOHB as HyperBandForBOHB
     from tune.schedulers.median_stopping import MedianStoppingRule as MedianStoppingRule
-    from tune.schedulers.pb2 import PB2 as PB2
     from tune.schedulers.pbt import PopulationBasedTraining as PopulationBasedTraining
     from tune.schedulers.pbt_replay import PopulationBasedTrainingReplay as PopulationBasedTrainingReplay
     from tune.schedulers.scheduler import FIFOScheduler as FIFOScheduler

@@ -54,10 +54,6 @@ class Requests:
         """See `Trials`. True only while the scheduler is asked for a trial to start."""
         return self.table.progress(trial).needs in self._free
 
-    def search_may_propose(self) -> bool:
-        """See `Trials`."""
-        return self.search.may_propose
-
     def first_startable(self, status: str) -> Trial | None:
         """See `Trials`."""
         return self.table.first(status, self._free)

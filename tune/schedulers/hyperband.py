@@ -24,8 +24,6 @@ class HyperBandScheduler(MetricScheduler):
     most trials and halvings; then a new band begins. A trial stops at `max_t`, unless `stop_last_trials` is False.
     """
 
-    _largest_first = False
-
     def __init__(
         self,
         time_attr: str = "training_iteration",
@@ -43,8 +41,6 @@ class HyperBandScheduler(MetricScheduler):
         self._stop_last_trials = stop_last_trials
         self._rounds = round(math.log(max_t) / math.log(reduction_factor)) + 1
         self._sizes = [s for s in range(self._rounds) if first_milestone(s, max_t, reduction_factor) > 0]
-        if self._largest_first:
-            self._sizes.reverse()
         self.require(bool(self._sizes), f"max_t is {max_t}; expected at least 1, since milestones are whole numbers")
         self._bands: list[list[Bracket]] = []
         """The brackets that have live trials, or are being filled."""
@@ -139,16 +135,13 @@ class HyperBandScheduler(MetricScheduler):
         if not trials.with_status(Trial.PENDING):
             return None
         for band in self._bands:
-            for bracket in self._turns(band):
+            for bracket in sorted(band, key=Bracket.completion):
                 for trial_id in bracket.live:
                     trial = trials.get_trial(trial_id)
                     startable = trial.status == Trial.PENDING and bracket.goes_on(trial_id)
                     if startable and trials.has_resources_for_trial(trial):
                         return trial
         return None
-
-    def _turns(self, band: list[Bracket]) -> list[Bracket]:
-        return sorted(band, key=Bracket.completion)
 
     def debug_string(self) -> str:
         """How many were stopped, and the brackets."""

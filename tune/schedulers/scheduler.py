@@ -31,13 +31,6 @@ class Trials(Protocol):
     def has_resources_for_trial(self, trial: Trial) -> bool:
         """Whether what the trial needs is free now."""
 
-    def search_may_propose(self) -> bool:
-        """Whether the search algorithm still thinks about a proposal, so that more trials may come without a further result.
-
-        False at its end, while enough trials are PENDING, and while it waits for results, as a limiter of unfinished trials does.
-        `choose_trial_to_run` is called again once it has become False.
-        """
-
     def first_startable(self, status: str) -> Trial | None:
         """The first trial of a status, in the order of creation, for which resources are free. Does not walk over trials."""
 

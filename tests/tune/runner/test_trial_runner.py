@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from tune.executors.executor import Event
 from tune.experiment import Experiment
 from tune.result import Result
 from tune.runner.trial_runner import TrialRunner
-from tune.schedulers.hyperband_bohb import HyperBandForBOHB
 from tune.schedulers.scheduler import Trials, TrialScheduler
 from tune.search.basic_variant import BasicVariantGenerator
 from tune.search.generator import SearchGenerator
@@ -434,58 +432,3 @@ def test_max_concurrent_bounds_processes_also_while_they_are_cleaned_up(tmp_path
     trials = run_to_the_end(TrialRunner(algorithm, local_checkpoint_dir=tmp_path, trial_executor=executor))
     assert [trial.status for trial in trials.values()] == [Trial.TERMINATED] * 12
     assert executor.most == 2
-
-
-def bohb_of_12(place: Path, algorithm: SearchAlg, executor: ScriptedExecutor) -> list[int]:
-    """How far each of 12 trials comes, of 9 iterations, where later ones are better."""
-    scheduler = HyperBandForBOHB(metric="value", mode="max", max_t=9, reduction_factor=3)
-    runner = TrialRunner(
-        algorithm, scheduler, local_checkpoint_dir=place, trial_executor=executor, stopper=Stops(), metric="value"
-    )
-    return [trial.last_result["training_iteration"] for trial in run_to_the_end(runner).values()]
-
-
-class ThinksAlone(ScriptedTrials):
-    """Proposes one trial at a time, and only once nothing runs."""
-
-    max_pending_trials = 1
-    executor: ScriptedExecutor
-
-    def next_trial(self) -> Trial | None:
-        while self.made and (self.executor.attempts or self.executor.due):
-            time.sleep(0.001)
-        return super().next_trial()
-
-
-@pytest.mark.slow
-def test_a_slow_search_is_waited_for_before_a_bracket_is_halved(tmp_path: Path) -> None:
-    scripts: list[list[Any]] = [[10 * number + t for t in range(9)] for number in range(12)]
-    at_once = bohb_of_12(tmp_path / "a", ScriptedTrials(tmp_path, scripts), ScriptedExecutor())
-    algorithm, executor = ThinksAlone(tmp_path / "b", scripts), ScriptedExecutor(1)
-    algorithm.executor = executor
-    slowly = bohb_of_12(tmp_path / "b", algorithm, executor)
-    assert sorted(slowly) == sorted(at_once)
-    assert slowly.count(9) < 12, "some are stopped at a milestone"
-
-
-@pytest.mark.slow
-def test_a_search_that_waits_for_results_lets_the_bracket_go_on(tmp_path: Path) -> None:
-    """A limiter with fewer places than the bracket proposes nothing until one of those that wait has ended."""
-
-    class Rising(Searcher):
-        def suggest(self, trial_id: str) -> dict[str, Any]:
-            return {"script": [int(trial_id[-2:]) * 10 + t for t in range(9)]}
-
-        def on_trial_complete(self, trial_id: str, result: Result | None = None, error: bool = False) -> None:
-            pass
-
-        def state(self) -> dict[str, Any]:
-            return {}
-
-    algorithm = SearchGenerator(ConcurrencyLimiter(Rising("value", "max"), 5))
-    algorithm.add_configurations(
-        [Experiment("many", "module:scripted", config={}, num_samples=12, local_dir=str(tmp_path))]
-    )
-    reached = bohb_of_12(tmp_path, algorithm, ScriptedExecutor())
-    assert len(reached) == 12
-    assert reached.count(1) >= 2, "five are halved to three"

@@ -20,7 +20,6 @@ class FakeTrials(Trials):
         self.exploited: list[tuple[str, str, dict[str, Any]]] = []
         """Who took over whose checkpoint, by path, with which configuration."""
         self.stopped: list[str] = []
-        self.search_thinks = False
         self.free = True
         """Whether there are resources for any trial."""
 
@@ -63,9 +62,6 @@ class FakeTrials(Trials):
 
     def has_resources_for_trial(self, trial: Trial) -> bool:
         return self.free
-
-    def search_may_propose(self) -> bool:
-        return self.search_thinks
 
     def first_startable(self, status: str) -> Trial | None:
         return next(iter(self.with_status(status)), None)

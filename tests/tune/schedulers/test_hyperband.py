@@ -12,8 +12,6 @@ from tests.tune.schedulers.differential.scenario import scenario
 from tests.tune.schedulers.differential.world import PAUSED, PENDING, RUNNING, World
 from tests.tune.schedulers.fake_trials import FakeTrials
 from tune.schedulers.hyperband import HyperBandScheduler
-from tune.schedulers.hyperband_bohb import HyperBandForBOHB
-from tune.trial import Trial
 
 
 def hyperband(**arguments: Any) -> HyperBandScheduler:
@@ -54,45 +52,7 @@ def test_a_trial_that_fails_is_not_waited_for() -> None:
     assert sorted(trials.statuses()[3:]) == ["ERROR", "PENDING", "PENDING", "TERMINATED", "TERMINATED"]
 
 
-def bohb() -> FakeTrials:
-    """Brackets, with max_t 3 and a factor of 3, have three trials with a halving at 1, then two that run to 3 at once."""
-    return FakeTrials(HyperBandForBOHB(metric="score", mode="max", max_t=3, reduction_factor=3))
-
-
-def test_with_bohb_a_bracket_is_halved_once_it_is_full() -> None:
-    trials = bohb()
-    for score in (1, 5):
-        assert trials.report(trials.add(), 1, score) == "PAUSE"
-    assert trials.stopped == []
-    third = trials.add()
-    assert trials.report(third, 1, 2) == "STOP", "the bracket is full, and this one is not the best"
-    assert trials.statuses() == ["TERMINATED", "PENDING", "TERMINATED"]
-
-
-def test_with_bohb_a_bracket_waits_for_a_search_that_thinks_and_no_longer() -> None:
-    trials = bohb()
-    for score in (1, 5):
-        trials.report(trials.add(), 1, score)
-    trials.search_thinks = True
-    assert trials.scheduler.choose_trial_to_run(trials) is None, "a third trial may come"
-    trials.search_thinks = False
-    assert trials.scheduler.choose_trial_to_run(trials) is trials.trials[1], "the best of those that are there goes on"
-    assert trials.statuses() == ["TERMINATED", "PENDING"]
-    assert trials.report(trials.add(), 1, 9) == "CONTINUE", (
-        "it is in the next bracket, not with those that were compared"
-    )
-
-
-def test_with_bohb_a_trial_that_waits_for_resources_halves_nothing() -> None:
-    trials = bohb()
-    trials.report(trials.add(), 1, 1)
-    trials.add(status=Trial.PENDING)
-    trials.free = False
-    assert trials.scheduler.choose_trial_to_run(trials) is None
-    assert trials.statuses() == ["PAUSED", "PENDING"]
-
-
-@pytest.mark.parametrize("scheduler", ["hyperband", "bohb", "pbt_synch"])
+@pytest.mark.parametrize("scheduler", ["hyperband", "pbt_synch"])
 def test_whenever_nothing_runs_something_can_be_started(scheduler: str) -> None:
     """Whatever comes late, fails or is removed."""
 

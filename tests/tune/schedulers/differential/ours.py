@@ -13,7 +13,6 @@ from tune.checkpoint import Checkpoint
 from tune.result import Result
 from tune.schedulers.async_hyperband import AsyncHyperBandScheduler
 from tune.schedulers.hyperband import HyperBandScheduler
-from tune.schedulers.hyperband_bohb import HyperBandForBOHB
 from tune.schedulers.median_stopping import MedianStoppingRule
 from tune.schedulers.pbt import PopulationBasedTraining
 from tune.schedulers.scheduler import Trials, TrialScheduler
@@ -34,8 +33,6 @@ class OurSide(Trials):
             return AsyncHyperBandScheduler(**arguments, seed=seed)
         if self.scenario.scheduler == "hyperband":
             return HyperBandScheduler(**arguments)
-        if self.scenario.scheduler == "bohb":
-            return HyperBandForBOHB(**arguments)
         if self.scenario.scheduler == "median":
             return MedianStoppingRule(**arguments)
         return PopulationBasedTraining(
@@ -95,9 +92,6 @@ class OurSide(Trials):
 
     def has_resources_for_trial(self, trial: Trial) -> bool:
         return True
-
-    def search_may_propose(self) -> bool:
-        return False
 
     def first_startable(self, status: str) -> Trial | None:
         return next(iter(self.with_status(status)), None)

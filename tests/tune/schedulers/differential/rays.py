@@ -78,7 +78,7 @@ class RaySide:
             arguments["custom_explore_fn"] = custom_explore if scenario.custom_explore else None
             arguments["log_config"] = False
         self.scheduler = (PLAIN if scenario.plain else CORRECTED)[scenario.scheduler](**arguments)
-        if scenario.scheduler in ("hyperband", "bohb"):
+        if scenario.scheduler == "hyperband":
             self.scheduler._unpause_trial = self.unpaused
         seeded = random.Random(scenario.seed).getstate()
         random.setstate(seeded)  # noqa: TID251 - Ray draws from the global generator

@@ -9,7 +9,6 @@ import math
 from typing import Any
 
 from ray.tune.schedulers.async_hyperband import AsyncHyperBandScheduler, _Bracket
-from ray.tune.schedulers.hb_bohb import HyperBandForBOHB
 from ray.tune.schedulers.hyperband import HyperBandScheduler
 from ray.tune.schedulers.hyperband import _Bracket as _HyperBandBracket
 from ray.tune.schedulers.median_stopping_rule import MedianStoppingRule
@@ -83,28 +82,6 @@ class ClosedOnceHalved(_HyperBandBracket):
         return not is_filling or super().filled()
 
 
-class CorrectedBohb(CorrectedHyperBand, HyperBandForBOHB):
-    """A bracket that is not full is halved only if nothing runs, and then closed; what left a full one is not waited for."""
-
-    forced = False
-
-    def _create_bracket(self, s: int) -> Any:
-        bracket = super()._create_bracket(s)
-        bracket.__class__ = ClosedOnceHalved
-        bracket.scheduler, bracket.halvings = self, s
-        return bracket
-
-    def decides(self, bracket: Any) -> bool:
-        return bool(self.forced or bracket.filled())
-
-    def choose_trial_to_run(self, controller: Any, allow_recurse: bool = True) -> Any:
-        self.forced = True
-        try:
-            return HyperBandForBOHB.choose_trial_to_run(self, controller, allow_recurse)
-        finally:
-            self.forced = False
-
-
 class CorrectedMedian(MedianStoppingRule):
     """The last result counts once, and results that are reported again replace what they repeat. NaN is never the best score."""
 
@@ -165,7 +142,6 @@ class CorrectedPbt(PopulationBasedTraining):
 PLAIN = {
     "asha": AsyncHyperBandScheduler,
     "hyperband": HyperBandScheduler,
-    "bohb": HyperBandForBOHB,
     "median": MedianStoppingRule,
     "pbt": PopulationBasedTraining,
     "pbt_synch": PopulationBasedTraining,
@@ -174,7 +150,6 @@ PLAIN = {
 CORRECTED = {
     "asha": CorrectedAsha,
     "hyperband": CorrectedHyperBand,
-    "bohb": CorrectedBohb,
     "median": CorrectedMedian,
     "pbt": CorrectedPbt,
     "pbt_synch": CorrectedPbt,

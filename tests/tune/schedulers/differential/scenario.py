@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import random
 from dataclasses import dataclass
 from typing import Any
 
-SCHEDULERS = ("asha", "hyperband", "bohb", "median", "pbt", "pbt_synch")
+SCHEDULERS = ("asha", "hyperband", "median", "pbt", "pbt_synch")
 
 
 @dataclass(frozen=True)
@@ -38,19 +37,13 @@ def scenario(scheduler: str, seed: int) -> Scenario:
     }
     arguments |= ARGUMENTS[scheduler](draws, plain)
     trials = draws.randint(2, 24)
-    full_bracket = plain and scheduler == "bohb"  # of others Ray's own class decides some things later
-    if full_bracket:
-        max_t, eta = arguments["max_t"], arguments["reduction_factor"]
-        rounds = round(math.log(max_t) / math.log(eta)) + 1
-        largest = max(s for s in range(rounds) if int(max_t * eta**-s) > 0)
-        trials = math.ceil(rounds / (largest + 1) * eta**largest)
     return Scenario(
         scheduler=scheduler,
         seed=seed,
         plain=plain,
         arguments=arguments,
         trials=trials,
-        late_trials=0 if full_bracket else draws.choice([0, 0, 3, 10]),
+        late_trials=draws.choice([0, 0, 3, 10]),
         slots=draws.choice([1, 3, 8, 40]),
         events=draws.choice([40, 120, 300]),
         ties=draws.random() < 0.6,
@@ -106,7 +99,6 @@ def _pbt_synch(draws: random.Random, plain: bool) -> dict[str, Any]:
 ARGUMENTS = {
     "asha": _asha,
     "hyperband": _hyperband,
-    "bohb": _hyperband,
     "median": _median,
     "pbt": _pbt,
     "pbt_synch": _pbt_synch,
