@@ -33,7 +33,7 @@ class InputName:
 
 
 def resolve_names(config: T, output_path: str, input_root: str) -> T:
-    """Returns a copy of the configuration with paths in place of the names: in dicts, lists, tuples and dataclasses."""
+    """Returns a copy of the configuration with paths in place of the names: in dicts, lists, tuples, sets and dataclasses."""
     return _resolved(config, output_path.rstrip("/"), input_root.rstrip("/"))  # type: ignore[no-any-return]
 
 
@@ -46,8 +46,9 @@ def _resolved(value: Any, output_path: str, input_root: str) -> Any:
         return {key: _resolved(each, output_path, input_root) for key, each in value.items()}
     if isinstance(value, list):
         return [_resolved(each, output_path, input_root) for each in value]
-    if type(value) is tuple:
-        return tuple(_resolved(each, output_path, input_root) for each in value)
+    if type(value) in (tuple, set, frozenset) or hasattr(value, "_make"):  # which named tuples have
+        make = getattr(value, "_make", type(value))
+        return make(_resolved(each, output_path, input_root) for each in value)
     if is_dataclass(value) and not isinstance(value, type):
         found = {field.name: getattr(value, field.name) for field in fields(value) if field.init}
         return replace(value, **{name: _resolved(each, output_path, input_root) for name, each in found.items()})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -54,11 +54,18 @@ class Trial:
     fixed: int = field(default=3, init=False)
 
 
+class Pair(NamedTuple):
+    left: Any
+    right: Any
+
+
 def test_names_become_paths_wherever_they_stand() -> None:
     trial = Trial("a", {"out": OutputName(), "in": [(InputName("data/x"), 1)], "log": OutputName("log.txt")})
     resolved = resolve_names(trial, "gs://eu/a/", "gs://eu")
     assert resolved == Trial("a", {"out": "gs://eu/a", "in": [("gs://eu/data/x", 1)], "log": "gs://eu/a/log.txt"})
     assert trial.paths["out"] == OutputName()
+    pair = Pair(InputName("x"), frozenset({OutputName("y")}))
+    assert resolve_names(pair, "out", "in") == Pair("in/x", frozenset({"out/y"}))
 
 
 @pytest.mark.parametrize("name", ["/etc", "../other", "a/../../b", "s3://elsewhere"])
