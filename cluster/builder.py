@@ -5,6 +5,7 @@ Errors are those of a configuration: they name the file, the line, the key, what
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -87,12 +88,17 @@ def import_path_of(kind: type) -> str:
 
 
 def require_json(spec: JobSpec) -> None:
-    """Raises `UserError` naming the first value of a role's `config` that JSON does not have."""
+    """Raises `UserError` naming the first value of a role's `config` that JSON does not have, and for what is no spec."""
+    if not isinstance(spec, JobSpec):
+        raise UserError(
+            f"{spec!r:.80} is no job; expected a JobSpec, as JobBuilder(...).build() and load_spec(file) return"
+        )
     for role in spec.roles:
         for key, value in role.config.items():
             try:
+                json.dumps(value, allow_nan=False)  # refuses what orjson would change, such as infinity or a date
                 orjson.dumps(value)
-            except TypeError as error:
+            except (TypeError, ValueError, RecursionError) as error:
                 raise UserError(
                     f"job {spec.name!r}: config.{key} of role {role.name!r} is {value!r:.80}: {error}; expected a value that "
                     "JSON has: text, number, true or false, list, table"

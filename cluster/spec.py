@@ -87,7 +87,7 @@ class RoleSpec(Config):
     sub_master: ImportPath | None = None
     """The import path of a subclass of `cluster.SubMaster`, of which one worker manages this role."""
     config: dict[str, Any] = Field(default_factory=dict)
-    """Given to every worker of the role as `context.config`. JSON values only."""
+    """Given to every worker of the role as `context.config`. JSON values only; a tuple arrives as a list."""
     resources: Resources = Resources()
     """What each worker needs."""
     collocate: Identifier | None = None

@@ -5,11 +5,24 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from datetime import date
 from pathlib import Path
+from typing import Any
+from uuid import UUID
 
 import pytest
 
-from cluster import ClusterError, JobBuilder, JobHandle, JobSpec, Resources, RestartScope, load_spec, submit
+from cluster import (
+    ClusterError,
+    JobBuilder,
+    JobHandle,
+    JobSpec,
+    PrimeMaster,
+    Resources,
+    RestartScope,
+    load_spec,
+    submit,
+)
 from cluster.job_files import JOB_FILE
 from cluster.worker import Worker
 from tests.cluster.master import tiny_workers
@@ -54,9 +67,19 @@ def test_a_class_stands_for_its_import_path() -> None:
         JobBuilder("demo").role("a", worker=Local)
 
 
-def test_a_value_that_json_does_not_have_is_named() -> None:
-    with pytest.raises(UserError, match=r"config\.model of role 'a' is <object"):
-        JobBuilder("demo").role("a", worker="m:C", config={"model": object()}).build()
+@pytest.mark.parametrize(
+    "value", [object(), float("nan"), float("inf"), date(2026, 1, 1), UUID(int=1), Resources, {1: 2}, {1, 2}, 2**70]
+)
+def test_a_value_that_json_does_not_have_is_named(value: Any) -> None:
+    """Also those that a library of JSON would change in silence."""
+    with pytest.raises(UserError, match=r"config\.model of role 'a' is \["):
+        JobBuilder("demo").role("a", worker="m:C", config={"model": [value]}).build()
+
+
+@pytest.mark.parametrize("given", [{"name": "demo"}, JobBuilder("demo"), None, "job.toml"])
+def test_what_is_no_spec_is_refused(given: Any, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"expected a JobSpec, as JobBuilder\(\.\.\.\)\.build\(\)"):
+        PrimeMaster.create(given, tmp_path / "job")
 
 
 @pytest.mark.parametrize(
