@@ -185,10 +185,9 @@ class PoolConfig(Config):
     update_timeout_seconds: float = Field(default=300.0, gt=0)
     """Deadline of one weight update of one server, the sending included."""
 
-    send_weights: bool | Literal["nixl"] = False
-    """Send new weights to the servers over HTTP, for servers that do not see the job's directory (docs/inference.md). `"nixl"`:
-    those in shared memory are read by the servers, through InfiniBand or RoCE where there is any. False: they get the path, and
-    read the files themselves."""
+    send_weights: bool = False
+    """Send new weights to the servers over HTTP, for servers that do not see the job's directory (docs/inference.md). False: they
+    get the path, and read the files themselves."""
 
     take_over: bool = False
     """Load new weights also where they belong to another run, which is gone and could not give them up

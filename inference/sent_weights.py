@@ -1,23 +1,17 @@
 """Weights that are sent to a server, for one that does not see the job's directory: which files these are, and their encoding.
 
 The client offers them first, as JSON (`OFFER_PATH`), so that what a server cannot take is refused before it travels. The answer
-names the files of a delta's base that the server holds, and says whether it can read what is in the client's memory:
-`{"holds": [names], "reads": bool}`. Then the client
-
-- sends the others in one body (`SEND_PATH`): the length of the offer, which says what is left out (4 bytes, little-endian), the
-  offer, the files' bytes in its order; or
-- says where the server can read them (`READ_PATH`, `Readable` as JSON; `inference/remote_memory/`).
-
-The server checks the offer both times.
+names the files of a delta's base that the server holds: `{"holds": [names]}`. Then the client sends the others in one body
+(`SEND_PATH`): the length of the offer, which says what is left out (4 bytes, little-endian), the offer, the files' bytes in its
+order. The server checks the offer both times.
 """
 
 from __future__ import annotations
 
-import base64
 import os
 import re
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from io import FileIO
 from typing import Any
@@ -32,7 +26,6 @@ from transport.files.atomic import STABLE
 
 OFFER_PATH = "/counterpoint/v1/offer"
 SEND_PATH = "/counterpoint/v1/send"
-READ_PATH = "/counterpoint/v1/read"
 
 LENGTH_BYTES = 4
 """The size of the number before the JSON."""
@@ -42,9 +35,6 @@ MAX_IDENTITY = 128
 
 MAX_OFFER_BYTES = 1 << 20
 """Longest JSON of an offer: room for thousands of files."""
-
-MAX_READABLE_BYTES = 4 * MAX_OFFER_BYTES
-"""Longest JSON of a `Readable`: its agent describes each file in some hundred bytes."""
 
 _NAME = re.compile(r"(base/)?[A-Za-z0-9][A-Za-z0-9_.-]{0,127}\.safetensors|adapter_config\.json")
 """Names of files, none of which leads out of the directory that they are written to."""
@@ -125,43 +115,6 @@ class Offer:
         raise ValueError(
             "an offer is {version: integer, adapter: name or null, claim: {...}, files: {name: bytes, ...}, "
             "identities: {name: text}, left_out: [names]}"
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Readable:
-    """Files of an offer that are in the memory of the client's machine, where a server can read them."""
-
-    offer: Offer
-    agent: bytes
-    """Metadata of the NIXL agent that has registered them."""
-    addresses: dict[str, int]
-    """The address of each file's first byte, by the file's path in the published directory. Only files that come are in it."""
-
-    def encode(self) -> bytes:
-        """Returns it as JSON."""
-        agent = base64.b64encode(self.agent).decode()
-        return orjson.dumps(
-            {"offer": orjson.Fragment(self.offer.encode()), "agent": agent, "addresses": self.addresses}
-        )
-
-    @classmethod
-    def decode(cls, content: bytes) -> Readable:
-        """Reads what `encode` returned. Raises `ValueError` for anything else."""
-        try:
-            fields: Any = orjson.loads(content)
-        except orjson.JSONDecodeError as error:
-            raise ValueError(f"what can be read is not JSON: {error}") from error
-        match fields:
-            case {"offer": offered, "agent": str(agent), "addresses": dict(addresses)}:
-                offer = Offer._of(offered)
-                if addresses.keys() == offer.coming.keys() and all(
-                    type(address) is int and 0 <= address < 1 << 64 for address in addresses.values()
-                ):
-                    with suppress(ValueError):  # it is no base64
-                        return cls(offer, base64.b64decode(agent, validate=True), addresses)
-        raise ValueError(
-            "what can be read is {offer: {...}, agent: base64, addresses: {name of each file that comes: number}}"
         )
 
 

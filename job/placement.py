@@ -68,7 +68,7 @@ def placements(job: JobSections) -> Mapping[str, Placement]:
 
 
 def _sends(job: JobSections) -> bool:
-    """Whether the orchestrators of all runs send the servers new weights, or have them read by NIXL."""
+    """Whether the orchestrators of all runs send the servers new weights."""
     return all(run.inference.send_weights for run in (job.orchestrator, *job.runs))
 
 

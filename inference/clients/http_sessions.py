@@ -30,7 +30,6 @@ from inference.clients.failures import ERROR_BYTES, failure_of
 from inference.clients.lost_peers import notice_loss
 from inference.clients.weight_sender import WeightSender
 from inference.config import PoolConfig
-from inference.remote_memory.agent import has_rdma, require_nixl
 from inference.token import watched_tokens
 from inference.wire import MAX_RESPONSE_BYTES
 from transport.files.watched import LOOK_SECONDS, Watched
@@ -49,14 +48,7 @@ class HttpSessions:
     """The sessions, shared by the clients of all servers."""
 
     def __init__(self, config: PoolConfig) -> None:
-        """Opens nothing yet. Raises `ValueError` for a file, or a library, that `config` needs and that is not there."""
-        if config.send_weights == "nixl":
-            require_nixl()
-            if not has_rdma():
-                logger.warning(
-                    'send_weights = "nixl": this machine has no adapter for InfiniBand or RoCE (/sys/class/infiniband), '
-                    "and over TCP NIXL is slower than send_weights = true"
-                )
+        """Opens nothing yet. Raises `ValueError` for a file that `config` needs and that is not there."""
         self._config = config
         self._tokens = None if config.api_key_file is None else watched_tokens(config.api_key_file)
         self._sent_token: str | None = None
@@ -102,8 +94,7 @@ class HttpSessions:
         if not self._config.send_weights:
             return None
         timeout = self._config.connect_timeout_seconds
-        lends = self._config.send_weights == "nixl"
-        return WeightSender(url, self._headers, timeout, self._senders, lambda: self._tls, lends=lends)
+        return WeightSender(url, self._headers, timeout, self._senders, lambda: self._tls)
 
     def forget(self, client: BinaryHttpClient) -> None:
         """Closes one binary client now."""

@@ -1,8 +1,7 @@
 """Sends the files of a version to a server, in a thread: the bytes go from file to socket without the event loop.
 
 A thread of its own reads a quarter of a megabyte and writes it, both without the GIL. Silence of the server ends it, and so does
-the caller's cancellation, which shuts the socket down. With NIXL the server reads files that are in this machine's memory itself
-(`inference/remote_memory/`), and the thread waits.
+the caller's cancellation, which shuts the socket down.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import http.client
 import logging
 import socket
 import ssl
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import ExitStack, suppress
@@ -28,17 +26,13 @@ from inference.base import InferenceError, RequestRefused, ServerFailure, Server
 from inference.clients.failures import ERROR_BYTES, failure_of
 from inference.clients.lost_peers import notice_loss
 from inference.loads import Claim
-from inference.remote_memory.lending import Lending, are_in_memory
-from inference.sent_weights import OFFER_PATH, READ_PATH, SEND_PATH, Offer, opened
+from inference.sent_weights import OFFER_PATH, SEND_PATH, Offer, opened
 from transport.process.permanent_errors import is_permanent
 
 logger = logging.getLogger(__name__)
 
 SILENT_SECONDS = 30.0
 """How long a server may take for a piece. Long, since it may wait for CPU time on a busy machine."""
-
-LEND_AGAIN_SECONDS = 600
-"""For how long weights go over HTTP to a server that could not read them out of memory."""
 
 PIECE_BYTES = 1 << 18
 """Bytes read and written at once. The deadline of a write holds for all of them, so a slow link needs small ones."""
@@ -57,21 +51,15 @@ class WeightSender:
         connect_timeout_seconds: float,
         threads: Executor,
         tls: Callable[[], ssl.SSLContext],
-        *,
-        lends: bool = False,
     ) -> None:
-        """Sends nothing yet. `lends`: a server that has NIXL reads what is in this machine's memory; not under `https`."""
+        """Sends nothing yet."""
         self._url = url
         self._headers = headers
         self._connect_timeout_seconds = connect_timeout_seconds
         self._threads = threads
         self._tls = tls
-        self._lends = lends and urlsplit(url).scheme == "http"
-        self._lend_from = 0.0
-        """When it may read again, by the monotonic clock, after it could not."""
         self._sent: int | None = None
-        """The version that was sent last. Sent again, it comes whole and over HTTP, whatever the server holds or can read: it was
-        not proven."""
+        """The version that was sent last. Sent again, it comes whole, whatever the server holds: it was not proven."""
 
     async def send(self, update: WeightUpdate, claim: Claim) -> bytes:
         """Sends the files of a version, waits until the server has loaded them, and returns its answer.
@@ -80,8 +68,7 @@ class WeightSender:
         server fails, else `InferenceError`: the files cannot be read now. Has no deadline for the loading.
         """
         again = self._sent == update.version
-        lends = self._lends and not again and time.monotonic() >= self._lend_from
-        transfer = _Transfer(self._url, self._connect(), self._headers(), update, claim, whole=again, lends=lends)
+        transfer = _Transfer(self._url, self._connect(), self._headers(), update, claim, whole=again)
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, transfer.run)
         except asyncio.CancelledError:
@@ -90,8 +77,6 @@ class WeightSender:
         finally:
             if transfer.has_begun:
                 self._sent = update.version
-            if transfer.failed_to_lend:
-                self._lend_from = time.monotonic() + LEND_AGAIN_SECONDS
 
     def _connect(self) -> http.client.HTTPConnection:
         parts, seconds = urlsplit(self._url), self._connect_timeout_seconds
@@ -99,10 +84,6 @@ class WeightSender:
         if parts.scheme == "https":
             return http.client.HTTPSConnection(parts.hostname, parts.port, timeout=seconds, context=self._tls())
         return http.client.HTTPConnection(parts.hostname, parts.port, timeout=seconds)
-
-
-class _NotRead(Exception):
-    """A server could not read what is in this machine's memory. Nothing has changed at it."""
 
 
 class _Transfer:
@@ -117,28 +98,21 @@ class _Transfer:
         claim: Claim,
         *,
         whole: bool,
-        lends: bool,
     ) -> None:
         self._url = url
         self._whole = whole
-        self._lends = lends
-        self._lending = Lending()
         self._connection = connection
-        self._connect_timeout = connection.timeout
         self._headers = {**headers, "Content-Type": "application/octet-stream"}
         self._update = update
         self._claim = claim
         self._aborted = False
         self.has_begun = False
         """Whether the server may have got a part of the files."""
-        self.failed_to_lend = False
-        """Whether the server could not read them out of memory."""
 
     def run(self) -> bytes:
         """Does it all; see `WeightSender.send`."""
         version = self._update.version
         with ExitStack() as stack:
-            stack.enter_context(self._lending)
             stack.callback(self._connection.close)
             try:
                 offer, files = stack.enter_context(opened(self._update, self._claim))
@@ -158,7 +132,6 @@ class _Transfer:
     def abort(self) -> None:
         """Ends it soon, from another thread."""
         self._aborted = True
-        self._lending.abort()
         if (connected := self._connection.sock) is not None:
             with suppress(OSError):  # it has ended already
                 # Past TLS, whose own shutdown would let the other thread write in the clear.
@@ -167,21 +140,13 @@ class _Transfer:
     def _offer_and_send(self, offer: Offer, files: Mapping[str, FileIO]) -> bytes:
         self._open()
         self._post(OFFER_PATH, [encoded := offer.encode()], len(encoded))
-        holds, reads = _considered(self._answer(), self._url)
+        holds = _held(self._answer(), self._url)
         if not self._whole:
             offer = replace(offer, left_out=holds & offer.identities.keys())
         self.has_begun = True
-        if self._lends and reads and are_in_memory({name: files[name] for name in offer.coming}):
-            answer = self._lend(offer, files)
-            if answer is not None:
-                return answer
-            self._open()
         return self._send(offer, files)
 
     def _open(self) -> None:
-        """Connects, also anew: a server closes a connection that was idle for seconds."""
-        self._connection.close()
-        self._connection.timeout = self._connect_timeout
         self._connection.connect()
         if self._aborted:  # while there was no socket to shut down
             raise ConnectionAbortedError("the caller gave up")
@@ -199,31 +164,6 @@ class _Transfer:
         self._wait_for_loading()
         return self._answer()
 
-    def _lend(self, offer: Offer, files: Mapping[str, FileIO]) -> bytes | None:
-        """Has the server read the files, and returns its answer; None if that is not possible: nothing has changed then."""
-        try:
-            body = self._lending.start(offer, files).encode()
-        except OSError as error:
-            if self._aborted:
-                raise
-            self._give_up_lending(str(error))
-            return None
-        self._open()
-        self._post(READ_PATH, [body], len(body))
-        self._wait_for_loading()
-        try:
-            return self._answer()
-        except _NotRead as error:
-            self._give_up_lending(self._lending.fault or str(error))
-            return None
-
-    def _give_up_lending(self, reason: str) -> None:
-        self.failed_to_lend = True
-        logger.warning(
-            "Version %d goes to %s over HTTP, and so do those of the next %d minutes: %s",
-            self._update.version, self._url, LEND_AGAIN_SECONDS // 60, reason,
-        )  # fmt: skip
-
     def _wait_for_loading(self) -> None:
         """Lets the server take as long as its caller allows, unless its machine is gone."""
         self._connection.sock.settimeout(None)
@@ -240,8 +180,6 @@ class _Transfer:
 
     def _answer(self) -> bytes:
         response = self._connection.getresponse()
-        if response.status == HTTPStatus.FAILED_DEPENDENCY:
-            raise _NotRead(str(failure_of(self._url, response.status, response.read(ERROR_BYTES))))
         if response.status != HTTPStatus.OK:
             raise failure_of(self._url, response.status, response.read(ERROR_BYTES))
         answer = response.read(MAX_ANSWER_BYTES)
@@ -265,10 +203,9 @@ class _Transfer:
                 yield piece
 
 
-def _considered(answer: bytes, url: str) -> tuple[frozenset[str], bool]:
-    """Returns the files that a server holds, and whether it can read others. Raises `ServerFailure` for any other answer."""
+def _held(answer: bytes, url: str) -> frozenset[str]:
+    """Returns the files that a server holds. Raises `ServerFailure` for any other answer."""
     try:
-        said = orjson.loads(answer)
-        return frozenset(str(name) for name in said["holds"]), bool(said.get("reads"))
-    except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+        return frozenset(str(name) for name in orjson.loads(answer)["holds"])
+    except (orjson.JSONDecodeError, KeyError, TypeError) as error:
         raise ServerFailure(f"{url} did not answer which files of an offer it holds: {error!r}") from error

@@ -1,8 +1,7 @@
 """Weights that a client sends (`inference/sent_weights.py`): written to a directory of this process's own, and loaded from there.
 
-In shared memory if there is room, else in the temporary directory, while requests run. They come in a body, or are read out of
-the client's memory. What comes incomplete is removed. They are then loaded as any published directory. The base of what changed
-stays until another comes, so that it travels once.
+In shared memory if there is room, else in the temporary directory, while requests run. What comes incomplete is removed. They are
+then loaded as any published directory. The base of what changed stays until another comes, so that it travels once.
 """
 
 from __future__ import annotations
@@ -18,9 +17,7 @@ from pathlib import Path
 
 from inference.plugin.checkpoint import BASE, read_manifest
 from inference.plugin.socket_body import Connection, SocketBody
-from inference.remote_memory import agent as remote_memory
-from inference.remote_memory.reading import read_files
-from inference.sent_weights import LENGTH_BYTES, MAX_OFFER_BYTES, Offer, Readable
+from inference.sent_weights import LENGTH_BYTES, MAX_OFFER_BYTES, Offer
 from transport.files.atomic import STABLE, write_buffers
 from transport.files.own_directory import OwnDirectory, remove_left
 from transport.files.shared_memory import SHARED_MEMORY, is_memory, lack_of_room
@@ -54,14 +51,11 @@ class Receiver:
         self._held: dict[str, tuple[str, int]] = {}
         """Identity and bytes of each file in `_base`, by its path in a published directory."""
 
-    async def consider(self, offer: Offer) -> tuple[frozenset[str], bool]:
-        """Returns the files of an offer that need not come, and whether those that do can be read out of the client's memory.
-
-        They can where NIXL is installed, into memory alone. Raises as `check`, of those that come.
-        """
+    async def consider(self, offer: Offer) -> frozenset[str]:
+        """Returns the files of an offer that need not come. Raises as `check`, of those that come."""
         held = self._held_of(offer)
-        place = await asyncio.to_thread(self.check, replace(offer, left_out=held), self._coming)
-        return held, place == SHARED_MEMORY and remote_memory.is_installed()
+        await asyncio.to_thread(self.check, replace(offer, left_out=held), self._coming)
+        return held
 
     def check(self, offer: Offer, coming: int) -> Path:
         """Returns the directory that has room for an offer beside `coming` bytes of others. Blocks on the disk.
@@ -120,17 +114,8 @@ class Receiver:
         is_whole = connection is not None and connection.body_bytes == LENGTH_BYTES + length + offer.nbytes
         return offer, await self._take(offer, move if is_whole else write)
 
-    async def read(self, lent: Readable) -> OwnDirectory:
-        """Returns the directory of files that were read out of the client's memory, as a published directory.
-
-        Raises as `receive`, and `OSError` where there is no room for them in memory.
-        """
-        return await self._take(lent.offer, lambda directory: read_files(lent, directory, SILENT_SECONDS), memory=True)
-
-    async def _take(
-        self, offer: Offer, fill: Callable[[Path], Awaitable[None]], *, memory: bool = False
-    ) -> OwnDirectory:
-        """Makes a directory, which `fill` gives the files of an offer that come; in shared memory alone if `memory` is set.
+    async def _take(self, offer: Offer, fill: Callable[[Path], Awaitable[None]]) -> OwnDirectory:
+        """Makes a directory, which `fill` gives the files of an offer that come.
 
         Raises as `check` and `fill`, and nothing is left.
         """
@@ -138,8 +123,6 @@ class Receiver:
         self._coming += offer.nbytes  # before the check, so that whoever comes meanwhile is counted with it
         try:
             place = await asyncio.to_thread(self.check, offer, others)
-            if memory and place != SHARED_MEMORY:
-                raise OSError(errno.ENOSPC, "there is no room for the weights in shared memory")
             own = await asyncio.to_thread(OwnDirectory, place, PREFIX)
             (own.path / BASE).mkdir()
             self._link_held(offer, own.path)

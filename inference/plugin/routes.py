@@ -43,12 +43,9 @@ from inference.plugin.socket_body import connection_of
 from inference.plugin.update import Updater
 from inference.sent_weights import (
     MAX_OFFER_BYTES,
-    MAX_READABLE_BYTES,
     OFFER_PATH,
-    READ_PATH,
     SEND_PATH,
     Offer,
-    Readable,
 )
 from transport.files.own_directory import OwnDirectory
 from transport.telemetry.trace_context import is_header
@@ -86,7 +83,6 @@ class CounterpointRoutes:
         router.add_api_route(wire.UPDATE_PATH, self.update, methods=["POST"])
         router.add_api_route(OFFER_PATH, self.offer, methods=["POST"])
         router.add_api_route(SEND_PATH, self.send, methods=["POST"])
-        router.add_api_route(READ_PATH, self.read, methods=["POST"])
         router.add_api_route(wire.UNLOAD_PATH, self.unload, methods=["POST"])
         router.add_api_route(wire.DRAIN_PATH, self.drain, methods=["POST"])
         router.add_api_route(identity.STATUS_PATH, self.status, methods=["GET"])
@@ -320,17 +316,17 @@ class CounterpointRoutes:
         return StreamingResponse(answer(), media_type="application/json")
 
     async def offer(self, raw_request: Request) -> Response:
-        """Answers an offer of weights (`inference/sent_weights.py`) with `{"holds": names of files that need not come, "reads"}`.
+        """Answers an offer of weights (`inference/sent_weights.py`) with `{"holds": names of files that need not come}`.
 
         422 if they could never be taken, 503 if not now.
         """
         try:
-            held, reads = await self.receiver.consider(Offer.decode(await _read(raw_request, MAX_OFFER_BYTES)))
+            held = await self.receiver.consider(Offer.decode(await _read(raw_request, MAX_OFFER_BYTES)))
         except Refusal as refusal:
             return _answer({"error": str(refusal)}, refusal.status)
         except (OSError, ValueError) as error:
             return _not_taken(error)
-        return _answer({"holds": sorted(held), "reads": reads})
+        return _answer({"holds": sorted(held)})
 
     async def send(self, raw_request: Request) -> Response:
         """Loads weights that come in the body, and answers as `update` does."""
@@ -342,25 +338,6 @@ class CounterpointRoutes:
         except (OSError, ValueError) as error:
             return _not_taken(error)
         return await self._load_received(offer, received)
-
-    async def read(self, raw_request: Request) -> Response:
-        """Loads weights that it reads out of the client's memory, and answers as `update` does.
-
-        424 if they could not be read, and nothing has changed.
-        """
-        try:
-            lent = Readable.decode(await _read(raw_request, MAX_READABLE_BYTES))
-            received = await self.receiver.read(lent)
-        except Refusal as refusal:
-            return _answer({"error": str(refusal)}, refusal.status)
-        except ClientDisconnect:
-            return Response(status_code=HTTPStatus.NO_CONTENT)
-        except OSError as error:
-            logger.warning("Weights of a client's memory were not read: %s", error)
-            return _answer({"error": str(error)}, HTTPStatus.FAILED_DEPENDENCY)
-        except ValueError as error:
-            return _not_taken(error)
-        return await self._load_received(lent.offer, received)
 
     async def _load_received(self, offer: Offer, received: OwnDirectory) -> Response:
         try:

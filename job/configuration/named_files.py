@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
-from inference.remote_memory.agent import require_nixl
 from inference.token import read_tokens
 from job.config import JobConfig
 from run.config import RunConfig, TrainingConfig
@@ -39,17 +38,12 @@ def check_job_files(config: JobConfig) -> None:
 
 
 def check_run_files(config: RunConfig) -> None:
-    """Raises `UserError` for a file that a run names, and that its orchestrator cannot read, or a library that is missing."""
+    """Raises `UserError` for a file that a run names, and that its orchestrator cannot read."""
     _check("inference.", config.inference.api_key_file, read_tokens)
     if config.inference.ca_file is not None:
         from inference.clients.http_sessions import tls_of
 
         _check("inference.", config.inference.ca_file, tls_of)
-    if config.inference.send_weights == "nixl":
-        try:
-            require_nixl()
-        except ValueError as error:
-            raise UserError(f"inference.{error}") from None
     if config.teacher is not None:
         _check("teacher.", config.teacher.api_key_file, read_tokens)
     for name, opponent in config.opponents.items():

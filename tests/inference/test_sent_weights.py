@@ -10,7 +10,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from inference.sent_weights import LENGTH_BYTES, Offer, Readable, opened
+from inference.sent_weights import LENGTH_BYTES, Offer, opened
 from tests.support.fake_inference import CLAIM, weight_update
 
 
@@ -87,31 +87,3 @@ def test_an_offer_with_a_wrong_field_is_refused(fields: dict[str, object]) -> No
     assert Offer.decode(orjson.dumps(good)) == Offer(1, None, CLAIM, {"a.safetensors": 1})
     with pytest.raises(ValueError, match="offer"):
         Offer.decode(orjson.dumps(good | fields))
-
-
-def test_what_can_be_read_is_decoded_as_it_was_encoded() -> None:
-    offer = Offer(
-        1,
-        None,
-        CLAIM,
-        {"a.safetensors": 1, "base/b.safetensors": 2},
-        {"base/b.safetensors": "x"},
-        frozenset({"base/b.safetensors"}),
-    )
-    lent = Readable(offer, bytes(range(256)), {"a.safetensors": (1 << 64) - 1})
-    assert Readable.decode(lent.encode()) == lent
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [{"offer": None}, {"offer": {}}, {"agent": "ä"}, {"agent": 1}, {"addresses": {}}, {"addresses": {"a.safetensors": -1}},
-     {"addresses": {"a.safetensors": True}}, {"addresses": {"a.safetensors": 1, "b.safetensors": 1}}],
-)  # fmt: skip
-def test_what_says_not_where_to_read_is_refused(fields: dict[str, object]) -> None:
-    good = orjson.loads(Readable(Offer(1, None, CLAIM, {"a.safetensors": 1}), b"agent", {"a.safetensors": 7}).encode())
-    with pytest.raises(ValueError, match=r"what can be read is|an offer is"):
-        Readable.decode(orjson.dumps(good | fields))
-    with pytest.raises(ValueError, match="an offer is"):
-        Readable.decode(b'{"agent": "", "addresses": {}, "offer": %s}' % (b"[" * 500 + b"]" * 500))
-    with pytest.raises(ValueError, match="what can be read is not JSON"):
-        Readable.decode(b"{")

@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import re
 import shutil
-import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 import aiohttp
 import numpy as np
@@ -40,7 +38,6 @@ from tests.support.polling import until
 from tests.support.tiny_model import END, log_probabilities, misshape, routing
 from tests.support.vllm_server import PROBE_TOKENS, ServerProcess
 from trainer.shared_memory import SharedMemory
-from transport.files.shared_memory import SHARED_MEMORY
 from transport.records import Float32Array, Int32Array, Turn
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
@@ -69,9 +66,7 @@ async def binary_client(server: ServerProcess) -> AsyncIterator[BinaryClient]:
 
 
 @asynccontextmanager
-async def pool_at(
-    server: ServerProcess, version: int = 0, send: bool | Literal["nixl"] = False
-) -> AsyncIterator[InferencePool]:
+async def pool_at(server: ServerProcess, version: int = 0, send: bool = False) -> AsyncIterator[InferencePool]:
     config = PoolConfig(urls=[server.url], probe_tolerance=TOLERANCE, max_retries=0, send_weights=send, take_over=True)
     pool = InferencePool(config, server.config.model)
     try:
@@ -336,7 +331,6 @@ async def test_weights_that_are_sent_are_loaded_and_proven(moe_server: ServerPro
         with opened(WeightUpdate(4, changed, probe, None), CLAIM) as (offer, _):
             assert await answer_to(moe_server, offer) == {
                 "holds": ["base/model.safetensors"],
-                "reads": True,
             }
         with pytest.raises(InferenceError, match=r"accepted version 4 .*: layer 1$"):
             await pool.update_weights(WeightUpdate(4, wrong, probe, None))
@@ -350,23 +344,6 @@ async def test_weights_that_are_sent_are_loaded_and_proven(moe_server: ServerPro
         assert disagreement(moe_server, 0, turn, PROMPT, 1.0).max() < TOLERANCE
         said = "hung up before its weights had come whole"
         await until(lambda: said in log.read_text(), f"the server to log that a client {said}")
-
-
-async def test_weights_in_memory_are_read_by_the_server(moe_server: ServerProcess) -> None:
-    """Whole weights, what changed, and what changed since the same base, which stays at the server. Wrong ones are found."""
-    with tempfile.TemporaryDirectory(dir=SHARED_MEMORY) as memory:
-        base, whole = (shutil.copytree(moe_server.directories[each], Path(memory) / f"step_{each}") for each in (0, 1))
-        changed, again = (as_changes(moe_server, Path(memory) / name, base_of=base) for name in ("changed", "again"))
-        wrong = as_changes(moe_server, Path(memory) / "wrong", flip=1, base_of=base)
-        async with pool_at(moe_server, 0, send="nixl") as pool:
-            for version, directory in enumerate((whole, changed, again), 1):
-                probe = replace(update_to(moe_server, 1).probe, version=version)
-                await pool.update_weights(WeightUpdate(version, directory, probe, None))
-                turn = await pool.generate(PROMPT, GREEDY.replaced(temperature=1.0), affinity="a")
-                assert disagreement(moe_server, 1, turn, PROMPT, 1.0).max() < TOLERANCE
-            with pytest.raises(InferenceError, match=r"accepted version 4 .*: layer 1$"):
-                await pool.update_weights(WeightUpdate(4, wrong, probe, None))
-            await pool.update_weights(update_to(moe_server, 0))
 
 
 async def test_weights_go_back_and_forth(moe_server: ServerProcess) -> None:

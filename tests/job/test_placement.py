@@ -92,9 +92,8 @@ def test_a_trainer_that_publishes_in_memory_is_with_the_servers(job_file: Path, 
     assert 'trainer.broadcast = "memory" needs trainer and orchestrators on one machine, and trainer.nodes = 2' in nodes
 
 
-@pytest.mark.parametrize("send", ["true", "nixl"])
-def test_servers_that_are_sent_the_weights_of_memory_are_on_any_node(job_file: Path, key: Path, send: str) -> None:
-    flags = [*apart(key), "--trainer.broadcast", "memory", "--orchestrator.inference.send_weights", send]
+def test_servers_that_are_sent_the_weights_of_memory_are_on_any_node(job_file: Path, key: Path) -> None:
+    flags = [*apart(key), "--trainer.broadcast", "memory", "--orchestrator.inference.send_weights", "true"]
     assert groups(load(JobConfig, job_file, flags)) == {"inference_0": None, "trainer": "job", "orchestrator": "job"}
 
 

@@ -5,34 +5,26 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-import re
 import shutil
-import subprocess
-import sys
-import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from io import FileIO
 from pathlib import Path
-from typing import Any, Literal
 
 import orjson
 import pytest
 
 from inference.base import InferenceError, RequestRefused, ServerFailure, ServerUnreachable, WeightUpdate
-from inference.clients import http_sessions, weight_sender
+from inference.clients import weight_sender
 from inference.clients.http_sessions import HttpSessions
 from inference.clients.weight_sender import WeightSender
 from inference.config import PoolConfig
 from inference.loads import Claim
-from inference.remote_memory import agent
-from inference.remote_memory.reading import read_files
-from inference.sent_weights import LENGTH_BYTES, OFFER_PATH, READ_PATH, SEND_PATH, Offer, Readable, opened
+from inference.sent_weights import LENGTH_BYTES, OFFER_PATH, SEND_PATH, Offer, opened
 from tests.inference.test_tls import Identity, make_identity
 from tests.support.fake_inference import CLAIM, weight_update
 from transport.files.atomic import STABLE
-from transport.files.shared_memory import SHARED_MEMORY
 
 LARGE = 1 << 24
 """Bytes, more than the buffers of a connection hold."""
@@ -43,7 +35,7 @@ Peer = Callable[[str, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[Non
 
 @asynccontextmanager
 async def sender_to(
-    peer: Peer, token: Path | None = None, identity: Identity | None = None, send: bool | Literal["nixl"] = True
+    peer: Peer, token: Path | None = None, identity: Identity | None = None, send: bool = True
 ) -> AsyncIterator[WeightSender]:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -306,145 +298,3 @@ async def test_an_answer_that_is_none_is_a_failure_of_the_server(update: WeightU
     async with sender_to(peer) as sender:
         with pytest.raises(ServerFailure, match="did not answer which files of an offer it holds"):
             await sender.send(update, CLAIM)
-
-
-@pytest.fixture
-def update_in_memory() -> Iterator[WeightUpdate]:
-    with tempfile.TemporaryDirectory(dir=SHARED_MEMORY) as place:
-        directory = Path(place)
-        (directory / "model.safetensors").write_bytes(b"weights")
-        (directory / STABLE).touch()
-        yield replace(weight_update(3), directory=directory)
-
-
-@pytest.mark.slow
-async def test_a_server_reads_what_is_in_memory_itself(update_in_memory: WeightUpdate, tmp_path: Path) -> None:
-    """The second time the same version comes over HTTP: a server that has read it was not proven."""
-    requests: list[str] = []
-
-    async def peer(head: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        requests.append(head.split()[1])
-        body = await body_of(head, reader)
-        if READ_PATH in head:
-            await read_files(Readable.decode(body), tmp_path, 60.0)
-        answer(writer, orjson.dumps({"holds": [], "reads": True}))
-
-    async with sender_to(peer, send="nixl") as sender:
-        for _ in range(2):
-            await sender.send(update_in_memory, CLAIM)
-    assert requests == [OFFER_PATH, READ_PATH, OFFER_PATH, SEND_PATH]
-    assert (tmp_path / "model.safetensors").read_bytes() == b"weights"
-
-
-@pytest.mark.parametrize("why", ["not asked for", "on the disk", "the server cannot", "https"])
-async def test_what_a_server_does_not_read_is_sent(
-    update: WeightUpdate, update_in_memory: WeightUpdate, tmp_path: Path, why: str
-) -> None:
-    requests: list[str] = []
-
-    async def peer(head: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        requests.append(head.split()[1])
-        await body_of(head, reader)
-        answer(writer, orjson.dumps({"holds": [], "reads": why != "the server cannot"}))
-
-    identity = make_identity(tmp_path / "server") if why == "https" else None
-    async with sender_to(peer, identity=identity, send=why == "not asked for" or "nixl") as sender:
-        await sender.send(update if why == "on the disk" else update_in_memory, CLAIM)
-    assert requests == [OFFER_PATH, SEND_PATH]
-
-
-async def test_weights_are_sent_where_nixl_does_not_start(
-    update_in_memory: WeightUpdate, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """No server is blamed for what fails on this machine."""
-    requests: list[str] = []
-
-    async def peer(head: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        requests.append(head.split()[1])
-        await body_of(head, reader)
-        answer(writer, orjson.dumps({"holds": [], "reads": True}))
-
-    monkeypatch.setattr(sys, "executable", shutil.which("false"))
-    async with sender_to(peer, send="nixl") as sender:
-        await sender.send(update_in_memory, CLAIM)
-    assert requests == [OFFER_PATH, SEND_PATH]
-    assert re.search("over HTTP, .*: the source of files in memory ended with exit code 1$", caplog.text, re.MULTILINE)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("source_dies", [False, True])
-async def test_weights_that_a_server_cannot_read_are_sent(
-    update_in_memory: WeightUpdate,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    source_dies: bool,
-) -> None:
-    """At once, and those of the next minutes without another attempt; the server is not blamed for a source that has ended."""
-    requests: list[str] = []
-    sources: list[subprocess.Popen[bytes]] = []
-    start = subprocess.Popen.__init__
-
-    def noted(process: Any, *arguments: Any, **options: Any) -> None:
-        start(process, *arguments, **options)
-        sources.append(process)
-
-    async def peer(head: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        requests.append(head.split()[1])
-        await body_of(head, reader)
-        if READ_PATH in head:
-            if source_dies:
-                sources[-1].kill()
-                await asyncio.to_thread(os.waitid, os.P_PID, sources[-1].pid, os.WEXITED | os.WNOWAIT)
-            answer(writer, b'{"error": "no more could be read"}', "424 Failed Dependency")
-        else:
-            answer(writer, orjson.dumps({"holds": [], "reads": True}))
-
-    monkeypatch.setattr(subprocess.Popen, "__init__", noted)
-    async with sender_to(peer, send="nixl") as sender:
-        await sender.send(update_in_memory, CLAIM)
-        await sender.send(replace(update_in_memory, version=4), CLAIM)
-        monkeypatch.setattr(sender, "_lend_from", 0.0)
-        await sender.send(replace(update_in_memory, version=5), CLAIM)
-    first, later = [OFFER_PATH, READ_PATH, SEND_PATH], [OFFER_PATH, SEND_PATH]
-    assert requests == [*first, *later, *first]
-    said = "memory ended with exit code -9" if source_dies else "answered 424: no more could be read"
-    assert caplog.text.count(said) == 2
-
-
-@pytest.mark.slow
-async def test_a_caller_that_gives_up_ends_the_source(update_in_memory: WeightUpdate) -> None:
-    arrived = asyncio.Event()
-    lent: list[Readable] = []
-
-    async def peer(head: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        body = await body_of(head, reader)
-        if OFFER_PATH in head:
-            answer(writer, orjson.dumps({"holds": [], "reads": True}))
-            return
-        lent.append(Readable.decode(body))
-        arrived.set()
-        await reader.read()
-
-    async with sender_to(peer, send="nixl") as sender:
-        task = asyncio.create_task(sender.send(update_in_memory, CLAIM))
-        await arrived.wait()
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        with pytest.raises(ConnectionAbortedError, match="the weights could not be read"):
-            await read_files(lent[0], update_in_memory.directory / "new", 60.0)
-
-
-def test_nixl_that_is_not_installed_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agent, "is_installed", lambda: False)
-    with pytest.raises(ValueError, match=r'pip install "counterpoint\[nixl\]"'):
-        HttpSessions(PoolConfig(send_weights="nixl"))
-
-
-@pytest.mark.parametrize("rdma", [False, True])
-def test_nixl_without_rdma_is_warned_of(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, rdma: bool
-) -> None:
-    monkeypatch.setattr(http_sessions, "has_rdma", lambda: rdma)
-    HttpSessions(PoolConfig(send_weights="nixl"))
-    assert ("over TCP NIXL is slower than send_weights = true" in caplog.text) == (not rdma)

@@ -6,7 +6,6 @@ import asyncio
 import os
 import tempfile
 from collections.abc import AsyncIterator
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,9 +15,7 @@ from safetensors.numpy import save_file
 
 from inference.plugin import receiving
 from inference.plugin.receiving import Receiver
-from inference.remote_memory import agent as remote_memory
-from inference.remote_memory.lending import Lending
-from inference.sent_weights import Offer, Readable
+from inference.sent_weights import Offer
 from tests.support.fake_inference import CLAIM
 from transport.files.atomic import STABLE
 from transport.files.own_directory import OwnDirectory
@@ -158,12 +155,12 @@ async def test_a_base_comes_once_and_goes_with_the_next(memory: Path, receiver: 
         return Offer(1, None, CLAIM, files, {"base/model.safetensors": identity})
 
     first, second = offer_of("a", changes[0]), offer_of("a", changes[1])
-    assert (await receiver.consider(first))[0] == frozenset()
+    assert await receiver.consider(first) == frozenset()
     _, received = await receiver.receive(in_pieces(first.preamble() + model + changes[0], 7))
     received.remove()
-    held, _ = await receiver.consider(second)
+    held = await receiver.consider(second)
     assert held == {"base/model.safetensors"}
-    assert (await receiver.consider(offer_of("b", changes[1])))[0] == frozenset()
+    assert await receiver.consider(offer_of("b", changes[1])) == frozenset()
     less = replace(second, left_out=held)
     for _ in range(2):
         _, received = await receiver.receive(in_pieces(less.preamble() + changes[1], 7))
@@ -194,7 +191,7 @@ async def test_changes_go_where_their_base_is(
     _, received = await receiver.receive(in_pieces(whole.preamble() + model + change, 7))
     assert received.path.parent == disk
     received.remove()
-    less = replace(whole, left_out=(await receiver.consider(whole))[0])
+    less = replace(whole, left_out=await receiver.consider(whole))
     _, received = await receiver.receive(in_pieces(less.preamble() + change, 7))
     assert (received.path.parent, left_in(memory)) == (disk, [])
     assert (received.path / "base" / "model.safetensors").stat().st_nlink == 2
@@ -218,37 +215,3 @@ def test_what_a_killed_server_held_goes_when_the_next_one_starts(memory: Path, t
     (left / "base").mkdir(parents=True)
     Receiver(tmp_path)
     assert left_in(memory) == [live.path]
-
-
-@pytest.mark.slow
-async def test_files_are_read_out_of_a_clients_memory(memory: Path, receiver: Receiver, tmp_path: Path) -> None:
-    """As those that are sent; of a client that is gone nothing is left."""
-    with ExitStack() as stack:
-        lent_files = {}
-        for number, (name, content) in enumerate(FILES.items()):
-            (tmp_path / f"{number}").write_bytes(content)
-            lent_files[name] = stack.enter_context((tmp_path / f"{number}").open("rb", buffering=0))
-        with Lending() as source:
-            received = await receiver.read(lent := source.start(OFFER, lent_files))
-        assert received.path.parent == memory
-        assert (received.path / STABLE).exists()
-        assert {name: (received.path / name).read_bytes() for name in FILES} == FILES
-        received.remove()
-    with pytest.raises(ConnectionAbortedError, match="the weights could not be read after 0 bytes"):
-        await receiver.read(lent)
-    assert left_in(memory) == []
-
-
-async def test_files_are_read_into_memory_alone(
-    memory: Path, receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Not to a disk, and not where NIXL is missing."""
-    assert await receiver.consider(OFFER) == (frozenset(), True)
-    with monkeypatch.context() as patched:
-        patched.setattr(remote_memory, "is_installed", lambda: False)
-        assert await receiver.consider(OFFER) == (frozenset(), False)
-    monkeypatch.setattr(receiving, "lack_of_room", lambda *_: "memory is scarce")
-    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
-    assert await receiver.consider(OFFER) == (frozenset(), False)
-    with pytest.raises(OSError, match="no room for the weights in shared memory"):
-        await receiver.read(Readable(OFFER, b"agent", dict.fromkeys(FILES, 0)))

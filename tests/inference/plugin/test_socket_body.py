@@ -60,8 +60,8 @@ async def serving(tmp_path: Path, identity: Identity | None = None) -> AsyncIter
 
     @app.post(OFFER_PATH)
     async def offer(request: Request) -> dict[str, object]:
-        held, _ = await receiver.consider(Offer.decode(await request.body()))
-        return {"holds": sorted(held), "reads": False}
+        held = await receiver.consider(Offer.decode(await request.body()))
+        return {"holds": sorted(held)}
 
     @app.post(SEND_PATH)
     async def send(request: Request) -> JSONResponse:

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from cli.main import main
-from inference.remote_memory import agent
 from tests.orchestrator.toy_model import make_toy_model
 
 ROWS = json.dumps({"data": {"path": "gone.jsonl"}, "rubric": [{"kind": "math"}]})
@@ -70,16 +69,6 @@ def test_a_dry_run_refuses_what_is_not_there(
     assert said in error
     assert not output
     assert sorted(job_file.parent.iterdir()) == before, "nothing is written"
-
-
-def test_a_dry_run_asks_for_nixl_where_it_is_missing(
-    job_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    flags = [*SERVERS, "--orchestrator.inference.send_weights", "nixl"]
-    assert main(["run", str(job_file), "--dry-run", *flags]) == 0
-    monkeypatch.setattr(agent, "is_installed", lambda: False)
-    assert main(["run", str(job_file), "--dry-run", *flags]) == 2
-    assert 'inference.send_weights = "nixl": NIXL is not installed; pip install' in capsys.readouterr().err
 
 
 def test_a_dry_run_takes_what_is_there(job_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
