@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from inference.plugin.checkpoint import BASE, DELTA, read_header, read_places, weight_files
+from transport.files.atomic import remove_directory
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -148,7 +149,7 @@ def make_whole(directory: Path) -> None:
     """Puts whole weights in place of base and delta, in a directory that nobody reads yet. Raises `ValueError`, `OSError`."""
     write_whole(directory, directory)
     (directory / DELTA).unlink()
-    shutil.rmtree(directory / BASE)
+    remove_directory(directory / BASE)
 
 
 def write_whole(directory: Path, target: Path) -> None:

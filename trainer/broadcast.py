@@ -224,7 +224,7 @@ class Broadcaster:
                 return True
         except (OSError, ValueError) as error:
             logger.warning("version %d is published whole: %s", version, error)
-        shutil.rmtree(directory / BASE, ignore_errors=True)
+        remove_directory(directory / BASE)
         (directory / DELTA).unlink(missing_ok=True)
         return False
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,6 +26,7 @@ from cluster.worker_view import State, WorkerView
 from sweep.open_store import open_proven
 from sweep.record import RecordError
 from sweep.store import StoreError
+from transport.files.atomic import remove_directory
 
 logger = logging.getLogger(__name__)
 
@@ -161,8 +161,7 @@ class AttendedJob(Observer):
         """Stops what an earlier process left, in order, and makes the directory of a new job. Returns as `end_earlier`."""
         stopped = await end_earlier(self._directory) if is_left else None
         if stopped is None:
-            if self._directory.exists():
-                await asyncio.to_thread(shutil.rmtree, self._directory)
+            await asyncio.to_thread(remove_directory, self._directory)
             self._directory.mkdir(parents=True, mode=0o700)
             write_privately(self._directory / JOB_FILE, self._job)
         return stopped

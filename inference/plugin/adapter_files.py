@@ -9,6 +9,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from transport.files.atomic import remove_directory
 from transport.files.own_directory import OwnDirectory
 
 WEIGHTS = "adapter_model.safetensors"
@@ -36,7 +37,7 @@ class AdapterFiles:
             for name in FILES:
                 shutil.copyfile(directory / name, copy / name)
         except OSError:
-            shutil.rmtree(copy)
+            remove_directory(copy)
             raise
         return copy
 
@@ -47,15 +48,15 @@ class AdapterFiles:
         link.replace(path)
         for old in self._root.glob(f"{number}.*"):
             if old != copy:
-                shutil.rmtree(old)
+                remove_directory(old)
         return path
 
     def discard(self, copy: Path) -> None:
         """Removes a copy that was not adopted."""
-        shutil.rmtree(copy)
+        remove_directory(copy)
 
     def remove(self, number: int) -> None:
         """Removes all copies of adapter `number`."""
         (self._root / str(number)).unlink(missing_ok=True)
         for copy in self._root.glob(f"{number}.*"):
-            shutil.rmtree(copy)
+            remove_directory(copy)

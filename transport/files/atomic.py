@@ -29,6 +29,9 @@ Buffer: TypeAlias = "bytes | bytearray | memoryview | npt.NDArray[Any]"
 STABLE = "STABLE"
 """The marker whose presence makes a directory exist for its readers."""
 
+_KEPT = ".kept"
+"""The end of the name of a removed directory in which NFS keeps open files."""
+
 _BUFFERS_A_CALL = 512
 """Below IOV_MAX (1024 on Linux), and few enough that building the list is quick."""
 
@@ -124,11 +127,21 @@ def make_readable(directory: Path) -> None:
 def remove_directory(path: Path) -> None:
     """Removes a directory, its `STABLE` marker first, so that an interrupted removal leaves nothing that counts.
 
-    A missing directory is no error.
+    A missing directory is no error. On NFS a file that this machine has open or mapped stays in its directory under another
+    name until it is closed: the directory is then moved aside, and removed with a later one of the same parent.
     """
     (path / STABLE).unlink(missing_ok=True)
-    if path.is_dir():
+    for kept in path.parent.glob(f".*{_KEPT}"):
+        shutil.rmtree(kept, ignore_errors=True)
+    if not path.is_dir():
+        return
+    try:
         shutil.rmtree(path)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EBUSY):
+            raise
+        kept = path.rename(path.with_name(f".{path.name}.{secrets.token_hex(4)}{_KEPT}"))
+        shutil.rmtree(kept, ignore_errors=True)  # the rest of it
 
 
 def published_steps(parent: Path) -> list[int]:

@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from transport.codec import MAX_HEADER_BYTES, MAX_MESSAGE_BYTES, CodecError, file_buffers, read_frames
-from transport.files.atomic import Buffer, write_atomically
+from transport.files.atomic import Buffer, remove_directory, write_atomically
 from transport.files.lock import take_listener_lock
 from transport.wires.link import Arrived, Connected, Lost
 from transport.wires.receiver import Arrival
@@ -142,7 +142,7 @@ class DirectoryListener:
         self._lock: int | None = take_listener_lock(root / "trainer.lock", str(root))
         for entry in root.iterdir():
             if _SESSION.fullmatch(entry.name):
-                shutil.rmtree(entry)  # of a trainer that has ended, since this one holds the lock
+                remove_directory(entry)  # of a trainer that has ended, since this one holds the lock
         self._session = root / secrets.token_hex(8)
         self._inbox = self._session / _TO_TRAINER
         self._inbox.mkdir(parents=True)

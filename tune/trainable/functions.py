@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from transport.files.atomic import remove_directory
 from tune.errors import AbortTrialExecution, TuneError
 from tune.result import Result
 from tune.trainable import saved_state
@@ -150,7 +151,7 @@ def require_export(kind: type[Trainable]) -> None:
 def _move(source: Path, into: str) -> None:
     for entry in source.iterdir():
         entry.rename(Path(into) / entry.name)
-    source.rmdir()
+    remove_directory(source)
 
 
 def _link(source: str, target: str) -> str:

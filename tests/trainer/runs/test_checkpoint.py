@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.silly_rename import is_held, keep_removed_files
 from tests.trainer.conftest import make_batch
 from tests.trainer.lone_run import make_lone_run
 from trainer.broadcast import Broadcaster
@@ -21,6 +22,21 @@ from trainer.runs.checkpoint import CheckpointError
 from trainer.runs.checkpoints import Checkpoints
 from transport.files.atomic import published_steps
 from transport.telemetry.spans import SpanLog
+
+
+def test_a_resumed_run_removes_the_checkpoint_from_which_it_goes_on_also_on_nfs(
+    dense_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = make_lone_run(tmp_path, dense_directory)
+    first.train(make_batch(1))
+    checkpoint.write(checkpoint.take(first.run), tmp_path, keep=1)
+    state = checkpoint.checkpoints_directory(tmp_path, "default") / "step_1" / "state.safetensors"
+    keep_removed_files(monkeypatch)
+    second = make_lone_run(tmp_path, dense_directory, resume=True)
+    assert is_held(state.stat().st_ino)
+    second.train(make_batch(2))
+    checkpoint.write(checkpoint.take(second.run), tmp_path, keep=1)
+    assert published_steps(state.parents[1]) == [2]
 
 
 @pytest.mark.slow

@@ -11,10 +11,12 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.support.silly_rename import PREFIX, keep_removed_files
 from transport.files.atomic import (
     STABLE,
     as_bytes_view,
@@ -132,6 +134,41 @@ def test_what_was_half_removed_is_published_again(tmp_path: Path) -> None:
     with publish_directory(tmp_path / "step_1") as partial:
         (partial / "new").write_text("x")
     assert sorted(entry.name for entry in (tmp_path / "step_1").iterdir()) == [STABLE, "new"]
+
+
+def test_a_directory_in_which_files_are_open_or_mapped_on_nfs_is_removed_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep_removed_files(monkeypatch)
+    with publish_directory(tmp_path / "step_1") as partial:
+        (partial / "below").mkdir()
+        for name in ("open", "below/mapped", "below/other"):
+            (partial / name).write_bytes(b"x" * 100)
+    mapped: np.memmap[Any, Any] = np.memmap(tmp_path / "step_1" / "below" / "mapped", mode="r")
+    with (tmp_path / "step_1" / "open").open("rb") as file:
+        remove_directory(tmp_path / "step_1")
+        assert published_steps(tmp_path) == []
+        with publish_directory(tmp_path / "step_1") as partial:
+            (partial / "new").write_text("x")
+        assert published_steps(tmp_path) == [1]
+        assert (file.read(), bytes(mapped)) == (b"x" * 100, b"x" * 100)
+        left = [path for path in tmp_path.rglob("*") if path.is_file() and path.parent.name != "step_1"]
+        assert len(left) == 2
+        assert all(path.name.startswith(PREFIX) for path in left)
+    del mapped
+    remove_directory(tmp_path / "step_9")
+    assert [path.name for path in tmp_path.iterdir()] == ["step_1"], "what was kept has gone with a later removal"
+
+
+def test_a_directory_that_may_not_be_removed_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "step_1").mkdir()
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(os, "rmdir", refuse)
+    with pytest.raises(PermissionError):
+        remove_directory(tmp_path / "step_1")
 
 
 @pytest.mark.slow
