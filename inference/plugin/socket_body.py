@@ -1,8 +1,11 @@
-"""A request's body that a thread moves from its socket into files, past the API server's event loop and HTTP parser.
+"""The API server's connections: bounds of what a stranger may send, and bodies that a thread moves from a socket into files.
 
-uvicorn copies a body four times, in pieces of 64 KiB, on the loop that answers model calls. Here the kernel moves it: from the
-socket into a pipe, by reference, and from there into the file. The parser does not see the body's end then, so the connection is
-closed after the answer.
+vLLM's bounds of a head hold with another parser of uvicorn's, and uvicorn has no deadline for one. `Connection` has both, before
+anything is asked of a request.
+
+A body goes past the event loop and the parser: uvicorn copies a body four times, in pieces of 64 KiB, on the loop that answers
+model calls. Here the kernel moves it: from the socket into a pipe, by reference, and from there into the file. The parser does
+not see the body's end then, so the connection is closed after the answer.
 
 Not under TLS, whose bytes only the transport can read, and not for a body of unknown length: these come by ASGI, as all others.
 """
@@ -28,11 +31,123 @@ from transport.files.atomic import write_buffers
 PIPE_BYTES = 1 << 20
 """The most that a process may have in a pipe without privileges, by default."""
 
+HEAD_BYTES = 1 << 16
+"""The most of a head, and of anything else that is no body: of trailers, say."""
+
+HEAD_SECONDS = 30.0
+"""Longest time from the connection, or from the end of an answer, until the next request's head is complete."""
+
+BODY_SECONDS = 60.0
+"""Longest time without a byte of a body that is read."""
+
+GRACE_SECONDS = 1.0
+"""A connection that is late is looked at once more after this: the whole process may have been stopped."""
+
 _EXTENSION = "counterpoint.connection"
 
 
+class _TooLarge(Exception):
+    """A head that came at once has too many bytes."""
+
+
 class Connection(HttpToolsProtocol):
-    """uvicorn's side of a connection. Its requests' scopes name it, so that a route can take its socket."""
+    """uvicorn's side of a connection, within bounds. Its requests' scopes name it, so that a route can take its socket."""
+
+    _unparsed = 0
+    """Bytes since the last whole head, piece of a body, or end of one."""
+    _since = 0.0
+    """When the wait for the client began."""
+    _late = False
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as in uvicorn
+        """Begins to wait for a head."""
+        super().connection_made(transport)
+        self._since = self.loop.time()
+        self._look()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Ends the connection."""
+        self._stop_looking()
+        super().connection_lost(exc)
+
+    def handle_websocket_upgrade(self) -> None:
+        """Hands the connection over to another protocol."""
+        self._stop_looking()
+        super().handle_websocket_upgrade()
+
+    def data_received(self, data: bytes) -> None:
+        """Parses what has come, unless it is too much."""
+        if self.transport.is_closing():
+            return
+        self._unparsed += len(data)
+        if self._answers:
+            self._since = self.loop.time()
+        super().data_received(data)
+        if self._unparsed > HEAD_BYTES:
+            self._refuse()
+
+    def on_headers_complete(self) -> None:
+        """Begins to answer a request."""
+        if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > HEAD_BYTES:
+            self._refuse()
+            raise _TooLarge  # the parser stops
+        self._unparsed = 0
+        self._since = self.loop.time()
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Takes a piece of a body."""
+        self._unparsed = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """Ends a request's body."""
+        self._unparsed = 0
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """Begins to wait for the next head."""
+        super().on_response_complete()
+        self._since = self.loop.time()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuses what is no HTTP."""
+        if not self.transport.is_closing():
+            super().send_400_response(msg)
+
+    @property
+    def _answers(self) -> bool:
+        """Whether a request is being answered."""
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _refuse(self) -> None:
+        if self._answers:
+            self.transport.abort()  # another answer has begun
+        elif not self.transport.is_closing():
+            said = f"the head of a request has at most {HEAD_BYTES} bytes".encode()
+            head = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
+            self.transport.write(head % len(said) + said)
+            self.transport.close()
+
+    def _look(self) -> None:
+        """Ends the connection if its client is late; else looks again when it may be."""
+        now = self.loop.time()
+        if not self._answers:
+            left = self._since + HEAD_SECONDS - now
+        elif self.cycle.more_body and not (self.flow.read_paused or self.cycle.waiting_for_100_continue):
+            left = self._since + BODY_SECONDS - now
+        else:  # nothing is awaited of it
+            self._since, left = now, HEAD_SECONDS
+        if left <= 0 and self._late:
+            self.transport.abort()
+            return
+        self._late = left <= 0
+        self._timer = self.loop.call_later(GRACE_SECONDS if self._late else left, self._look)
+
+    def _stop_looking(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
 
     def on_message_begin(self) -> None:
         """Begins a request."""

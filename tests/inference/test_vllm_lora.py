@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
+from urllib.parse import urlsplit
 
 import aiohttp
 import numpy as np
@@ -19,8 +20,10 @@ from inference.base import InferenceError, Probe, SamplingParameters, WeightUpda
 from inference.clients.client import BinaryClient
 from inference.clients.http_sessions import HttpSessions
 from inference.config import PoolConfig
+from inference.plugin.socket_body import HEAD_BYTES
 from inference.pool.pool import InferencePool
 from inference.sent_weights import OFFER_PATH, SEND_PATH
+from inference.token import read_tokens
 from tests.support.fake_inference import CLAIM
 from tests.support.polling import wait_until
 from tests.support.tiny_model import log_probabilities
@@ -194,6 +197,21 @@ async def test_nothing_but_health_and_metrics_is_open_without_the_token(
         for path, status in ((identity.STATUS_PATH, 401), ("/health", 200), ("/metrics", 200)):
             async with session.get(path) as response:
                 assert response.status == status, path
+
+
+async def test_a_stranger_sends_no_head_without_end_and_nobody_a_compressed_body(lora_server: ServerProcess) -> None:
+    url = urlsplit(lora_server.url)
+    reader, writer = await asyncio.open_connection(url.hostname, url.port)
+    writer.write(b"GET /health HTTP/1.1\r\nX: " + b"x" * HEAD_BYTES)
+    assert b" 431 " in await reader.readline()
+    writer.close()
+    assert lora_server.config.api_key_file is not None
+    token = read_tokens(lora_server.config.api_key_file)[0]
+    headers = {"Authorization": f"bearer {token}", "Content-Encoding": "gzip"}
+    async with aiohttp.ClientSession(lora_server.url, headers=headers) as session:
+        for path in (wire.GENERATE_PATH, "/v1/completions"):
+            async with session.post(path, data=b"{}") as response:
+                assert response.status == 415, path
 
 
 @pytest.mark.kills_server

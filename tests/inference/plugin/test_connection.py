@@ -1,0 +1,157 @@
+"""What a stranger may send to a server of vLLM before its token is looked at, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import socket
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+import uvicorn
+
+from inference.plugin import socket_body
+from inference.plugin.socket_body import HEAD_BYTES, Connection
+from tests.support.polling import until
+
+CHUNKED = b"POST / HTTP/1.1\r\nHost: server\r\nTransfer-Encoding: chunked\r\n\r\n"
+SHORT = b"GET / HTTP/1.1\r\nHost: server\r\n\r\n"
+
+
+async def app(scope: Any, receive: Any, send: Any) -> None:
+    """Answers a request with the length of its body, once it has come."""
+    length, more = 0, scope["type"] == "http"
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return
+        length, more = length + len(message["body"]), message["more_body"]
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"9")]})
+    await send({"type": "http.response.body", "body": b"%9d" % length})
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[uvicorn.Server]:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        config = uvicorn.Config(app, http=Connection, log_level="error", lifespan="off", timeout_keep_alive=3600)
+        serving = uvicorn.Server(config)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(serving.serve([listening]))
+            await until(lambda: serving.started, "the server")
+            yield serving
+            serving.should_exit = True
+
+
+async def connected(server: uvicorn.Server) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    return await asyncio.open_connection(*server.servers[0].sockets[0].getsockname())
+
+
+async def answer(reader: asyncio.StreamReader) -> bytes:
+    head = await reader.readuntil(b"\r\n\r\n")
+    return head.split()[1] + b" " + (await reader.readexactly(9)).strip()
+
+
+def endless(*words: bytes) -> Iterator[bytes]:
+    *first, again = words
+    return itertools.chain(first, itertools.repeat(again * 1000))
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (endless(b"GET / HTTP/1.1\r\nX: ", b"x"), b"431"),
+        (endless(b"GET / HTTP/1.1\r\n", b"X: y\r\n"), b"431"),
+        (endless(b"GET /", b"x"), b"431"),
+        (endless(b"GET / HTTP/1.1\r\n", b"x"), b"431"),
+        (endless(b"x"), b"400"),
+        (endless(SHORT, b"GET / HTTP/1.1\r\nX: ", b"x"), b"200"),
+        ([b"GET / HTTP/1.1\r\nX: " + b"x" * HEAD_BYTES + b"\r\n\r\n"], b"431"),
+        (endless(CHUNKED + b"1;x=", b"x"), b""),
+        (endless(CHUNKED + b"0\r\nX: ", b"x"), b""),
+        (endless(CHUNKED + b"0\r\n", b"X: y\r\n"), b""),
+    ],
+    ids=["value", "lines", "url", "name", "no HTTP", "second", "at once", "extension", "trailer", "trailers"],
+)
+async def test_a_head_without_end_is_refused_before_it_takes_memory(
+    server: uvicorn.Server, sent: Iterator[bytes], status: bytes
+) -> None:
+    reader, writer = await connected(server)
+    count = 0
+    try:
+        for piece in sent:
+            writer.write(piece)
+            await writer.drain()
+            count += len(piece)
+            assert count < 64 * HEAD_BYTES, "it was taken"
+            if reader.at_eof():
+                break
+            await asyncio.sleep(0)
+    except ConnectionError:
+        pass
+    try:
+        said = await reader.read()
+    except ConnectionError:
+        said = b""  # what was still under way made the kernel reset the connection
+    writer.close()
+    assert said[9:12] in (status, b"")
+    await until(lambda: not server.server_state.connections, "its end")
+    reader, writer = await connected(server)
+    writer.write(SHORT)
+    assert await answer(reader) == b"200 0"
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    ("first", "trickle"),
+    [
+        (b"", b""),
+        (b"GET / HTTP/1.1\r\n", b"X: y\r\n"),
+        (SHORT, b""),
+        (SHORT, b"X"),
+        (b"POST / HTTP/1.1\r\nContent-Length: 5\r\n\r\n1", b""),
+        (CHUNKED + b"5\r\n1", b""),
+    ],
+    ids=["silent", "head by bytes", "after an answer", "head by bytes after an answer", "body", "chunk"],
+)
+async def test_a_client_that_does_not_go_on_is_closed(
+    server: uvicorn.Server, monkeypatch: pytest.MonkeyPatch, first: bytes, trickle: bytes
+) -> None:
+    for name in ("HEAD_SECONDS", "BODY_SECONDS", "GRACE_SECONDS"):
+        monkeypatch.setattr(socket_body, name, 0.05)
+    reader, writer = await connected(server)
+    writer.write(first)
+
+    async def go_on() -> None:
+        while trickle and not writer.is_closing():
+            writer.write(trickle)
+            await asyncio.sleep(0.01)
+
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        going_on = group.create_task(go_on())
+        try:
+            await reader.read()
+        except ConnectionError:
+            pass
+        going_on.cancel()
+    await until(lambda: not server.server_state.connections, "its end")
+    writer.close()
+
+
+@pytest.mark.slow
+async def test_who_sends_in_time_is_answered_however_long_it_takes(
+    server: uvicorn.Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A body may take longer than the deadline for a head, and an idle connection is used again."""
+    for name in ("HEAD_SECONDS", "GRACE_SECONDS"):
+        monkeypatch.setattr(socket_body, name, 0.1)
+    reader, writer = await connected(server)
+    for _ in range(2):
+        writer.write(b"POST / HTTP/1.1\r\nX: " + b"y" * 60_000 + b"\r\nContent-Length: 300000\r\n\r\n")
+        for _ in range(30):
+            writer.write(b"x" * 10_000)
+            await asyncio.sleep(0.01)
+        assert await answer(reader) == b"200 300000"
+    writer.write(CHUNKED + b"1\r\nx\r\n" * 50_000 + b"0\r\nX: y\r\n\r\n")
+    assert await answer(reader) == b"200 50000"
+    writer.close()
