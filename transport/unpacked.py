@@ -3,7 +3,7 @@
 msgpack makes lists of claimed lengths before it reads the elements, and nested lists multiply: with msgpack 1.2, 20 kB took
 70 MB. So the value is first passed over, which allocates nothing: afterwards each claimed element is there. The files that
 hold arrays or messages (`transport/arrays.py`, `transport/codec.py`, `transport/framed_maps.py`, ...) bound the bytes, and check
-what a value means.
+what a value means. Integers of more than 64 bits, which msgpack lacks, are an extension (`long_integer`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,26 @@ from transport.files.atomic import as_bytes_view
 
 if TYPE_CHECKING:
     from transport.files.atomic import Buffer
+
+MOST_INTEGER_BYTES = 2048
+"""Of an integer as an extension: more than JSON's longest has."""
+
+_INTEGER = 1
+"""The code of the extension."""
+
+
+def long_integer(value: object) -> msgpack.ExtType:
+    """Returns an integer of more than 64 bits as an extension: `default` of `msgpack.packb`. Raises `TypeError`."""
+    if not isinstance(value, int):
+        raise TypeError(f"{type(value).__name__} cannot be packed")
+    return msgpack.ExtType(_INTEGER, value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True))
+
+
+def read_long_integer(code: int, data: bytes) -> int:
+    """Returns what `long_integer` has made: `ext_hook` of `msgpack.unpackb`. Raises `ValueError`."""
+    if code != _INTEGER:
+        raise ValueError(f"an extension {code} that is not known")
+    return int.from_bytes(data, "little", signed=True)
 
 
 def unpacked(data: Buffer, what: str, error: type[ValueError], **options: Any) -> Any:

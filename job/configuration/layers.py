@@ -19,7 +19,8 @@ from environments.import_path import VARIABLE
 from transport.configuration.schema import ITEM, Key, is_known, nearest, pattern_of, typed
 from transport.configuration.toml_file import Table
 from transport.errors import UserError
-from transport.files.untrusted import MAX_DEPTH, is_deeper
+from transport.exact_json import is_deeper
+from transport.files.untrusted import MAX_DEPTH
 
 if TYPE_CHECKING:
     from pydantic_settings import BaseSettings

@@ -23,8 +23,9 @@ Stack = tuple[Position, ...]
 
 _LIBRARIES = frozenset(
     {
-        "aiohttp", "aiosignal", "google", "jinja2", "markupsafe", "msgpack", "multidict", "numpy", "orjson", "prometheus_client",
-        "pybase64", "pydantic", "rich", "scipy", "tokenizers", "torch", "transformers", "uvloop", "yarl", "zmq",
+        "aiohttp", "aiosignal", "google", "jinja2", "markupsafe", "msgpack", "msgspec", "multidict", "numpy", "orjson",
+        "prometheus_client", "pybase64", "pydantic", "rich", "scipy", "tokenizers", "torch", "transformers", "uvloop", "yarl",
+        "zmq",
     }
 )  # fmt: skip
 """Installed packages that are libraries, like the standard library: their caller is named instead. Any other installed package

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass, field
 from typing import Any
@@ -59,6 +60,12 @@ def test_of_a_dataclass_the_same_is_written_with_nan_and_without() -> None:
     for value in (Board(1.0), Cell(1.0), unset):
         found, plain = encode_values([value, math.nan, None]), orjson.loads(encode_values(value))
         assert orjson.loads(found) == [plain, "NaN", None]
+
+
+def test_long_integers_stand_beside_nan() -> None:
+    state = {"n": 2**70, "list": [-(2**70), math.nan, {2**70: Move(2**70)}]}
+    expected = {"n": 2**70, "list": [-(2**70), "NaN", {str(2**70): {"score": 2**70, "name": None}}]}
+    assert json.loads(encode_values(state)) == expected
 
 
 @given(

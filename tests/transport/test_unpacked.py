@@ -21,10 +21,10 @@ from transport import codec
 from transport.arrays import CodecError, unpack_arrays
 from transport.framed_maps import FramedMaps
 from transport.frames import BadFrame, Framing
-from transport.unpacked import unpacked
+from transport.unpacked import long_integer, read_long_integer, unpacked
 
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.binary(max_size=20) | st.text(max_size=20),
+    st.none() | st.booleans() | st.integers(-(2**200), 2**200) | st.binary(max_size=20) | st.text(max_size=20),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
     max_leaves=20,
 )
@@ -32,12 +32,19 @@ VALUES = st.recursive(
 
 @given(value=VALUES, data=st.data())
 def test_one_value_arrives_and_nothing_else_does(value: Any, data: st.DataObject) -> None:
-    packed = msgpack.packb(value)
-    assert unpacked(packed, "it", CodecError) == value
+    packed = msgpack.packb(value, default=long_integer)
+    assert unpacked(packed, "it", CodecError, ext_hook=read_long_integer) == value
     kept = data.draw(st.integers(0, len(packed) - 1))
     for other in (packed[:kept], packed + b"\xc0"):
         with pytest.raises(CodecError, match=r"^it "):
-            unpacked(other, "it", CodecError)
+            unpacked(other, "it", CodecError, ext_hook=read_long_integer)
+
+
+def test_only_integers_are_packed_as_such() -> None:
+    with pytest.raises(TypeError, match="object"):
+        msgpack.packb(object(), default=long_integer)
+    with pytest.raises(CodecError, match="extension 7"):
+        unpacked(msgpack.packb(msgpack.ExtType(7, b"")), "it", CodecError, ext_hook=read_long_integer)
 
 
 def test_limits_hold_and_a_hook_refuses_in_its_own_words() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import orjson
 
+from transport.exact_json import JsonError, dumps, loads
 from transport.files.atomic import sync, write_buffers
 
 logger = logging.getLogger(__name__)
@@ -36,7 +37,7 @@ def append_lines(path: Path, lines: Iterable[Mapping[str, Any]], *, durable: boo
     `durable` waits until these lines and all before them are on the disk; others may be lost when the machine ends. Raises
     `OSError` (disk full): the file then ends with the line before.
     """
-    data = b"".join(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE) for line in lines)
+    data = b"".join(dumps(line, option=orjson.OPT_APPEND_NEWLINE) for line in lines)
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         size = os.fstat(descriptor).st_size
@@ -111,8 +112,8 @@ def replace_end(path: Path, start: int, data: bytes) -> None:
 def object_in(raw: bytes) -> dict[str, Any] | None:
     """Returns the object of a line; None if it is no JSON object, or the line has no newline."""
     try:
-        line = orjson.loads(raw) if raw.endswith(b"\n") else None
-    except orjson.JSONDecodeError:
+        line = loads(raw) if raw.endswith(b"\n") else None
+    except JsonError:
         return None
     return line if isinstance(line, dict) else None
 

@@ -15,16 +15,11 @@ import sys
 import tomllib
 from typing import Any, BinaryIO
 
-import orjson
-
+from transport.exact_json import JsonError, is_deeper, loads
 from transport.printable import printable
 
 MAX_DEPTH = 32
 """Tables and arrays inside one another, and parts of a dotted key, in a TOML file."""
-
-MAX_JSON_DEPTH = 512
-"""Objects and arrays inside one another in JSON: twice what `orjson` writes. It reads 1,024, at which `repr`, as in a message
-that quotes the value, raises `RecursionError`."""
 
 _KINDS = (
     (stat.S_ISFIFO, "a FIFO"),
@@ -129,28 +124,12 @@ def read_json(path: str | os.PathLike[str], max_bytes: int) -> dict[str, Any]:
 def parse_json(data: bytes) -> dict[str, Any]:
     """The JSON object in `data`, such as a line of a metrics file.
 
-    Raises `UntrustedFileError` when it is no object, or one that is more than `MAX_JSON_DEPTH` deep.
+    Raises `UntrustedFileError` when it is no object, or what `loads` refuses.
     """
     try:
-        value = orjson.loads(data)
-    except orjson.JSONDecodeError as error:
-        raise UntrustedFileError(f"this is not JSON: {error}") from None
-    # Counting is quick, and most of what is read has few brackets.
-    if data.count(b"[") + data.count(b"{") > MAX_JSON_DEPTH and is_deeper(value, MAX_JSON_DEPTH):
-        raise UntrustedFileError(f"this is JSON of objects or arrays more than {MAX_JSON_DEPTH} deep")
+        value = loads(data)
+    except JsonError as error:
+        raise UntrustedFileError(str(error)) from None
     if not isinstance(value, dict):
         raise UntrustedFileError(f"expected a JSON object, found {type(value).__name__}")
     return value
-
-
-def is_deeper(value: object, limit: int) -> bool:
-    """Whether tables and arrays are nested more than `limit` deep in `value`. Without recursion."""
-    level = [value]
-    for _ in range(limit + 1):
-        level = [
-            child
-            for each in level
-            if isinstance(each, dict | list)
-            for child in (each.values() if isinstance(each, dict) else each)
-        ]
-    return bool(level)
