@@ -5,16 +5,19 @@ It looks on the hub unless HF_HUB_OFFLINE=1 is set, and never runs a dataset's o
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from environments.data.config import DataConfig
+from environments.data.json_columns import decoded, decoders_of
 from environments.data.rows import DataError, Row, Rows, digest, lacks
+from transport.exact_json import dumps
 
 _HASHED_ROWS = 1000
 """Rows that the fingerprint is of, evenly spaced: a digest of a large dataset would take minutes."""
+_EXACT_INTEGERS = 2.0**53
+"""Greater ones are not all floats."""
 _MARKERS = ("state.json", "dataset_dict.json")
 """Files of a directory that `Dataset.save_to_disk` and `DatasetDict.save_to_disk` wrote."""
 
@@ -32,6 +35,8 @@ class HubRows(Rows):
                 raise DataError(f"{self._name}: {lacks(column, found.column_names)}")
         used = found.select_columns(columns) if columns else found
         self._dataset = used.with_format("arrow")  # images stay bytes: nothing is decoded on the event loop
+        self._decoders = decoders_of(self._dataset.features.arrow_schema)
+        self._is_rounded = _reads_numbers_as_floats(self._dataset)
         self._max_row_bytes = config.max_row_bytes
 
     def __len__(self) -> int:
@@ -42,7 +47,7 @@ class HubRows(Rows):
         """See `Rows`: of the number of rows, the columns, and up to `_HASHED_ROWS` rows."""
         step = max(1, len(self) // _HASHED_ROWS)
         rows = [self._dataset[index].to_pylist() for index in range(0, len(self), step)]
-        return digest(orjson.dumps([len(self), self._dataset.column_names, rows], default=repr))
+        return digest(dumps([len(self), self._dataset.column_names, rows], default=repr))
 
     def row(self, index: int) -> Row:
         """See `Rows`."""
@@ -52,11 +57,30 @@ class HubRows(Rows):
                 f"{self.where(index)}: it has {table.nbytes} bytes; expected at most max_row_bytes = {self._max_row_bytes}"
             )
         row: dict[str, Any] = table.to_pylist()[0]
-        return row
+        if self._is_rounded and (number := _rounded(row)) is not None:
+            raise DataError(
+                f"{self.where(index)}: the library `datasets` has read a number as {number!r}, which may be an integer with all "
+                "digits in the file; name the files themselves, as path, by which integers of any size are read"
+            )
+        return decoded(row, self._decoders, self.where(index))
 
     def where(self, index: int) -> str:
         """See `Rows`."""
         return f"{self._name}, row {index}"
+
+
+def _reads_numbers_as_floats(dataset: Any) -> bool:
+    """Whether integers of JSON files may be floats here: those of more than 64 bits make a whole column floats."""
+    has_floats = "float64" in str(dataset.features)
+    return has_floats and getattr(dataset.info, "builder_name", None) in ("json", "csv")
+
+
+def _rounded(value: Any) -> float | None:
+    """Returns a float in a value that may have been an integer that no float holds."""
+    if isinstance(value, float):
+        return value if _EXACT_INTEGERS <= abs(value) < math.inf else None
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return next((found for each in parts if (found := _rounded(each)) is not None), None)
 
 
 def _load(config: DataConfig, name: str) -> Any:

@@ -13,10 +13,10 @@ import weakref
 from pathlib import Path
 
 import numpy as np
-import orjson
 
 from environments.data.files import chunks, open_data
 from environments.data.rows import DataError, Row, Rows
+from transport.exact_json import JsonError, read_row
 from transport.records import Int64Array
 
 _CHECKED_ROWS = 1000
@@ -57,9 +57,9 @@ class JsonLines(Rows):
         """See `Rows`."""
         line = self._line(index)
         try:
-            value = orjson.loads(self._bytes(line))
-        except orjson.JSONDecodeError as error:
-            raise DataError(f"{self.where(index)}: the line is not JSON: {error}") from None
+            value = read_row(self._bytes(line))
+        except JsonError as error:
+            raise DataError(f"{self.where(index)}: {error}") from None
         if not isinstance(value, dict):
             raise DataError(f"{self.where(index)}: the line holds a {type(value).__name__}; expected an object")
         return value

@@ -7,7 +7,7 @@ rows[3]["prompt"], rows.where(3), rows.fingerprint
 from __future__ import annotations
 
 import glob
-import math
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -58,7 +58,7 @@ def _weights(rows: Rows, column: str) -> Float64Array:
         if column not in row:
             raise DataError(f"{rows.where(index)}: {lacks(column, list(row))} (`weight`)")
         value = row[column]
-        if not isinstance(value, int | float) or not 0 <= value < math.inf:
+        if not isinstance(value, int | float) or not 0 <= value <= sys.float_info.max:
             raise DataError(f"{rows.where(index)}: the weight {column!r} is {value!r}; expected a number, 0 or more")
         weights[index] = value
     return weights

@@ -16,6 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
+from transport.exact_json import dumps
+
 Row = Mapping[str, Any]
 Float64Array = npt.NDArray[np.float64]
 
@@ -72,7 +74,7 @@ class Listed(Rows):
     @property
     def fingerprint(self) -> str:
         """See `Rows`."""
-        return digest(orjson.dumps(list(self._rows), option=orjson.OPT_SORT_KEYS, default=str))
+        return digest(dumps(list(self._rows), option=orjson.OPT_SORT_KEYS, default=str))
 
     def row(self, index: int) -> Row:
         """See `Rows`."""

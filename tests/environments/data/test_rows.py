@@ -92,10 +92,17 @@ def test_lines_across_pieces_of_a_file(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('{"a": 1}\n{"a": 2\n', r"some\.jsonl:2: the line is not JSON"),
+        ('{"a": 1}\n{"a": 2\n', r"some\.jsonl:2: this is not JSON"),
         ('{"a": 1}\n\n[1]\n', r"some\.jsonl:3: the line holds a list; expected an object"),
-        ('{"a": NaN}\n', r"some\.jsonl:1: the line is not JSON"),
-        ('{"a": 1}\n{"a": "' + "x" * 100 + '"}\n', r"some\.jsonl:2: the line has 110 bytes; .* max_row_bytes = 64"),
+        ('{"a": NaN}\n', r"some\.jsonl:1: this is not JSON"),
+        (
+            '{"a": 1}\n{"a": "' + "x" * 10_000 + '"}\n',
+            r"some\.jsonl:2: the line has 10010 bytes; .* max_row_bytes = 10000",
+        ),
+        ('{"a": 1}\n{"a": ' + "9" * 5000 + "}\n", r"some\.jsonl:2: a number is out of range: .* 4300 digits"),
+        ('{"a": 1}\n{"a": 1e999}\n', r"some\.jsonl:2: a number is out of range"),
+        ('{"a": ' + "[" * 600 + "]" * 600 + "}\n", r"some\.jsonl:1: .*more than 512 deep"),
+        ('{"a": ' + "[" * 9000 + "}\n", r"some\.jsonl:1: .*more than 512 deep"),
         ("", "holds no row"),
         ("\n\n", "holds no row"),
     ],
@@ -104,7 +111,7 @@ def test_what_is_wrong_with_a_line_is_named(tmp_path: Path, text: str, said: str
     path = tmp_path / "some.jsonl"
     path.write_text(text)
     with pytest.raises(DataError, match=said):
-        load_rows({"path": str(path), "max_row_bytes": 64})
+        load_rows({"path": str(path), "max_row_bytes": 10_000})
 
 
 def test_a_bad_line_far_down_is_named_when_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +119,7 @@ def test_a_bad_line_far_down_is_named_when_it_is_read(tmp_path: Path, monkeypatc
     path = tmp_path / "some.jsonl"
     path.write_text('{"a": 1}\n' * 5 + "oops\n")
     rows = load_rows({"path": str(path)})
-    with pytest.raises(DataError, match=r"some\.jsonl:6: the line is not JSON"):
+    with pytest.raises(DataError, match=r"some\.jsonl:6: this is not JSON"):
         rows[5]
 
 
@@ -286,6 +293,117 @@ def test_a_dataset_of_a_directory(tmp_path: Path) -> None:
             load_rows({"dataset": str(tmp_path / "both"), **data})
     with pytest.raises(DataError, match=r"was saved as one split; leave out split = 'train'"):
         load_rows({"dataset": str(tmp_path / "one"), "split": "train"})
+
+
+MIXED: list[dict[str, Any]] = [
+    {
+        "answer": "six",
+        "tools": [{"name": "f", "parameters": {"properties": {"x": {"type": "string"}}, "required": ["x"]}}],
+        "tests": [{"args": [1, [2, None]], "expected": {"a": 1}}],
+        "messages": [{"role": "user", "content": "a", "calls": None}],
+        "plain": '"quoted"',
+        "inside": {"deep": {"value": 1.5, "other": 3}},
+    },
+    {
+        "answer": 5,
+        "tools": [{"name": "g", "parameters": {"properties": {"y": {"enum": [1, "b"]}}, "required": []}}],
+        "tests": [{"args": ["a", {"b": []}], "expected": None}, {"args": [], "expected": True}],
+        "messages": [
+            {"role": "assistant", "content": "b", "calls": [{"arguments": {"p": 1}}, {"arguments": {"q": "2"}}]}
+        ],
+        "plain": "5",
+        "inside": {"deep": {"value": "1.5", "other": 4}},
+    },
+    {
+        "answer": None,
+        "tools": None,
+        "tests": [],
+        "messages": [],
+        "plain": None,
+        "inside": {"deep": {"value": [[1], None], "other": 5}},
+    },
+    {
+        "answer": [1, "null", {"b": -0.25}],
+        "tools": [],
+        "tests": [{"args": None, "expected": ""}],
+        "messages": [{"role": "user", "content": "", "calls": []}],
+        "plain": "{}",
+        "inside": None,
+    },
+    {
+        "answer": "5",
+        "tools": [],
+        "tests": [],
+        "messages": [],
+        "plain": "",
+        "inside": {"deep": {"value": "true", "other": 6}},
+    },
+]
+"""Rows whose columns hold values of several types, and of which `datasets` reads some otherwise than they are written."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("columns", [{}, {"a": "answer", "t": "tools"}])
+def test_columns_of_several_types_are_what_datasets_returns(tmp_path: Path, columns: dict[str, str]) -> None:
+    import datasets
+
+    made = datasets.Dataset.from_list(MIXED, on_mixed_types="use_json")
+    made.save_to_disk(tmp_path / "saved")
+    made.to_parquet(tmp_path / "mixed.parquet")
+    (tmp_path / "lines").mkdir()
+    write_lines(tmp_path / "lines" / "train.jsonl", MIXED)
+    (tmp_path / "loadable").mkdir()
+    made.to_parquet(tmp_path / "loadable" / "train.parquet")
+    loaded = datasets.load_dataset(str(tmp_path / "lines"), split="train", cache_dir=str(tmp_path / "cache"))
+    assert made[0] == MIXED[0]
+    assert made[4]["answer"] == 5
+    for data, expected in (
+        ({"dataset": str(tmp_path / "saved")}, made),
+        ({"path": str(tmp_path / "mixed.parquet")}, made),
+        ({"dataset": str(tmp_path / "loadable")}, made),
+        ({"dataset": str(tmp_path / "lines")}, loaded),
+        ({"path": str(tmp_path / "lines" / "train.jsonl")}, MIXED),
+    ):
+        rows = list(load_rows({**data, "columns": columns}))
+        chosen = columns or {name: name for name in MIXED[0]}
+        assert rows == [{name: row[column] for name, column in chosen.items()} for row in expected], data
+
+
+def test_json_of_parquet_is_read_whoever_wrote_the_file(tmp_path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    texts = ["1180591620717411303425", '"six"', None, '{"a": [1]}', "NaN"]
+    noted = {b"huggingface": json.dumps({"info": {"features": {"a": {"_type": "Json"}}}})}
+    plain = pyarrow.table({"a": pyarrow.array(texts, pyarrow.string())})
+    for number, table in enumerate(
+        (
+            pyarrow.table({"a": pyarrow.array(texts, pyarrow.json_())}),
+            plain.replace_schema_metadata(noted),
+            pyarrow.table({"a": pyarrow.array(texts, pyarrow.json_())}).replace_schema_metadata({b"huggingface": b"{"}),
+        )
+    ):
+        pyarrow.parquet.write_table(table, path := tmp_path / f"{number}.parquet")
+        rows = load_rows({"path": str(path)})
+        assert [rows[index]["a"] for index in range(4)] == [2**70 + 1, "six", None, {"a": [1]}]
+        with pytest.raises(
+            DataError, match=r"parquet, row 4: the column 'a', which is of the type Json: this is not JSON"
+        ):
+            rows[4]
+    as_text = json.dumps({"info": {"features": {"a": {"_type": "Json", "decode": False}}}})
+    for table in (plain, plain.replace_schema_metadata({b"huggingface": as_text})):
+        pyarrow.parquet.write_table(table, tmp_path / "text.parquet")
+        assert load_rows({"path": str(tmp_path / "text.parquet")})[1] == {"a": '"six"'}
+
+
+@pytest.mark.slow
+def test_integers_that_datasets_rounds_are_refused(tmp_path: Path) -> None:
+    write_lines(tmp_path / "train.jsonl", [{"a": {"b": [5, 0.5]}}, {"a": {"b": [2**70 + 1, 0.5]}}])
+    rows = load_rows({"dataset": str(tmp_path)})
+    assert rows[0] == {"a": {"b": [5.0, 0.5]}}
+    with pytest.raises(DataError, match=r"row 1: .*1\.18\d*e\+21, .*path"):
+        rows[1]
+    assert load_rows({"path": str(tmp_path / "train.jsonl")})[1] == {"a": {"b": [2**70 + 1, 0.5]}}
 
 
 @pytest.mark.slow
