@@ -17,6 +17,7 @@ import orjson
 
 from job.environments.new_environment import write_environment
 from transport.errors import UserError
+from transport.exact_json import JsonError, dumps, loads
 from transport.process.extras import SERVING, require
 
 if TYPE_CHECKING:
@@ -272,8 +273,8 @@ def _print(seen: Observations, found: list[Finding], model: Path, full: bool) ->
     console, transcribe = console_for(pipe_width=200), Transcriber(Chat(model).transcribe, 4096)
     records = []
     for rollout in seen.rollouts:
-        line: dict[str, Any] = orjson.loads(
-            orjson.dumps(rollout_record(rollout, sorted(rollout.state), transcribe(rollout)), default=repr)
+        line: dict[str, Any] = loads(
+            dumps(rollout_record(rollout, sorted(rollout.state), transcribe(rollout)), default=repr)
         )
         records.append(RolloutRecord(line | {"advantage": None, "filtered_by": "the check, which trains nothing"}))
     chosen = [best_record(records), worst_record(records) if full else None]
@@ -291,9 +292,9 @@ def _print(seen: Observations, found: list[Finding], model: Path, full: bool) ->
 
 def _table(text: str) -> dict[str, Any]:
     try:
-        value = orjson.loads(text)
-    except orjson.JSONDecodeError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not JSON: {error}") from None
+        value = loads(text)
+    except JsonError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
     if not isinstance(value, dict):
         raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object, such as '{{\"examples\": 10}}'")
     return value

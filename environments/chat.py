@@ -19,12 +19,12 @@ from pathlib import Path
 from threading import RLock
 from typing import Any
 
-import orjson
 from jinja2 import TemplateError
 from tokenizers import AddedToken, Tokenizer
 
 from environments.chat_template import ChatTemplates
 from environments.text_pieces import may_be_cut, pieces_of
+from transport.exact_json import dumps
 from transport.records import Turn
 
 # The tokenizer would divide each batch among threads of its own. We decode some short texts at a time, for which waking these
@@ -302,7 +302,7 @@ def tokens_of(turn: Turn) -> array[int]:
 def _as_json(messages: Sequence[Message], tools: Sequence[Tool]) -> bytes | None:
     """Returns a conversation as JSON, or None if it holds what JSON cannot."""
     try:
-        return orjson.dumps([list(messages), list(tools)])
+        return dumps([list(messages), list(tools)])
     except TypeError:
         return None
 

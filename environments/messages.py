@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import orjson
-
 from environments.chat import Message, Tool
+from transport.exact_json import JsonError, loads
 
 MOST_DEPTH = 64
 """The levels that lists and objects may have. Templates and digests walk them by recursion."""
@@ -51,8 +50,8 @@ def shown(value: object) -> str:
 def json_of(text: str) -> object:
     """Returns what a text says; None if it is not JSON."""
     try:
-        return orjson.loads(text)
-    except (orjson.JSONDecodeError, UnicodeEncodeError):
+        return loads(text)
+    except JsonError:
         return None
 
 

@@ -10,13 +10,13 @@ import re
 from pathlib import Path
 from typing import Any, TypeVar
 
-import orjson
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from run.config import LARGEST_STEP
 from trainer.runs.control_files import MAX_CONFIG_BYTES
 from transport.config import IDENTIFIER_PATTERN, Identifier
 from transport.errors import UserError
+from transport.exact_json import JsonError, loads
 from transport.files.lock import Holder, holder_of
 from transport.files.untrusted import UntrustedFileError, read_toml
 from transport.files.wrong_types import first_wrong
@@ -168,10 +168,10 @@ def read_as(model: type[Content], path: Path, advice: str = RESTORE) -> Content:
 def read_json(path: Path, advice: str = RESTORE) -> dict[str, Any]:
     """Returns the object in the file. Raises `UserError`, with `advice`, for a file that is missing or damaged."""
     try:
-        content = orjson.loads(path.read_bytes())
+        content = loads(path.read_bytes())
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
-    except orjson.JSONDecodeError as error:
+    except JsonError as error:
         raise UserError(f"{path} is damaged: {error}; {advice}") from None
     if not isinstance(content, dict):
         raise UserError(f"{path} is damaged: expected an object, found {type(content).__name__}; {advice}")

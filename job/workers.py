@@ -28,6 +28,7 @@ from job.serving.config import WORKER_VARIABLE, ServeConfig, flags_of
 from job.tracking.config import Destinations
 from run.config import RunConfig
 from transport.config import Config
+from transport.exact_json import dumps
 from transport.process.cores import divided
 
 COMPUTE_NICE = 10
@@ -247,7 +248,7 @@ def _identity(section: Config) -> dict[str, str]:
     What an earlier command left running is adopted only if it is the same.
     """
     values = section.model_dump(mode="json", exclude={"resume"})
-    return {"configuration": hashlib.sha256(orjson.dumps(values, option=orjson.OPT_SORT_KEYS)).hexdigest()}
+    return {"configuration": hashlib.sha256(dumps(values, option=orjson.OPT_SORT_KEYS)).hexdigest()}
 
 
 def _environment(config: JobConfig, name: str) -> dict[str, str]:

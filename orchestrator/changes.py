@@ -12,8 +12,6 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
-import orjson
-
 from orchestrator.loop_health.threads import in_thread
 from run.changes import (
     Change,
@@ -30,6 +28,7 @@ from run.changes import (
 )
 from run.config import RunConfig
 from run.requests import Answer, ChangeRequest, write_answer
+from transport.exact_json import dumps
 
 logger = logging.getLogger(__name__)
 
@@ -124,7 +123,7 @@ def read_changes(given: RunConfig, newest_step: int) -> tuple[RunConfig, list[Ch
 
 def _short(value: Any) -> Any:
     """Returns a value as it is, or its size if it is a long one."""
-    size = len(orjson.dumps(value))
+    size = len(dumps(value))
     return value if size <= LONGEST_VALUE_BYTES else f"({size} bytes)"
 
 

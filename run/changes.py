@@ -14,13 +14,13 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-import orjson
 from pydantic import Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from run.config import RunConfig, default_buffer
 from transport.config import Config, Identifier
 from transport.configuration.schema import ITEM, is_known, keys_of, nearest
+from transport.exact_json import dumps
 from transport.files.atomic import write_atomically
 from transport.files.format_number import OtherFormatError, check_format
 from transport.files.untrusted import UntrustedFileError, read_json
@@ -204,7 +204,7 @@ def write_journal(run_dir: Path, changes: Sequence[Change]) -> None:
     """Replaces the journal. Raises `OSError`, and `ChangeRefused` for one that could not be read again."""
     content = {"format": FORMAT, "changes": [change.model_dump(mode="json") for change in changes]}
     try:
-        data = orjson.dumps(content)
+        data = dumps(content)
     except TypeError as error:  # too deep
         raise ChangeRefused(f"the change cannot be journalled: {error}") from error
     if len(data) > MAX_BYTES:

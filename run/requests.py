@@ -22,6 +22,7 @@ import orjson
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 from transport.config import IDENTIFIER_PATTERN, Config, Identifier
+from transport.exact_json import dumps
 from transport.files.atomic import write_atomically
 from transport.files.untrusted import UntrustedFileError, read_json
 from transport.printable import printable
@@ -68,7 +69,7 @@ class CopyRequest(RunRequest):
 def _as_written(changes: dict[str, Any]) -> dict[str, Any]:
     """Returns the changes if a file has them as they are. JSON has no NaN, which would be written as null, and so be another."""
     try:
-        orjson.dumps(changes)
+        dumps(changes)
         json.dumps(changes, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"a value cannot be written as JSON: {error}") from None
@@ -155,7 +156,7 @@ def write_request(run_dir: Path, request: AnyRequest) -> None:
     if path.exists() or read_answer(run_dir, request.request_id) is not None:
         return
     path.parent.mkdir(exist_ok=True)
-    write_atomically(path, orjson.dumps(request.model_dump(mode="json")))
+    write_atomically(path, dumps(request.model_dump(mode="json")))
 
 
 def withdraw_request(run_dir: Path, request_id: str) -> None:
@@ -211,7 +212,7 @@ def write_answer(run_dir: Path, answer: Answer, request: AnyRequest | None = Non
     path.parent.mkdir(exist_ok=True)
     asked = {} if request is None else {"kind": request.kind, "digest": _digest(request)}
     answer = answer.model_copy(update={"reason": printable(answer.reason)[:4000], **asked})
-    write_atomically(path, orjson.dumps(answer.model_dump(mode="json")))
+    write_atomically(path, dumps(answer.model_dump(mode="json")))
     withdraw_request(run_dir, answer.request_id)
 
 
@@ -244,7 +245,7 @@ def other_use(run_dir: Path, request: AnyRequest) -> str | None:
 
 def _digest(request: AnyRequest) -> str:
     values = request.model_dump(mode="json", exclude_defaults=True)
-    return hashlib.sha256(orjson.dumps(values, option=orjson.OPT_SORT_KEYS)).hexdigest()
+    return hashlib.sha256(dumps(values, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 
 def _request_path(run_dir: Path, request_id: str) -> Path:

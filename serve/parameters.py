@@ -6,13 +6,13 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import orjson
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from serve.endpoint import Endpoint
 from serve.errors import BadRequest
 from transport.config import Config
+from transport.exact_json import JsonError, dumps, loads
 
 
 def names_in(path: str) -> list[str]:
@@ -54,15 +54,15 @@ def from_query(
 def from_body(endpoint: Endpoint[Any, Any], path: Mapping[str, str], body: bytes) -> Config:
     """Returns the parameters of a changing request. No body stands for `{}`. Raises `BadRequest`."""
     try:
-        values = orjson.loads(body or b"{}")
-    except orjson.JSONDecodeError as error:
-        raise BadRequest(f"the body is not JSON: {error}", where="body", expected="a JSON object") from None
+        values = loads(body or b"{}")
+    except JsonError as error:
+        raise BadRequest(f"the body cannot be read: {error}", where="body", expected="a JSON object") from None
     if not isinstance(values, dict):
         raise BadRequest(f"the body is a JSON {type(values).__name__}", where="body", expected="a JSON object")
     if twice := [name for name in path if name in values]:
         raise BadRequest(f"{twice[0]} stands in the path", where=twice[0], advice="leave it out of the body")
     try:
-        parsed: Config = endpoint.parameters.model_validate_json(orjson.dumps({**values, **path}), strict=True)
+        parsed: Config = endpoint.parameters.model_validate_json(dumps({**values, **path}), strict=True)
     except ValidationError as error:
         raise _bad(error) from None
     return parsed

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from job.inspection.rollout_records import RolloutRecord
+from transport.exact_json import dumps
 from transport.printable import printable
 
 INDENT = 4
@@ -110,7 +111,7 @@ def _one_line(text: str) -> str:
 
 def _as_json(value: object) -> str:
     try:
-        return orjson.dumps(value).decode()
+        return dumps(value).decode()
     except orjson.JSONEncodeError:
         return "(nested too deeply to show)"
 

@@ -18,8 +18,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from environments.base import Example, Model
 from environments.data.load import load_rows
 from environments.data.rows import DataError
@@ -28,6 +26,7 @@ from environments.gateway.responses import MODEL
 from environments.gateway.server import Gateway
 from environments.import_path import check_allowed, import_advice
 from environments.reward import number_in
+from transport.exact_json import dumps
 from transport.files.untrusted import read_bytes
 from transport.records import Rollout
 
@@ -98,7 +97,7 @@ class AgentEnvironment:
         if not isinstance(prompt, str):
             raise DataError(f"{self._rows.where(index)}: prompt is {prompt!r:.80}; expected text")
         info = {name: value for name, value in row.items() if name not in ("prompt", "answer")}
-        return Example(index, prompt, answer if isinstance(answer, str) else orjson.dumps(answer).decode(), info)
+        return Example(index, prompt, answer if isinstance(answer, str) else dumps(answer).decode(), info)
 
     async def rollout(self, example: Example, model: Model, state: dict[str, Any]) -> None:
         """Runs the agent. Raises `RuntimeError` if it fails, or makes no model call."""
@@ -106,7 +105,7 @@ class AgentEnvironment:
         try:
             async with self._gateway.session(model) as session:
                 given = own / "example.json"
-                given.write_bytes(orjson.dumps(self._shown(example), default=str) + b"\n")
+                given.write_bytes(dumps(self._shown(example), default=str) + b"\n")
                 work = own / "work"
                 work.mkdir()
                 variables = self._variables | {

@@ -10,13 +10,12 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
-import orjson
-
 from environments.base import Reply, ToolCall
 from environments.chat import Tool
 from environments.gateway.errors import Refused
 from environments.messages import is_deep, json_of, shown
 from environments.sampling import LONGEST_SCHEMA
+from transport.exact_json import dumps
 
 MOST_CHARACTERS = 256
 """The largest `minLength` and `maxLength`: a text of at most 256 takes xgrammar 0.3 s, one of 1000 0.7 s, at 20,000 tokens."""
@@ -115,7 +114,7 @@ def checked_schema(schema: object, where: str) -> str:
             f"{MOST_CHARACTERS_IN_ALL} are taken: give them the same minLength and maxLength, or none",
             parameter=where,
         )
-    text = orjson.dumps(schema).decode()
+    text = dumps(schema).decode()
     if len(text) > LONGEST_SCHEMA:
         raise Refused(f"{where} has {len(text)} characters; at most {LONGEST_SCHEMA} are taken", parameter=where)
     return text

@@ -18,6 +18,7 @@ from typing import Any
 import orjson
 
 from environments.chat import Chat, Message, Tool, tokens_of
+from transport.exact_json import dumps
 from transport.records import Turn
 
 _DIGEST_BYTES = 16
@@ -51,7 +52,7 @@ class Conversations:
         """
         if not template_kwargs:
             return self
-        key = orjson.dumps(template_kwargs, option=orjson.OPT_SORT_KEYS, default=repr)
+        key = dumps(template_kwargs, option=orjson.OPT_SORT_KEYS, default=repr)
         if key not in self._otherwise:
             self._otherwise[key] = Conversations(self._chat.with_template_kwargs(template_kwargs))
         return self._otherwise[key]
@@ -127,4 +128,4 @@ def _without_reasoning(message: Message) -> Mapping[str, Any]:
 
 
 def _canonical(value: Any) -> bytes:
-    return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+    return dumps(value, option=orjson.OPT_SORT_KEYS)

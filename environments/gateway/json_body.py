@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import orjson
-
 from environments.gateway.errors import Refused
 from environments.messages import MOST_DEPTH, is_deep
+from transport.exact_json import JsonError, loads
 
 MOST_VALUES = 200_000
 """Commas and opening brackets outside of text. Each value takes up to 100 bytes of memory, and 100 ns of the event loop."""
@@ -24,9 +23,9 @@ def parse_body(content: bytes) -> dict[str, Any]:
     if _marks(content) > MOST_VALUES and (values := count_values(content)) > MOST_VALUES:
         raise Refused(f"the body has about {values} values; at most {MOST_VALUES} are taken", status=413)
     try:
-        value = orjson.loads(content)
-    except orjson.JSONDecodeError as error:
-        raise Refused(f"the body is not JSON: {error}") from None
+        value = loads(content)
+    except JsonError as error:
+        raise Refused(f"the body cannot be read: {error}") from None
     if not isinstance(value, dict):
         raise Refused(f"the body is a {type(value).__name__}; expected a JSON object")
     if is_deep(value):

@@ -8,11 +8,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import orjson
-
 from environments.base import Reply
 from environments.chat import Chat, Message
 from environments.messages import MOST_DEPTH, is_deep
+from transport.exact_json import dumps
 from transport.records import Turn
 
 MODEL = "policy"
@@ -39,9 +38,9 @@ def unsendable(reply: Reply) -> str:
         if is_deep(call.arguments):
             return f"{call.name}: its arguments are more than {MOST_DEPTH} levels deep"
         try:
-            orjson.dumps(call.arguments)
+            dumps(call.arguments)
         except TypeError:
-            return f"{call.name}: its arguments hold a whole number of more than 64 bits, or half a character"
+            return f"{call.name}: its arguments hold half a character"
     return ""
 
 
@@ -56,7 +55,7 @@ def assistant_message(choice: Choice) -> Message:
             {
                 "id": call.id,
                 "type": "function",
-                "function": {"name": call.name, "arguments": orjson.dumps(call.arguments).decode()},
+                "function": {"name": call.name, "arguments": dumps(call.arguments).decode()},
             }
             for call in choice.reply.calls
         ]
@@ -130,7 +129,7 @@ def events(answer: dict[str, Any], *, include_usage: bool) -> Iterator[bytes]:
 
 
 def _event(value: dict[str, Any]) -> bytes:
-    return b"data: " + orjson.dumps(value) + b"\n\n"
+    return b"data: " + dumps(value) + b"\n\n"
 
 
 def _chat_finish_reason(choice: Choice) -> str:

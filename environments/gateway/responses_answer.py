@@ -10,10 +10,9 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import orjson
-
 from environments.chat import Chat
 from environments.gateway.responses import MODEL, Choice, assistant_message, chat_log_probabilities
+from transport.exact_json import dumps
 
 
 def responses_answer(
@@ -61,7 +60,7 @@ def responses_events(answer: dict[str, Any]) -> Iterator[bytes]:
         (f"response.{answer['status']}", {"response": answer}),
     ]
     for number, (kind, values) in enumerate(made):
-        content = orjson.dumps({"type": kind, "sequence_number": number, **values})
+        content = dumps({"type": kind, "sequence_number": number, **values})
         yield b"event: " + kind.encode() + b"\ndata: " + content + b"\n\n"
 
 

@@ -22,7 +22,6 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
-import orjson
 from aiohttp import web
 
 from environments.base import Model
@@ -32,6 +31,7 @@ from environments.gateway.responses import MODEL, events
 from environments.gateway.responses_answer import responses_events
 from environments.gateway.session import Limits, Session
 from transport.connections import BoundedConnections
+from transport.exact_json import dumps
 from transport.http_requests import bearer_token, refused_coding
 from transport.process.descriptors import MOST_DESCRIPTORS, raise_descriptor_limit
 from transport.rate_limited_log import RateLimitedLog
@@ -166,7 +166,7 @@ class Gateway:
                 answer, asked = await session.respond(fields)
         if not asked.stream:
             # Python's own writer holds the loop for seven times as long; with log-probabilities it may be 20 MB.
-            return web.Response(body=orjson.dumps(answer), content_type="application/json", charset="utf-8")
+            return web.Response(body=dumps(answer), content_type="application/json", charset="utf-8")
         is_response = answer["object"] == "response"
         made = responses_events(answer) if is_response else events(answer, include_usage=asked.include_usage)
         return await _stream(request, made)

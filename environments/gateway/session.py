@@ -11,8 +11,6 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, ParamSpec, TypeVar
 
-import orjson
-
 from environments.base import Model, Reply
 from environments.chat import LONG_TEXT
 from environments.gateway.constraints import read_demanded
@@ -23,6 +21,7 @@ from environments.gateway.requests import Asked, ChatRequest, CompletionRequest,
 from environments.gateway.responses import Choice, assistant_message, chat_answer, completion_answer, unsendable
 from environments.gateway.responses_answer import responses_answer
 from environments.gateway.responses_request import chat_fields
+from transport.exact_json import dumps
 from transport.printable import shortened
 from transport.records import Turn
 
@@ -148,7 +147,7 @@ class Session:
         conversations = self._conversations.rendered_with(request.template_kwargs)
         try:
             # All that a template may write: calls, reasoning and tools are text as well.
-            length = len(orjson.dumps([request.messages, request.tools]))
+            length = len(dumps([request.messages, request.tools]))
             prompt = await _off_the_loop(length, conversations.prompt, request.messages, request.tools)
         except Exception as error:  # a template may fail in any way at messages that it does not expect
             raise Refused(f"{type(error).__name__}: {error}", parameter="messages") from error

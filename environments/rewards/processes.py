@@ -15,8 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import orjson
-
+from transport.exact_json import dumps, loads
 from transport.frames import BadFrame, Framing
 
 MAX_FRAME_BYTES = 16 * 2**20
@@ -104,7 +103,7 @@ class BoundedProcesses:
             for _ in range(2):  # the kernel may kill a process that did nothing wrong when memory is short
                 answer = await self._ask(frame, cpu_seconds, seconds)
                 if answer is not None:
-                    return _checked(orjson.loads(answer))
+                    return _checked(loads(answer))
         raise ProcessFailed(
             "a process for rewards was killed (SIGKILL) twice at one task; is the machine short of memory?"
         )
@@ -181,7 +180,7 @@ def _explain(code: int, cpu_seconds: float) -> None:
 
 def _encode(request: dict[str, Any]) -> bytes:
     try:
-        frame = orjson.dumps(request)
+        frame = dumps(request)
     except TypeError as error:
         raise ValueError(f"this is no JSON, which a process for rewards is given: {error}") from error
     if len(frame) > MAX_FRAME_BYTES:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from typing import Any
 
 from environments.base import EnvironmentContext, Example, Model
@@ -118,10 +119,10 @@ class SingleTurn:
         if self._answer not in row:
             raise ValueError(f"{where}: {lacks(self._answer, list(row))} (`answer`, which may be empty)")
         value = row[self._answer]
-        if not isinstance(value, str | int | float) or value != value:
-            found = "NaN" if isinstance(value, float) else type(value).__name__
+        if not isinstance(value, str | int | float | Decimal) or value != value:
+            found = "NaN" if isinstance(value, float | Decimal) else type(value).__name__
             raise ValueError(f"{where}: {self._answer!r} (`answer`) is {found}; expected text or a number")
-        text = str(value)
+        text = f"{value:f}" if isinstance(value, Decimal) else str(value)
         if self._answer_pattern is None:
             return text
         matches = list(self._answer_pattern.finditer(text))

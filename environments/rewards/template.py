@@ -8,7 +8,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from decimal import Decimal
 from typing import Any
+
+from transport.exact_json import WrittenDecimal
 
 _FIELD = re.compile(r"\{\{|\}\}|\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
@@ -37,4 +40,6 @@ class Template:
 
 
 def _as_text(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    if isinstance(value, str | WrittenDecimal | Decimal):
+        return f"{value:f}" if isinstance(value, Decimal) else str(value)
+    return json.dumps(value, ensure_ascii=False, default=str)

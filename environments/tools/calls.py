@@ -91,7 +91,7 @@ def _arguments(name: str, arguments: str, schemas: Mapping[str, Any]) -> tuple[d
         )
     try:
         value = json.loads(arguments or "{}", parse_constant=_refuse_constant)
-        json.dumps(value, ensure_ascii=False).encode()
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except UnicodeEncodeError:
         return {}, f"{name}: its arguments hold half a character: a surrogate without its other half"
     except (ValueError, RecursionError) as error:

@@ -109,7 +109,7 @@ class _Chat:
         message = {"role": "tool", "tool_call_id": call["id"], "name": name, "content": ""}
         try:
             arguments = json.loads(text)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             arguments = text
             wrong = f"error: invalid JSON in tool arguments ({error}); resend the call with valid JSON"
         else:

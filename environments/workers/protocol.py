@@ -12,11 +12,11 @@ from typing import Any
 
 import msgpack
 import numpy as np
-import orjson
 
+from transport.exact_json import JsonError, loads
 from transport.json_values import encode_values
 from transport.records import Alternatives, Rollout, Turn
-from transport.unpacked import unpacked
+from transport.unpacked import MOST_INTEGER_BYTES, long_integer, read_long_integer, unpacked
 
 Message = list[Any]
 
@@ -61,14 +61,15 @@ class ProtocolError(ValueError):
 
 def pack(messages: Sequence[Message]) -> bytes:
     """Returns a frame."""
-    packed: bytes = msgpack.packb(messages)
+    packed: bytes = msgpack.packb(messages, default=long_integer)
     return packed
 
 
 def unpack(frame: bytes) -> list[Message]:
     """Returns the messages of a frame. Raises `ProtocolError`."""
-    limits = {"max_array_len": MAX_CONTAINER, "max_map_len": MAX_CONTAINER, "max_ext_len": 0}
-    messages = unpacked(frame, f"a frame of {len(frame)} bytes", ProtocolError, **limits)
+    limits = {"max_array_len": MAX_CONTAINER, "max_map_len": MAX_CONTAINER, "max_ext_len": MOST_INTEGER_BYTES}
+    what = f"a frame of {len(frame)} bytes"
+    messages = unpacked(frame, what, ProtocolError, **limits, ext_hook=read_long_integer)
     if type(messages) is not list or not all(type(each) is list and each and type(each[0]) is int for each in messages):
         raise ProtocolError(f"a frame of {len(frame)} bytes is no list of messages")
     if len(messages) > MAX_BATCH:  # they are handled before other workers' are read
@@ -96,9 +97,9 @@ def decoded(data: object, name: str) -> dict[str, Any]:
     if not isinstance(data, bytes) or len(data) > MAX_STATE_BYTES:
         raise ProtocolError(f"a worker sent a {name} that is no JSON of at most {MAX_STATE_BYTES} bytes")
     try:
-        value = orjson.loads(data)
-    except orjson.JSONDecodeError as error:
-        raise ProtocolError(f"a worker sent a {name} that is not JSON: {error}") from None
+        value = loads(data)
+    except JsonError as error:
+        raise ProtocolError(f"a worker sent a {name} that cannot be read: {error}") from None
     if not isinstance(value, dict):
         raise ProtocolError(f"a worker sent a {name} of type {type(value).__name__}; expected an object")
     return value
@@ -158,7 +159,7 @@ def unpack_rollout(packed: Sequence[Any]) -> Rollout:
     """Returns what `pack_rollout` made."""
     *identity, state, metrics, turns = packed
     rollout = rollout_of(identity)
-    rollout.state, rollout.metrics = orjson.loads(state), orjson.loads(metrics)
+    rollout.state, rollout.metrics = loads(state), loads(metrics)
     for prompt, untrained, *answer in turns:
         turn = unpack_answer(prompt, answer)
         set_untrained(turn, untrained)

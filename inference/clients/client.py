@@ -28,6 +28,7 @@ from inference.clients.capacity import Observation
 from inference.clients.http_sessions import HttpSessions, call
 from inference.clients.load_report import read_load
 from inference.loads import Claim, Origin
+from transport.exact_json import dumps
 from transport.records import Float32Array
 
 
@@ -228,7 +229,7 @@ class BinaryClient:
         headers: Mapping[str, str] | None = None,
         on_accepted: Callable[[], None] | None = None,
     ) -> dict[str, Any]:
-        body = None if fields is None else orjson.dumps(fields)
+        body = None if fields is None else dumps(fields)
         url = self.url + path
         return as_object(await call(self._connections.admin, url, body, headers, on_accepted), url)
 

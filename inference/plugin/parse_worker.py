@@ -19,6 +19,7 @@ from typing import Any, BinaryIO, NoReturn
 import orjson
 
 from inference.cut_calls import Calls, EndedCalls, complete_calls
+from transport.exact_json import loads
 from transport.frames import BadFrame, Framing
 
 CPU_SECONDS = 1.0
@@ -232,7 +233,7 @@ def main() -> None:
     write_frame(answers, {"ready": True})
     while (body := FRAMING.read(sys.stdin.buffer.read)) is not None:
         try:
-            answer = parser.parse(orjson.loads(body))
+            answer = parser.parse(loads(body))
         except Exception as error:  # noqa: BLE001 - a request at fault must not end the process
             answer = {"refused": f"{type(error).__name__}: {error}"[:2000]}
         write_answer(answers, answer)

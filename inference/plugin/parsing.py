@@ -16,6 +16,7 @@ import orjson
 
 from cluster.parent_death import bound_command
 from inference.plugin.parse_worker import FRAMING
+from transport.exact_json import dumps
 from transport.frames import BadFrame
 
 START_SECONDS = 180.0
@@ -46,7 +47,7 @@ class ParserProcess:
     async def parse(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the answer: `content`, `reasoning`, `calls` and `malformed`."""
         try:
-            request = FRAMING.frame(orjson.dumps(fields))
+            request = FRAMING.frame(dumps(fields))
         except BadFrame as error:
             raise ParserRefused(str(error)) from None
         async with self._one_at_a_time:

@@ -47,6 +47,7 @@ from inference.sent_weights import (
     SEND_PATH,
     Offer,
 )
+from transport.exact_json import JsonError, loads
 from transport.files.own_directory import OwnDirectory
 from transport.telemetry.trace_context import is_header
 
@@ -490,8 +491,8 @@ def _decode(body: bytes) -> GenerateRequest:
 
 async def _read_json(raw_request: Request, limit: int = MAX_JSON_BYTES) -> Any:
     try:
-        return orjson.loads(await _read(raw_request, limit))
-    except orjson.JSONDecodeError as error:
+        return loads(await _read(raw_request, limit))
+    except JsonError as error:
         raise Refusal(HTTPStatus.BAD_REQUEST, f"the body is not JSON: {error}") from error
 
 

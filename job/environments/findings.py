@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from statistics import fmean
 
-import orjson
-
 from job.environments.observe import Observations
 from orchestrator.loop_health.blame_evidence import Kind
 from orchestrator.rollouts.failures import kind_of
+from transport.exact_json import dumps
 from transport.printable import shortened
 from transport.records import Rollout
 
@@ -237,4 +236,4 @@ def _rewards_of(group: Sequence[Rollout]) -> list[float]:
 
 
 def _state_bytes(rollout: Rollout) -> int:
-    return len(rollout.saved.state) if rollout.saved is not None else len(orjson.dumps(rollout.state, default=repr))
+    return len(rollout.saved.state) if rollout.saved is not None else len(dumps(rollout.state, default=repr))

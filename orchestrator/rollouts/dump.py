@@ -25,6 +25,7 @@ from pydantic import Field, ValidationError, field_validator
 from orchestrator.rollouts.rollout_file import parse_rollouts, write_rollouts
 from run.config import AdvantageConfig, FilterConfig, GibberishFilter, RunConfig
 from transport.config import Config, Identifier
+from transport.exact_json import JsonError, dumps, loads
 from transport.files.atomic import STABLE, publish_directory, published_steps
 from transport.records import Rollout
 
@@ -162,7 +163,7 @@ def write_dump(directory: Path, header: DumpHeader, rollouts: Iterable[Rollout])
             raise ValueError(f"{directory}: a dump of {counts[0]} rollouts; expected {max(1, header.shipped)} or more")
         sizes = {_ROLLOUTS: (partial / _ROLLOUTS).stat().st_size}
         header = header.model_copy(update={"rollouts": counts[0], "turns": counts[1], "files": sizes})
-        (partial / _HEADER).write_bytes(orjson.dumps(header.model_dump(mode="json"), option=orjson.OPT_INDENT_2))
+        (partial / _HEADER).write_bytes(dumps(header.model_dump(mode="json"), option=orjson.OPT_INDENT_2))
     return header
 
 
@@ -192,10 +193,10 @@ def _read_header(path: Path) -> DumpHeader:
     try:
         if path.stat().st_size > _MAX_HEADER_BYTES:
             raise DumpError(f"{path} has {path.stat().st_size} bytes; expected at most {_MAX_HEADER_BYTES}")
-        values: Any = orjson.loads(path.read_bytes())
+        values: Any = loads(path.read_bytes())
     except FileNotFoundError:
         raise DumpError(f"{path} is missing; {path.parent} is not a dump") from None
-    except orjson.JSONDecodeError as error:
+    except JsonError as error:
         raise DumpError(f"{path} is damaged: {error}") from error
     if not isinstance(values, dict) or values.get("format") != FORMAT:
         raise DumpError(f"{path} does not describe a dump; expected format = {FORMAT!r}")

@@ -21,6 +21,7 @@ import numpy as np
 import orjson
 
 from transport.arrays import AnyArray, pack_arrays, unpack_arrays
+from transport.exact_json import loads
 from transport.files.atomic import Buffer, as_bytes_view, write_buffers
 from transport.json_values import encode_values
 from transport.process.yield_gil import yielding_gil
@@ -119,7 +120,7 @@ def parse_rollouts(data: memoryview) -> list[Rollout]:
             tokens = arrays.get("tokens")
             turns = [_turn(*next(parsed), tokens) for _ in range(header.pop("turns"))]
             saved = SavedState(*(arrays[name].tobytes() for name in _JSON_FIELDS))
-            metrics, state = orjson.loads(saved.metrics), orjson.loads(saved.state)
+            metrics, state = loads(saved.metrics), loads(saved.state)
             others = arrays.get("opponent_turns")
             rollout = Rollout(
                 turns=turns,
@@ -166,7 +167,7 @@ def _rollout_frame(rollout: Rollout) -> tuple[dict[str, Any], dict[str, AnyArray
 
 def _opponent_turns(encoded: bytes) -> list[OpponentTurn]:
     types = {"opponent": str, "before": int, "completion": str, "prompt_tokens": int, "completion_tokens": int}
-    return [_typed(OpponentTurn(**each), types) for each in orjson.loads(encoded)]
+    return [_typed(OpponentTurn(**each), types) for each in loads(encoded)]
 
 
 def _turn_frame(turn: Turn, tokens: Int32Array | None) -> tuple[dict[str, Any], dict[str, AnyArray]]:

@@ -27,6 +27,7 @@ from transport.configuration.toml_file import without_places
 from transport.files.atomic import flush, publish_directory, published_steps, remove_directory, write_atomically
 from transport.files.format_number import OtherFormatError, check_format
 from transport.records import Rollout
+from transport.unpacked import long_integer, read_long_integer
 
 logger = logging.getLogger(__name__)
 
@@ -144,7 +145,7 @@ def _refuse_lost(run_dir: Path, found: Path | None) -> None:
 def _read_state(directory: Path) -> dict[str, Any]:
     path = directory / _STATE
     try:
-        state: dict[str, Any] = msgpack.unpackb(path.read_bytes(), strict_map_key=False)
+        state: dict[str, Any] = msgpack.unpackb(path.read_bytes(), strict_map_key=False, ext_hook=read_long_integer)
         check_format(state["format"], FORMAT, _OLDEST_FORMAT)
         state["identity"].items()
     except (OSError, KeyError, TypeError, AttributeError, ValueError, msgpack.UnpackException) as error:
@@ -172,7 +173,8 @@ def _state(checkpoint: Checkpoint, waiting_file: str) -> bytes:
             "scheduler": checkpoint.scheduler,
             "counts": checkpoint.counts,
             "waiting": waiting_file,
-        }
+        },
+        default=long_integer,
     )
     return packed
 

@@ -17,6 +17,7 @@ from orchestrator.rollouts.rollout_file import in_portions, saved_state
 from orchestrator.rollouts.token_file import write_tokens
 from orchestrator.rollouts.transcripts import Transcriber, TurnText
 from orchestrator.scheduling.outcomes import outcome_of
+from transport.exact_json import dumps, loads
 from transport.process.yield_gil import yielding_gil
 from transport.records import Rollout
 
@@ -80,8 +81,8 @@ def _line(rollout: Rollout, state_columns: Mapping[str, Sequence[str]], texts: S
 
 def _columns(state: bytes, names: Sequence[str]) -> dict[str, orjson.Fragment]:
     """Encodes each column by itself: within a record, a deeply nested state would exceed the encoder's depth."""
-    columns = orjson.loads(state) if names else {}
-    return {name: orjson.Fragment(orjson.dumps(columns.get(name))) for name in names}
+    columns = loads(state) if names else {}
+    return {name: orjson.Fragment(dumps(columns.get(name))) for name in names}
 
 
 def write_records(

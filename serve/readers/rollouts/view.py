@@ -12,6 +12,7 @@ import orjson
 
 from job.inspection.rollout_records import RolloutRecord, finite_number
 from transport.config import Config
+from transport.exact_json import dumps
 from transport.printable import printable
 
 MAX_PARTS = 2_000
@@ -188,11 +189,7 @@ def _pairs(value: object, most: int) -> list[Pair]:
 def shown_value(value: object, most: int, *, indented: bool = True) -> str:
     """Returns a value as text: a text as it is, anything else as JSON, at most so many characters of it."""
     try:
-        text = (
-            value
-            if isinstance(value, str)
-            else orjson.dumps(value, option=orjson.OPT_INDENT_2 if indented else 0).decode()
-        )
+        text = value if isinstance(value, str) else dumps(value, option=orjson.OPT_INDENT_2 if indented else 0).decode()
     except TypeError:  # orjson reads what is deeper than it writes
         return "(nested too deeply to be shown)"
     return printable(text if len(text) <= most else f"{text[:most]} [... {len(text) - most} characters left out ...]")

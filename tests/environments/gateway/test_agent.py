@@ -218,3 +218,17 @@ def test_examples_come_from_a_file(tmp_path: Path) -> None:
     assert environment.example(1).info == {"level": 2}
     with pytest.raises(ValueError, match=r"examples\.jsonl:3: prompt is 3; expected text"):
         environment.example(2)
+
+
+async def test_an_agent_reads_numbers_as_the_file_has_them(chat: Chat, tmp_path: Path) -> None:
+    file = tmp_path / "examples.jsonl"
+    file.write_text(
+        '{"prompt": "a", "answer": 1180591620717411303425, "limit": 2.50, "most": [18446744073709551616]}\n'
+    )
+    code = ONE_CALL + "print(float(open(os.environ['AGENT_EXAMPLE_FILE']).read() == messages[1]['content']))"
+    environment = AgentEnvironment([sys.executable, "-IS", "-c", PREAMBLE + code], {"path": str(file)})
+    example = environment.example(0)
+    assert (example.answer, example.info) == ("1180591620717411303425", {"limit": 2.5, "most": [2**64]})
+    shown = '{"index":0,"prompt":"a","info":{"limit":2.50,"most":[18446744073709551616]},"answer":"1180591620717411303425"}\n'
+    rollout, _ = await played(environment, chat, shown)
+    assert rollout.reward == 1.0

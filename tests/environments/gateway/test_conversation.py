@@ -87,7 +87,9 @@ async def test_malformed_calls_are_text(gateway: Gateway, chat: Chat) -> None:
     assert answer.tool_calls is None
 
 
-@pytest.mark.parametrize(("at", "sent"), [("2", True), (str(2**70), False), ("[" * 65 + "]" * 65, False)])
+@pytest.mark.parametrize(
+    ("at", "sent"), [("2", True), (str(2**70), True), ('"\\ud800"', False), ("[" * 65 + "]" * 65, False)]
+)
 async def test_calls_that_cannot_be_sent_are_text(gateway: Gateway, chat: Chat, at: str, sent: bool) -> None:
     class Calling(RecordingModel):
         async def parse(self, turn: Turn, tools: Sequence[Tool] = (), *, reasoning: bool = False) -> Reply:

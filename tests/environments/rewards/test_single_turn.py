@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +96,31 @@ def test_templates_put_values_in_once() -> None:
             template.fill({"a": missing, "c": ""}, "row")
     assert template.fill({"a": "x", "c": [None]}, "row").endswith("[null]")
     assert template.fill({"a": "{c}", "c": [1, "é"]}, "row") == r'{c} {b} \boxed{} [1, "é"]'
+
+
+@pytest.mark.parametrize(
+    "written",
+    ["1180591620717411303425", "-18446744073709551616", "0.10", "2.50", "1e3", "3.14159265358979323846", "7", "0.1"],
+)
+async def test_numbers_of_a_file_are_compared_and_asked_for_as_they_are_written(
+    chat: Chat, tmp_path: Path, written: str
+) -> None:
+    (tmp_path / "a.jsonl").write_text(f'{{"question": {written}, "answer": {written}, "tests": [{written}]}}\n')
+    environment = load(data={"path": str(tmp_path / "a.jsonl")})
+    example = environment.example(0)
+    assert (example.prompt, example.answer, example.info["answer"]) == (written, written, json.loads(written))
+    assert (await play(environment, 0, chat, written)).reward == 2.0
+    assert (await play(environment, 0, chat, str(float(written)) + "1")).reward == 0.0
+    await environment.close()
+
+
+def test_decimals_of_parquet_are_text_with_all_their_digits(tmp_path: Path) -> None:
+    import pyarrow.parquet
+
+    row = {"question": Decimal("2.50"), "answer": Decimal("1180591620717411303425")}
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row]), tmp_path / "a.parquet")
+    example = load(data={"path": str(tmp_path / "a.parquet")}).example(0)
+    assert (example.prompt, example.answer) == ("2.50", "1180591620717411303425")
 
 
 @settings(max_examples=100)

@@ -47,7 +47,7 @@ class Faulty:
         self._started = context.name
 
     async def rollout(self, example: Example, model: Model, state: dict[str, Any]) -> None:
-        state["pid"], state["started"] = os.getpid(), self._started
+        state["pid"], state["started"], state["long"] = os.getpid(), self._started, 2**70 + 1
         turn = await model.generate([1, 2, 3])
         state["turns"] = [turn.completion_ids.tolist()]
         await getattr(self, f"_{example.prompt}")(model, turn, state)

@@ -29,7 +29,7 @@ from transport.records import Alternatives
 
 
 def test_a_frame_comes_back_as_it_was() -> None:
-    messages: list[Any] = [[4, 0.5], [8, 1, None, [1.0], [[b"{}", b"{}", []]], False]]
+    messages: list[Any] = [[4, 0.5, {"amount": [2**70, -(2**70)]}], [8, 1, None, [1.0], [[b"{}", b"{}", []]], False]]
     assert unpack(pack(messages)) == messages
 
 

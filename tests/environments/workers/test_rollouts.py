@@ -26,6 +26,7 @@ async def test_turns_and_masks_are_those_of_an_environment_without_workers(tmp_p
         assert well.error is None
         assert (well.reward, well.metrics) == (2.0, {"turns": 2})
         assert well.state["started"] == "mine"
+        assert well.state["long"] == 2**70 + 1
         assert well.state["turns"] == [turn.completion_ids.tolist() for turn in well.turns]
         assert well.branches is not None
         assert [branch.token_ids_T.tolist() for branch in well.branches] == [[1, 2, 3, 3, 6, 1, 9, 7, 25, 2]]

@@ -19,8 +19,10 @@ from orchestrator.rollouts.rollout_file import (
     saved_state,
     write_rollouts,
 )
+from orchestrator.step.records import recorded_line
 from tests.support.rollouts import make_rollout, make_turn
 from transport.files.atomic import Buffer, as_bytes_view
+from transport.files.json_lines import object_in
 from transport.records import Alternatives, Rollout, SavedState
 
 
@@ -84,6 +86,15 @@ def test_a_state_larger_than_a_frame_header(tmp_path: Path) -> None:
     assert len(read_rollouts(path)[0].state["text"]) == 3 << 20
 
 
+def test_long_integers_of_a_state_are_in_the_file_and_in_the_records(tmp_path: Path) -> None:
+    rollout = make_rollout(state={"answer": 2**70 + 1, "text": "a"}, metrics={"digits": 2**70 + 1})
+    write_rollouts(tmp_path / "rollouts.bin", [rollout])
+    (read,) = read_rollouts(tmp_path / "rollouts.bin")
+    assert (read.state, read.metrics) == (rollout.state, rollout.metrics)
+    columns = {rollout.environment: ["answer"]}
+    assert object_in(recorded_line(read, columns, None))["state"] == {"answer": 2**70 + 1}  # type: ignore[index]
+
+
 def test_many_turns(tmp_path: Path) -> None:
     path = tmp_path / "rollouts.bin"
     write_rollouts(path, [make_rollout(turns=[make_turn([1], [2], start=0)] * 3000)])
@@ -111,7 +122,7 @@ def test_arrays_are_written_by_reference() -> None:
 def test_a_state_that_cannot_be_saved_is_named() -> None:
     assert saved_state(make_rollout(state={"fine": {1: "x"}})) == SavedState(b"{}", b'{"fine":{"1":"x"}}')
     assert saved_state(make_rollout(state={"worst": float("nan")})).state == b'{"worst":"NaN"}'
-    states: list[Any] = [{"file": object()}, {"size": 2**64}, {"name": "caf\udce9"}, ["a list"]]
+    states: list[Any] = [{"file": object()}, {"size": {2**64}}, {"name": "caf\udce9"}, ["a list"]]
     for state in states:
         with pytest.raises(StateError, match="the environment left a state"):
             saved_state(make_rollout(state=state))

@@ -121,6 +121,18 @@ def test_what_decides_the_order_of_examples_must_not_change(tmp_path: Path, chan
         load_newest(make_config(tmp_path, **changed))
 
 
+def test_long_integers_of_arguments_are_kept(tmp_path: Path) -> None:
+    def config(answer: int) -> RunConfig:
+        data = {"rows": [{"question": "?", "answer": answer}]}
+        environment = EnvironmentConfig(name="toy", kind="single-turn", args={"data": data})
+        return make_config(tmp_path, environments=[environment])
+
+    write_checkpoint(config(2**70).run_dir, make_checkpoint(config(2**70), 1), keep=2)
+    assert load_newest(config(2**70)) is not None
+    with pytest.raises(ConfigurationError, match="environments"):
+        load_newest(config(2**70 + 1))
+
+
 ADAPTER = LoraConfig(rank=4, target_modules=["q_proj", "v_proj"])
 
 
