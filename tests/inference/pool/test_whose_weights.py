@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 from inference import identity
-from inference.base import InferenceError, SamplingParameters, Scores
+from inference.base import InferenceError, SamplingParameters, Scores, WrongWeights
 from inference.clients.client import Identity
 from inference.clients.openai_client import OpenAIClient
 from inference.config import PoolConfig
-from inference.loads import Claim, Loads
+from inference.loads import Claim, Load, Loads
 from inference.pool import server_monitor
 from inference.pool.pool import STOCK_SERVERS_PROVE_NOTHING, InferencePool
-from tests.support.fake_inference import FakeServer, probe_answer, weight_update
+from tests.support.fake_inference import CLAIM, FakeServer, probe_answer, weight_update
 from tests.support.polling import until
 from transport.records import Turn
 
@@ -60,6 +60,34 @@ async def test_of_the_loads_of_a_long_run_the_newest_are_remembered(monkeypatch:
             assert (await generate(pool)).policy_version == version
             assert len(monitor._loads) <= 6
         assert {(None, number) for number in (18, 19, 20)} <= monitor._loads.keys()
+
+
+@pytest.mark.parametrize("adapter", [None, "a-model"])
+@pytest.mark.parametrize(
+    ("others", "mine", "reason"),
+    [
+        ((), (), ""),
+        ((2,), (), "load 2"),  # it ends with weights that another has loaded meanwhile
+        ((2,), (3,), "load 3"),  # or had them in its middle
+        ((), (2,), ""),
+    ],
+)
+async def test_all_loads_that_may_have_computed_an_answer_are_the_runs(
+    adapter: str | None, others: tuple[int, ...], mine: tuple[int, ...], reason: str
+) -> None:
+    async with FakeServer() as server, started(pool_at(server)) as pool:
+        await pool.update_weights(weight_update(1, adapter))
+        (monitor,) = pool._monitors.values()
+        first = server.loads.now(adapter)
+        for number in others:
+            server.loads.complete(adapter, Load(number, 9, "run 'b'"), CLAIM)
+        for number in mine:
+            monitor._loads[adapter, number] = number
+            server.loads.complete(adapter, Load(number, number, "run 'a'"), CLAIM)
+        origin = server.loads.origin(adapter, first)
+        with pytest.raises(WrongWeights, match=reason) if reason else nullcontext():
+            monitor.check_origin(origin)
+        assert monitor.server.state == ("out" if reason else "serving")
 
 
 async def test_a_second_run_at_one_server_is_refused_with_the_first_ones_name() -> None:

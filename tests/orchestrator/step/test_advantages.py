@@ -24,7 +24,7 @@ from orchestrator.step.advantages import (
 )
 from orchestrator.step.players import set_advantages
 from run.config import AdvantageConfig, OverlongConfig
-from tests.support.rollouts import make_group
+from tests.support.rollouts import make_group, make_rollout, make_turn
 from transport.records import Rollout
 
 rewards_strategy = st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=9)
@@ -342,3 +342,16 @@ def test_overlong_completions_are_penalised_before_advantages() -> None:
     group = make_group([1.0] * 6, lengths)
     assert advantage.compute(group) == pytest.approx([5.6 / 6 - cost for cost in (0, 0, 0.4, 1.2, 2.0, 2.0)])
     assert [rollout.reward for rollout in group] == [1.0] * 6
+
+
+def test_a_conversation_is_overlong_by_its_longest_completion() -> None:
+    """Not by all of its turns: each of them has the limit for itself."""
+    overlong = OverlongConfig(longest=20, buffer=5, penalty=2.0)
+    advantage = load_advantage(AdvantageConfig(kind="group_mean", overlong=overlong))
+    turns = [[15, 15, 15], [1, 18, 16], [20, 1], [], [4, 18]]
+    group = [
+        make_rollout(5, index, turns=[make_turn([1], range(length)) for length in lengths], reward=1.0)
+        for index, lengths in enumerate(turns)
+    ]
+    costs = [0.0, 1.2, 2.0, 0.0, 1.2]
+    assert advantage.compute(group) == pytest.approx([sum(costs) / 5 - cost for cost in costs])
