@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -75,10 +76,18 @@ class Form:
 
     @classmethod
     def of(cls, directory: Path, weights: Mapping[str, Tensor]) -> Form | None:
-        """Returns the form of `directory`, which holds `weights`; None unless each is there under its own name, in its shape."""
+        """Returns the form of `directory`, in which `weights` were written; None unless each is there bit for bit.
+
+        That is under its own name, in its shape and with its values: transformers may rename, divide or permute them.
+        """
         found = {path: read_header(path) for path in weight_files(directory)}
         entries = {name: entry.shape for header in found.values() for name, entry in header.items()}
         if entries != {name: tuple(tensor.shape) for name, tensor in weights.items()}:
+            return None
+        written = {name: bits for path in found for name, bits in delta.open_bits(path).items()}
+        if not all(
+            np.array_equal(bits, delta.bits_of(weights[name].cpu().contiguous())) for name, bits in written.items()
+        ):
             return None
         others = {path.name: path.read_bytes() for path in directory.iterdir() if path not in found}
         return cls({path.name: list(header) for path, header in found.items()}, others)
@@ -200,10 +209,14 @@ class Broadcaster:
     def _write_changes(self, version: int, weights: Mapping[str, Tensor], directory: Path, newest: Path | None) -> bool:
         """Writes what changed since the last whole version of this process (`inference/delta.py`), which `newest` has, too.
 
-        Returns False, with nothing written, where whole weights are due, or smaller, or have other names in their files than
-        in the model.
+        Returns False, with nothing written, where whole weights are due, or smaller, or are not in their files as in the model.
         """
-        if self._base is None or newest is None or not 0 < version - self._base < self._whole_every:
+        if (
+            self._base is None
+            or self._form is None
+            or newest is None
+            or not 0 < version - self._base < self._whole_every
+        ):
             return False
         try:
             delta.link_base(newest, directory)

@@ -119,6 +119,36 @@ def test_later_versions_are_written_as_transformers_writes_them(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("whole_every", [1, 9])
+def test_weights_that_transformers_converts_under_their_names_are_converted_in_every_version(
+    dense_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole_every: int
+) -> None:
+    """As it permutes the heads of some models: names and shapes are those of the model, and the values are others."""
+    lone = make_lone_run(tmp_path, dense_directory, {"dtype": "bfloat16"}, learning_rate=1e-6)
+    save = type(lone.model).save_pretrained
+
+    def convert(model: Any, directory: Path, state_dict: dict[str, Any]) -> None:
+        changed = {name: as_written(name, tensor) for name, tensor in state_dict.items()}
+        save(model, directory, state_dict=changed)
+
+    def as_written(name: str, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.flip(0).contiguous() if name.endswith("layers.1.self_attn.o_proj.weight") else tensor
+
+    monkeypatch.setattr(type(lone.model), "save_pretrained", convert)
+    broadcaster = Broadcaster(lone.learner.manager, tmp_path, "default", str(dense_directory), 2, whole_every)
+    for step in range(3):
+        if step:
+            lone.train(make_batch(step))
+        broadcaster.publish(lone.model, lone.run)
+        directory = Path(shutil.copytree(tmp_path / f"run_default/broadcast/step_{step}", tmp_path / f"copy_{step}"))
+        if is_delta(directory):
+            delta.make_whole(directory)
+        published = load_file(directory / "model.safetensors")
+        for name, tensor in own_memory(lone.model.state_dict()).items():
+            assert torch.equal(published[name], as_written(name, tensor)), (step, name)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [None, {"rank": 2}])
 def test_a_broadcast_has_a_digest_for_each_precision_of_the_servers(
     dense_directory: Path, tmp_path: Path, lora: dict[str, Any] | None
