@@ -17,8 +17,6 @@ from environments.rewards.code.plain_data import encode
 from environments.tools.sandbox.python_sandbox import Sandbox
 
 _OUTPUT_BYTES = 1 << 22
-_TOO_LONG = 152
-"""The exit code of a program that took too much processor time."""
 _MOST_HANGS = 2
 """Tests that a program may fail by its limit of time before the others count as failed, too."""
 
@@ -72,7 +70,6 @@ class CodeReward:
         return list(tests[: self._config.max_tests])
 
     async def _by_output(self, source: str, tests: list[Any]) -> list[bool]:
-        program = _with_limit(source, self._config.cpu_seconds)
         pairs = [
             (_text(given, i, "input"), _text(out, i, "output")) for i, given, out in _fields(tests, "input", "output")
         ]
@@ -84,9 +81,10 @@ class CodeReward:
             if hangs == _MOST_HANGS:
                 passed.append(False)
                 continue
-            seconds = wall_seconds(self._config.cpu_seconds)
-            result = await self._sandbox.run(program, given, seconds, self._config.memory_mib)
-            hangs += bool(result.killed) or result.exit_code == _TOO_LONG
+            cpu_seconds = self._config.cpu_seconds
+            seconds = wall_seconds(cpu_seconds)
+            result = await self._sandbox.run(source, given, seconds, self._config.memory_mib, cpu_seconds)
+            hangs += bool(result.killed)
             passed.append(result.ok and result.stdout.split() == expected.split())
         return passed
 
@@ -155,17 +153,3 @@ def _short(value: object) -> str:
     if value is None:
         return "null"
     return f"a {type(value).__name__}, {short_repr(value)}"
-
-
-def _with_limit(source: str, cpu_seconds: float) -> str:
-    """Returns a program that ends after so much processor time, and that is otherwise `source`.
-
-    A program may undo that: the sandbox's deadline then ends it. A signal alone does not end the first process of a namespace.
-    """
-    return (
-        "import os, signal\n"
-        f"signal.signal(signal.SIGPROF, lambda *_, leave=os._exit: leave({_TOO_LONG}))\n"
-        f"signal.setitimer(signal.ITIMER_PROF, {cpu_seconds!r})\n"
-        "del os, signal\n"
-        f"exec(compile({source!r}, 'solution.py', 'exec'))\n"
-    )

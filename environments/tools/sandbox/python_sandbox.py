@@ -34,7 +34,7 @@ LEAST_THREADS, THREADS_EACH = 512, 64
 OLDEST_LINUX = (5, 14)
 """The first that counts the threads of a namespace by themselves."""
 
-_LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64")
+_LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo")
 _FILES = ("/etc/ld.so.cache", "/etc/localtime")
 
 
@@ -52,7 +52,8 @@ class Result:
     exit_code: int | None
     """As of a program; None if it was killed."""
     killed: str
-    """Why it was killed: `deadline`, `output` (it wrote too much), or `signal N (its name)`; empty if it ended by itself."""
+    """Why it was killed: `deadline`, of time or processor time, `output` (it wrote too much), or `signal N (its name)`; empty if
+    it ended by itself."""
     seconds: float
 
     @property
@@ -143,8 +144,10 @@ class Sandbox:
             else:
                 raise SandboxUnavailable(_advice(said.decode(errors="replace").removeprefix("refused ")))
 
-    async def run(self, code: str, stdin: str = "", seconds: float = 10.0, memory_mib: int = 512) -> Result:
-        """Runs `code` as a program, with `stdin` as its input, for at most `seconds` (of the clock, and of CPU time).
+    async def run(
+        self, code: str, stdin: str = "", seconds: float = 10.0, memory_mib: int = 512, cpu_seconds: float | None = None
+    ) -> Result:
+        """Runs `code` as a program, with `stdin` as its input, for at most `seconds`, and `cpu_seconds` of processor time.
 
         `memory_mib` bounds its address space. Whatever the program does is a `Result`. Raises `SandboxUnavailable` if it cannot
         be run at all, and `ValueError` for arguments out of range. Cancelling the call kills the program.
@@ -160,6 +163,7 @@ class Sandbox:
             "stdin": stdin.encode(errors="replace").decode(),
             "seconds": seconds,
             "memory_mib": memory_mib,
+            "cpu_seconds": seconds if cpu_seconds is None else cpu_seconds,
         }
         async with self._places:
             await self.start()
@@ -208,11 +212,17 @@ class Sandbox:
 
 
 def _interpreter() -> list[str]:
-    """Returns the command of the zygote: the interpreter without the virtual environment that this process may run in."""
+    """Returns the command of the zygote: the interpreter without the virtual environment that this process may run in.
+
+    A program's process returns from `main`, so that the program has one frame below its own.
+    """
     root = str(Path(__file__).resolve().parents[3])
     program = (
         f"import sys; sys.path.insert(0, {root!r}); from environments.tools.sandbox.zygote import main; "
-        f"sys.path.remove({root!r}); main()"
+        f"sys.path.remove({root!r}); code = 0; program, shown, finish = main()\n"
+        "try: exec(compile(*program[:2], 'exec'), program.pop())\n"
+        "except BaseException as error: code = shown(error)\n"
+        "finish(code)"
     )
     return [sys._base_executable, "-s", "-S", "-P", "-B", "-c", program]  # type: ignore[attr-defined]
 

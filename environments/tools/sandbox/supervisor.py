@@ -17,7 +17,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any
 
 from environments.tools.sandbox import confined, namespaces
 from transport.frames import Framing
@@ -27,12 +27,14 @@ ANSWERS = Framing((1 << 32) - 1)
 """The operator's limit on a program's output bounds an answer; its frame bounds nothing more."""
 REQUEST_SECONDS = 30.0
 READ_BYTES = 1 << 16
+LOOK_SECONDS = 0.25
+"""How often to look at a process's own time, since threads may take it faster than the clock's goes on."""
 DRAIN_SECONDS = 5.0
 """How long to read what a process that has ended wrote."""
 
 
-def supervise(call: socket.socket, settings: Mapping[str, Any]) -> NoReturn:
-    """Serves the run that is asked for by `call`, and ends this process."""
+def supervise(call: socket.socket, settings: Mapping[str, Any]) -> confined.Program:
+    """Serves the run that is asked for by `call`, and ends this process; returns only in the one that it forks."""
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         namespaces.set_process_option(namespaces.PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -44,10 +46,13 @@ def supervise(call: socket.socket, settings: Mapping[str, Any]) -> NoReturn:
             answer = _run(call, request, settings)
         except OSError as error:
             answer = {"refused": f"the sandbox could not be set up: {error}"}
+        if isinstance(answer, tuple):
+            return answer
         with suppress(OSError):  # the caller is gone
             call.sendall(ANSWERS.frame(json.dumps(answer).encode()))
-    finally:
-        os._exit(0)
+    except BaseException:  # noqa: BLE001 - only the program's process returns
+        os._exit(1)
+    os._exit(0)
 
 
 @dataclass
@@ -93,7 +98,9 @@ class _Streams:
         return len(chunk)
 
 
-def _run(call: socket.socket, request: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+def _run(
+    call: socket.socket, request: Mapping[str, Any], settings: Mapping[str, Any]
+) -> dict[str, Any] | confined.Program:
     isolated = bool(settings["namespaces"])
     directory = "/tmp" if isolated else tempfile.mkdtemp(prefix="sandbox-")
     if isolated:
@@ -104,7 +111,7 @@ def _run(call: socket.socket, request: Mapping[str, Any], settings: Mapping[str,
     pid = os.fork()
     if pid == 0:
         call.close()
-        confined.run(request, settings, directory, (stdin, stdout, stderr, trouble))
+        return confined.prepare(request, settings, directory, (stdin, stdout, stderr, trouble))
     for descriptor in (stdin, stdout, stderr, trouble):
         os.close(descriptor)
     try:
@@ -112,25 +119,30 @@ def _run(call: socket.socket, request: Mapping[str, Any], settings: Mapping[str,
             os.waitpid(pid, 0)
             return {"refused": said.decode(errors="replace")}
         streams = _Streams(stdin_end, stdout_end, stderr_end, memoryview(request["stdin"].encode()))
-        return _watch(call, pid, streams, float(request["seconds"]), settings)
+        return _watch(call, pid, streams, request, settings)
     finally:
         if not isolated:
             shutil.rmtree(directory, ignore_errors=True)
 
 
 def _watch(
-    call: socket.socket, pid: int, streams: _Streams, seconds: float, settings: Mapping[str, Any]
+    call: socket.socket, pid: int, streams: _Streams, request: Mapping[str, Any], settings: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Passes the streams on until the process ends or has to be killed."""
     began = time.monotonic()
+    seconds, cpu_seconds = request["seconds"], request["cpu_seconds"]
     killed = ""
     isolated, limit = bool(settings["namespaces"]), int(settings["output_bytes"])
     ended = os.pidfd_open(pid)
     try:
         while not killed:
             left = began + seconds - time.monotonic()
+            cpu_left = cpu_seconds - time.clock_gettime(_cpu_clock(pid))
             readable, writable, _ = select.select(
-                [ended, call.fileno(), *streams.open], [streams.stdin] if streams.stdin >= 0 else [], [], max(left, 0)
+                [ended, call.fileno(), *streams.open],
+                [streams.stdin] if streams.stdin >= 0 else [],
+                [],
+                max(min(left, cpu_left, LOOK_SECONDS), 0),
             )
             if writable:
                 streams.write()
@@ -142,7 +154,7 @@ def _watch(
                 killed = "abandoned"
             elif ended in readable:
                 break
-            elif left <= 0:
+            elif left <= 0 or cpu_left <= 0:
                 killed = "deadline"
     finally:
         with suppress(ProcessLookupError):
@@ -163,6 +175,11 @@ def _watch(
         "killed": killed,
         "seconds": took,
     }
+
+
+def _cpu_clock(pid: int) -> int:
+    """Returns the clock of a process's own time, as `clock_getcpuclockid` of the C library makes it."""
+    return (~pid << 3) | 2
 
 
 def _drain(streams: _Streams, limit: int) -> None:

@@ -15,6 +15,7 @@ import gc
 import json
 import os
 import signal
+import site
 import socket
 import sys
 from collections.abc import Mapping
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from environments.tools.sandbox import namespaces
+from environments.tools.sandbox.confined import PROGRAM, Program
 from environments.tools.sandbox.supervisor import ANSWERS, supervise
 
 # fmt: off
@@ -38,8 +40,11 @@ _ROOT_BYTES = 1 << 20
 """The size of the root's own file system, which has directories only."""
 
 
-def main() -> None:
-    """Runs the zygote. The first argument is the settings of `python_sandbox.Sandbox` as JSON."""
+def main() -> Program:
+    """Runs the zygote, and returns in the process of each run what that is to run.
+
+    The first argument is the settings of `python_sandbox.Sandbox` as JSON.
+    """
     settings = json.loads(sys.argv[1])
     control = socket.socket(fileno=os.dup(0))
     os.dup2(os.open("/dev/null", os.O_RDWR), 0)
@@ -48,6 +53,12 @@ def main() -> None:
             _enter_namespaces(control, settings)
         for name in PRELOADED:
             __import__(name)
+        for define in (
+            site.setquit,
+            site.setcopyright,
+            site.sethelper,
+        ):  # `exit` and its like, without packages of the machine
+            define()
         # Memory allocators of the C library reserve 64 MB for each thread, which would count against a run's memory.
         ctypes.CDLL(None).mallopt(-8, 2)
         sys.path.extend(settings["packages"].values() if settings["namespaces"] else settings["packages"])
@@ -58,7 +69,7 @@ def main() -> None:
         control.sendall(b"refused " + str(error).encode()[:1000])
         raise SystemExit(1) from error
     control.sendall(b"ready")
-    _serve(control, settings)
+    return _serve(control, settings)
 
 
 def _enter_namespaces(control: socket.socket, settings: Mapping[str, Any]) -> None:
@@ -119,20 +130,21 @@ def _build_root(settings: Mapping[str, Any]) -> None:
     for path in settings["hidden"]:
         if Path(root + path).is_dir():
             namespaces.mount("hidden", root + path, "tmpfs", flags, f"size={_ROOT_BYTES},mode=755")
-    for name in ("/tmp", "/etc"):
+    for name in ("/tmp", "/etc", PROGRAM):
         Path(root + name).mkdir(exist_ok=True)
+    Path(root, "dev/stdin").symlink_to(f"{PROGRAM}/stdin")
     for descriptor in [*sources.values(), *devices.values(), descriptors]:
         os.close(descriptor)
     namespaces.change_root(root)
     namespaces.make_read_only("/")
 
 
-def _serve(control: socket.socket, settings: Mapping[str, Any]) -> None:
-    """Forks a process for each socket that arrives, until there are no more."""
+def _serve(control: socket.socket, settings: Mapping[str, Any]) -> Program:
+    """Forks a process for each socket that arrives, until there are no more; returns in that of a program."""
     while True:
         _, ancillary, _, _ = control.recvmsg(1, socket.CMSG_SPACE(array.array("i").itemsize))
         if not ancillary:
-            return
+            raise SystemExit
         descriptors = array.array("i")
         descriptors.frombytes(ancillary[0][2])
         call = socket.socket(fileno=descriptors[0])
@@ -144,5 +156,5 @@ def _serve(control: socket.socket, settings: Mapping[str, Any]) -> None:
             pid = -1
         if pid == 0:
             control.close()
-            supervise(call, settings)
+            return supervise(call, settings)
         call.close()

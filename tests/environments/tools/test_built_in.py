@@ -52,7 +52,7 @@ class FixedSandbox(Sandbox):
     def __init__(self, result: Result | None) -> None:
         self._result = result
 
-    async def run(self, code: str, stdin: str = "", seconds: float = 10.0, memory_mib: int = 512) -> Result:
+    async def run(self, *args: Any, **kwargs: Any) -> Result:
         if self._result is None:
             raise SandboxUnavailable("no namespaces")
         return self._result
