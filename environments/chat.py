@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import difflib
 import json
+import logging
 import os
 from array import array
 from asyncio import _get_running_loop
@@ -40,12 +41,17 @@ Tool = Mapping[str, Any]
 LONG_TEXT = 20_000
 """Characters that take some milliseconds to encode. Longer texts are for a thread."""
 
+logger = logging.getLogger(__name__)
+
 _LONG_TEXT = RLock()
 """Held by the one thread that encodes a long text. The tokenizer works without the GIL, but what it returns is converted and
 freed with it: with a thread for each text, an event loop would wait for all of them, and for a core."""
 
 _SLICE = 8192
 """Ids packed at once, in an eighth of a millisecond."""
+
+_FIELDS = frozenset({"role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content"})
+"""Of a message. That a template reads only some of these is no surprise."""
 
 # Stands for a completion when the template is rendered to find the text after one. Templates trim and split the assistant's
 # text, so it has no white space and no angle brackets.
@@ -88,6 +94,8 @@ class Chat:
         self._may_be_cut = may_be_cut(self._tokenizer)
         self._templates = ChatTemplates(self._directory, settings)
         self._template_kwargs: Mapping[str, Any] = {}
+        self._unread: set[Any] = set()
+        """Fields of messages that the log has named, since the template does not read them."""
         self._closings: dict[bool, tuple[int, ...]] = {}
         """What `_closing_ids` returned with and without tools."""
         self.stop_token_ids = self._find_stop_token_ids()
@@ -211,6 +219,15 @@ class Chat:
             raise ValueError(
                 f"{self._directory}: its chat template does not read `tools`, so the model cannot be given any"
             )
+        for message in messages:
+            if unread := message.keys() - _FIELDS - template.names - self._unread:
+                self._unread |= unread
+                logger.warning(
+                    "%s: its chat template does not read %s of a message of role %s: what it says is left out",
+                    self._directory,
+                    ", ".join(map(repr, sorted(unread, key=str))),
+                    message.get("role"),
+                )
         given: dict[str, Any] = {"tools": list(tools)} if tools else {}
         try:
             return template.render(

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from jinja2 import Template, TemplateError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.meta import find_undeclared_variables
-from jinja2.nodes import CallBlock, Node
+from jinja2.nodes import CallBlock, Const, Getattr, Node
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -33,6 +33,8 @@ class ChatTemplate:
     compiled: Template
     variables: frozenset[str]
     """The variables that it reads and does not set."""
+    names: frozenset[str]
+    """The names and texts in it. A field that is not among them cannot be read by its name."""
     reads_clock: bool
 
     def render(self, variables: Mapping[str, Any]) -> str:
@@ -107,8 +109,10 @@ def _compile(file: Path, source: str) -> ChatTemplate:
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
     try:
-        variables = frozenset(find_undeclared_variables(environment.parse(source)))
-        return ChatTemplate(environment.from_string(source), variables, "strftime_now" in source)
+        tree = environment.parse(source)
+        names = {each.attr for each in tree.find_all(Getattr)} | {str(each.value) for each in tree.find_all(Const)}
+        variables = frozenset(find_undeclared_variables(tree))
+        return ChatTemplate(environment.from_string(source), variables, frozenset(names), "strftime_now" in source)
     except TemplateError as error:
         raise ValueError(f"{file}: the chat template does not compile: {error}") from error
 

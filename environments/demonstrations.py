@@ -10,7 +10,7 @@ turn, and the model ends it by the token that begins the next role's, as GLM's d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 
 from environments.chat import Chat, Message, Tool
@@ -30,13 +30,17 @@ class Demonstration:
         self.trained += [index < trained for index in range(len(token_ids))]
 
 
-def demonstrations_of(chat: Chat, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[Demonstration]:
+def demonstrations_of(
+    chat: Chat, messages: Sequence[Message], tools: Sequence[Tool] = (), untrained: Container[int] = ()
+) -> list[Demonstration]:
     """Returns the sequences of one conversation, in order; what follows the last assistant message is left out.
+
+    `untrained` are the positions of messages that are read and not trained, whatever their role.
 
     Raises `ValueError` where nothing would be trained, or the template cannot be split at the assistant's turns.
     """
     found: list[Demonstration] = []
-    text, is_ended = "", True
+    text, is_ended, is_trained = "", True, False
     for index, message in enumerate(messages):
         if message.get("role") != "assistant":
             continue
@@ -52,17 +56,22 @@ def demonstrations_of(chat: Chat, messages: Sequence[Message], tools: Sequence[T
             text, is_ended = "", True
         before = chat.encode(prompt[len(text) :])
         ends_turn = not is_ended and bool(before) and before[0] in chat.stop_token_ids
-        found[-1].add(before, int(ends_turn))
+        found[-1].add(before, int(ends_turn and is_trained))
         joined = chat.encode(whole[len(text) :])
         follows = joined[: len(before)] == before
         written = joined[len(before) :] if follows else chat.encode(whole[len(prompt) :])
         ends = [place for place, token in enumerate(written) if token in chat.stop_token_ids]
-        found[-1].add(written, ends[-1] + 1 if ends else len(written))
+        is_trained = index not in untrained
+        found[-1].add(written, (ends[-1] + 1 if ends else len(written)) if is_trained else 0)
         text, is_ended = whole, bool(ends)
     if not found:
         raise ValueError("it has no message of role assistant; there is nothing to train")
     for each in found:
         each.trained[:1] = [False] * len(each.trained[:1])  # nothing comes before it that could predict it
+    if untrained:
+        found = [each for each in found if any(each.trained)]
+        if not found:
+            raise ValueError("no message of role assistant is to be trained; there is nothing to train")
     if not any(any(each.trained) for each in found):
         raise ValueError("the chat template writes nothing of what its assistant says; there is nothing to train")
     return found

@@ -8,7 +8,8 @@ arguments that are JSON text a null stays.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from environments.chat import Message, Tool
@@ -28,6 +29,13 @@ _FIELDS = {
 }
 _UNREAD = {"refusal", "annotations"}
 """Fields that answers of OpenAI's API have, or a client adds to them: without meaning for a template."""
+_TRAINED = {"weight", "loss_weight", "loss_mask", "loss", "train", "training", "trainable"}
+"""Fields by which others say whether a message is trained: OpenAI's and Mistral's, ms-swift's, Axolotl's, and more."""
+_MAY_SAY_WHAT_IS_TRAINED = re.compile(r"train|loss|mask|weight|learn|supervis|ignore", re.IGNORECASE)
+_PART_FIELDS = {"type", "text"}
+_CALL_FIELDS = {"id", "type", "function", "name", "arguments", "index"}
+"""`index` is in an answer that was streamed."""
+_SAYING = (bool, int, float)
 _NOTHING = ("", "null")
 """What a row has in a column of JSON text where there are no tools, or no calls."""
 
@@ -82,11 +90,25 @@ class Normaliser:
         self._parse = parse
 
     def messages(self, messages: object) -> list[Message]:
-        """Returns the messages. Raises `Faulty`."""
+        """Returns the messages. One of a row that is not trained has `weight` 0. Raises `Faulty`."""
         found = self._list("messages", messages)
         if not found:
             raise Faulty("messages", messages, "expected a list of at least one message {role, content}")
         return [self._message(message, f"messages[{index}]") for index, message in enumerate(found)]
+
+    def refuse_row(self, row: Mapping[str, Any], drawn_by: str | None) -> None:
+        """Raises `Faulty` for a column that says that not all of the row is trained, except `drawn_by`, its own weight."""
+        for name in sorted((_TRAINED | {"assistant_masks", "completion_mask", "labels"}) & row.keys()):
+            value = self._parse(row[name]) if isinstance(row[name], str) else row[name]
+            values = value if isinstance(value, list) else [value]
+            if name != drawn_by and not all(each is None or (type(each) in _SAYING and each == 1) for each in values):
+                raise Faulty(
+                    name,
+                    row[name],
+                    "this column may say what is trained, and is not read: give the messages that are not trained "
+                    'weight = 0, or leave it out, with data.columns = { messages = "messages" }; data.weight says how often a '
+                    "row is drawn",
+                )
 
     def tools(self, tools: object) -> list[Tool]:
         """Returns the tools; none for null. Raises `Faulty` for what is no function of OpenAI's API."""
@@ -126,7 +148,8 @@ class Normaliser:
             expected = "text" if self._is_row else f"one of {', '.join(_ROLES)}"
             raise Faulty(f"{where}.role", role, f"expected {expected}")
         role = _ROLES.get(role, role)
-        found: dict[str, Any] = {"role": role, "content": _text(message.get("content"), f"{where}.content")}
+        known = _PART_FIELDS if self._is_row else None
+        found: dict[str, Any] = {"role": role, "content": _text(message.get("content"), f"{where}.content", known)}
         for name, value in message.items():
             if name in ("role", "content") or value is None or (name in _UNREAD and not value):
                 continue
@@ -139,6 +162,9 @@ class Normaliser:
                 if not isinstance(value, str):
                     raise Faulty(f"{where}.{name}", value, "expected text")
                 found["reasoning_content" if name == "reasoning" else name] = value
+            elif self._is_row and _MAY_SAY_WHAT_IS_TRAINED.search(name):
+                if not _is_trained(name, value, role, f"{where}.{name}"):
+                    found["weight"] = 0
             elif self._is_row:
                 found[name] = _without_nulls(value)
             else:
@@ -166,6 +192,9 @@ class Normaliser:
         has_identity = isinstance(identity, str) or (self._is_row and identity is None)
         if not isinstance(name, str) or not has_identity:
             raise Faulty(where, call, "its id and its function's name must be text")
+        if self._is_row:
+            _refuse_unknown(call, _CALL_FIELDS, where)
+            _refuse_unknown(function, _CALL_FIELDS, f"{where}.function")
         arguments = self._arguments(function.get("arguments") or "{}", f"{where}.function.arguments")
         made = {"type": "function", "function": {"name": name, "arguments": arguments}}
         return made if identity is None else {"id": identity, **made}
@@ -199,8 +228,27 @@ class Normaliser:
         )
 
 
-def _text(content: object, where: str) -> str:
-    """The content as one string; parts are joined by a line break, as vLLM does."""
+def _is_trained(name: str, value: object, role: str, where: str) -> bool:
+    """What a field says of a message of a row. Raises `Faulty` where that cannot be done."""
+    if name not in _TRAINED:
+        raise Faulty(
+            where, value, "this field may say what is trained, and is not known here; weight is, which is 0 or 1"
+        )
+    if type(value) not in _SAYING or value not in (0, 1):
+        raise Faulty(where, value, "expected 0 or 1, or false or true: a message is trained or not, and no share of it")
+    if value and role != "assistant":
+        raise Faulty(where, value, f"a message of role {role} is never trained; expected 0, or no such field")
+    return bool(value)
+
+
+def _refuse_unknown(value: Mapping[str, Any], known: Collection[str], where: str) -> None:
+    for name, each in value.items():
+        if name not in known and each is not None:
+            raise Faulty(f"{where}.{name}", each, "this field is not known here; leave it out")
+
+
+def _text(content: object, where: str, known: Collection[str] | None) -> str:
+    """The content as one string; parts are joined by a line break, as vLLM does. None of its fields but `known` are allowed."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -212,6 +260,8 @@ def _text(content: object, where: str) -> str:
         if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
             kind = part.get("type") if isinstance(part, dict) else part
             raise Faulty(f"{where}[{index}]", kind, "only parts of type text are taken")
+        if known is not None:
+            _refuse_unknown(part, known, f"{where}[{index}]")
         parts.append(part["text"])
     return "\n".join(parts)
 

@@ -58,7 +58,8 @@ def _weights(rows: Rows, column: str) -> Float64Array:
         if column not in row:
             raise DataError(f"{rows.where(index)}: {lacks(column, list(row))} (`weight`)")
         value = row[column]
-        if not isinstance(value, int | float) or not 0 <= value <= sys.float_info.max:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not 0 <= value <= sys.float_info.max:
             raise DataError(f"{rows.where(index)}: the weight {column!r} is {value!r}; expected a number, 0 or more")
         weights[index] = value
     return weights

@@ -33,6 +33,14 @@ def test_each_turn_is_trained_up_to_its_end(chat: Chat) -> None:
     assert found.token_ids[: len(chat.start([USER]))] == chat.start([USER])
 
 
+def test_a_turn_that_is_not_trained_is_read(chat: Chat) -> None:
+    messages = [USER, ANSWER, USER, {"role": "assistant", "content": "so on"}]
+    (whole,), (found,) = demonstrations_of(chat, messages), demonstrations_of(chat, messages, untrained={1})
+    assert found.token_ids == whole.token_ids
+    end = chat.transcribe([[chat.stop_token_ids[0]]])[0]
+    assert trained_text(chat, found.token_ids, found.trained) == f"so on{end}"
+
+
 def test_a_conversation_without_an_answer_is_refused(chat: Chat) -> None:
     with pytest.raises(ValueError, match="it has no message of role assistant"):
         demonstrations_of(chat, [USER])
@@ -56,6 +64,8 @@ def test_a_template_that_forgets_gives_a_sample_for_each_turn(tmp_path: Path) ->
     assert trained_text(chat, first.token_ids, first.trained) == "an answer</s>"
     assert trained_text(chat, second.token_ids, second.trained) == "so on</s>"
     assert "an answer" not in chat.transcribe([second.token_ids])[0]
+    messages = [USER, ANSWER, USER, {"role": "assistant", "content": "so on"}]
+    assert demonstrations_of(chat, messages, untrained={1}) == [second], "a sample without a trained token is none"
 
 
 def test_a_template_that_begins_a_turn_otherwise_is_refused(tmp_path: Path) -> None:

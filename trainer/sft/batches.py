@@ -31,10 +31,16 @@ KNOWN_ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "fu
 """A message of another role is read, as the chat template allows; more likely it is a misspelt `assistant`."""
 
 
-def conversation_in(row: Row) -> tuple[list[Message], list[Tool]]:
-    """Returns messages and tools of a row in the form that chat templates read. Raises `Faulty`."""
+def conversation_in(row: Row, drawn_by: str | None = None) -> tuple[list[Message], list[Tool], set[int]]:
+    """Returns messages and tools of a row in the form that chat templates read, and the messages that are not trained.
+
+    `drawn_by` is the column of the row's own weight. Raises `Faulty`.
+    """
     normaliser = Normaliser(is_row=True)
-    return normaliser.messages(row.get("messages")), normaliser.tools(row.get("tools"))
+    normaliser.refuse_row(row, drawn_by)
+    messages, tools = normaliser.messages(row.get("messages")), normaliser.tools(row.get("tools"))
+    untrained = {index for index, each in enumerate(messages) if each.get("weight") == 0}
+    return [{name: each[name] for name in each if name != "weight"} for each in messages], tools, untrained
 
 
 class SftBatches:
@@ -166,10 +172,10 @@ class SftBatches:
     def _conversation(self, row: int) -> list[Demonstration]:
         where = self._rows.where(row)
         try:
-            messages, tools = conversation_in(self._rows[row])
+            messages, tools, untrained = conversation_in(self._rows[row], self._config.data.weight)
             for number, each in enumerate(messages):
                 self._warn_of(f"{where}: messages[{number}]", each)
-            return demonstrations_of(self._chat, messages, tools)
+            return demonstrations_of(self._chat, messages, tools, untrained)
         except DataError:
             raise
         except ValueError as error:
