@@ -1,4 +1,4 @@
-"""What makes a target the one that was run: a digest of its configuration, and the fields that its dataclasses had.
+"""What makes a target the one that was run: a digest of its configuration, and the fields that its classes had.
 
 The record of a target keeps both. A field that a program has got since, and that has its default, changes nothing: the target
 that was run had no other value there.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from typing import Any
 
 LARGEST_FIELDS_BYTES = 3000
@@ -18,7 +18,7 @@ LARGEST_FIELDS_BYTES = 3000
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What makes a target this one. It is compared if it consists of JSON and dataclasses."""
+    """What makes a target this one. It is compared if it consists of JSON, dataclasses and named tuples."""
 
     value: Any
 
@@ -29,7 +29,7 @@ class Identity:
 
     @property
     def field_names(self) -> str | None:
-        """The fields of its dataclasses, `Config(lr, wd) Model(size)`; None if there are none, or too many."""
+        """The fields of its dataclasses and named tuples, `Config(lr, wd) Model(size)`; None if there are none, or too many."""
         seen: dict[str, set[str]] = {}
         _digest(self.value, {}, seen)
         text = " ".join(f"{name}({', '.join(sorted(names))})" for name, names in sorted(seen.items()))
@@ -56,21 +56,32 @@ def _digest(value: Any, known: dict[str, set[str]], seen: dict[str, set[str]]) -
 
 
 def _text(value: Any, known: dict[str, set[str]], seen: dict[str, set[str]]) -> str:
-    def plain(found: Any) -> dict[str, Any]:
-        if not is_dataclass(found) or isinstance(found, type):
-            raise TypeError(f"{type(found).__name__} is no JSON")
-        name = type(found).__name__
-        seen.setdefault(name, set()).update(field.name for field in fields(found))
-        compared = [
-            field
-            for field in fields(found)
-            if field.name in known.get(name, {field.name}) or not _has_default(found, field)
-        ]
-        return {name: {field.name: getattr(found, field.name) for field in compared}}
-
-    return json.dumps(value, sort_keys=True, default=plain)
+    return json.dumps(_plain(value, known, seen), sort_keys=True)
 
 
-def _has_default(instance: Any, field: Field[Any]) -> bool:
-    default = field.default_factory() if field.default_factory is not MISSING else field.default
-    return default is not MISSING and _text(getattr(instance, field.name), {}, {}) == _text(default, {}, {})
+def _plain(value: Any, known: dict[str, set[str]], seen: dict[str, set[str]]) -> Any:
+    """Returns a value with its dataclasses as `{class: {field: value}}`, and its named tuples as lists."""
+    if isinstance(value, dict):
+        return {key: _plain(each, known, seen) for key, each in value.items()}
+    named = hasattr(value, "_field_defaults")
+    if isinstance(value, list | tuple) and not named:
+        return [_plain(each, known, seen) for each in value]
+    if not named and (isinstance(value, type) or not is_dataclass(value)):
+        return value
+    kind, names = type(value).__name__, value._fields if named else [field.name for field in fields(value)]
+    seen.setdefault(kind, set()).update(names)
+    compared = {
+        name: _plain(getattr(value, name), known, seen)
+        for name in names
+        if name in known.get(kind, {name}) or not _has_default(value, name)
+    }
+    return [*compared.values()] if named else {kind: compared}
+
+
+def _has_default(instance: Any, name: str) -> bool:
+    if hasattr(instance, "_field_defaults"):
+        default = instance._field_defaults.get(name, MISSING)
+    else:
+        field = instance.__dataclass_fields__[name]
+        default = field.default if field.default_factory is MISSING else field.default_factory()
+    return default is not MISSING and _text(getattr(instance, name), {}, {}) == _text(default, {}, {})

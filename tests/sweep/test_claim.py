@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import threading
-from collections import deque
+from collections import deque, namedtuple
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, make_dataclass
 from functools import partial
@@ -672,6 +672,11 @@ def dataclass_of(fields: dict[str, Any], **values: Any) -> Any:
     return make_dataclass("Config", kinds)(**values)
 
 
+def named_tuple_of(*names: str, **values: Any) -> Any:
+    """An instance of a named tuple `Config`, of which every field has the default 0."""
+    return namedtuple("Config", names, defaults=[0] * len(names))(**values)
+
+
 @pytest.mark.parametrize(
     ("before", "now", "is_same"),
     [
@@ -679,6 +684,10 @@ def dataclass_of(fields: dict[str, Any], **values: Any) -> Any:
         (dataclass_of({"lr": 0.1}, lr=0.3), dataclass_of({"wd": 0.0, "lr": 0.1}, lr=0.3), True),
         (dataclass_of({"lr": 0.1}), dataclass_of({"lr": 0.1, "tags": list, "inner": Optimizer}), True),
         ({"list": [dataclass_of({"lr": 1})]}, {"list": [dataclass_of({"lr": 1, "wd": None})]}, True),
+        (named_tuple_of("lr"), named_tuple_of("lr", "wd"), True),
+        (named_tuple_of("lr"), named_tuple_of("lr", "wd", wd=1), False),
+        (named_tuple_of("lr", "wd"), named_tuple_of("lr"), False),
+        ([named_tuple_of("lr")], [named_tuple_of("wd", "lr")], True),
         (dataclass_of({"lr": 0.1}), dataclass_of({"lr": 0.1, "wd": 0.0}, wd=0.1), False),
         (dataclass_of({"lr": 0.1}), dataclass_of({"lr": 0.1, "wd": 0.0}, lr=0.2), False),
         (dataclass_of({"lr": 0.1}), dataclass_of({"lr": 0.2}), False),
