@@ -77,6 +77,8 @@ class JobBuilder:
 
 def import_path_of(kind: type) -> str:
     """Returns a class's import path. Raises `UserError` for one that other processes cannot import."""
+    if not isinstance(kind, type):
+        raise UserError(f"{kind!r:.80} is no class; expected a subclass of Worker, or its import path")
     path = f"{kind.__module__}:{kind.__qualname__}"
     if kind.__module__ == "__main__":
         raise UserError(

@@ -65,6 +65,9 @@ def test_a_class_stands_for_its_import_path() -> None:
 
     with pytest.raises(UserError, match="defined inside something else"):
         JobBuilder("demo").role("a", worker=Local)
+    for given in (test_a_class_stands_for_its_import_path, 3, object()):
+        with pytest.raises(UserError, match="is no class"):
+            JobBuilder("demo").role("a", worker=given)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
