@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +47,8 @@ class Context:
     """Fewest workers that its role may have."""
     most: int = sys.maxsize
     """Most workers that its role may have."""
+    left_open: dict[str, Callable[[], bool]] = field(default_factory=dict)
+    """Whether each of these is not ended, by name: a task that returns without has not completed its work."""
 
     def group(self, role: str) -> RoleGroup:
         """Returns the workers of a role, to be called; the SubMaster of role `r` is the only one of `r-master`."""

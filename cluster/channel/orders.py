@@ -65,6 +65,8 @@ class ProducerLink:
         self._wanted = 0
         self.next_position = 0
         self.failure: BaseException | None = None
+        self.has_ended = False
+        """Whether the host has confirmed the end of this producer's part of the stream."""
         self.opened = _future()
         hello = Hello(protocol.PRODUCER, name, incarnation, time.time_ns(), 1, False)
         self.link = HostLink(address, keys, hello, self, config.max_record_bytes)
@@ -168,6 +170,7 @@ class ProducerLink:
         if order is None:
             return
         if reason is None:
+            self.has_ended |= order.kind == protocol.END
             order.stored.set_result(None)
         else:
             named = f"position {order.position} of {order.origin}"

@@ -37,6 +37,11 @@ class ChannelProducer:
         """The position of the next record of its own: after `open`, the lowest that the channel lacks."""
         return self._link.next_position
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether its part of the stream has ended, as far as this process has done it."""
+        return self._link.has_ended
+
     async def open(self, timeout: float = OPEN_SECONDS) -> None:
         """Connects. Raises `TimeoutError` if no host answers, `ChannelError` if it refuses this producer."""
         self._link.link.start()

@@ -38,9 +38,14 @@ class DataChannel:
         self._context = context
 
     def producer(self) -> ChannelProducer:
-        """Returns the end that puts records, for `async with`; its `blocking` is for `with`."""
+        """Returns the end that puts records, for `async with`; its `blocking` is for `with`.
+
+        A task that returns without having ended its part of the stream has died: the stream would never end.
+        """
         context = self._context
-        return ChannelProducer(self.config, Path(context.directory), context.worker, context.incarnation)
+        made = ChannelProducer(self.config, Path(context.directory), context.worker, context.incarnation)
+        context.left_open[f"producer of channel {self.config.name}"] = lambda: not made.has_ended
+        return made
 
     def consumer(self, file: CommitFile | None = None) -> ChannelConsumer:
         """Returns the end that takes records, for `with`. With `file`, it is sticky, and skips what is committed there."""

@@ -94,7 +94,7 @@ class Host:
         self._may_start.wait()
         if not context.stop.is_set():
             self._link.send(protocol.STARTED)
-            call("start", self._worker.start)
+            call("start", self._work)
             with self._stopping:
                 self._finished = not context.stop.is_set()
                 if self._finished and hooks.task:
@@ -106,6 +106,16 @@ class Host:
                     return
             context.stop.wait()
         self._stopped.wait()
+
+    def _work(self) -> None:
+        """Runs `start`. Raises `RuntimeError` if a task returns by itself and has left open what others wait for."""
+        cast(Worker, self._worker).start()
+        if self._description.task and not self._context.stop.is_set():
+            left = [name for name, is_open in self._context.left_open.items() if is_open()]
+            if left:
+                raise RuntimeError(
+                    f"it returned, and has not ended: {', '.join(left)}; call its `end` after the last record"
+                )
 
     def _construct(self) -> Worker:
         for entry in reversed(self._description.path):

@@ -23,6 +23,7 @@ from cluster.channel.host import ChannelHost
 from cluster.channel.link import ChannelError
 from cluster.channel.producer import ChannelProducer
 from cluster.channel.role import HostWorker
+from cluster.channel.self_loop import DataChannel
 from cluster.worker import Context
 from tests.cluster.channel.actors import actor, first_line, wait_for
 from tests.support.polling import DEADLINE_SECONDS, wait_until
@@ -224,6 +225,24 @@ def test_peers_in_the_hosts_own_process_go_on_with_the_next_host(tmp_path: Path)
             assert second.wait(DEADLINE_SECONDS)
             assert second.status() == "records: ended"
             assert consumer.get(DEADLINE_SECONDS) is None
+
+
+def test_a_producer_of_a_worker_is_left_open_until_it_has_ended(tmp_path: Path) -> None:
+    """Whichever of several in a row does it."""
+    config = config_of(tmp_path)
+    context = Context("job", "source", 0, 1, "source-0", 1, {}, str(tmp_path), "node")
+    channel = DataChannel(config, context)
+    with ChannelHost(config, tmp_path):
+        for _ in range(2):
+            with channel.producer().blocking as producer:
+                producer.put("record", timeout=DEADLINE_SECONDS)
+            (is_open,) = context.left_open.values()
+            assert is_open()
+        with channel.producer().blocking as producer:
+            producer.end(DEADLINE_SECONDS)
+        (is_open,) = context.left_open.values()
+        assert not is_open()
+    assert [*context.left_open] == ["producer of channel records"]
 
 
 @pytest.mark.slow

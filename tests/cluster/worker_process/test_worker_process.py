@@ -93,6 +93,21 @@ def test_a_task_ends_once_its_work_is_done(tmp_path: Path) -> None:
         assert "INFO tests.cluster.worker_process.workers: a line for people" in worker.log
 
 
+@pytest.mark.parametrize(("task", "is_open"), [(True, True), (True, False), (False, True)])
+def test_a_task_that_leaves_open_what_others_wait_for_has_not_completed_its_work(
+    tmp_path: Path, task: bool, is_open: bool
+) -> None:
+    with worker_process(tmp_path, "Leaving", task=task, config={"open": is_open}) as worker:
+        worker.wait_for_start()
+        if task and is_open:
+            assert worker.end() == 1
+            assert "it returned, and has not ended: its stream" in worker.said(protocol.FAILED)[0]["reason"]
+            return
+        wait_until(lambda: bool(worker.said(protocol.FINISHED)), "its end")
+        worker.send(protocol.STOP)
+        assert worker.end() == 0
+
+
 def test_a_finished_task_that_is_told_to_stop_stops_once(tmp_path: Path) -> None:
     with worker_process(tmp_path, "SlowStop", task=True) as worker:
         worker.wait_for_start()

@@ -50,6 +50,13 @@ class Plain(Worker):
         say(" ".join(["on_failover", *(f"{member.worker} {member.incarnation}" for member in failed)]))
 
 
+class Leaving(Worker):
+    """Returns from `start` with something open, or not."""
+
+    def start(self) -> None:
+        self.context.left_open["its stream"] = lambda: bool(self.context.config["open"])
+
+
 class Leader(SubMaster):
     """Says what it knows of its children, and asks for the end of the job."""
 
