@@ -132,7 +132,11 @@ def _is_long(value: object) -> bool:
 
 
 def _as_fragment(value: Any) -> Any:
-    return orjson.Fragment(str(int(value))) if _is_long(value) else value
+    if not _is_long(value):
+        return value
+    if len(text := str(int(value))) > MAX_DIGITS:  # with its sign, as they are counted when they are read
+        raise ValueError(f"an integer of more than {MAX_DIGITS} digits cannot be written")
+    return orjson.Fragment(text)
 
 
 def _attributes(value: Any) -> dict[str, Any]:

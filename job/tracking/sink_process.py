@@ -17,11 +17,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from job.tracking.feed import Feed
 from job.tracking.follow import Follower, State
 from job.tracking.rows import Sink, Target
+from transport.exact_json import dumps, loads
 from transport.files.lock import take_lock
 
 logger = logging.getLogger(__name__)
@@ -50,12 +49,12 @@ class SinkSpec:
 
     def to_json(self) -> str:
         """Returns it for a command line."""
-        return orjson.dumps(asdict(self)).decode()
+        return dumps(asdict(self)).decode()
 
     @classmethod
     def of_json(cls, text: str) -> SinkSpec:
         """The reverse of `to_json`."""
-        return cls(**orjson.loads(text))
+        return cls(**loads(text))
 
 
 def run(spec: SinkSpec, over: Callable[[float], bool], beat: Callable[[int], None]) -> None:

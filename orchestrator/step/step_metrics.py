@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import orjson
 
 from orchestrator.rollouts.failures import count_failures
+from transport.exact_json import loads
 from transport.records import Batch, Rollout
 
 ENVIRONMENT_PREFIX = "environment/"
@@ -123,7 +123,7 @@ def _metrics_of(rollout: Rollout) -> Mapping[Any, Any]:
         return rollout.metrics
     if len(rollout.saved.metrics) > _MAX_BYTES:
         return {}
-    metrics = orjson.loads(rollout.saved.metrics)
+    metrics = loads(rollout.saved.metrics)
     return metrics if isinstance(metrics, dict) else {}
 
 

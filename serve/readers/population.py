@@ -14,11 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from job.inspection.rollout_records import finite_number
 from serve.readers.rollouts.line_index import shown_name
 from transport.config import IDENTIFIER_PATTERN
+from transport.exact_json import JsonError, loads
 from transport.files.appended_lines import AppendedLines
 from transport.files.untrusted import UntrustedFileError, parse_json, read_bytes, read_json, read_toml
 from transport.printable import printable
@@ -227,8 +226,8 @@ class PopulationReader:
 
 def _copy(line: bytes, ids: dict[str, str]) -> Copy | None:
     try:
-        row = orjson.loads(line)
-    except orjson.JSONDecodeError:
+        row = loads(line)
+    except JsonError:
         return None
     match row:
         case [str(tag), str(source), int(iteration), int(source_iteration), dict(), dict(config)]:

@@ -86,5 +86,8 @@ def test_what_json_cannot_hold_is_refused_also_beside_a_long_integer() -> None:
         with pytest.raises(TypeError):
             dumps(value)
     assert dumps([LONG, {1, 2}], default=sorted) == b"[%d,[1,2]]" % LONG
-    with pytest.raises(ValueError, match="digits"):
-        dumps([10**5000])
+    for value in (10**4299, 1 - 10**4299):
+        assert loads(dumps([value])) == [value]
+    for value in (10**5000, 10**4300, -(10**4299)):
+        with pytest.raises(ValueError, match="digits"):
+            dumps([value])

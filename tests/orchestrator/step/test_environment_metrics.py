@@ -53,6 +53,9 @@ def test_what_is_hostile_is_bounded() -> None:
     assert environment_metrics([with_metrics({str(index): 1.0 for index in range(20_000)})]) == {}
     numbers = {"inf": math.inf, "nan": math.nan, "text": "1", "": 1.0, "none": None, "huge": 10**400, 5: 1.0}
     assert environment_metrics([make_rollout(metrics=numbers)]) == {}
+    assert environment_metrics([with_metrics({"huge": 10**400, "long": 2**70})]) == {
+        "environment/toy/long/mean": 2.0**70
+    }
 
 
 def test_the_mean_of_large_numbers_is_finite() -> None:
