@@ -24,6 +24,7 @@ from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from transport.config import IDENTIFIER_PATTERN, Config, Identifier
 from transport.exact_json import dumps
 from transport.files.atomic import write_atomically
+from transport.files.shared_directory import make_shared
 from transport.files.untrusted import UntrustedFileError, read_json
 from transport.printable import printable
 
@@ -155,7 +156,7 @@ def write_request(run_dir: Path, request: AnyRequest) -> None:
     path = _request_path(run_dir, request.request_id)
     if path.exists() or read_answer(run_dir, request.request_id) is not None:
         return
-    path.parent.mkdir(exist_ok=True)
+    make_shared(path.parent)
     write_atomically(path, dumps(request.model_dump(mode="json")))
 
 
@@ -209,7 +210,7 @@ def write_answer(run_dir: Path, answer: Answer, request: AnyRequest | None = Non
     """Answers a request durably, notes what it asked, if that is given, and removes it. Raises `OSError`."""
     path = _answer_path(run_dir, answer.request_id)
     (run_dir / "control").stat()
-    path.parent.mkdir(exist_ok=True)
+    make_shared(path.parent)
     asked = {} if request is None else {"kind": request.kind, "digest": _digest(request)}
     answer = answer.model_copy(update={"reason": printable(answer.reason)[:4000], **asked})
     write_atomically(path, dumps(answer.model_dump(mode="json")))

@@ -94,7 +94,9 @@ class RunTelemetry:
             if is_permanent(error):
                 raise ConfigurationError(error.strerror) from error
             raise
-        self._endpoint.write_target(self._config.output_dir, f"orchestrator_{self._config.run_id}")
+        # Its own directory it can write to, whoever has made the job's.
+        own = self._config.run_dir / "control" / "endpoint.json"
+        self._endpoint.write_target(self._config.output_dir, f"orchestrator_{self._config.run_id}", own)
         return self
 
     def __exit__(

@@ -27,6 +27,7 @@ import orjson
 
 from transport.errors import Obstructed, UserError
 from transport.files.atomic import write_atomically
+from transport.files.shared_directory import make_shared
 from transport.loopback import is_loopback
 from transport.process.permanent_errors import is_permanent
 from transport.process.resident import resident_bytes
@@ -72,7 +73,7 @@ class Endpoint:
         self.values.on_scrape(_of_process)
         self.port = 0
         """The port that is listened on, once entered."""
-        self._target: Path | None = None
+        self._targets: list[Path] = []
 
     def __enter__(self) -> Endpoint:
         from transport.telemetry.exposition import Exposition
@@ -90,25 +91,34 @@ class Endpoint:
         logger.info("Prometheus metrics at http://%s:%d/metrics", self._host, self.port)
         return self
 
-    def write_target(self, directory: Path, name: str | None = None) -> None:
-        """Writes the file for service discovery to a job's directory. A directory that cannot be written is warned about."""
-        self._target = directory / TARGETS / f"{name or self._process.name}.json"
+    def write_target(self, directory: Path, name: str | None = None, also: Path | None = None) -> None:
+        """Writes the file for service discovery to a job's directory, and the same as `also`, whose directory is there.
+
+        What cannot be written is warned about.
+        """
         labels = {"counterpoint_job": directory.absolute().name, "process": self._process.name}
         host = HOST if self._host == EVERY_ADDRESS else self._host
         content = orjson.dumps([{"targets": [f"{host}:{self.port}"], "labels": labels}])
-        try:
-            self._target.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(self._target, content, durable=False)
-        except OSError as error:
-            logger.warning("%s cannot be written, so Prometheus does not find this process: %s", self._target, error)
+        found_by_prometheus = directory / TARGETS / f"{name or self._process.name}.json"
+        with suppress(OSError):  # as the file in it
+            directory.mkdir(parents=True, exist_ok=True)
+            make_shared(found_by_prometheus.parent)
+        for path, who in ((found_by_prometheus, "Prometheus does"), (also, "health checks do")):
+            if path is None:
+                continue
+            self._targets.append(path)
+            try:
+                write_atomically(path, content, durable=False)
+            except OSError as error:
+                logger.warning("%s cannot be written, so %s not find this process: %s", path, who, error)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._server.stop()
-        if self._target is not None:
+        for path in self._targets:
             with suppress(OSError):
-                self._target.unlink(missing_ok=True)
+                path.unlink(missing_ok=True)
 
 
 class _Server(HTTPServer):

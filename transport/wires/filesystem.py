@@ -28,6 +28,7 @@ from pathlib import Path
 from transport.codec import MAX_HEADER_BYTES, MAX_MESSAGE_BYTES, CodecError, file_buffers, read_frames
 from transport.files.atomic import Buffer, remove_directory, write_atomically
 from transport.files.lock import take_listener_lock
+from transport.files.shared_directory import make_shared
 from transport.wires.link import Arrived, Connected, Lost
 from transport.wires.receiver import Arrival
 
@@ -97,7 +98,7 @@ class DirectoryConnection:
         self._session = self._root / beacon[0]
         self._seeking = False
         try:
-            (self._session / self._sender).mkdir()
+            make_shared(self._session / self._sender)
         except FileNotFoundError:
             self._leave()
             return Lost("its session ended")
@@ -138,14 +139,16 @@ class DirectoryListener:
         self._max_batch_bytes = max_batch_bytes
         self._heartbeat_seconds = heartbeat_seconds
         self._written = 0
-        root.mkdir(parents=True, exist_ok=True)
+        root.parent.mkdir(parents=True, exist_ok=True)
+        make_shared(root)
         self._lock: int | None = take_listener_lock(root / "trainer.lock", str(root))
         for entry in root.iterdir():
             if _SESSION.fullmatch(entry.name):
                 remove_directory(entry)  # of a trainer that has ended, since this one holds the lock
         self._session = root / secrets.token_hex(8)
         self._inbox = self._session / _TO_TRAINER
-        self._inbox.mkdir(parents=True)
+        make_shared(self._session)
+        make_shared(self._inbox)
         self._stop = threading.Event()
         self._beat(0)
         self._heart = threading.Thread(target=self._keep_beating, name="exchange-heartbeat", daemon=True)

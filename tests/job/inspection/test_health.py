@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,8 +16,12 @@ import pytest
 
 from cli.main import main
 from job.directory import JOB_LOCK, lock_file_of
-from job.inspection.health import SILENT_SECONDS
+from job.inspection.health import SILENT_SECONDS, STARTING_SECONDS
+from orchestrator.loop_health.lag import EventLoopLagMonitor
 from orchestrator.telemetry import catalogue
+from orchestrator.telemetry.endpoint import RunTelemetry
+from run.config import RunConfig
+from tests.support.polling import wait_until
 from transport.files.lock import take_lock
 from transport.telemetry.endpoint import Endpoint
 
@@ -42,8 +48,49 @@ def test_a_directory_where_nothing_lives_is_unhealthy(tmp_path: Path, capsys: py
 
 
 def test_a_run_that_begins_serves_no_metrics_and_is_healthy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """For a while: missing is not starting. What is not known is not said."""
     with held(lock_file_of(tmp_path, "one")):
-        assert check(tmp_path, capsys)[0] == 0
+        code, said = check(tmp_path, capsys)
+        assert (code, "begins run one" in said, "goes on" in said) == (0, True, False)
+        long_ago = time.time() - STARTING_SECONDS - 1
+        os.utime(lock_file_of(tmp_path, "one"), (long_ago, long_ago))
+        code, said = check(tmp_path, capsys)
+        assert (code, "control/endpoint.json" in said) == (1, True)
+
+
+@pytest.mark.slow
+def test_a_process_that_is_stopped_before_it_serves_metrics_is_unhealthy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = "import sys, time; from pathlib import Path; from transport.files.lock import take_lock; "
+    code += "lock = take_lock(Path(sys.argv[1]), 'taken'); print('taken', flush=True); time.sleep(600)"
+    command = [sys.executable, "-c", code, str(lock_file_of(tmp_path, "one"))]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            assert check(tmp_path, capsys)[0] == 0
+            process.send_signal(signal.SIGSTOP)
+            wait_until(lambda: check(tmp_path, capsys)[0] == 1, "the stop")
+            assert "is stopped" in check(tmp_path, capsys)[1]
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize(("silent", "code"), [(1.0, 0), (SILENT_SECONDS + 1, 1)])
+def test_a_run_is_found_where_the_jobs_directory_is_anothers(
+    tmp_path: Path, silent: float, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "prometheus").write_text("in the way")
+    environments = [{"name": "a", "kind": "reverse-text"}]
+    values = {"run_id": "one", "output_dir": tmp_path, "model": "m", "environments": environments}
+    config = RunConfig.model_validate(values)
+    (config.run_dir / "control").mkdir(parents=True)
+    with held(lock_file_of(tmp_path, "one")), RunTelemetry(config, EventLoopLagMonitor(config.lag)) as telemetry:
+        telemetry._values.set(catalogue.SILENT, silent)
+        found, said = check(tmp_path, capsys)
+        assert (found, "event loop" in said) == (code, True)
+    assert not (config.run_dir / "control" / "endpoint.json").exists()
 
 
 @pytest.mark.parametrize(("silent", "code"), [(1.0, 0), (SILENT_SECONDS + 1, 1)])
