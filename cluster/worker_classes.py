@@ -140,14 +140,14 @@ def _names_of(module: str, path: Sequence[str]) -> set[str] | None:
 def _kinds(module: str, name: str, path: Sequence[str], depth: int = 0) -> set[str]:
     """Returns the import paths of a module's class and of those above it; with `_UNKNOWN` where a source does not tell."""
     is_ours = module.partition(".")[0] in _OURS
-    known = importlib.import_module(module) if is_ours else sys.modules.get(module)
-    if is_ours or name in vars(known or _NOTHING):
-        found = getattr(known, name, None)
-        return {_path_of(each) for each in found.__mro__} if isinstance(found, type) else {"no class"}
     try:
+        known = importlib.import_module(module) if is_ours else sys.modules.get(module)
+        if is_ours or name in vars(known or _NOTHING):
+            found = getattr(known, name, None)
+            return {_path_of(each) for each in found.__mro__} if isinstance(found, type) else {"no class"}
         source = _source_of(module, path)
         nodes = [*ast.walk(ast.parse(source.read_bytes(), str(source)))] if source and depth < _DEEPEST else []
-    except (LookupError, OSError, SyntaxError, ValueError):
+    except (ImportError, LookupError, OSError, SyntaxError, ValueError):
         return {_UNKNOWN}
     package = module if source and source.name == "__init__.py" else module.rpartition(".")[0]
 

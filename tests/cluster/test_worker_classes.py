@@ -59,6 +59,8 @@ if T:
     class Twice(Work): ...
 class Itself(Itself): ...
 class Lost(nowhere.Base): ...
+from cluster.nowhere import Gone
+class Later(Gone): ...
 """
 
 
@@ -84,7 +86,7 @@ def test_what_is_no_worker_is_refused(place: Path, name: str) -> None:
     assert "of_mine" not in sys.modules
 
 
-@pytest.mark.parametrize("name", [*"ABCDEFGHIJKL", "Alias", "Decorated", "Made", "Twice", "Itself", "Lost"])
+@pytest.mark.parametrize("name", [*"ABCDEFGHIJKL", "Alias", "Decorated", "Made", "Twice", "Itself", "Lost", "Later"])
 def test_what_is_or_may_be_a_worker_passes(place: Path, name: str) -> None:
     require_classes(job(f"of_mine.classes:{name}"), [str(place)])
     sub_master = job("of_mine.classes:A", f"of_mine.classes:{name}")
