@@ -17,7 +17,7 @@ import orjson
 
 from job.environments.new_environment import write_environment
 from transport.errors import UserError
-from transport.exact_json import JsonError, dumps, loads
+from transport.exact_json import MAX_WRITTEN_DEPTH, JsonError, dumps, loads
 from transport.process.extras import SERVING, require
 
 if TYPE_CHECKING:
@@ -292,7 +292,7 @@ def _print(seen: Observations, found: list[Finding], model: Path, full: bool) ->
 
 def _table(text: str) -> dict[str, Any]:
     try:
-        value = loads(text)
+        value = loads(text, MAX_WRITTEN_DEPTH)
     except JsonError as error:
         raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
     if not isinstance(value, dict):

@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 from serve.endpoint import Endpoint
 from serve.errors import BadRequest
 from transport.config import Config
-from transport.exact_json import JsonError, dumps, loads
+from transport.exact_json import MAX_WRITTEN_DEPTH, JsonError, dumps, loads
 
 
 def names_in(path: str) -> list[str]:
@@ -54,7 +54,7 @@ def from_query(
 def from_body(endpoint: Endpoint[Any, Any], path: Mapping[str, str], body: bytes) -> Config:
     """Returns the parameters of a changing request. No body stands for `{}`. Raises `BadRequest`."""
     try:
-        values = loads(body or b"{}")
+        values = loads(body or b"{}", MAX_WRITTEN_DEPTH)
     except JsonError as error:
         raise BadRequest(f"the body cannot be read: {error}", where="body", expected="a JSON object") from None
     if not isinstance(values, dict):

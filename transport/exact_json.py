@@ -16,6 +16,9 @@ import orjson
 MAX_DEPTH = 512
 """Objects and arrays inside one another: twice what `orjson` writes. At twice as many, `repr` raises `RecursionError`."""
 
+MAX_WRITTEN_DEPTH = 200
+"""Of what is written again as a part of something else: orjson writes 254 levels."""
+
 MAX_DIGITS = 4300
 """Of an integer: Python reads and writes no longer one, since that takes the square of the time."""
 
@@ -37,18 +40,18 @@ class WrittenDecimal(float):
         return self.text
 
 
-def loads(data: bytes | bytearray | str) -> Any:
+def loads(data: bytes | bytearray | str, max_depth: int = MAX_DEPTH) -> Any:
     """Returns the value of JSON: integers exactly, decimals as floats. Raises `JsonError`.
 
     Refused are NaN, infinities and halves of a character (surrogates), decimals beyond the floats, integers of
-    `MAX_DIGITS` digits or more, and more than `MAX_DEPTH` levels.
+    `MAX_DIGITS` digits or more, and more than `max_depth` levels.
     """
     try:
         value = _DECODER.decode(data)
-        if _brackets(data) > MAX_DEPTH and is_deeper(value, MAX_DEPTH):
+        if _brackets(data) > max_depth and is_deeper(value, max_depth):
             raise RecursionError
     except RecursionError:
-        raise JsonError(f"this is JSON of objects or arrays more than {MAX_DEPTH} deep") from None
+        raise JsonError(f"this is JSON of objects or arrays more than {max_depth} deep") from None
     except msgspec.ValidationError:
         raise JsonError(
             f"a number is out of range: an integer of {MAX_DIGITS} digits or more, or a decimal beyond 1.8e308"
@@ -60,7 +63,7 @@ def loads(data: bytes | bytearray | str) -> Any:
 
 def read_row(data: bytes) -> Any:
     """Returns the value of JSON as `loads`. The decimals of an object have the text that they are written with."""
-    row = loads(data)
+    row = loads(data, MAX_WRITTEN_DEPTH)
     if isinstance(row, dict) and (decimals := [name for name, value in row.items() if type(value) is float]):
         parts = _PARTS.decode(data)
         for name in decimals:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from environments.data.rows import DataError
-from transport.exact_json import JsonError, loads
+from transport.exact_json import MAX_WRITTEN_DEPTH, JsonError, loads
 
 Decoder = Callable[[Any], Any]
 """Returns a value of Arrow with the JSON within decoded. Raises `JsonError`."""
@@ -61,4 +61,4 @@ def _decoder(kind: Any, noted: Any) -> Decoder | None:
 
 
 def _value(text: str | None) -> Any:
-    return None if text is None else loads(text)
+    return None if text is None else loads(text, MAX_WRITTEN_DEPTH)

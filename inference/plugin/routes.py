@@ -47,7 +47,7 @@ from inference.sent_weights import (
     SEND_PATH,
     Offer,
 )
-from transport.exact_json import JsonError, loads
+from transport.exact_json import MAX_WRITTEN_DEPTH, JsonError, loads
 from transport.files.own_directory import OwnDirectory
 from transport.telemetry.trace_context import is_header
 
@@ -491,7 +491,7 @@ def _decode(body: bytes) -> GenerateRequest:
 
 async def _read_json(raw_request: Request, limit: int = MAX_JSON_BYTES) -> Any:
     try:
-        return loads(await _read(raw_request, limit))
+        return loads(await _read(raw_request, limit), MAX_WRITTEN_DEPTH)
     except JsonError as error:
         raise Refusal(HTTPStatus.BAD_REQUEST, f"the body is not JSON: {error}") from error
 

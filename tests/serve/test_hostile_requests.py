@@ -168,6 +168,9 @@ async def test_large_and_wrong_bodies_are_refused(tmp_path: Path) -> None:
             (b'{"run": "b"}', json, 400),
             (b"[" * 60_000, json, 400),
             (b'{"wait_seconds": 1e999}', json, 400),
+            (b'{"wait_seconds": 1%s}' % (b"0" * 400), json, 400),
+            (b'{"wait_seconds": 1%s}' % (b"0" * 50_000), json, 400),
+            (b'{"reason": %s%s}' % (b"[" * 300, b"]" * 300), json, 400),
             (b'{"reason": "\\ud800"}', json, 400),
         ):
             response = await client.request("POST", path, data=body, headers=headers)
