@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from environments.chat import Message, Tool
 from environments.gateway.errors import Refused
-from environments.gateway.json_body import MOST_VALUES, count_values
+from environments.gateway.json_body import count_values, refuse_many
 from environments.messages import Faulty, Normaliser, json_of
 
 MOST_MESSAGES = 10_000
@@ -34,14 +34,14 @@ class _Arguments:
     """Parses the arguments of a request's calls. The check of the body sees them as text, and does not count their values."""
 
     def __init__(self) -> None:
-        self._values = 0
+        self._values = self._digits = 0
 
     def parse(self, text: str) -> object:
         """Returns what the text says; None if it is not JSON. Raises `Refused` if all that was parsed has too many values."""
-        self._values += count_values(text.encode())
-        if self._values > MOST_VALUES:
-            what = f"the arguments of its calls have about {self._values} values"
-            raise Refused(f"messages: {what}; at most {MOST_VALUES} are taken", status=413, parameter="messages")
+        values, digits = count_values(text.encode())
+        self._values += values
+        self._digits += digits
+        refuse_many("messages: the arguments of its calls have", self._values, self._digits, "messages")
         return json_of(text)
 
 

@@ -46,6 +46,24 @@ def test_values_are_counted_outside_of_text() -> None:
             parse_body(open_text)
 
 
+def test_long_integers_are_counted_outside_of_text() -> None:
+    long = b"9" * 4000
+    within, beyond = [b",".join([long] * count) for count in (5, 6)]
+    assert parse_body(b'{"x": "%b", "y": [%b]}' % (long * 20, within))["y"] == [int(long)] * 5
+    for numbers in (beyond, b"[%b]" % b",".join([b"9" * 20] * 1001)):
+        with pytest.raises(Refused, match="digits of long integers") as refused:
+            parse_body(b'{"x": "\\"%b", "y": [%b]}' % (long, numbers))
+        assert refused.value.status == 413
+
+    def asked(arguments: str, count: int) -> list[dict[str, Any]]:
+        call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+        return [{"role": "assistant", "content": "", "tool_calls": [call]}] * count
+
+    assert len(template_messages(asked(f'{{"a": {2**70}, "b": "{10**100}"}}', 900))) == 900
+    with pytest.raises(Refused, match="digits of long integers"):
+        template_messages(asked(f'{{"a": {2**70}}}', 1001))
+
+
 def test_values_within_the_arguments_of_calls_are_counted_over_all_of_them() -> None:
     def asked(*arguments: str) -> list[dict[str, Any]]:
         calls = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": each}} for each in arguments]
