@@ -322,16 +322,17 @@ def test_after_a_change_of_the_kind_rollouts_keep_the_one_that_they_were_finaliz
 
 def test_players_are_relative_to_themselves_over_a_step() -> None:
     rollouts = make_group([0.0] * 3)
-    for rollout, (white, black) in zip(rollouts, [(1.0, 10.0), (0.0, 30.0), (0.5, 20.0)], strict=True):
+    for rollout, (white, black) in zip(rollouts, [(1.0, 20.0), (0.0, 30.0), (0.5, 10.0)], strict=True):
         rollout.player_advantages = {"white": white, "black": black}
     rollouts[0].player_advantages.pop("white")
     load_advantage(AdvantageConfig(kind="batch_standardised")).over_step(rollouts)
     assert [rollout.player_advantages.get("white") for rollout in rollouts] == [None, -1.0, 1.0]
     deviation = statistics.pstdev([10.0, 20.0, 30.0])
     assert [rollout.player_advantages["black"] for rollout in rollouts] == pytest.approx(
-        [-10 / deviation, 10 / deviation, 0.0]
+        [0.0, 10 / deviation, -10 / deviation]
     )
-    assert rollouts[1].advantage == pytest.approx(10 / deviation)
+    # The one that says most of the rollout, for what reads one number of it.
+    assert [rollout.advantage for rollout in rollouts] == pytest.approx([0.0, 10 / deviation, -10 / deviation])
 
 
 def test_overlong_completions_are_penalised_before_advantages() -> None:
@@ -355,3 +356,22 @@ def test_a_conversation_is_overlong_by_its_longest_completion() -> None:
     ]
     costs = [0.0, 1.2, 2.0, 0.0, 1.2]
     assert advantage.compute(group) == pytest.approx([sum(costs) / 5 - cost for cost in costs])
+
+
+def test_a_length_penalty_is_of_all_turns() -> None:
+    group = [
+        make_rollout(5, index, turns=[make_turn([1], range(length)) for length in lengths], reward=1.0)
+        for index, lengths in enumerate([[10, 10], [12]])
+    ]
+    advantage = load_advantage(AdvantageConfig(kind="group_mean", length_penalty=0.5))
+    assert advantage.compute(group) == pytest.approx([-0.1, 0.1])  # of rewards less 0.5 and 0.3
+
+
+def test_what_is_overlong_does_not_count_as_successful() -> None:
+    """The length penalty comes after: by the rewards that the overlong ones have left."""
+    overlong = OverlongConfig(longest=20, buffer=5, penalty=2.0)
+    advantage = load_advantage(AdvantageConfig(kind="group_mean", length_penalty=0.5, overlong=overlong))
+    # 1.0, 1.0 and 1.0 - 2.0, whose mean is 1/3.
+    found = advantage.compute(make_group([1.0, 1.0, 1.0], [10, 15, 30]))
+    left = [1 - 0.5 / 3 * 10 / 15, 1 - 0.5 / 3, -1.0]
+    assert found == pytest.approx([reward - sum(left) / 3 for reward in left])

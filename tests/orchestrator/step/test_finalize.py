@@ -228,10 +228,15 @@ def test_ids_that_are_stored_elsewhere_keep_their_values_and_leave_copies_alone(
 def test_what_else_might_have_been_sampled_does_not_stay_in_memory() -> None:
     group = make_group([1.0, 0.0])
     found = Alternatives(np.zeros((2, 5), np.int32), np.zeros((2, 5), np.float32))
+    answer = np.full(3 + 64, -0.5, np.float32)  # which holds the alternatives, too
     for rollout in group:
-        rollout.turns = [replace(turn, alternatives=found) for turn in rollout.turns]
+        rollout.turns = [
+            replace(turn, alternatives=found, log_probabilities=answer[: len(turn.completion_ids)])
+            for turn in rollout.turns
+        ]
     (kept, filtered) = Finalizer(group_mean, [])(group, group_scoring=False).rollouts
     assert [turn.alternatives for turn in (*kept.turns, *filtered.turns)] == [None] * 2
+    assert not any(np.shares_memory(turn.log_probabilities, answer) for turn in (*kept.turns, *filtered.turns))
     assert all(turn.alternatives is found for rollout in group for turn in rollout.turns)
 
 
@@ -314,8 +319,10 @@ def test_a_state_is_recorded_as_it_was_finalized(tmp_path: Path) -> None:
     group = make_group([1.0, 0.0, 0.5])
     group[0].state["answer"], group[1].state["answer"] = nested(253), "short"
     group[2].state["answer"] = nested(254)
+    group[0].metrics["x"] = 1.0
     outcome = Finalizer(Advantage("mine:function", meddling), [])(group, False)
     assert outcome.event == GroupFinalized(5, kept=2, filtered=0, rewards=(1.0, 0.0))
+    assert not any(rollout.state or rollout.metrics for rollout in outcome.rollouts), "they are held once, encoded"
     for rollout in group:
         rollout.state["answer"], rollout.metrics["x"], rollout.reward = object(), float("nan"), None
     write_records(tmp_path / "rollouts.jsonl", outcome.rollouts, {"words": ["answer"]})

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
+import weakref
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -130,6 +133,48 @@ async def test_a_file_system_without_unnamed_files_has_the_record_written_whole_
     assert_equal(codec.read_file(tmp_path / "rollouts/step_3/batch.bin", LIMIT), batch)
     ahead_of(tmp_path / "rollouts", groups)
     assert [str(tmp_path / "rollouts") in record.getMessage() for record in caplog.records] == [True]
+
+
+def test_what_is_not_trained_is_not_written_ahead(tmp_path: Path) -> None:
+    """Else the record would be written once more: filtered rollouts, failed ones, and branches of which no token is trained."""
+    (group,) = make_groups(1)
+    filtered = make_rollout(0, 3, turns=[make_turn([1, 2], [9], start=0)], filtered_by="zero_advantage")
+    untrained = [make_turn([1, 2], [3], start=0), replace(make_turn([5, 6], [7], start=0), untrained=b"\x01")]
+    group += [filtered, make_rollout(0, 4, turns=untrained)]
+    for rollout in group[3:]:
+        merge_turns(rollout)
+    kept = [rollout for rollout in group if rollout is not filtered]
+    assert len(batch_of([kept]).samples) == 1 + 2 + 1
+    assert ahead_of(tmp_path, [group]).publish(tmp_path / "batch.bin", batch_of([kept]))
+    assert_equal(codec.read_file(tmp_path / "batch.bin", LIMIT), batch_of([kept]))
+
+
+def test_what_is_written_stays_alive_until_the_record_is_complete(tmp_path: Path) -> None:
+    """Its chunks are known by their `id`, which another one might get."""
+    groups = make_groups(2)
+    chunks = [weakref.ref(chunk) for sample in batch_of(groups).routed_experts for chunk in sample]
+    ahead = ahead_of(tmp_path, groups)
+    del groups
+    gc.collect()
+    assert all(chunk() is not None for chunk in chunks)
+    assert not ahead.publish(tmp_path / "batch.bin", batch_of(make_groups(2)))
+    gc.collect()
+    assert all(chunk() is None for chunk in chunks)
+
+
+def test_each_group_is_flushed_as_it_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the boundary flushes little."""
+    flushed: list[int] = []
+    flush = os.fdatasync
+
+    def noted(file: int) -> None:
+        flushed.append(os.fstat(file).st_size)
+        flush(file)
+
+    monkeypatch.setattr(os, "fdatasync", noted)
+    ahead_of(tmp_path, make_groups(3))
+    assert len(flushed) == 3
+    assert flushed == sorted(set(flushed))
 
 
 def test_it_makes_no_directory_of_a_run_that_was_deleted(tmp_path: Path) -> None:

@@ -130,6 +130,46 @@ def test_a_checkpoint_of_another_model_is_refused(dense_directory: Path, moe_dir
     assert "remove" not in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("said", "names"),
+    [
+        ({"run_id": "another"}, ["'another'", "'default'"]),
+        ({"progress": {"step": 2}}, ["step 2", "expected 1"]),
+        ({"progress": {"unknown": 1}}, ["unknown"]),
+    ],
+)
+def test_a_checkpoint_that_says_it_is_another_is_refused(
+    dense_directory: Path, tmp_path: Path, said: dict[str, Any], names: list[str]
+) -> None:
+    """As one that was copied there by hand: it would be trained on as this run's."""
+    lone = make_lone_run(tmp_path, dense_directory)
+    lone.train(make_batch(1))
+    checkpoint.write(checkpoint.take(lone.run), tmp_path, keep=1)
+    state = checkpoint.checkpoints_directory(tmp_path, "default") / "step_1" / "state.json"
+    description = json.loads(state.read_text())
+    said = {key: description[key] | value if isinstance(value, dict) else value for key, value in said.items()}
+    state.write_text(json.dumps(description | said))
+    before, weights = lone.run.progress, lone.weights()
+    with pytest.raises(CheckpointError, match=r"step_1 cannot be used") as raised:
+        checkpoint.load(lone.run, tmp_path, 1, random_state=False)
+    assert all(name in str(raised.value) for name in names)
+    assert lone.run.progress == before
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in lone.weights().items())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("max_runs", [1, 2])
+def test_generators_that_runs_share_are_no_runs_own(dense_directory: Path, tmp_path: Path, max_runs: int) -> None:
+    first = make_lone_run(tmp_path, dense_directory, {"max_runs": max_runs}, lora={"rank": 2})
+    first.train(make_batch(1))
+    torch.rand(7)  # so that they are not as any process begins with them
+    checkpoint.write(checkpoint.take(first.run), tmp_path, keep=1)
+    saved = torch.rand(3)
+    torch.manual_seed(123)
+    make_lone_run(tmp_path, dense_directory, {"max_runs": max_runs}, resume=True, lora={"rank": 2})
+    assert torch.equal(torch.rand(3), saved) is (max_runs == 1)
+
+
 def test_a_checkpoint_of_an_adapter_of_another_alpha_is_refused(dense_directory: Path, tmp_path: Path) -> None:
     lone = make_lone_run(tmp_path, dense_directory, lora={"rank": 2, "alpha": 16})
     lone.train(make_batch(1))
