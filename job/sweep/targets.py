@@ -154,8 +154,8 @@ class Target:
         if self.output.is_dir():
             return None
         return (
-            f"{self.target_id} reads SUCCESS, but the directory of its output, {self.output}, is not there any more; move its "
-            "record away to run it afresh"
+            f"{self.target_id} reads SUCCESS, but the directory of its output, {self.output}, is not here: it was deleted, or is "
+            "another machine's; move its record away to run it afresh"
         )
 
     @property

@@ -43,6 +43,6 @@ def test_an_output_that_was_deleted_is_told_beside_its_success(tmp_path: Path, r
     succeeded, pending = TargetStatus("r", "SUCCESS"), TargetStatus("r", "PENDING")
     assert row_of(succeeded, target).status == succeeded
     target.output.rmdir()
-    assert f"{target.output}, is not there any more" in str(row_of(succeeded, target).status.error)
+    assert f"{target.output}, is not here: it was deleted" in str(row_of(succeeded, target).status.error)
     assert row_of(pending, target).status == pending
     assert row_of(succeeded, None).status == succeeded
