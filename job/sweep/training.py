@@ -6,6 +6,7 @@ here, under the root of the region in which the worker runs.
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
@@ -19,11 +20,14 @@ import tomli_w
 from cluster.exit_codes import describe_exit
 from cluster.spec import Resources
 from job.check import SAFE_PATH
+from job.claim_directory import claim_directory
 from sweep.placeholders import resolve_names
 from sweep.regions import ROOT_VARIABLE, region_root
 from transport.errors import UserError
 from transport.files.atomic import write_atomically
 from transport.process.launch import guarded
+
+logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.5
 CONFIG_FILE = "trial.toml"
@@ -58,6 +62,7 @@ def run_training_on_worker(
 ) -> None:
     """Trains a trial to its end, or goes on where an earlier worker of this region was.
 
+    What was trained with another configuration, by an attempt that failed, is moved aside as by `counterpoint sft --fresh`.
     `raw_config` has the keys of a file for `counterpoint sft` without `output_dir`, which is `override_output_path`, or `name`
     below the root of this worker's region. An exception in this thread, or `stop`, ends the training in order. Call it in the
     main thread. Raises `TrainingFailed` if it ends before it is complete, `UserError` for an output that is no directory,
@@ -69,9 +74,12 @@ def run_training_on_worker(
             f"trial {name}: its output {output_path} is no directory: the trainer writes files; mount the bucket"
         )
     config = resolve_names(dict(raw_config), output_path, region_root()) | {"output_dir": output_path}
-    file = Path(output_path) / CONFIG_FILE
+    file, text = Path(output_path) / CONFIG_FILE, tomli_w.dumps(config).encode()
+    if file.exists() and file.read_bytes() != text:
+        with claim_directory(file.parent, fresh=True) as moved:
+            logger.warning("trial %s has another configuration now; its earlier training was moved to %s", name, moved)
     file.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(file, tomli_w.dumps(config).encode())
+    write_atomically(file, text)
     command = [sys.executable, "-m", "cli.main", "sft", str(file), "--resume"]
     variables = resolve_training_env(None, resources or Resources()) | SAFE_PATH
     process = subprocess.Popen(guarded(command), env=dict(os.environ) | variables)
