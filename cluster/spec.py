@@ -219,13 +219,21 @@ class JobSpec(Config):
         return self
 
     def _check_producer(self, channel: str, producer: str) -> None:
-        """Raises `ValueError` for a producer that its role does not always have: the channel's stream would never end."""
+        """Raises `ValueError` for a producer that its role does not always have: the channel's stream would never end.
+
+        Likewise for a role that may grow: the channel would refuse its further workers.
+        """
         role = next((role for role in self.roles if role.name == role_of(producer)), None)
         rank = producer.rpartition("-")[2]
-        if role is not None and rank.isdecimal() and int(rank) >= role.fewest:
+        if role is not None and role.most > role.fewest:
             raise ValueError(
-                f"channel {channel!r} ends once {producer!r} has ended, but role {role.name!r} may have only {role.fewest} "
-                f"workers; name those that it always has, {role.name}-0 to {role.name}-{role.fewest - 1}"
+                f"role {role.name!r}: the producers of channel {channel!r} are its workers by name, so their number cannot "
+                f"change; leave min_count = {role.fewest} and max_count = {role.most} out"
+            )
+        if role is not None and rank.isdecimal() and int(rank) >= role.count:
+            raise ValueError(
+                f"channel {channel!r} ends once {producer!r} has ended, but role {role.name!r} has only {role.count} workers; "
+                f"name {role.name}-0 to {role.name}-{role.count - 1}"
             )
 
     @property

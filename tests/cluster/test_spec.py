@@ -39,12 +39,19 @@ def test_only_a_service_can_be_left_out() -> None:
         RoleSpec(name="a", command=("x",), task=True, essential=False)
 
 
-@pytest.mark.parametrize("counts", [{}, {"count": 2, "min_count": 1}, {"max_count": 2}])
-def test_a_producer_that_may_be_missing_is_refused(counts: dict[str, int]) -> None:
+@pytest.mark.parametrize(
+    ("counts", "message"),
+    [
+        ({}, "ends once 'stage-1' has ended, but role 'stage' has only 1 "),
+        ({"count": 2, "min_count": 1}, "leave min_count = 1 and max_count = 2 out"),
+        ({"count": 2, "max_count": 3}, "leave min_count = 2 and max_count = 3 out"),
+    ],
+)
+def test_a_producer_that_may_be_missing_is_refused(counts: dict[str, int], message: str) -> None:
     """The stream ends once every producer has ended, so it never would."""
     config = {"channels": [{"name": "tokens", "producers": ["stage-0", "stage-1", "from-elsewhere"]}]}
     host = RoleSpec(name="host", worker="w:W", config=config)
-    with pytest.raises(ValidationError, match="ends once 'stage-1' has ended, but role 'stage' may have only 1 "):
+    with pytest.raises(ValidationError, match=message):
         JobSpec(name="job", roles=(host, RoleSpec(name="stage", worker="w:W", **counts)))
     JobSpec(name="job", roles=(host, RoleSpec(name="stage", worker="w:W", count=2)))
 
