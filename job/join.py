@@ -64,6 +64,14 @@ def named_imports(value: object, is_id: bool = False) -> set[str]:
     return set[str]().union(*(named_imports(each, below) for each, below in inner))
 
 
+def check_allowed(run: RunConfig, directory: Path) -> None:
+    """Raises `UserError` for a kind that a guest of the job may not name. Those in arguments are checked when it is loaded."""
+    allowed = allowed_imports(directory)
+    for path in import_paths(run):
+        if path not in allowed:
+            raise UserError(not_allowed(path, "kind"))
+
+
 def check_joins(run: RunConfig, directory: Path) -> None:
     """Raises `UserError` unless the job runs and can take the run."""
     job = _job(directory)
@@ -73,10 +81,7 @@ def check_joins(run: RunConfig, directory: Path) -> None:
         )
     if not is_running(directory):
         raise UserError(f"no job runs in {directory}: start it with `counterpoint run`, and then join")
-    allowed = allowed_imports(directory)
-    for path in import_paths(run):
-        if path not in allowed:
-            raise UserError(not_allowed(path, "kind"))
+    check_allowed(run, directory)
     own = own_steps(directory) or {}
     if run.run_id in own and not run.resume:
         raise UserError(

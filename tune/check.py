@@ -14,7 +14,7 @@ from job.config import JobConfig
 from job.configuration.load import located
 from job.configuration.named_files import check_beginning, check_run_files
 from job.directory import JOB_FILE
-from job.join import is_local
+from job.join import check_allowed, is_local
 from transport.errors import UserError
 from tune.executors.fork_client import search_path
 from tune.file_experiment import FileExperiment
@@ -41,6 +41,8 @@ def check_experiment(experiment: FileExperiment, *, begins: bool) -> None:
                 if is_here and begins:
                     check_beginning(run.training)
                 check_imports([run])
+                if config.job is not None and config.job.join is not None:
+                    check_allowed(run, config.job.join)
         elif config.executor == "local":  # on Ray, only its nodes may be able to load it
             load_in_child(f"{config.trainable}", "tune.check", [json.dumps([search_path(), config.trainable])])
     except UserError as error:

@@ -173,6 +173,19 @@ def test_an_error_quotes_the_line(
 
 
 @pytest.mark.slow
+def test_what_the_job_of_others_does_not_allow_is_refused_before_anything_starts(
+    command: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kind = "tests.orchestrator.toy_environment:Toy"
+    command.settings["run"] = BASE | {"environments": [{"name": "x", "kind": kind}]}
+    assert main(["tune", command.write(), "--dry-run"]) == 2
+    error = capsys.readouterr().err
+    assert kind in error
+    assert "trainer.allowed_imports" in error
+    assert str(command.file) in error
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "said"),
     [
