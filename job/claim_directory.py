@@ -24,6 +24,7 @@ from orchestrator.step.checkpoint import CheckpointError, check_resumable
 from sweep.store import StoreError
 from transport.errors import Obstructed, UserError
 from transport.files.lock import take_lock
+from transport.files.mounts import unmounted
 from transport.process.permanent_errors import is_permanent
 
 
@@ -63,7 +64,8 @@ def check_writable(given: str, directory: Path) -> None:
     while not existing.exists():
         existing = existing.parent
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        raise UserError(f"{given}: {existing} is not a directory that may be written to")
+        error = Obstructed if unmounted(directory) else UserError
+        raise error(f"{given}: {existing} is not a directory that may be written to")
 
 
 def _check_no_run_lives(directory: Path) -> None:

@@ -7,7 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from transport.errors import UserError
+from transport.errors import Obstructed, UserError
+from transport.files.mounts import unmounted
 from transport.process.launch import guarded
 
 _READ = frozenset({".json", ".safetensors", ".bin", ".jinja", ".model"})
@@ -26,7 +27,7 @@ def check_model(name: str) -> None:
     try:
         doubt = check(name)
     except ValueError as error:
-        raise UserError(str(error)) from None
+        raise _refusal(name, str(error)) from None
     if doubt:
         sys.stderr.write(f"not checked: {doubt}\n")
 
@@ -40,6 +41,8 @@ def resolve_model(name: str) -> Path:
     if (Path(name) / "config.json").is_file():
         _check_readable(Path(name))
         return Path(name).resolve()
+    if os.path.isabs(name) and unmounted(name):
+        raise _refusal(name, f"model = {name!r}: there is no such directory")
     command = guarded([sys.executable, "-P", "-m", "cli.main", "make-model", name])
     try:
         completed = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
@@ -56,6 +59,13 @@ def resolve_model(name: str) -> Path:
         raise UserError(f"make-model {name} printed {str(directory)!r}, which is not a directory")
     _check_readable(directory)
     return directory.resolve()
+
+
+def _refusal(name: str, reason: str) -> UserError:
+    """Returns the error of a model that is not found: `Obstructed` where its file system may not be mounted yet."""
+    if os.path.isabs(name) and (place := unmounted(name)):
+        return Obstructed(f"{reason}. Nothing is mounted at {place} yet, as it seems: start again when it is")
+    return UserError(reason)
 
 
 def _check_readable(directory: Path) -> None:

@@ -272,6 +272,7 @@ class Trainer:
         if self._manager.is_deleted(slot):
             self._on_directory_deleted(run_id)
             self._registry.end(run_id, Stage.DELETED)
+            self._sessions.deleted(self._registry.in_slot(slot))
             return
         if slot in self._learner.runs:
             self.checkpoints.begin(self._learner.runs[slot])

@@ -14,7 +14,9 @@ from inference.token import read_tokens
 from job.config import JobConfig
 from run.config import RunConfig, TrainingConfig
 from trainer.lora.adapter_description import check_description
-from transport.errors import UserError
+from transport.errors import Obstructed, UserError
+from transport.files.mounts import unmounted
+from transport.process.permanent_errors import is_passing
 
 FILE_FLAGS = ("--chat-template", "--ssl-certfile", "--ssl-keyfile", "--ssl-ca-certs")
 """Flags of vLLM that name a file."""
@@ -26,7 +28,7 @@ def check_job_files(config: JobConfig) -> None:
         _check("inference.", config.inference.api_key_file, read_tokens)
         for flag, value in _files_of_vllm(config.inference.extra_args):
             if not Path(value).is_file():
-                raise UserError(f"inference.extra_args: {flag} = {value!r}: there is no such file")
+                raise _missing(value)(f"inference.extra_args: {flag} = {value!r}: there is no such file")
     if config.transport.kind == "zmq":
         from transport.wires.endpoint import load_authorized_keys, load_keys
 
@@ -34,7 +36,7 @@ def check_job_files(config: JobConfig) -> None:
             if (keys := load_keys(config.transport)) is not None:
                 load_authorized_keys(config.transport, keys)
         except ValueError as error:
-            raise UserError(str(error)) from None
+            raise (Obstructed if is_passing(error) else UserError)(str(error)) from None
 
 
 def check_run_files(config: RunConfig) -> None:
@@ -58,7 +60,7 @@ def check_beginning(training: TrainingConfig) -> None:
         ("reference.model", reference.model if reference is not None else None, "config.json"),
     ):
         if directory is not None and not (directory / file).is_file():
-            raise UserError(f"training.{key} = '{directory}': there is no {file} in that directory")
+            raise _missing(directory)(f"training.{key} = '{directory}': there is no {file} in that directory")
     if lora is not None and lora.start_from is not None:
         try:
             check_description(lora.start_from, lora)
@@ -73,7 +75,12 @@ def _check(above: str, file: Path | None, read: Callable[[Path], object]) -> Non
     try:
         read(file)
     except ValueError as error:
-        raise UserError(f"{above}{error}") from None
+        raise (Obstructed if is_passing(error) else UserError)(f"{above}{error}") from None
+
+
+def _missing(path: str | Path) -> type[UserError]:
+    """Returns the kind of error of a missing file: its file system may not be mounted yet."""
+    return Obstructed if unmounted(path) else UserError
 
 
 def _files_of_vllm(arguments: list[str]) -> Iterator[tuple[str, str]]:

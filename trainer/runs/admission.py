@@ -38,7 +38,7 @@ class Admission:
 
     def scan(self) -> list[RunDirectory]:
         """Scans the job's directory; returns the runs whose configurations are new or have changed, for `check`."""
-        seen = control_files.scan(self._output_dir)
+        seen = control_files.scan(self._output_dir, self._registry.expected)
         evictions = {run_id: self._eviction(run_id) for run_id, found in seen.items() if found.evicted}
         return self._registry.take_scan(seen, evictions)
 

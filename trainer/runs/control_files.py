@@ -9,6 +9,8 @@ from __future__ import annotations
 import logging
 import os
 import re
+import stat
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from run.config import RunConfig
 from transport.config import IDENTIFIER_PATTERN
 from transport.files.atomic import write_atomically
 from transport.files.untrusted import UntrustedFileError, read_text, read_toml
+from transport.process.permanent_errors import is_passing
 
 logger = logging.getLogger(__name__)
 
@@ -59,44 +62,46 @@ def run_directory(output_dir: Path, run_id: str) -> Path:
     return output_dir / f"run_{run_id}"
 
 
-def scan(output_dir: Path) -> dict[str, RunDirectory]:
+def scan(output_dir: Path, expected: Iterable[str] = ()) -> dict[str, RunDirectory]:
     """Returns the runs in a job's directory by id.
 
-    A run that appears or is deleted meanwhile may be missing or not; a run that may not be read is missing.
+    A run that appears or is deleted meanwhile may be missing or not; a run that may not be read is missing. The `expected` ones
+    are opened by their names, since on a network file system the list of a directory may be a minute old.
     """
     seen: dict[str, RunDirectory] = {}
     with os.scandir(output_dir) as entries:
-        for entry in sorted(entries, key=lambda entry: entry.name):
-            run_id = entry.name.removeprefix("run_")
-            if run_id == entry.name or not re.fullmatch(IDENTIFIER_PATTERN, run_id):
-                continue
-            try:
-                found = _run_in(entry, run_id)
-            except (FileNotFoundError, NotADirectoryError):
-                continue
-            except OSError as error:
-                logger.debug("%s cannot be read, and is not a run: %s", entry.path, error)
-            else:
-                if found is not None:
-                    seen[run_id] = found
+        listed = {entry.name.removeprefix("run_") for entry in entries if entry.name.startswith("run_")}
+    for run_id in sorted(listed.union(expected)):
+        if not re.fullmatch(IDENTIFIER_PATTERN, run_id):
+            continue
+        directory = f"{output_dir}/run_{run_id}"
+        try:
+            found = _run_in(directory, run_id)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            logger.debug("%s cannot be read, and is not a run: %s", directory, error)
+        else:
+            if found is not None:
+                seen[run_id] = found
     return seen
 
 
-def _run_in(directory: os.DirEntry[str], run_id: str) -> RunDirectory | None:
+def _run_in(directory: str, run_id: str) -> RunDirectory | None:
     """Returns the run in `directory`, if there is one. There may be thousands of old ones, so it makes few system calls."""
-    control = f"{directory.path}/control"
+    control = f"{directory}/control"
     config = f"{control}/orch.toml"
-    found = os.stat(config)
-    if directory.is_symlink() or os.path.islink(control) or os.path.islink(config):
+    found, own = os.stat(config), os.lstat(directory)
+    if stat.S_ISLNK(own.st_mode) or os.path.islink(control) or os.path.islink(config):
         # A link may lead to another run's directory, and a refusal would then be written to that run.
-        logger.debug("%s contains a link; ignored as a run", directory.path)
+        logger.debug("%s contains a link; ignored as a run", directory)
         return None
     changed = (found.st_mtime_ns, found.st_size, found.st_ino)
-    return RunDirectory(run_id, directory.stat().st_ino, changed, evicted=os.path.exists(f"{control}/{EVICTED}"))
+    return RunDirectory(run_id, own.st_ino, changed, evicted=os.path.exists(f"{control}/{EVICTED}"))
 
 
 def read_config(output_dir: Path, run_id: str) -> RunConfig | None:
-    """Reads a run's configuration; None if the file is gone. Raises `InvalidConfig`."""
+    """Reads a run's configuration; None if the file is gone, or cannot be reached now. Raises `InvalidConfig`."""
     path = run_directory(output_dir, run_id) / "control" / "orch.toml"
     try:
         config = RunConfig.model_validate(read_toml(path, MAX_CONFIG_BYTES))
@@ -105,6 +110,8 @@ def read_config(output_dir: Path, run_id: str) -> RunConfig | None:
     except UntrustedFileError as error:
         raise InvalidConfig(str(error)) from error
     except (OSError, ValidationError) as error:
+        if is_passing(error):  # such as a file system whose server does not answer
+            return None
         raise InvalidConfig(f"{path}: {error}") from error
     if config.run_id != run_id:
         raise InvalidConfig(f"{path}: run_id = {config.run_id!r}, but this is the directory of run {run_id!r}")

@@ -79,6 +79,11 @@ class RunRegistry:
         return {record.run_id: record.reason for record in self if record.reason is not None}
 
     @property
+    def expected(self) -> set[str]:
+        """The runs that have a directory, whether it is seen or not: those in slots, and of connected orchestrators."""
+        return {record.run_id for record in self if record.run is not None or record.orchestrator.connected}
+
+    @property
     def unanswered(self) -> int:
         """How many orchestrators wait for an answer to their `HELLO`, or for a slot."""
         return sum(record.orchestrator.unanswered_since is not None for record in self)

@@ -17,7 +17,7 @@ from trainer.config import TrainerConfig
 from trainer.runs.control_files import run_directory
 from trainer.runs.epochs import Epochs
 from trainer.runs.manager import MultiRunManager
-from trainer.runs.record import TAKES_BATCHES, Stage
+from trainer.runs.record import TAKES_BATCHES, RunRecord
 from trainer.runs.run import Run
 from transport.codec import digest_of
 from transport.messages import Acknowledged, Bye, Commit, Evicted, Hello, Ready, Rejected, Waiting
@@ -35,10 +35,10 @@ ANSWER_SECONDS = 5.0
 """Between two equal answers to a run that waits, and between two checks whether orchestrators of runs in slots are reachable."""
 
 GRACE_SECONDS = 10.0
-"""How long a connected run may be without a configuration, which may be late on a shared disk."""
+"""After these a run whose directory is not seen is told what to look at. It waits on: what is not seen may be there."""
 
 MAX_CALLERS = 1000
-"""Unanswered runs beyond which one without a directory is sent away at once: such names are made up."""
+"""Unanswered runs beyond which one without a directory has to come again later: such names are made up."""
 
 MAX_REFUSALS = 8
 """Batches beyond its credit that a run may send before it is evicted."""
@@ -131,7 +131,9 @@ class Sessions:
             registry.connected(hello)
             self._welcome(run)
         elif registry.unanswered >= MAX_CALLERS and not run_directory(self._config.output_dir, run_id).is_dir():
-            self.send_away(run_id, f"{registry.unanswered} runs wait already, and it has no directory; try again later")
+            reason = f"{registry.unanswered} runs wait already, and this one has no directory; try again later"
+            self._peer_log.note(logging.WARNING, f"run {run_id} is not waited for: {reason}")
+            self._receiver.send(run_id, Bye(reason))  # no verdict: its directory may only not be seen from here
         else:  # where the run in the slot was deleted since the last discovery, this may be another with the same id
             registry.connected(hello)
             registry.await_answer(run_id, time.monotonic())
@@ -211,11 +213,12 @@ class Sessions:
         for run_id in sorted(registry.present(now)):
             if registry.taking(run_id) is not None:
                 continue
-            known = run_id in queue or registry.slot_of(run_id) is not None
-            if (reason := self._obstacle(run_id, known, now)) is not None:
-                self.send_away(run_id, reason)
+            record = registry.find(run_id)
+            assert record is not None
+            if record.reason is not None:
+                self.send_away(run_id, record.reason)
             else:
-                self._let_wait(run_id, self._why_not_yet(queue.get(run_id)), now)
+                self._let_wait(run_id, self._why_not_yet(record, queue.get(run_id), now), now)
         self.outages.remind()
         if now - self._reached_out > ANSWER_SECONDS:
             self._reached_out = now
@@ -239,31 +242,34 @@ class Sessions:
             )
             self.outages.begin(Kind.ORCHESTRATOR, who, what, reason, level=logging.WARNING)
 
+    def deleted(self, run: Run) -> None:
+        """Sends a run away whose directory was deleted, unless its newest `HELLO` is another's, who may have made it anew."""
+        record, directory = self._registry.find(run.run_id), run_directory(self._config.output_dir, run.run_id)
+        hello = record.orchestrator.hello if record is not None and record.orchestrator.connected else None
+        if hello is not None and hello.holder == run.holder and not directory.exists():
+            self.send_away(run.run_id, f"its directory {directory} was deleted")
+
     def send_away(self, run_id: str, reason: str) -> None:
         """Sends EVICTED; the orchestrator counts as absent until its next `HELLO`."""
         self._peer_log.note(logging.ERROR, f"run {run_id} is sent away: {reason}")
         self._receiver.send(run_id, Evicted(reason))
         self._registry.sent_away(run_id)
 
-    def _obstacle(self, run_id: str, known: bool, now: float) -> str | None:
-        """Returns why waiting is useless; None if it is not."""
-        record = self._registry.find(run_id)
-        assert record is not None
-        if record.reason is not None:
-            return record.reason
-        directory = run_directory(self._config.output_dir, run_id)
-        if record.ended is Stage.DELETED and not directory.exists():
-            return f"its directory {directory} was deleted"
-        if not known and now - self._registry.await_answer(run_id, now) > GRACE_SECONDS:
-            return (
-                f"it has no {directory / 'control' / 'orch.toml'} that the trainer can read; do orchestrator and trainer have "
-                "the same output_dir, and is the directory open to the trainer's user?"
-            )
-        return None
-
-    def _why_not_yet(self, number: int | None) -> str:
+    def _why_not_yet(self, record: RunRecord, number: int | None, now: float) -> str:
+        if number is None and record.found is not None:
+            return "it is about to be admitted"
         if number is None:
-            return "its control/orch.toml is not there yet"
+            reason, path = (
+                "its control/orch.toml is not there yet",
+                run_directory(self._config.output_dir, record.run_id),
+            )
+            if now - self._registry.await_answer(record.run_id, now) <= GRACE_SECONDS:
+                return reason
+            return (
+                f"{reason}: the trainer cannot read {path / 'control' / 'orch.toml'}. On a network file system it may see that "
+                "after a minute. Do orchestrator and trainer have the same output_dir, is it mounted at both, and is the "
+                "directory open to the trainer's user?"
+            )
         return (
             f"all {self._config.max_runs} slots (trainer.max_runs) are taken; it is number {number} of "
             f"{len(self._registry.queue)} that wait"

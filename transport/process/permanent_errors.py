@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import errno
 
+from transport.files.mounts import unmounted
+
 LASTING = frozenset(
     {errno.EACCES, errno.EINVAL, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EPERM, errno.EROFS}
 )
@@ -71,8 +73,14 @@ def way_on(error: Exception) -> str:
 
 
 def is_permanent(error: OSError) -> bool:
-    """Whether the error would come again until a person corrects its cause."""
-    return error.errno in LASTING
+    """Whether the error would come again until a person corrects its cause, and not only until a file system is mounted."""
+    return error.errno in LASTING and not _is_early(error)
+
+
+def _is_early(error: OSError) -> bool:
+    """Whether the error is of a path below a mount point where nothing is mounted yet, which only root may write to."""
+    by_mount = error.errno in (errno.ENOENT, errno.EACCES, errno.EROFS)
+    return by_mount and isinstance(error.filename, str) and unmounted(error.filename) is not None
 
 
 def is_final(error: OSError | ValueError) -> bool:
@@ -86,11 +94,11 @@ def is_final(error: OSError | ValueError) -> bool:
 def is_passing(error: BaseException | None) -> bool:
     """Whether an error, or one that it came from, is an obstacle that the next attempt may not meet.
 
-    It is one if there was no answer in time, a connection was lost, or a file system could not be reached. A file that does not
-    exist is not.
+    It is one if there was no answer in time, a connection was lost, or a file system could not be reached or is not mounted yet.
+    Another file that does not exist is not.
     """
     while error is not None:
-        if isinstance(error, TimeoutError | ConnectionError):
+        if isinstance(error, TimeoutError | ConnectionError) or (isinstance(error, OSError) and _is_early(error)):
             return True
         if isinstance(error, OSError) and error.errno not in LASTING | {errno.ENOENT, None}:
             return True
