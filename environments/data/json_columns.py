@@ -1,7 +1,8 @@
 """Columns whose values are of several types, which the library `datasets` stores as JSON text (its type `Json`).
 
-Arrow gives the text. A decoder here makes of it what `datasets` returns, at any depth, but for integers of more than 64 bits,
-which it refuses.
+Arrow gives the text. A decoder here makes of it what `datasets` returns, at any depth, with exact numbers: the
+library refuses integers of more than 64 bits, and rounds the last digit of some decimals. It also leaves the text in a list of
+lists whose first is empty; here it is decoded there, too.
 """
 
 from __future__ import annotations
