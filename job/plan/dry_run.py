@@ -102,7 +102,7 @@ class StepBytes:
 
 def make_model(directory: Path, dtype: str, layers: int | None = None) -> nn.Module:
     """Returns the model of a `config.json` on the meta device, with all its layers or the first few."""
-    config = AutoConfig.from_pretrained(directory, local_files_only=True)
+    config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     if layers is not None:
         config.num_hidden_layers = layers
         if getattr(config, "layer_types", None):

@@ -80,7 +80,11 @@ def load_model(
             precision, ranks = choose_dtype(dtype, device), dist.get_world_size()
             return load_divided(path, precision, ranks, _attention_of(path), sharded=shards > 1, experts=experts).eval()
         model: nn.Module = AutoModelForCausalLM.from_pretrained(
-            path, dtype=choose_dtype(dtype, device), attn_implementation=_attention_of(path), local_files_only=True
+            path,
+            dtype=choose_dtype(dtype, device),
+            attn_implementation=_attention_of(path),
+            local_files_only=True,
+            trust_remote_code=False,
         )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         if is_out_of_memory(error):
@@ -97,7 +101,7 @@ def load_model(
 
 def _attention_of(directory: Path) -> str | None:
     """Returns ours, or None, transformers' choice, for a model whose attention cannot be exchanged: it would lack its mask."""
-    config = AutoConfig.from_pretrained(directory, local_files_only=True)
+    config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     kind = AutoModelForCausalLM._model_mapping.get(type(config), None)
     return attention.NAME if kind is None or kind._can_set_attn_implementation() else None
 

@@ -47,7 +47,7 @@ def load_divided(
 
     Raises what `from_pretrained` raises, and `ValueError` for a model whose layers or experts are not as expected.
     """
-    config = AutoConfig.from_pretrained(directory, local_files_only=True)
+    config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     kind = AutoModelForCausalLM._model_mapping[type(config)]
     members: dict[str, Any] = {"__module__": kind.__module__, "sharded": sharded, "experts": experts}
     divided: Any = type(kind.__name__, (_Divided, kind), members)

@@ -193,3 +193,17 @@ def test_a_model_with_parts_for_more_than_text_is_refused(tmp_path: Path) -> Non
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="has parts for more than text"):
         load_model(tmp_path, "float32", CPU)
+
+
+def test_a_models_own_code_is_never_run(dense_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A guest names its reference model. Nobody is asked at a terminal either."""
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    model, ran = tmp_path / "model", tmp_path / "ran"
+    shutil.copytree(dense_directory, model)
+    (model / "own.py").write_text(f"open({str(ran)!r}, 'w').close()")
+    config = json.loads((model / "config.json").read_text())
+    own = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}
+    (model / "config.json").write_text(json.dumps(config | {"model_type": "own", "auto_map": own}))
+    with pytest.raises(ValueError, match=f"model = '{model}'"):
+        load_model(model, "float32", CPU)
+    assert not ran.exists()
