@@ -35,7 +35,6 @@ _MAY_SAY_WHAT_IS_TRAINED = re.compile(r"train|loss|mask|weight|learn|supervis|ig
 _PART_FIELDS = {"type", "text"}
 _CALL_FIELDS = {"id", "type", "function", "name", "arguments", "index"}
 """`index` is in an answer that was streamed."""
-_SAYING = (bool, int, float)
 _NOTHING = ("", "null")
 """What a row has in a column of JSON text where there are no tools, or no calls."""
 
@@ -101,7 +100,9 @@ class Normaliser:
         for name in sorted((_TRAINED | {"assistant_masks", "completion_mask", "labels"}) & row.keys()):
             value = self._parse(row[name]) if isinstance(row[name], str) else row[name]
             values = value if isinstance(value, list) else [value]
-            if name != drawn_by and not all(each is None or (type(each) in _SAYING and each == 1) for each in values):
+            if name != drawn_by and not all(
+                each is None or (isinstance(each, int | float) and each == 1) for each in values
+            ):
                 raise Faulty(
                     name,
                     row[name],
@@ -234,7 +235,7 @@ def _is_trained(name: str, value: object, role: str, where: str) -> bool:
         raise Faulty(
             where, value, "this field may say what is trained, and is not known here; weight is, which is 0 or 1"
         )
-    if type(value) not in _SAYING or value not in (0, 1):
+    if not isinstance(value, int | float) or value not in (0, 1):
         raise Faulty(where, value, "expected 0 or 1, or false or true: a message is trained or not, and no share of it")
     if value and role != "assistant":
         raise Faulty(where, value, f"a message of role {role} is never trained; expected 0, or no such field")

@@ -496,7 +496,7 @@ class Learner:
         run = self.manager.registry.in_slot(slot)
         if run.beginning is not None and not run.progress.step:
             load_adapter(lambda: self.manager.get_state_dict_for_run(slot), lora, run.beginning)
-        return self.manager.get_named_parameters_for_run(slot)
+        return dict(self.manager.get_named_parameters_for_run(slot))
 
     def _shards(self, slot: int) -> Shards:
         ranks, group = self.ranks, self.ranks.experts

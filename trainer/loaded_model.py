@@ -118,10 +118,8 @@ class LoadedModel:
         if together and trainable_parameters(self.model):
             differentiate_inputs(self.model)
         n_adapters = 2 * self.config.max_runs  # for the adapters that are kept, too
-        layers = apply_lora_to_model(self.model, n_adapters, lora, self.config.max_lora_rank)
         manager.forget_modules()  # all anew, in the model's order, since the random numbers of a new adapter are drawn in it
-        for prefix, layer in layers.items():
-            layer.register_with_runs(manager, prefix)
+        apply_lora_to_model(self.model, n_adapters, lora, self.config.max_lora_rank, manager)
         if self._compiles and together:
             logger.warning("compile = true: layers with adapters that ranks compute together are not compiled")
         elif self._compiles:

@@ -75,7 +75,7 @@ def main(directory: Path) -> None:
         manager.synchronize_state()
         for idx in range(manager.max_runs):
             state = {name: each.tolist() for name, each in manager.get_state_dict_for_run(idx).items()}
-            shapes = {name: [*each.shape] for name, each in manager.get_named_parameters_for_run(idx).items()}
+            shapes = {name: [*each.shape] for name, each in manager.get_named_parameters_for_run(idx)}
             scales = [product.scale for product in layer.adapters[idx].values()]
             assert scales == [manager.scaling_factors[idx]]
             notes.append(["state", idx, *scales, state, shapes])

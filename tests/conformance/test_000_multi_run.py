@@ -120,7 +120,58 @@ def test_an_invalid_configuration_is_explained_to_its_run(tmp_path: Path) -> Non
     path = write_run(tmp_path, "abc123", steps=10)
     multi_run_manager.discover_runs()
     assert multi_run_manager.registry.run_ids == {}
-    assert path.with_name("config_validation_error.txt").read_text().strip() == "at most 9 steps"
+    assert path.with_name("config_validation_error.txt").read_text() == "at most 9 steps"
+
+
+def test_to_evict_from_an_index_without_a_run_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    multi_run_manager = managed(tmp_path)
+    for slot in (1, 5, -1):
+        with caplog.at_level(logging.WARNING):
+            multi_run_manager.evict_run(idx=slot, reason="misbehaves")
+        assert f"slot {slot}" in caplog.text
+    assert caplog.text.count("misbehaves") == 3
+
+
+def test_a_configuration_without_an_id_has_that_of_its_directory(tmp_path: Path) -> None:
+    """The document's directories alone have the ids."""
+    multi_run_manager = managed(tmp_path)
+    path = write_run(tmp_path, "abc123")
+    path.write_text("".join(line for line in path.read_text().splitlines(keepends=True) if "run_id" not in line))
+    multi_run_manager.discover_runs()
+    assert multi_run_manager.registry.run_ids == {0: "abc123"}
+    assert multi_run_manager.registry.in_slot(0).config.run_id == "abc123"
+
+
+@pytest.mark.parametrize("name", ["run_my run", "run_a+b", "run_é", "run_", f"run_{'a' * 65}", "run_.hidden"])
+def test_a_directory_whose_name_is_no_runs_is_explained(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    multi_run_manager = managed(tmp_path)
+    (tmp_path / name / "control").mkdir(parents=True)
+    with caplog.at_level(logging.WARNING):
+        multi_run_manager.discover_runs()
+        assert not caplog.text, "without a configuration it is no run, whatever its name"
+        (tmp_path / name / "control" / "orch.toml").write_text("")
+        for _ in range(3):
+            multi_run_manager.discover_runs()
+    assert caplog.text.count(f"{name} is ignored") == 1
+    assert "letters" in (tmp_path / name / "control" / "config_validation_error.txt").read_text()
+    assert multi_run_manager.registry.run_ids == {}
+
+
+@pytest.mark.parametrize("part", ["", "control", "control/orch.toml"])
+def test_a_link_in_the_place_of_a_run_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture, part: str) -> None:
+    """It may lead to another run's directory, to which nothing is written."""
+    multi_run_manager = managed(tmp_path / "job")
+    write_run(tmp_path, "elsewhere")
+    link = tmp_path / "job" / "run_linked" / part
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(tmp_path / "run_elsewhere" / part)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            multi_run_manager.discover_runs()
+    assert caplog.text.count("run_linked") == 1
+    assert not [*tmp_path.rglob("config_validation_error.txt")]
 
 
 def test_an_evicted_run_leaves_at_the_next_discovery_and_its_orchestrator_raises(
@@ -133,7 +184,7 @@ def test_an_evicted_run_leaves_at_the_next_discovery_and_its_orchestrator_raises
         multi_run_manager.evict_run(idx=0, reason="Run exceeded memory limits")
     assert "Run exceeded memory limits" in caplog.text
     assert multi_run_manager.registry.run_ids == {0: "abc123"}, "not at once"
-    assert (tmp_path / "run_abc123" / "control" / "evicted.txt").read_text().strip() == "Run exceeded memory limits"
+    assert (tmp_path / "run_abc123" / "control" / "evicted.txt").read_text() == "Run exceeded memory limits"
     with pytest.raises(RuntimeError, match="Run exceeded memory limits"):
         check_control(tmp_path / "run_abc123")
     multi_run_manager.discover_runs()
@@ -163,7 +214,7 @@ def test_layers_register_themselves_and_the_manager_has_the_parameters_of_each_r
     multi_run_manager.discover_runs()
     for idx in (0, 1):
         multi_run_manager.reset_run_parameters(idx)
-    names = {idx: multi_run_manager.get_named_parameters_for_run(idx) for idx in (0, 1)}
+    names = {idx: dict(multi_run_manager.get_named_parameters_for_run(idx)) for idx in (0, 1)}
     assert [(name, [*each.shape]) for name, each in names[0].items()] == [
         ("layers.0.q_proj.lora_A", [4, 8]),
         ("layers.0.q_proj.lora_B", [8, 4]),
@@ -190,7 +241,7 @@ def test_a_layer_refuses_a_rank_above_its_own(tmp_path: Path) -> None:
         multi_run_manager.reset_run_parameters(0)
 
 
-def test_apply_lora_to_model_makes_layers_that_can_be_registered(tmp_path: Path) -> None:
+def test_apply_lora_to_model_registers_the_layers(tmp_path: Path) -> None:
     multi_run_manager = managed(tmp_path, 2)
     model = LlamaForCausalLM(
         LlamaConfig(
@@ -199,10 +250,15 @@ def test_apply_lora_to_model_makes_layers_that_can_be_registered(tmp_path: Path)
         )
     )  # fmt: skip
     lora = LoraConfig(rank=2, target_modules=["q_proj"])
-    for name, layer in apply_lora_to_model(model, multi_run_manager.max_runs, lora).items():
-        layer.register_with_runs(multi_run_manager, name)
+    layers = apply_lora_to_model(model, multi_run_manager.max_runs, lora, manager=multi_run_manager)
+    assert multi_run_manager.modules == layers
     assert [*multi_run_manager.modules] == ["model.layers.0.self_attn.q_proj"]
     assert isinstance(model.get_submodule("model.layers.0.self_attn.q_proj"), MultiLoRALinear)
+    write_run(tmp_path, "abc123", lora=lora.model_dump())
+    multi_run_manager.discover_runs()
+    multi_run_manager.reset_run_parameters(0)
+    optimizer = torch.optim.AdamW(parameter for _, parameter in multi_run_manager.get_named_parameters_for_run(0))
+    assert len(optimizer.param_groups[0]["params"]) == 2
 
 
 def outputs(model: torch.nn.Module, layer: MultiLoRALinear) -> torch.Tensor:

@@ -21,7 +21,7 @@ from inference.plugin.digest import DTYPES, Digest, digest_of, layer_of, scaled_
 from run.config import LoraConfig
 from trainer.lora.adapter_description import describe
 from trainer.lora.experts import MultiLoraExperts
-from trainer.lora.layer import AdapterSpans, MultiLora, add_low_rank, applied
+from trainer.lora.layer import AdapterSpans, MultiLora, Registry, add_low_rank, applied
 from trainer.lora.peft_names import peft_names
 from trainer.lora.targets import adaptable, is_target
 from trainer.model.context import stretch_of
@@ -66,7 +66,7 @@ class MultiLoRALinear(MultiLora):
 
 
 def apply_lora_to_model(
-    model: nn.Module, n_adapters: int, config: LoraConfig, max_rank: int | None = None
+    model: nn.Module, n_adapters: int, config: LoraConfig, max_rank: int | None = None, manager: Registry | None = None
 ) -> dict[str, MultiLora]:
     """Freezes the model and wraps each layer on which a run with this configuration has an adapter, unless it is wrapped already.
 
@@ -75,6 +75,7 @@ def apply_lora_to_model(
         n_adapters: slots of each layer.
         config: of the run.
         max_rank: the highest rank that any run may have; that of `config` if not given.
+        manager: registers all wrapped layers, in the model's order. None: the caller registers them.
 
     Returns:
         All wrapped layers by module path, in the model's order. Without an adapter they compute what the bare layers compute.
@@ -90,7 +91,11 @@ def apply_lora_to_model(
         layer.peft_names = names
         setattr(model.get_submodule(parent), child, layer)
     model.requires_grad_(False)
-    return {name: module for name, module in model.named_modules() if isinstance(module, MultiLora)}
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, MultiLora)}
+    if manager is not None:
+        for name, layer in layers.items():
+            layer.register_with_runs(manager, name)
+    return layers
 
 
 @contextmanager

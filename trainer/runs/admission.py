@@ -14,6 +14,7 @@ from run.config import RunConfig
 from trainer.runs import control_files
 from trainer.runs.control_files import InvalidConfig, RunDirectory
 from trainer.runs.registry import RunRegistry
+from transport.printable import printable
 
 logger = logging.getLogger(__name__)
 
@@ -35,10 +36,19 @@ class Admission:
         self._output_dir = output_dir
         self._registry = registry
         self.hooks: list[ConfigValidationHook] = []
+        self._unusable: dict[str, str] = {}
+        """Why directories with configurations are no runs, by name, as the log says."""
 
     def scan(self) -> list[RunDirectory]:
         """Scans the job's directory; returns the runs whose configurations are new or have changed, for `check`."""
-        seen = control_files.scan(self._output_dir, self._registry.expected)
+        unusable: dict[str, str] = {}
+        seen = control_files.scan(self._output_dir, self._registry.expected, unusable)
+        for name, reason in unusable.items():
+            if self._unusable.get(name) != reason:
+                logger.error("%s is ignored: %s", printable(name), reason)
+                if reason == control_files.NO_ID:
+                    self._write(name.removeprefix("run_"), partial(control_files.refuse_config, message=reason))
+        self._unusable = unusable
         evictions = {run_id: self._eviction(run_id) for run_id, found in seen.items() if found.evicted}
         return self._registry.take_scan(seen, evictions)
 

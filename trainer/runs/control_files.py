@@ -6,7 +6,6 @@ A directory is not trusted: its name must be an id, neither it nor its `control`
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import stat
@@ -22,8 +21,6 @@ from transport.files.atomic import write_atomically
 from transport.files.untrusted import UntrustedFileError, read_text, read_toml
 from transport.process.permanent_errors import is_passing
 
-logger = logging.getLogger(__name__)
-
 EVICTED = "evicted.txt"
 _REFUSED = "config_validation_error.txt"
 
@@ -32,6 +29,12 @@ MAX_CONFIG_BYTES = 2**20
 
 MAX_REASON_BYTES = 2**14
 """The size of `evicted.txt`; a larger file is not read. The files that the trainer writes to `control/` have the same limit."""
+
+NO_ID = (
+    "this is no run: after run_, the name of its directory needs 1 to 64 letters of the alphabet, digits, '_', '.' and '-', the "
+    "first a letter or a digit; rename the directory, and run_id in its orch.toml"
+)
+"""Why a directory with a configuration, none of which is a link, is no run."""
 
 FileIdentity = tuple[int, int, int]
 """Time of change in nanoseconds, size in bytes, and inode; another one after a file was replaced."""
@@ -62,40 +65,46 @@ def run_directory(output_dir: Path, run_id: str) -> Path:
     return output_dir / f"run_{run_id}"
 
 
-def scan(output_dir: Path, expected: Iterable[str] = ()) -> dict[str, RunDirectory]:
+def scan(
+    output_dir: Path, expected: Iterable[str] = (), unusable: dict[str, str] | None = None
+) -> dict[str, RunDirectory]:
     """Returns the runs in a job's directory by id.
 
     A run that appears or is deleted meanwhile may be missing or not; a run that may not be read is missing. The `expected` ones
-    are opened by their names, since on a network file system the list of a directory may be a minute old.
+    are opened by their names, since on a network file system the list of a directory may be a minute old. Why a directory with
+    a configuration is no run is put into `unusable`, by its name.
     """
     seen: dict[str, RunDirectory] = {}
+    unusable = {} if unusable is None else unusable
     with os.scandir(output_dir) as entries:
         listed = {entry.name.removeprefix("run_") for entry in entries if entry.name.startswith("run_")}
-    for run_id in sorted(listed.union(expected)):
-        if not re.fullmatch(IDENTIFIER_PATTERN, run_id):
-            continue
-        directory = f"{output_dir}/run_{run_id}"
+    for run_id in sorted(listed.union(each for each in expected if re.fullmatch(IDENTIFIER_PATTERN, each))):
         try:
-            found = _run_in(directory, run_id)
+            seen[run_id] = _run_in(f"{output_dir}/run_{run_id}", run_id)
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError as error:
-            logger.debug("%s cannot be read, and is not a run: %s", directory, error)
-        else:
-            if found is not None:
-                seen[run_id] = found
+            unusable[f"run_{run_id}"] = f"it cannot be read: {error.strerror}"
+        except InvalidConfig as error:
+            unusable[f"run_{run_id}"] = str(error)
     return seen
 
 
-def _run_in(directory: str, run_id: str) -> RunDirectory | None:
-    """Returns the run in `directory`, if there is one. There may be thousands of old ones, so it makes few system calls."""
+def _run_in(directory: str, run_id: str) -> RunDirectory:
+    """Returns the run in `directory`. Raises `InvalidConfig`, and `OSError` if there is none.
+
+    There may be thousands of old ones, so it makes few system calls.
+    """
     control = f"{directory}/control"
     config = f"{control}/orch.toml"
     found, own = os.stat(config), os.lstat(directory)
     if stat.S_ISLNK(own.st_mode) or os.path.islink(control) or os.path.islink(config):
         # A link may lead to another run's directory, and a refusal would then be written to that run.
-        logger.debug("%s contains a link; ignored as a run", directory)
-        return None
+        raise InvalidConfig(
+            "it, its control/ or its orch.toml is a link, which a run has none of; put the directory itself there"
+        )
+    if not re.fullmatch(IDENTIFIER_PATTERN, run_id):
+        raise InvalidConfig(NO_ID)
     changed = (found.st_mtime_ns, found.st_size, found.st_ino)
     return RunDirectory(run_id, own.st_ino, changed, evicted=os.path.exists(f"{control}/{EVICTED}"))
 
@@ -104,7 +113,7 @@ def read_config(output_dir: Path, run_id: str) -> RunConfig | None:
     """Reads a run's configuration; None if the file is gone, or cannot be reached now. Raises `InvalidConfig`."""
     path = run_directory(output_dir, run_id) / "control" / "orch.toml"
     try:
-        config = RunConfig.model_validate(read_toml(path, MAX_CONFIG_BYTES))
+        config = RunConfig.model_validate({"run_id": run_id, **read_toml(path, MAX_CONFIG_BYTES)})
     except (FileNotFoundError, NotADirectoryError):
         return None
     except UntrustedFileError as error:
@@ -150,5 +159,5 @@ def eviction(output_dir: Path, run_id: str) -> str | None:
 
 
 def _write(output_dir: Path, run_id: str, name: str, text: str) -> None:
-    content = text.encode(errors="replace")[: MAX_REASON_BYTES - 1] + b"\n"
+    content = text.encode(errors="replace")[:MAX_REASON_BYTES]
     write_atomically(run_directory(output_dir, run_id) / "control" / name, content)

@@ -228,10 +228,13 @@ class MultiRunManager:
     def evict_run(self, idx: int, reason: str) -> None:
         """Writes `control/evicted.txt`; the run in slot `idx` leaves it at the next discovery. On rank 0.
 
-        If the file cannot be written, the run is refused until its configuration changes or the trainer restarts.
+        A slot that is free is warned of. If the file cannot be written, the run is refused until its configuration changes or the
+        trainer restarts.
         """
         self._require_rank_zero("evict_run")
-        run_id = self.registry.in_slot(idx).run_id
+        if (run_id := self.registry.run_ids.get(idx)) is None:
+            logger.warning("no run is evicted: slot %s is free (%s)", idx, reason)
+            return
         logger.warning("run %s is evicted: %s", run_id, reason)
         self.registry.leave(idx)
         try:
@@ -314,18 +317,18 @@ class MultiRunManager:
         """The layers that hold adapters, by module path, in the model's order."""
         return self._modules
 
-    def get_named_parameters_for_run(self, idx: int) -> dict[str, nn.Parameter]:
-        """Returns the leaf parameters of the adapter in a slot, which its optimizer owns.
+    def get_named_parameters_for_run(self, idx: int) -> list[tuple[str, nn.Parameter]]:
+        """Returns the leaf parameters of the adapter in a slot, which its optimizer owns, as `named_parameters` of torch does.
 
         Returns:
-            By module path and name (`model.layers.0.self_attn.q_proj.lora_A`): float32 A `[rank, in]` and B `[out, rank]`, and
-            for experts `[experts, rank, in]` and `[experts, out, rank]`. Empty for a free slot.
+            Pairs of module path and name (`model.layers.0.self_attn.q_proj.lora_A`), and parameter: float32 A `[rank, in]` and
+            B `[out, rank]`, and for experts `[experts, rank, in]` and `[experts, out, rank]`. None for a free slot.
         """
-        return {
-            f"{prefix}.{name}": parameter
+        return [
+            (f"{prefix}.{name}", parameter)
             for prefix, module in self._modules.items()
             for name, parameter in module.adapter_parameters(idx).items()
-        }
+        ]
 
     def get_state_dict_for_run(self, idx: int) -> dict[str, Tensor]:
         """Returns the adapter in a slot under PEFT's names, which vLLM loads.
