@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import os
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -98,6 +100,54 @@ async def test_an_answer_that_ends_during_a_load_names_it(server: Server) -> Non
     server.engine.gate.set()
     held = await loading
     assert (held.layers, held.load, server.loads.now("a").number) == ({"0": f"{7:016x}"}, 2, 2)
+
+
+async def test_a_newer_version_takes_the_place_of_the_older_one(server: Server) -> None:
+    """By the same number and path, so that no request in flight can bring the older one back."""
+    await server.load(1)
+    former = server.models.lora_requests["a"]
+    await server.load(2)
+    newer = server.models.lora_requests["a"]
+    assert (newer.lora_int_id, newer.lora_path) == (former.lora_int_id, former.lora_path)
+    assert newer is not former
+    assert os.readlink(newer.lora_path) == "1.2"
+    assert len(list(server.root.iterdir())) == 2, "the link, and what it leads to"
+    assert server.adapters.described() == {"a": {"load": 2, "version": 2, "owner": "an owner"}}
+
+
+async def test_a_change_by_vllms_own_routes_is_nobodys_load(server: Server) -> None:
+    await server.load(1)
+    first, request = server.loads.now("a"), server.models.lora_requests["a"]
+    server.models.lora_requests["a"] = copy.copy(request)
+    assert server.adapters.origin("a", first).last == 2
+    assert server.adapters.described()["a"]["version"] is None
+    assert server.adapters.origin("a", first).last == 2, "it is seen once"
+    del server.models.lora_requests["a"]
+    assert server.adapters.origin("a", first).last == 3
+
+
+async def test_an_adapter_is_removed_when_no_request_can_make_the_engine_read_it_again(server: Server) -> None:
+    await server.load(1)
+    entered, leaving = asyncio.Event(), asyncio.Event()
+
+    async def request() -> None:
+        async with server.adapters.using("a") as used:
+            assert used is not None
+            entered.set()
+            await leaving.wait()
+
+    running = asyncio.create_task(request())
+    await entered.wait()
+    unloading = asyncio.create_task(server.adapters.unload("a"))
+    await until(lambda: not server.models.lora_requests, "the beginning of the end")
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert server.engine.removed == []
+    leaving.set()
+    await running
+    assert await unloading
+    assert (server.engine.removed, list(server.root.iterdir())) == ([1], [])
+    assert not await server.adapters.unload("a")
 
 
 async def test_an_adapter_that_no_rank_takes_leaves_the_former_one(server: Server) -> None:

@@ -62,13 +62,36 @@ async def test_requests_begin_behind_the_load_and_with_its_number() -> None:
     def begin() -> None:
         begun.append((updater.loads.now(None).number, list(engine.calls)))
 
+    former_salt = updater.cache_salt
     switching = asyncio.create_task(updater._switch(Load(1, 5, "an owner"), Path("nowhere"), CLAIM, begin))
     await until(lambda: bool(begun), "the beginning")
     assert begun == [(1, ["pause", "counterpoint_load"])]
     assert not switching.done()
+    assert updater.cache_salt != former_salt, "what begins now shares no prefix with what was computed before"
     engine.loaded.set()
     assert await switching == {"0": f"{7:016x}"}
     assert engine.calls[2:] == ["version 5", "resume"]
+
+
+async def test_the_digest_is_of_all_slices_that_all_ranks_read() -> None:
+    from inference.plugin.update import Updater
+
+    engine: Any = Engine()
+    slices = [
+        [({"layers.0.a": 1}, False), ({"layers.0.a": 2}, False)],
+        [({"layers.1.a": 4}, False), ({"layers.0.b": 8}, True)],
+        [({"layers.1.b": 16}, True), ({}, True)],
+    ]
+
+    async def answer(name: str, args: Any) -> list[Any]:
+        engine.calls.append(name)
+        return slices.pop(0)
+
+    engine.collective_rpc = answer
+    updater = Updater(engine, None, Loads("here"))
+    found = await updater._switch(Load(1, 5, "an owner"), Path("nowhere"), CLAIM, lambda: None)
+    assert found == {"0": f"{1 + 2 + 8:016x}", "1": f"{4 + 16:016x}"}
+    assert engine.calls == ["pause", "counterpoint_load", "version 5", "resume", *["counterpoint_read_on"] * 2]
 
 
 class StandIn:
