@@ -90,6 +90,33 @@ async def test_all_loads_that_may_have_computed_an_answer_are_the_runs(
         assert monitor.server.state == ("out" if reason else "serving")
 
 
+async def test_an_answer_has_the_version_of_the_load_that_it_began_with() -> None:
+    """Whatever the server had when it was asked: a load may begin between the two."""
+    async with FakeServer() as server, started(pool_at(server)) as pool:
+        (monitor,) = pool._monitors.values()
+        loads = {}
+        for version in (5, 6):
+            await pool.update_weights(weight_update(version))
+            loads[version] = server.loads.origin(None, server.loads.now(None))
+        assert [monitor.version_of(loads[version], 99) for version in (5, 6)] == [5, 6]
+        assert monitor.version_of(None, 99) == 99
+
+
+async def test_weights_that_failed_their_proof_are_none_of_the_runs() -> None:
+    async with FakeServer() as server, started(pool_at(server)) as pool:
+        (monitor,) = pool._monitors.values()
+        await pool.update_weights(weight_update(1))
+        proven = server.loads.origin(None, server.loads.now(None))
+        server.old_kernels = True
+        with pytest.raises(InferenceError, match="probe"):
+            await pool.update_weights(weight_update(2))
+        unproven = server.loads.origin(None, server.loads.now(None))
+        assert unproven.first == proven.first + 1
+        monitor.check_origin(proven)
+        with pytest.raises(WrongWeights, match="load 2"):
+            monitor.check_origin(unproven)
+
+
 async def test_a_second_run_at_one_server_is_refused_with_the_first_ones_name() -> None:
     async with FakeServer() as server, started(pool_at(server)) as first:
         await first.update_weights(weight_update(1))
