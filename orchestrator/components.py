@@ -254,6 +254,7 @@ class Components:
             self._report_policy,
             self.evaluations.need_version,
             lambda: self.sender.newest_step,
+            lambda: self.sender.published,
         )
 
     def make_steering(self) -> Steering:

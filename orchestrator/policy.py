@@ -71,7 +71,8 @@ class PolicyWatcher:
 
     `report` receives the scheduler's events. `newest_step` returns the last committed step; no newer weights can exist. `adapter`
     is the LoRA adapter's name at the servers, None for full weights. `is_used` says whether anything will be generated with a
-    version: one that nothing is generated with is not loaded, once a first one is.
+    version: one that nothing is generated with is not loaded, once a first one is. `told` returns the version that the trainer
+    has named last: it is opened by its name, since on NFS the list of the directory may be a minute old.
     """
 
     def __init__(
@@ -82,12 +83,14 @@ class PolicyWatcher:
         report: Report,
         is_used: Callable[[int], bool],
         newest_step: Callable[[], int],
+        told: Callable[[], int] = lambda: -1,
     ) -> None:
         self._directory = run_dir / "broadcast"
         self._pool = pool
         self._adapter = adapter
         self._report = report
         self._newest_step = newest_step
+        self._told = told
         self._is_used = is_used
         self.version: int | None = None
         """The version with which requests begin; None before the first load."""
@@ -133,7 +136,12 @@ class PolicyWatcher:
             )
 
     async def _newest(self) -> int:
-        return max(await in_thread(published_steps, self._directory), default=-1)
+        return max(await in_thread(self._published), default=-1)
+
+    def _published(self) -> list[int]:
+        told = self._told()
+        is_there = told >= 0 and (self._directory / f"step_{told}" / STABLE).exists()
+        return published_steps(self._directory) + [told] * is_there
 
     async def _load(self, version: int) -> None:
         directory = self._directory / f"step_{version}"
@@ -160,7 +168,7 @@ class PolicyWatcher:
             with awaiting(f"inference to load policy version {version}", str(directory)):
                 await self._pool.update_weights(WeightUpdate(version, directory, probe, self._adapter), loaded)
         except InferenceError as error:
-            if self.version == version or version in await in_thread(published_steps, self._directory):
+            if self.version == version or version in await in_thread(self._published):
                 if isinstance(error, WeightsNotSeen):
                     raise ConfigurationError(str(error)) from error
                 raise

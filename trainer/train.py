@@ -417,6 +417,7 @@ class Trainer:
         run.progress.batch = run.batch
         if not self._publish(run):
             return
+        self._sessions.published(run)
         published = time.monotonic()
         metrics["phase/broadcast"] = published - started
         self._report(run, metrics)

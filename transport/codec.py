@@ -30,6 +30,7 @@ from transport.messages import (
     Evicted,
     Hello,
     Offer,
+    Published,
     Ready,
     Rejected,
     Waiting,
@@ -66,7 +67,7 @@ __all__ = [
     "write_file",
 ]
 
-Message = Hello | Ready | Waiting | Acknowledged | Rejected | Commit | Evicted | Bye
+Message = Hello | Ready | Waiting | Acknowledged | Published | Rejected | Commit | Evicted | Bye
 
 BATCH = b"BATCH"
 
@@ -84,6 +85,7 @@ _KINDS: dict[bytes, type[Message]] = {
     b"READY": Ready,
     b"WAITING": Waiting,
     b"ACK": Acknowledged,
+    b"PUBLISHED": Published,
     b"REJECTED": Rejected,
     b"COMMIT": Commit,
     b"EVICTED": Evicted,

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from transport.records import Batch
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 """2: a sample's row of a batch's header has its temperature, a READY opens a session, and a COMMIT lets a batch be trained.
-3: a HELLO says what cannot be sent again, and which process of the run it is; a READY names the newest batch."""
+3: a HELLO says what cannot be sent again, and which process of the run it is; a READY names the newest batch.
+4: a PUBLISHED says which weights are there."""
 
 NO_LIMIT = 2**62
 
@@ -80,6 +81,13 @@ class Acknowledged:
 
 
 @dataclass(frozen=True, slots=True)
+class Published:
+    """To the orchestrator: the weights of policy version `version` are published. On NFS their directory's list may be old."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
 class Rejected:
     """To the orchestrator: why its message was dropped. `step` and `session` are None when the message named none.
 
@@ -110,4 +118,4 @@ class Bye:
     reason: str = ""
 
 
-ToOrchestrator = Ready | Waiting | Acknowledged | Rejected | Evicted | Bye
+ToOrchestrator = Ready | Waiting | Acknowledged | Published | Rejected | Evicted | Bye

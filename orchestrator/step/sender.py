@@ -29,6 +29,7 @@ from transport.messages import (
     Hello,
     HelloRefused,
     Offer,
+    Published,
     Ready,
     Waiting,
 )
@@ -92,6 +93,8 @@ class Sender:
         """When the trainer's last message arrived, or this object was created; on the monotonic clock, in seconds."""
         self.had_trainer = False
         """Whether a READY has ever arrived."""
+        self.published = -1
+        """The newest policy version that is published, by the trainer's messages; -1 before the first."""
         self._due = asyncio.Event()
         self._changed = asyncio.Condition()
         self.durable_step = 0
@@ -207,6 +210,8 @@ class Sender:
                     self._on_waiting_message(reason)
                 case Acknowledged(durable=durable):
                     await self._settle(durable)
+                case Published(version):
+                    self.published = version
             self._due.set()
             async with self._changed:
                 self._changed.notify_all()
@@ -244,6 +249,7 @@ class Sender:
             ready.next_step, ready.credit, f"; sending {again} batches again" if again else "",
         )  # fmt: skip
         self._waiting, self.had_trainer, self._trainers_largest = "", True, ready.max_batch_bytes
+        self.published = ready.next_step - 1
 
     def _on_waiting_message(self, reason: str) -> None:
         if reason != self._waiting:

@@ -98,6 +98,26 @@ async def test_only_the_newest_is_loaded_and_only_when_stable(tmp_path: Path) ->
     task.cancel()
 
 
+async def test_a_version_that_the_trainer_names_is_opened_though_its_directorys_list_is_old(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a client of NFS keeps a list for a minute. What is named and not there yet is looked for again."""
+    monkeypatch.setattr("orchestrator.policy.published_steps", lambda directory: [0])
+    pool, told = RecordingPool(), [1]
+    watcher = PolicyWatcher(
+        tmp_path, pool, "one", pool.history.append, lambda version: True, lambda: 9, lambda: told[-1]
+    )
+    publish(tmp_path, 1)
+    await asyncio.wait_for(watcher.load_first(1), 60)
+    task = asyncio.create_task(watcher.run())
+    pool.loaded.clear()
+    told += [2, 3]
+    publish(tmp_path, 3)
+    await asyncio.wait_for(pool.loaded.wait(), 60)
+    assert [event.version for event in pool.history if isinstance(event, WeightUpdate)] == [1, 3]
+    task.cancel()
+
+
 @pytest.mark.slow
 async def test_a_version_that_nothing_is_generated_with_is_not_loaded_unless_it_is_the_first(tmp_path: Path) -> None:
     pool = RecordingPool()

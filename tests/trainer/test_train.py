@@ -36,7 +36,7 @@ from trainer.model.load import load_model, log_probabilities
 from trainer.runs import manager
 from trainer.train import EVICTED, train
 from transport.files.atomic import published_steps
-from transport.messages import Acknowledged, Evicted, Hello, Ready, Rejected, Waiting
+from transport.messages import Acknowledged, Evicted, Hello, Published, Ready, Rejected, Waiting
 from transport.wires.open import open_link, open_receiver
 
 pytestmark = pytest.mark.slow
@@ -80,6 +80,7 @@ async def test_trains_a_run_to_its_end(moe_directory: Path, tmp_path: Path, kind
             assert read_probe(tmp_path, 0)["previous"] is None
             await end.train(make_batch(1, routed=True), make_batch(3, routed=True), make_batch(2, routed=True))
             await end.until(Acknowledged, step=3, durable=3)
+        assert [each.version for each in end.received if isinstance(each, Published)] == [1, 2, 3]
         assert await ended(process) == 0, log_path(config).read_text()
     assert published_steps(tmp_path / "run_default" / "broadcast") == [2, 3]
     check_probe(tmp_path, 3)

@@ -18,7 +18,7 @@ from transport import codec
 from transport.arrays import CodecError
 from transport.config import TransportConfig, machine_memory
 from transport.files.atomic import as_bytes_view
-from transport.messages import PROTOCOL_VERSION, Acknowledged, Bye, Commit, Evicted, Hello, Ready, Rejected
+from transport.messages import PROTOCOL_VERSION, Acknowledged, Bye, Commit, Evicted, Hello, Published, Ready, Rejected
 from transport.records import Batch
 
 LIMIT = 2**30
@@ -28,6 +28,7 @@ MESSAGES = st.one_of(
     st.builds(Ready, st.integers(0, 2**40), st.integers(0, 100), st.integers(0, 2**62)),
     st.builds(Commit, st.integers(0, 2**40), st.integers(0, 2**62)),
     st.builds(Acknowledged, st.integers(0, 2**40), st.integers(0, 2**40)),
+    st.builds(Published, st.integers(0, 2**40)),
     st.builds(
         Rejected,
         st.none() | st.integers(0, 2**40),

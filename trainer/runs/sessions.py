@@ -20,7 +20,7 @@ from trainer.runs.manager import MultiRunManager
 from trainer.runs.record import TAKES_BATCHES, RunRecord
 from trainer.runs.run import Run
 from transport.codec import digest_of
-from transport.messages import Acknowledged, Bye, Commit, Evicted, Hello, Ready, Rejected, Waiting
+from transport.messages import Acknowledged, Bye, Commit, Evicted, Hello, Published, Ready, Rejected, Waiting
 from transport.outages import Kind, Outages
 from transport.rate_limited_log import RateLimitedLog
 from transport.records import Batch
@@ -123,6 +123,10 @@ class Sessions:
     def durable(self, run: Run) -> None:
         """Sends an acknowledgement after a checkpoint was written."""
         self._receiver.send(run.run_id, Acknowledged(run.progress.step, run.durable_step))
+
+    def published(self, run: Run) -> None:
+        """Says that the weights of the run's newest step are published."""
+        self._receiver.send(run.run_id, Published(run.progress.step))
 
     def _on_hello(self, hello: Hello) -> None:
         registry, run_id = self._registry, hello.run_id

@@ -8,6 +8,7 @@ import signal
 import weakref
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,7 @@ from transport.messages import (
     Hello,
     HelloRefused,
     Offer,
+    Published,
     Ready,
     Rejected,
     ToOrchestrator,
@@ -179,6 +181,19 @@ async def test_records_go_once_durable(tmp_path: Path) -> None:
         await asyncio.wait_for(sender.wait_durable(2), 60)
         assert [path.exists() for path in paths] == [False, False, True]
         assert link.durable == 2
+
+
+def is_told(sender: Sender, version: int) -> bool:
+    return sender.published == version
+
+
+async def test_the_newest_published_version_is_the_one_named_last(tmp_path: Path) -> None:
+    """By a READY, too: its trainer may have gone back."""
+    async with running(tmp_path, newest_step=9) as (sender, link):
+        assert sender.published == -1
+        for message, version in ((Ready(10, 4, 1), 9), (Published(10), 10), (Published(11), 11), (Ready(10, 4, 2), 9)):
+            await link.say(message)
+            await until(partial(is_told, sender, version), f"version {version}")
 
 
 @pytest.mark.parametrize(("kept", "durable"), [((1, 2, 3), 0), ((2, 3), 1), ((1, 3), 2), ((), 3)])
