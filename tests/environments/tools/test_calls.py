@@ -36,6 +36,7 @@ def read(*found: tuple[str, str], malformed: str = "") -> Reply:
 
 
 def test_valid_calls() -> None:
+    assert read(("add", f'{{"a": {2**70 + 1}}}')).calls == (ToolCall("call_1", "add", {"a": 2**70 + 1}),)
     reply = read(("add", '{"a": 1, "b": 2}'), ("add", '{"a": 3.0}'))
     assert reply == Reply(
         "text", "thought", (ToolCall("call_1", "add", {"a": 1, "b": 2}), ToolCall("call_2", "add", {"a": 3.0}))
@@ -48,6 +49,8 @@ def test_valid_calls() -> None:
         ([("sub", "{}")], 'there is no tool "sub"; the tools are add'),
         ([("add", "{")], "add: its arguments are not JSON"),
         ([("add", '{"a": NaN}')], "NaN is not JSON"),
+        ([("add", '{"a": 1, "b": 1e400}')], "add: its arguments are not JSON"),
+        ([("add", '{"a": %s}' % ("9" * 5000))], "add: its arguments are not JSON"),
         ([("add", "[1]")], "add: its arguments must be an object"),
         ([("add", '{"b": 1}')], "add: arguments: a missing"),
         ([("add", '{"a": "1"}')], 'add: arguments.a: expected integer, not "1"'),
