@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 from tune.callbacks.callback import Callback, Callbacks
 from tune.callbacks.trial_loggers import TrialLoggers
@@ -24,7 +25,6 @@ from tune.executors.executor import EventExecutor
 from tune.executors.local import LocalTrialExecutor
 from tune.executors.polled import for_runner
 from tune.executors.trial_executor import TrialExecutor
-from tune.experiment import check_json
 from tune.result import Result
 from tune.runner import codec
 from tune.runner.acting import Acting
@@ -48,6 +48,7 @@ from tune.runner.search_thread import SearchThread, failed, tell
 from tune.runner.status_lines import StatusLines
 from tune.runner.trial_files import read_runner_state, write_state
 from tune.schedulers.scheduler import TrialScheduler
+from tune.search.json_values import as_json
 from tune.search.search_alg import NoSearch, SearchAlg
 from tune.stoppers.stopper import Stopper
 from tune.trial import Trial
@@ -71,6 +72,10 @@ BACKLOG = 256
 
 BYTES_OF_NOTIFICATION = 256
 """About; a larger state of the search algorithm is saved less often, so that writing both stays linear."""
+
+
+_runners: WeakValueDictionary[Path, TrialRunner] = WeakValueDictionary()
+"""The runners of this process by the directory that each has taken."""
 
 
 class TrialRunner(Acting):
@@ -130,10 +135,13 @@ class TrialRunner(Acting):
             max_pending=self.search_alg.max_pending_trials,
             max_running=self.search_alg.max_concurrent,
         )
+        before = None if self.directory is None else _runners.get(self.directory)
+        if before is not None and before.is_finished():
+            before._leave_directory()
         self._experiment = DurableExperiment(machine, self.directory)
         self._machine = machine
         self._errored_again = resume == "ERRORED_ONLY"
-        self._is_set_up = self._is_closed = self._is_acting = False
+        self._is_set_up = self._is_closed = self._is_acting = self._has_left = False
         self._files = threading.Lock()
         """Held while checkpoints are deleted or copied."""
         self._events: asyncio.Task[Sequence[executors.Event]] | None = None
@@ -158,6 +166,8 @@ class TrialRunner(Acting):
         except BaseException:
             self._experiment.close()
             raise
+        if self.directory is not None:
+            _runners[self.directory] = self
 
     # --- what Ray Tune has ---
 
@@ -185,7 +195,7 @@ class TrialRunner(Acting):
         Raises `TuneError` for what is no trial, a configuration that is no JSON, and an id that is taken.
         """
         _require("what add_trial was given", trial, Trial)
-        check_json(trial.config, "config")
+        trial.config = as_json(trial.config)
         if self._machine.table.get(trial.trial_id) is not None:
             raise TuneError(f"there is a trial with the id {trial.trial_id!r} already")
         trial.dirname = trial.dirname or trial.named_by_tag()
@@ -193,6 +203,7 @@ class TrialRunner(Acting):
 
     def step(self) -> None:
         """One step, on an event loop of this runner's own. Raises as `step_async`."""
+        self._require_work()
         if self._private is None:
             self._private = asyncio.Runner()
         self._private.run(self.step_async())
@@ -208,7 +219,7 @@ class TrialRunner(Acting):
     def checkpoint(self, force: bool = False) -> None:
         """Writes what outlives the machine and what others read, if `checkpoint_period` has passed, or at once."""
         now = time.monotonic()
-        if self.directory is None or (not force and now < self._checkpoint_due):
+        if self.directory is None or self._has_left or (not force and now < self._checkpoint_due):
             return
         if force or self._experiment.snapshot_is_due:
             self._experiment.snapshot(self._others())
@@ -252,11 +263,26 @@ class TrialRunner(Acting):
             self.callbacks.notify("on_experiment_end", trials=self.get_trials())
             if not self._is_acting:  # else a step has failed, and the journal alone knows what is still to be told
                 self.checkpoint(force=True)
-            await asyncio.to_thread(self._send)
+            if not self._has_left:
+                await asyncio.to_thread(self._send)
         finally:
             if self._server is not None:
                 self._server.end()
+            self._leave_directory()
+
+    def _leave_directory(self) -> None:
+        """Releases the directory, with all that was decided: by `cleanup`, or once the experiment is at its end, for another runner."""
+        if not self._has_left:
+            if not self._is_closed and not self._is_acting:
+                self.checkpoint(force=True)
+            self._has_left = True
             self._experiment.close()
+
+    def _require_work(self) -> None:
+        if self._is_closed or self._has_left:
+            raise TuneError(f"this runner of {self.directory} is closed; another one, with resume=True, goes on with it")
+        if self._machine.table.trials and self.is_finished():
+            raise TuneError("step was called after the last trial had ended: ask is_finished() first")
 
     def close(self) -> None:
         """`cleanup` for callers of `step`."""
@@ -270,9 +296,10 @@ class TrialRunner(Acting):
     async def step_async(self) -> None:
         """Waits for what happens, at most for a moment, and acts on it.
 
-        Raises `TuneError` when the experiment cannot go on; with `fail_fast="raise"` what the first trial in ERROR raised, or
+        Raises `TuneError` when the experiment cannot go on, or is at its end; with `fail_fast="raise"` what the first trial in ERROR raised, or
         `TuneError` where that is not known here; `OSError` when its directory cannot be written.
         """
+        self._require_work()
         trials = self.get_trials()
         self._is_acting = True
         if self._search is None:
@@ -347,6 +374,8 @@ class TrialRunner(Acting):
             raise TuneError(f"the stopper {name} failed: {type(error).__name__}: {error}") from error
 
     def _decide(self, event: Event) -> None:
+        if self._is_closed or self._has_left:
+            raise TuneError(f"this runner of {self.directory} is closed; another one, with resume=True, goes on with it")
         self._experiment.decide(event)
 
     def _carry_out(self) -> None:
