@@ -20,7 +20,7 @@ from tune.callbacks.json_logger import PARAMS_FILE, RESULT_FILE
 from tune.checkpoint import Checkpoint
 from tune.errors import TuneError
 from tune.result import TRAINING_ITERATION, TRIAL_ID, Result, flattened, lookup
-from tune.trial import Trial
+from tune.trial import TRAINABLE_OF_RUNS, Trial
 
 Scope = Literal["last", "all", "avg", "last-5-avg", "last-10-avg"]
 
@@ -288,7 +288,9 @@ def _trial_of(fields: dict[str, Any], directory: Path) -> Trial:
 
 def _bare_trial(directory: Path) -> Trial:
     """A trial of which there is only its directory, such as one of Ray Tune."""
-    trial = Trial("", local_dir=str(directory.absolute().parent), dirname=directory.name, trial_id=directory.name)
+    parent, name = str(directory.absolute().parent), directory.name
+    trial = Trial(TRAINABLE_OF_RUNS, local_dir=parent, dirname=name, trial_id=name)
+    trial.trainable_name = ""  # which is not known here
     trial.config = read_json(directory / PARAMS_FILE, _LARGEST_PARAMS)
     return trial
 

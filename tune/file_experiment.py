@@ -33,12 +33,10 @@ from tune.runner.trial_runner import TrialRunner
 from tune.runs.host_job import HostJob
 from tune.runs.varied_run import VariedRun
 from tune.search.search_alg import SearchAlg
+from tune.trial import TRAINABLE_OF_RUNS
 
 FILE = "tune.toml"
 """The experiment's file as resolved, in its directory: what `tune resume` reads."""
-
-TRAINABLE_OF_RUNS = "run"
-"""What trials that are runs have for a trainable's name."""
 
 
 class FileExperiment:

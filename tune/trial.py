@@ -6,6 +6,7 @@ search algorithms and loggers read it.
 
 from __future__ import annotations
 
+import importlib
 import math
 import re
 import uuid
@@ -20,6 +21,10 @@ from tune.errors import TuneError
 from tune.export_formats import check_formats
 from tune.resources import Resources, resources_of
 from tune.result import Result
+from tune.search.json_values import without_numpy
+
+TRAINABLE_OF_RUNS = "run"
+"""What trials that are runs have for a trainable's name."""
 
 DEFAULT_RESULTS_DIRECTORY = "~/counterpoint_results"
 
@@ -106,7 +111,9 @@ class Trial:
     """The durable ones that are kept, oldest first."""
 
     def __post_init__(self, trial_name_creator: Creator | None, trial_dirname_creator: Creator | None) -> None:
-        self.config = {} if self.config is None else self.config
+        if ":" not in self.trainable_name and self.trainable_name != TRAINABLE_OF_RUNS:
+            importlib.import_module("tune.registry").trainable_path(self.trainable_name)  # which imports trainables
+        self.config = {} if self.config is None else without_numpy(self.config)
         self.trial_id = self.trial_id or self.generate_id()
         if not re.fullmatch(IDENTIFIER_PATTERN, self.trial_id):
             raise TuneError(
@@ -114,7 +121,7 @@ class Trial:
             )
         if self.local_dir.startswith("~"):
             self.local_dir = str(Path(self.local_dir).expanduser())
-        self.evaluated_params = {} if self.evaluated_params is None else self.evaluated_params
+        self.evaluated_params = {} if self.evaluated_params is None else without_numpy(self.evaluated_params)
         self.resources = resources_of(self.resources, "resources")
         self.stopping_criterion = checked_criteria(self.stopping_criterion, "stopping_criterion")
         check_counts(self.checkpoint_freq, self.keep_checkpoints_num, self.max_failures)

@@ -272,7 +272,7 @@ def test_a_trials_loggers_hear_its_results_until_they_are_stopped(executor: Loca
 
 
 def test_the_base_class_says_what_is_missing() -> None:
-    trial, base = Trial("nothing"), TrialExecutor(queue_trials=True)
+    trial, base = Trial("m:nothing"), TrialExecutor(queue_trials=True)
     assert base.queue_trials
     for call in (base.start_trial, base.stop_trial, base.continue_training, base.fetch_result, base.save, base.restore):
         with pytest.raises(NotImplementedError, match="TrialExecutor does not define"):

@@ -78,7 +78,7 @@ def counted(config: dict[str, Any], number: int) -> dict[str, Any]:
 def test_an_executor_written_from_the_page_runs_an_experiment(tmp_path: Path) -> None:
     executor = ThreadExecutor(counted)
     trials = [
-        Trial("mine", {"begin": 10 * number}, f"t{number}", str(tmp_path), export_formats=["model"])
+        Trial("m:mine", {"begin": 10 * number}, f"t{number}", str(tmp_path), export_formats=["model"])
         for number in range(5)
     ]
     runner = run(executor, tmp_path, trials)
@@ -104,7 +104,7 @@ def test_what_a_users_executor_raises_is_a_failure_that_is_retried_from_its_chec
 
     executor = ThreadExecutor(once)
     [trial] = run(
-        executor, tmp_path, [Trial("mine", {}, "t", str(tmp_path), checkpoint_freq=2, max_failures=1)]
+        executor, tmp_path, [Trial("m:mine", {}, "t", str(tmp_path), checkpoint_freq=2, max_failures=1)]
     ).get_trials()
     assert (trial.status, trial.num_failures, trial.last_result["training_iteration"]) == (Trial.TERMINATED, 1, 4)
     assert "save persistent t" in executor.calls
@@ -123,7 +123,7 @@ def test_a_users_executor_may_keep_states_as_objects(tmp_path: Path) -> None:
             return True
 
     executor = AsObjects(counted, places=1)
-    trials = [Trial("mine", {}, name, str(tmp_path)) for name in ("a", "b")]
+    trials = [Trial("m:mine", {}, name, str(tmp_path)) for name in ("a", "b")]
     runner = run(executor, tmp_path, trials, scheduler=PausesOnce())
     assert [(trial.status, trial.num_results) for trial in runner.get_trials()] == [(Trial.TERMINATED, 3)] * 2
     assert executor.calls.count("restore a") == 1
@@ -131,7 +131,7 @@ def test_a_users_executor_may_keep_states_as_objects(tmp_path: Path) -> None:
 
 def test_fail_fast_raise_raises_what_fetch_result_raised(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError, match="at 2"):
-        run(ThreadExecutor(counted), tmp_path, [Trial("mine", {"raises": 2}, "t", str(tmp_path))], fail_fast="raise")
+        run(ThreadExecutor(counted), tmp_path, [Trial("m:mine", {"raises": 2}, "t", str(tmp_path))], fail_fast="raise")
 
 
 def test_a_trial_that_its_executor_calls_lost_has_failed(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_a_trial_that_its_executor_calls_lost_has_failed(tmp_path: Path) -> None
         def continue_training(self, trial: Trial) -> None:
             self.lost.append(trial)
 
-    [trial] = run(Loses(counted), tmp_path, [Trial("mine", {}, "t", str(tmp_path))]).get_trials()
+    [trial] = run(Loses(counted), tmp_path, [Trial("m:mine", {}, "t", str(tmp_path))]).get_trials()
     assert trial.status == Trial.ERROR
     assert "get_next_failed_trial" in str(trial.error_msg)
 
@@ -147,9 +147,9 @@ def test_a_trial_that_its_executor_calls_lost_has_failed(tmp_path: Path) -> None
 def test_what_does_not_run_and_is_called_lost_keeps_nobody_waiting(tmp_path: Path) -> None:
     class Insists(ThreadExecutor):
         def get_next_failed_trial(self) -> Trial | None:
-            return Trial("mine", {}, "of-another-experiment", str(tmp_path))
+            return Trial("m:mine", {}, "of-another-experiment", str(tmp_path))
 
-    [trial] = run(Insists(counted), tmp_path, [Trial("mine", {}, "t", str(tmp_path))]).get_trials()
+    [trial] = run(Insists(counted), tmp_path, [Trial("m:mine", {}, "t", str(tmp_path))]).get_trials()
     assert trial.status == Trial.TERMINATED
 
 
@@ -167,13 +167,13 @@ class OutOfTurns(tune.Stopper):
 
 @pytest.mark.slow
 def test_what_never_fits_a_users_executor_is_an_error_unless_trials_are_queued(tmp_path: Path) -> None:
-    large = Trial("mine", {}, "large", str(tmp_path), resources=Resources(cpu=3))
-    small = Trial("mine", {}, "small", str(tmp_path))
+    large = Trial("m:mine", {}, "large", str(tmp_path), resources=Resources(cpu=3))
+    small = Trial("m:mine", {}, "small", str(tmp_path))
     runner = run(ThreadExecutor(counted), tmp_path, [small, large])
     assert {trial.trial_id: trial.status for trial in runner.get_trials()} == {"small": "TERMINATED", "large": "ERROR"}
     assert "'cpu': 3.0" in str(large.error_msg)
 
-    waits = Trial("mine", {}, "waits", str(tmp_path / "queued"), resources=Resources(cpu=3))
+    waits = Trial("m:mine", {}, "waits", str(tmp_path / "queued"), resources=Resources(cpu=3))
     with pytest.raises(TimeoutError):
         run(ThreadExecutor(counted, queue_trials=True), tmp_path / "queued", [waits], stopper=OutOfTurns())
     assert waits.status == Trial.PENDING
@@ -188,7 +188,7 @@ class PausesOnce(tune.TrialScheduler):
 
 def test_a_users_executor_pauses_and_resumes_through_the_base_class(tmp_path: Path) -> None:
     executor = ThreadExecutor(counted, places=1)
-    trials = [Trial("mine", {}, name, str(tmp_path)) for name in ("a", "b")]
+    trials = [Trial("m:mine", {}, name, str(tmp_path)) for name in ("a", "b")]
     runner = run(executor, tmp_path, trials, scheduler=PausesOnce())
     assert [(trial.status, trial.num_results) for trial in runner.get_trials()] == [(Trial.TERMINATED, 3)] * 2
     assert executor.calls.count("restore a") == 1
@@ -200,7 +200,7 @@ def test_a_users_executor_may_report_numbers_of_numpy(tmp_path: Path) -> None:
     def step(config: dict[str, Any], number: int) -> dict[str, Any]:
         return {"loss": np.float32(0.5), "rows": np.int64(number), "done": np.bool_(number == 2)}
 
-    [trial] = run(ThreadExecutor(step), tmp_path, [Trial("mine", {}, "t", str(tmp_path))]).get_trials()
+    [trial] = run(ThreadExecutor(step), tmp_path, [Trial("m:mine", {}, "t", str(tmp_path))]).get_trials()
     assert (trial.status, trial.num_results) == (Trial.TERMINATED, 2)
     assert trial.last_result == {"loss": 0.5, "rows": 2, "done": True, "training_iteration": 2}
     assert type(trial.last_result["rows"]) is int
@@ -211,7 +211,7 @@ def test_iterations_that_do_not_grow_are_warned_of(tmp_path: Path, caplog: pytes
         def fetch_result(self, trial: Trial) -> dict[str, Any]:
             return super().fetch_result(trial) | {"training_iteration": 1}
 
-    [trial] = run(Stuck(counted), tmp_path, [Trial("mine", {}, "t", str(tmp_path))]).get_trials()
+    [trial] = run(Stuck(counted), tmp_path, [Trial("m:mine", {}, "t", str(tmp_path))]).get_trials()
     assert trial.num_results == 1
     warned = [record.message for record in caplog.records if "training_iteration 1" in record.message]
     assert len(warned) == 1
@@ -237,7 +237,7 @@ def test_a_paused_trial_that_is_ended_is_stopped_in_a_users_executor(tmp_path: P
             self.set_status(trial, Trial.PAUSED)
 
     executor = Parks(counted)
-    trials = [Trial("mine", {}, name, str(tmp_path)) for name in ("a", "b")]
+    trials = [Trial("m:mine", {}, name, str(tmp_path)) for name in ("a", "b")]
     runner = run(executor, tmp_path, trials, scheduler=DropsThePaused())
     assert {trial.status for trial in runner.get_trials()} == {Trial.TERMINATED}
     assert [call for call in executor.calls if call in ("pause a", "stop a")] == ["pause a", "stop a"]
@@ -264,7 +264,7 @@ class ExploitsOnce(tune.TrialScheduler):
 @pytest.mark.parametrize("in_place", [True, False])
 def test_a_users_executor_takes_another_trials_state_over(tmp_path: Path, in_place: bool) -> None:
     executor = ThreadExecutor(lambda config, number: {"loss": config.get("begin", 0) + number, "done": number == 9})
-    trials = [Trial("mine", {}, name, str(tmp_path)) for name in ("a", "b")]
+    trials = [Trial("m:mine", {}, name, str(tmp_path)) for name in ("a", "b")]
     runner = run(executor, tmp_path, trials, scheduler=ExploitsOnce(in_place))
     second = runner.get_trial("b")
     assert second is not None

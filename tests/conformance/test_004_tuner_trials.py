@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from counterpoint.tune import Resources, Trial, TuneError
+from counterpoint.tune import Resources, Trial, TrialRunner, TuneError
 from tests.conformance.thread_executor import run
 from tests.tune.runner.scripted import ScriptedExecutor
 
@@ -69,3 +70,44 @@ def test_checkpoints_that_nobody_can_rank_are_warned_of_once(tmp_path: Path, cap
     assert len(warned) == 1
     assert "min-vlaue" in warned[0]
     assert "nearest is 'value'" in warned[0]
+
+
+def test_a_trainable_that_nobody_registered_is_refused_when_the_trial_is_made() -> None:
+    with pytest.raises(TuneError, match="'nothing'"):
+        Trial("nothing")
+
+
+def test_numbers_of_numpy_in_a_configuration_are_pythons() -> None:
+    given = {"x": np.float32(0.5), "y": {"n": np.int64(3)}, "z": [np.bool_(True), (np.arange(2),)]}
+    config = Trial("m:f", given).config
+    assert config == {"x": 0.5, "y": {"n": 3}, "z": [True, ([0, 1],)]}
+    assert [type(config["x"]), type(config["y"]["n"]), type(config["z"][0])] == [float, int, bool]
+
+
+def test_a_finished_experiment_goes_on_beside_its_runner_and_ends_only_once(tmp_path: Path) -> None:
+    """In a notebook, nobody has closed the runner of the cell before."""
+
+    def runner(**arguments: Any) -> TrialRunner:
+        return TrialRunner(local_checkpoint_dir=tmp_path, trial_executor=ScriptedExecutor(), verbose=0, **arguments)
+
+    first = runner()
+    first.add_trial(Trial("module:scripted", {"script": [1, 2]}, "one", str(tmp_path)))
+    with pytest.raises(TuneError, match="runs this experiment"):
+        runner(resume=True)
+    while not first.is_finished():
+        first.step()
+    with pytest.raises(TuneError, match="is_finished"):
+        first.step()
+    second = runner(resume=True)
+    second.add_trial(Trial("module:scripted", {"script": [1, np.int64(2)]}, "two", str(tmp_path)))
+    for late in (first.step, lambda: first.add_trial(Trial("module:scripted")), first.request_stop_experiment):
+        with pytest.raises(TuneError, match="is closed"):
+            late()
+    first.close()
+    while not second.is_finished():
+        second.step()
+    second.close()
+    assert [(trial.trial_id, trial.status) for trial in second.get_trials()] == [
+        ("one", "TERMINATED"),
+        ("two", "TERMINATED"),
+    ]

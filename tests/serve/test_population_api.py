@@ -27,7 +27,7 @@ def experiment(directory: Path, trials: list[Trial]) -> Path:
 def trial(number: int, **fields: Any) -> Trial:
     values = {"lr": 0.1 * number}
     return Trial(
-        "t", {**values, "other": [1, {"a": 2}]}, f"t{number}", "/moved/elsewhere", values, f"{number}_lr", **fields
+        "m:t", {**values, "other": [1, {"a": 2}]}, f"t{number}", "/moved/elsewhere", values, f"{number}_lr", **fields
     )
 
 
@@ -155,8 +155,8 @@ async def test_values_that_a_copy_brought_are_found_in_nested_tables(tmp_path: P
     changed = {"training": {"learning_rate": 0.008, "lora": {"rank": 8}}, "sampling": {"temperature": 0.9}}
     first = dict(zip(names, (0.01, 1.2), strict=True))
     trials = [
-        Trial("t", config, "t1", "/moved", first, "1_lr"),
-        Trial("t", changed, "t2", "/moved", first, "2_lr", last_result={"training_iteration": 8}),
+        Trial("m:t", config, "t1", "/moved", first, "1_lr"),
+        Trial("m:t", changed, "t2", "/moved", first, "2_lr", last_result={"training_iteration": 8}),
     ]
     directory = experiment(tmp_path / "nested", trials)
     (directory / "pbt_global.txt").write_bytes(orjson.dumps(["2_lr", "1_lr", 4, 4, config, changed]) + b"\n")

@@ -13,7 +13,7 @@ from tune.executors import executor
 from tune.resources import Resources
 from tune.runner import events
 from tune.runner.events import Event
-from tune.trial import Trial
+from tune.trial import TRAINABLE_OF_RUNS, Trial
 
 _CLASSES = {
     kind.__name__: kind
@@ -80,15 +80,18 @@ def unpack(data: bytes) -> Any:
 def trial_of(fields: dict[str, Any]) -> Trial:
     """The trial of `Trial.as_dict`, as packed and unpacked."""
     log = fields["log_to_file"]
-    return Trial(
+    trial = Trial(
         **{
             **fields,
+            "trainable_name": TRAINABLE_OF_RUNS,  # its own may be registered later, or by nobody who only reads
             "resources": Resources(**fields["resources"]),
             "checkpoint": checkpoint_of(fields["checkpoint"]),
             "checkpoints": [Checkpoint(**each) for each in fields["checkpoints"]],
             "log_to_file": tuple(log) if isinstance(log, list) else log,
         }
     )
+    trial.trainable_name = fields["trainable_name"]
+    return trial
 
 
 def checkpoint_of(fields: dict[str, Any] | None) -> Checkpoint | None:

@@ -271,7 +271,7 @@ class TrialRunner(Acting):
             self._leave_directory()
 
     def _leave_directory(self) -> None:
-        """Releases the directory, with all that was decided: by `cleanup`, or once the experiment is at its end, for another runner."""
+        """Releases the directory: in `cleanup`, or for another runner once the experiment is at its end."""
         if not self._has_left:
             if not self._is_closed and not self._is_acting:
                 self.checkpoint(force=True)
@@ -280,7 +280,9 @@ class TrialRunner(Acting):
 
     def _require_work(self) -> None:
         if self._is_closed or self._has_left:
-            raise TuneError(f"this runner of {self.directory} is closed; another one, with resume=True, goes on with it")
+            raise TuneError(
+                f"this runner of {self.directory} is closed; another one, with resume=True, goes on with it"
+            )
         if self._machine.table.trials and self.is_finished():
             raise TuneError("step was called after the last trial had ended: ask is_finished() first")
 
@@ -296,8 +298,8 @@ class TrialRunner(Acting):
     async def step_async(self) -> None:
         """Waits for what happens, at most for a moment, and acts on it.
 
-        Raises `TuneError` when the experiment cannot go on, or is at its end; with `fail_fast="raise"` what the first trial in ERROR raised, or
-        `TuneError` where that is not known here; `OSError` when its directory cannot be written.
+        Raises `TuneError` when the experiment cannot go on, or is at its end; with `fail_fast="raise"` what the first trial in
+        ERROR raised, or `TuneError` where that is not known here; `OSError` when its directory cannot be written.
         """
         self._require_work()
         trials = self.get_trials()
@@ -375,7 +377,9 @@ class TrialRunner(Acting):
 
     def _decide(self, event: Event) -> None:
         if self._is_closed or self._has_left:
-            raise TuneError(f"this runner of {self.directory} is closed; another one, with resume=True, goes on with it")
+            raise TuneError(
+                f"this runner of {self.directory} is closed; another one, with resume=True, goes on with it"
+            )
         self._experiment.decide(event)
 
     def _carry_out(self) -> None:

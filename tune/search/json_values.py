@@ -43,3 +43,12 @@ def as_json(value: Any, where: str = "config") -> Any:
         f"{where}: {value!r} is of type {type(value).__name__}, which cannot be written to the journal as JSON; "
         "name it by a string (functions and classes by their import path, `module:name`)"
     )
+
+
+def without_numpy(value: Any) -> Any:
+    """The value with Python's numbers and lists in place of numpy's, wherever they are in dicts and lists; all else as it is."""
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    if isinstance(value, dict):
+        return {key: without_numpy(each) for key, each in value.items()}
+    return type(value)(map(without_numpy, value)) if type(value) in (list, tuple) else value

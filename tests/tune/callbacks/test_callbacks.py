@@ -45,7 +45,7 @@ def test_one_that_raises_is_logged_once_and_the_others_hear(caplog: pytest.LogCa
     callbacks = Callbacks([Raising(), counting])
     with caplog.at_level(logging.ERROR):
         for _ in range(3):
-            callbacks.notify("on_trial_result", iteration=0, trials=[], trial=Trial("a"), result={}, number=1)
+            callbacks.notify("on_trial_result", iteration=0, trials=[], trial=Trial("m:a"), result={}, number=1)
     assert counting.results == 3
     assert [record.message for record in caplog.records] == [
         "Raising.on_trial_result failed; it will not be logged again"
@@ -54,7 +54,7 @@ def test_one_that_raises_is_logged_once_and_the_others_hear(caplog: pytest.LogCa
 
 def test_the_base_takes_every_event() -> None:
     callbacks = Callbacks([Callback()])
-    trial: dict[str, Any] = {"iteration": 0, "trials": [], "trial": Trial("a")}
+    trial: dict[str, Any] = {"iteration": 0, "trials": [], "trial": Trial("m:a")}
     callbacks.notify("setup", stop=None, num_samples=1, total_num_samples=1, later=True)
     callbacks.notify("on_step_begin", iteration=0, trials=[])
     for method in ("start", "restore", "complete", "recover", "fail"):
@@ -67,7 +67,7 @@ def test_the_base_takes_every_event() -> None:
 
 def test_states_go_to_their_own() -> None:
     before = Callbacks([Callback(), Counting()])
-    before.notify("on_trial_result", iteration=0, trials=[], trial=Trial("a"), result={})
+    before.notify("on_trial_result", iteration=0, trials=[], trial=Trial("m:a"), result={})
     counting = Counting()
     Callbacks([Callback(), counting]).restore_state(before.state())
     assert counting.results == 1
@@ -75,7 +75,7 @@ def test_states_go_to_their_own() -> None:
 
 def test_one_without_a_state_does_not_keep_the_others_from_theirs(caplog: pytest.LogCaptureFixture) -> None:
     before = Callbacks([Raising(), Counting()])
-    before.notify("on_trial_result", iteration=0, trials=[], trial=Trial("a"), result={})
+    before.notify("on_trial_result", iteration=0, trials=[], trial=Trial("m:a"), result={})
     counting = Counting()
     Callbacks([Raising(), counting]).restore_state(before.state())
     assert counting.results == 1

@@ -21,7 +21,7 @@ from tune.trial import Trial
 
 
 def make_trial(directory: Path, trial_id: str = "one") -> Trial:
-    return Trial("a", {"lr": 0.1, "b": [1, None]}, trial_id, local_dir=str(directory), evaluated_params={"lr": 0.1})
+    return Trial("m:a", {"lr": 0.1, "b": [1, None]}, trial_id, local_dir=str(directory), evaluated_params={"lr": 0.1})
 
 
 def result_of(number: int) -> dict[str, Any]:

@@ -39,7 +39,7 @@ def scalars(directory: Path) -> list[tuple[str, int, float]]:
 
 
 def test_tensorboard_shows_numbers_and_a_resume_replaces_what_is_told_again(tmp_path: Path) -> None:
-    trial = Trial("a", {"lr": 0.5}, "one", str(tmp_path), evaluated_params={"lr": 0.5, "none": None})
+    trial = Trial("m:a", {"lr": 0.5}, "one", str(tmp_path), evaluated_params={"lr": 0.5, "none": None})
     for begin in (1, 2):
         logger = TBXLoggerCallback()
         for number in range(begin, begin + 2):
@@ -94,7 +94,7 @@ def wandb(monkeypatch: pytest.MonkeyPatch) -> Wandb:
 
 def test_wandb_gets_a_run_for_each_trial(wandb: Wandb) -> None:
     logger = WandbLoggerCallback("project")
-    one, two = Trial("a", {"lr": 1}, "one"), Trial("a", {"lr": 2}, "two")
+    one, two = Trial("m:a", {"lr": 1}, "one"), Trial("m:a", {"lr": 2}, "two")
     logger.on_trial_start(0, [], one)
     logger.on_trial_result(0, [], one, {"eval": {"loss": 2}, "training_iteration": 4, "config": {}}, number=4)
     logger.on_trial_fail(0, [], one)
@@ -117,7 +117,7 @@ def test_a_wandb_that_hangs_or_fails_delays_nothing(
     monkeypatch.setattr("tune.callbacks.wandb_logger._LONGEST_QUEUE", 3)
     wandb.may_go_on.clear()
     logger = WandbLoggerCallback("project", end_timeout_s=0.01)
-    trial = Trial("broken", {}, "x")
+    trial = Trial("m:broken", {}, "x")
     logger.on_trial_start(0, [], trial)
     assert wandb.is_called.wait(60)  # from here on nothing leaves the queue
     for number in range(9):

@@ -25,7 +25,7 @@ class FakeTrials(Trials):
 
     def add(self, config: dict[str, Any] | None = None, status: str = Trial.RUNNING) -> Trial:
         number = len(self.trials)
-        trial = Trial("trained", config or {}, f"t{number}", experiment_tag=f"{number}_tag", status=status)
+        trial = Trial("m:trained", config or {}, f"t{number}", experiment_tag=f"{number}_tag", status=status)
         self.trials.append(trial)
         self.scheduler.on_trial_add(self, trial)
         return trial

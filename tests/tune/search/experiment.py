@@ -18,4 +18,4 @@ class SpaceOnly:
     def make_trial(
         self, trial_id: str, config: dict[str, Any], evaluated_params: dict[str, Any], experiment_tag: str
     ) -> Trial:
-        return Trial("a", config, trial_id, evaluated_params=evaluated_params, experiment_tag=experiment_tag)
+        return Trial("m:a", config, trial_id, evaluated_params=evaluated_params, experiment_tag=experiment_tag)

@@ -45,7 +45,7 @@ class OurSide(Trials):
     # --- Side ---
 
     def new_trial(self, trial_id: str, config: dict[str, Any], tag: str) -> Trial:
-        return Trial("simulated", config, trial_id, experiment_tag=tag)
+        return Trial("m:simulated", config, trial_id, experiment_tag=tag)
 
     def add(self, trial: Trial) -> None:
         self.scheduler.on_trial_add(self, trial)
