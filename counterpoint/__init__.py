@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from counterpoint import environments as environments
     from counterpoint import losses as losses
     from counterpoint import models as models
+    from counterpoint import orchestrator as orchestrator
     from counterpoint import rewards as rewards
     from counterpoint import sweep as sweep
     from counterpoint import testing as testing

@@ -73,8 +73,9 @@ class LagDistribution:
 class EventLoopLagMonitor:
     """Samples the lag of the loop it runs on. `on_tick` is called after each sample (the watchdog's heartbeat)."""
 
-    def __init__(self, config: LagConfig, on_tick: Callable[[], None] | None = None) -> None:
-        self._config = config
+    def __init__(self, config: LagConfig | None = None, on_tick: Callable[[], None] | None = None) -> None:
+        """Without `config` it samples ten times a second."""
+        self._config = config or LagConfig()
         self._on_tick = on_tick
         self._lags: list[float] = []
         self.histogram = Histogram(LAG.buckets)

@@ -12,6 +12,7 @@ import pytest
 
 from cli.main import main
 from counterpoint.advantages import AdvantageInputs, AdvantageOutputs
+from counterpoint.orchestrator import EventLoopLagMonitor, LagDistribution
 from environments.config import ALL, EnvironmentConfig
 from environments.registry import load_environment
 from inference.base import ServerFailure
@@ -20,7 +21,6 @@ from inference.clients.openai_client import OpenAIClient
 from inference.config import PoolConfig
 from job.replay.synthesize import Shape, header_of, synthetic_rollouts
 from job.tracking.feed import Feed
-from orchestrator.loop_health.lag import LagDistribution
 from orchestrator.rollouts.dump import write_dump
 from orchestrator.step.advantages import load_advantage
 from run.config import AdvantageConfig, LagConfig, RunConfig
@@ -67,6 +67,7 @@ def test_the_printed_command_attributes_the_lag_of_a_dump_to_phases(
 
 def test_lag_is_sampled_ten_times_a_second_and_has_a_99th_percentile() -> None:
     assert LagConfig().interval_seconds == 0.1
+    assert EventLoopLagMonitor().take().n >= 1
     assert sorted(LagDistribution.of([0.0] * 99 + [0.05], 0.1).metrics()) == LAG
     assert LagConfig().warn_p99_seconds < math.inf
 
