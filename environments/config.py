@@ -103,7 +103,7 @@ class EnvironmentConfig(Config):
 
     state_columns: Annotated[list[str], AfterValidator(_columns)] = []
     """Keys of a rollout's `state` to add to its saved record. Unknown ones are refused where the environment says its keys
-    (`state_keys`)."""
+    (`state_keys`); else the log names, once, one that the state of a rollout lacks."""
 
     sampling: SamplingOverrides = SamplingOverrides()
     """Keys of `[sampling]` that this environment has otherwise than the run."""

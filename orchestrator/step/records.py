@@ -5,6 +5,8 @@ Each call of the encoder encodes one rollout, in a thread that rests in between:
 
 from __future__ import annotations
 
+import difflib
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import chain, repeat
@@ -21,6 +23,11 @@ from transport.exact_json import dumps, loads
 from transport.process.yield_gil import yielding_gil
 from transport.records import Rollout
 
+logger = logging.getLogger(__name__)
+
+_said: set[tuple[str, str]] = set()
+"""Environments and columns that the log has named."""
+
 
 def rollout_record(
     rollout: Rollout, state_columns: Sequence[str], texts: Sequence[TurnText] | None = None
@@ -30,6 +37,8 @@ def rollout_record(
     Without `texts` the turns have no text. Metrics and state are in it as encoded JSON. Raises as `saved_state` does.
     """
     saved = saved_state(rollout)
+    columns = loads(saved.state) if state_columns else {}
+    _say_missing(rollout, state_columns, columns)
     return {
         "rollout_id": rollout.rollout_id,
         "group_id": rollout.group_id,
@@ -63,7 +72,8 @@ def rollout_record(
             for turn, text in zip(rollout.turns, texts or repeat(None, len(rollout.turns)), strict=True)
         ],
         "opponent_turns": rollout.opponent_turns,
-        "state": _columns(saved.state, state_columns),
+        # Each column is encoded by itself: within a record, a deeply nested state would exceed the encoder's depth.
+        "state": {name: orjson.Fragment(dumps(columns.get(name))) for name in state_columns},
     }
 
 
@@ -79,10 +89,20 @@ def _line(rollout: Rollout, state_columns: Mapping[str, Sequence[str]], texts: S
     return orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE)
 
 
-def _columns(state: bytes, names: Sequence[str]) -> dict[str, orjson.Fragment]:
-    """Encodes each column by itself: within a record, a deeply nested state would exceed the encoder's depth."""
-    columns = loads(state) if names else {}
-    return {name: orjson.Fragment(dumps(columns.get(name))) for name in names}
+def _say_missing(rollout: Rollout, names: Sequence[str], columns: Mapping[str, Any]) -> None:
+    """Warns once of a column that the state of a rollout which did not fail lacks, since its name is most likely misspelt."""
+    for name in names if rollout.error is None else ():
+        if name not in columns and (said := (rollout.environment, name)) not in _said:
+            _said.add(said)
+            nearest = difflib.get_close_matches(name, columns, n=1)
+            logger.warning(
+                "environment %r: state_columns: the state of rollout %s has no %r, whose column is null%s It has %s",
+                rollout.environment,
+                rollout.rollout_id,
+                name,
+                f"; did you mean {nearest[0]!r}?" if nearest else ".",
+                ", ".join(sorted(columns)) or "nothing",
+            )
 
 
 def write_records(

@@ -135,3 +135,18 @@ def test_what_was_finalized_is_written_whatever_became_of_the_state(tmp_path: Pa
     write_rollouts(tmp_path / "rollouts.bin", [rollout])
     (read,) = read_rollouts(tmp_path / "rollouts.bin")
     assert (read.state, read.metrics) == ({"answer": "four"}, {"length": 2.0})
+
+
+def test_a_column_that_no_state_has_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    columns = {"misspelt": ["anwser"]}
+    for number in range(3):
+        rollout = replace(make_rollout(number, number, state={"answer": "yes"}), environment="misspelt")
+        assert object_in(recorded_line(rollout, columns, None))["state"] == {"anwser": None}  # type: ignore[index]
+    assert caplog.text.count("anwser") == 1
+    assert "did you mean 'answer'" in caplog.text
+
+
+def test_a_rollout_that_failed_lacks_no_column(caplog: pytest.LogCaptureFixture) -> None:
+    rollout = replace(make_rollout(0, 0, state={}), environment="failing", error="it broke")
+    recorded_line(rollout, {"failing": ["answer"]}, None)
+    assert not caplog.text
