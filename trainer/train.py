@@ -257,6 +257,7 @@ class Trainer:
 
     def _on_discovered(self, slot: int, run_id: str, config: RunConfig) -> None:
         run = self._registry.in_slot(slot)
+        (self._config.output_dir / "trainer").mkdir(exist_ok=True)  # it may have been mounted since the start
         self.checkpoints.complete(run_id)  # of its former slot
         run.progress = Progress(checkpoint.newest_step(self._config.output_dir, run_id))
         run.failure = behind.refusal(self._config.output_dir, run, self._registry.durable(run_id))

@@ -8,6 +8,7 @@ holds of them.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import math
@@ -213,9 +214,16 @@ class MultiRunManager:
             os.close(descriptor)
 
     def is_deleted(self, slot: int) -> bool:
-        """Returns whether the directory from which the run was admitted is gone, or replaced by another; on rank 0."""
+        """Returns whether the directory from which the run was admitted is gone, or replaced by another; on rank 0.
+
+        Raises `OSError` if not the directory is gone but the file system that it was on.
+        """
         run = self.registry.in_slot(slot)
-        return self.is_gone(run.run_id, run.directory)
+        if not self.is_gone(run.run_id, run.directory):
+            return False
+        if run.descriptor is not None and os.fstat(run.descriptor).st_dev != self._output_dir.stat().st_dev:
+            raise OSError(errno.ENOTCONN, "its file system is not mounted any more", str(self._output_dir))
+        return True
 
     def is_gone(self, run_id: str, inode: int) -> bool:
         """Returns whether a run's directory is gone, or is not the one of that inode any more; on rank 0."""

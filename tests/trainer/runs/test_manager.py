@@ -466,3 +466,17 @@ def test_there_is_one_manager_a_process(tmp_path: Path, monkeypatch: pytest.Monk
     assert get_multi_run_manager() is manager
     with pytest.raises(RuntimeError, match="has its multi-run manager"):
         setup_multi_run_manager(tmp_path, 2)
+
+
+def test_a_directory_whose_file_system_is_unmounted_is_not_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its run would end, and with the last run the trainer, as if all were done."""
+    manager = MultiRunManager(tmp_path, 1)
+    write(tmp_path, "a")
+    manager.discover_runs()
+    shutil.rmtree(tmp_path / "run_a")
+    assert manager.is_deleted(0)
+    monkeypatch.setattr(os, "fstat", lambda descriptor: os.stat("/proc"))
+    with pytest.raises(OSError, match="not mounted any more"):
+        manager.is_deleted(0)
