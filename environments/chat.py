@@ -12,10 +12,12 @@ import difflib
 import json
 import logging
 import os
+import secrets
 from array import array
 from asyncio import _get_running_loop
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
+from hashlib import blake2b
 from pathlib import Path
 from threading import RLock
 from typing import Any
@@ -23,6 +25,7 @@ from typing import Any
 from jinja2 import TemplateError
 from tokenizers import AddedToken, Tokenizer
 
+from environments.chat_marks import MARK, PROMPT, Closing, alike, marked_messages, marks_of, said_message
 from environments.chat_template import ChatTemplates
 from environments.text_pieces import may_be_cut, pieces_of
 from transport.exact_json import dumps
@@ -53,13 +56,20 @@ _SLICE = 8192
 _FIELDS = frozenset({"role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content"})
 """Of a message. That a template reads only some of these is no surprise."""
 
-# Stands for a completion when the template is rendered to find the text after one. Templates trim and split the assistant's
-# text, so it has no white space and no angle brackets.
-_COMPLETION = "counterpoint:completion"
-_BEFORE: tuple[Message, Message] = (
-    {"role": "user", "content": "counterpoint:prompt"},
-    {"role": "assistant", "content": _COMPLETION},
-)
+_TOOL: Tool = {
+    "type": "function",
+    "function": {
+        "name": "look",
+        "description": "Looks.",
+        "parameters": {"type": "object", "properties": {"counterpoint": {"type": "string", "description": "Where."}}},
+    },
+}
+
+_LAST = 1024
+"""The tokens of a completion that are looked at to find its end."""
+
+_MOST_SHAPES = 512
+"""The shapes of conversations that a chat keeps in mind."""
 
 
 class Chat:
@@ -96,8 +106,10 @@ class Chat:
         self._template_kwargs: Mapping[str, Any] = {}
         self._unread: set[Any] = set()
         """Fields of messages that the log has named, since the template does not read them."""
-        self._closings: dict[bool, tuple[int, ...]] = {}
-        """What `_closing_ids` returned with and without tools."""
+        self._closings: dict[tuple[object, ...], Closing] = {}
+        """What `_closing` returned, with and without tools, by the names of the turn's calls."""
+        self._kept: dict[bytes, str] = {}
+        """By shapes of conversations: what of them the template drops."""
         self.stop_token_ids = self._find_stop_token_ids()
         self.vocabulary = self._tokenizer.get_vocab_size(with_added_tokens=True)
         self._newest_start: tuple[bytes, array[int]] | None = None
@@ -122,7 +134,7 @@ class Chat:
         chat = copy.copy(self)
         chat._template_kwargs = dict(kwargs)
         chat._newest_start = None
-        chat._closings = {}
+        chat._closings, chat._kept = {}, {}
         return chat
 
     @property
@@ -138,7 +150,7 @@ class Chat:
     def start(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
         """Returns the prompt ids that open a conversation, up to where the assistant is to write.
 
-        Raises `ValueError` when the template refuses the messages, or does not read `tools` that are given.
+        Raises `ValueError` when the template refuses the messages, drops one of them, or does not read `tools` that are given.
         """
         return self.start_packed(messages, tools).tolist()
 
@@ -148,36 +160,49 @@ class Chat:
         with _in_turn(0 if opening is None else len(opening)):
             newest = self._newest_start  # once: threads share the chat
             if opening is None or newest is None or newest[0] != opening:
+                self.check_kept(messages, tools)
                 ids = self.encode_packed(self.render(messages, tools, add_generation_prompt=True))
                 if opening is None:
                     return ids
                 self._newest_start = newest = (opening, ids)
             return newest[1][:]
 
-    def extend(self, turn: Turn, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> array[int]:
+    def extend(
+        self,
+        turn: Turn,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] = (),
+        calls: Sequence[Mapping[str, Any]] = (),
+    ) -> array[int]:
         """Returns the prompt ids of the next turn, as an array of int32.
 
         They are `turn`'s prompt and completion token for token, then the tokens that the template puts between that
-        completion and the next one, `messages` included. A completion that was cut by its length gets the template's end of
-        turn, as does one that a stop string ended; one that ended with a stop token keeps its own, also where that is the one
-        that begins what follows, as in GLM's turns. Raises `ValueError` when the template refuses the messages or cannot extend
-        a conversation token for token.
+        completion and the next one, `messages` included. `calls` are those that the turn makes, in the form of a message's
+        `tool_calls`: Gemma 4's template, for one, writes a result by the call that it answers, and none without. A completion
+        that was cut by its length gets the template's end of turn, as does one that a stop string ended; one that ended with a
+        stop token keeps its own, also where that is the one that begins what follows, as in GLM's turns. Raises `ValueError` when
+        the template refuses the messages, drops one of them, or cannot extend a conversation token for token.
         """
-        following = self.encode(self._after_completion(messages, tools, add_generation_prompt=True))
-        closing = self._closing_ids(tools)
-        written = len(closing)
-        if tuple(following[:written]) != closing:
-            raise ValueError(
-                f"{self._directory}: its chat template closes a turn differently once others follow, "
-                "so a conversation cannot be extended token for token"
-            )
-        last = int(turn.completion_ids[-1]) if len(turn.completion_ids) else None
-        ended = last in self.stop_token_ids
-        if ended and not written and following[:1] == [last]:
-            written = 1
+        following = self._following(turn.completion_ids.tolist()[-_LAST:], messages, tools, calls)
         extended = tokens_of(turn)
-        extended.extend(following[written:] if ended else following)
+        extended.extend(following)
         return extended
+
+    def check(self, *, calls: bool = False) -> None:
+        """Raises `ValueError` if no rollout could be played: the template drops a message's text.
+
+        `calls`: also if it reads no tools, or cannot go on after a turn that makes one call, or two.
+        """
+        self.check_kept([PROMPT])
+        for number in (1, 2) if calls else ():
+            made = [
+                {"id": f"call0000{each}", "type": "function", "function": {"name": "look"}} for each in range(number)
+            ]
+            results = [{"role": "tool", "tool_call_id": call["id"], "name": "look", "content": "text"} for call in made]
+            try:
+                self._following([], results, [_TOOL], made)
+            except ValueError as error:
+                raise ValueError(f"{error} (tried: what follows {number} calls in one turn)") from error
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Returns the text of token ids without special tokens. Bytes that are not UTF-8 become U+FFFD."""
@@ -247,16 +272,117 @@ class Chat:
                 f"{self._directory}: its chat template {fails} messages of roles [{roles}]: {error}"
             ) from error
 
-    def _after_completion(
-        self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, add_generation_prompt: bool
-    ) -> str:
-        rendered = self.render([*_BEFORE, *messages], tools, add_generation_prompt=add_generation_prompt)
-        _, found, following = rendered.partition(_COMPLETION)
-        if not found:
-            raise ValueError(
-                f"{self._directory}: its chat template drops what the assistant said, so a conversation cannot be extended"
+    def check_kept(
+        self, messages: Sequence[Message], tools: Sequence[Tool] = (), first: int = 0, *, answers: bool = False
+    ) -> None:
+        """Raises `ValueError` if the model never reads a text, or a call, of the messages from the one numbered `first`.
+
+        The conversation is rendered with a mark in each place, once for each shape of conversations. A template may forget what
+        it wrote while it was the newest. What an assistant says is checked with `answers` only: a rollout has it in its tokens.
+        """
+        marked, marks = marked_messages(messages, first, answers=answers)
+        shape = blake2b(_as_json(marked, tools[:1]) or secrets.token_bytes()).digest()
+        if (dropped := self._kept.get(shape)) is None:
+            try:
+                written = set(MARK.findall(self.render(marked, tools, add_generation_prompt=True)))
+            except ValueError:
+                return  # it refuses the messages, too, or marks in them
+            missing = (each for each in marks.items() if each[0] not in written)
+            dropped = next(
+                (place for mark, (index, place) in missing if not self._writes(mark, marked, index, tools)), ""
             )
-        return following
+            if len(self._kept) >= _MOST_SHAPES:
+                self._kept.clear()
+            self._kept[shape] = dropped
+        if dropped:
+            raise ValueError(
+                f"{self._directory}: its chat template drops {dropped}: the model would never read it. Expected a template that "
+                "writes the text of every message, and each result of a tool after the message whose call it answers"
+            )
+
+    def _writes(self, mark: str, messages: Sequence[Message], index: int, tools: Sequence[Tool]) -> bool:
+        """Whether the template writes the message at `index`, which has the mark, when no turn follows it."""
+        prompts = messages[index].get("role") != "assistant"
+        end = index + 1
+        while prompts and end < len(messages) and messages[end].get("role") != "assistant":
+            end += 1
+        with suppress(ValueError):
+            return mark in self.render(messages[:end], tools, add_generation_prompt=prompts)
+        return False
+
+    def _following(
+        self,
+        completion: list[int],
+        messages: Sequence[Message],
+        tools: Sequence[Tool],
+        calls: Sequence[Mapping[str, Any]],
+    ) -> list[int]:
+        """Returns the ids that follow a completion."""
+        last = [each for each in completion[-1:] if each in self.stop_token_ids]
+        if calls:
+            with suppress(ValueError):  # a template may refuse several calls at once, or write none
+                return self._after_calls(completion, last, messages, tools, calls)
+        closing = self._closing(tools, ())
+        following = self.encode(self._after_completion(messages, tools, (), add_generation_prompt=True))
+        self.check_kept([PROMPT, said_message(()), *messages], tools, first=2)
+        written = len(closing.ids)
+        if tuple(following[:written]) != closing.ids:
+            raise ValueError(
+                f"{self._directory}: its chat template closes a turn differently once others follow, "
+                "so a conversation cannot be extended token for token"
+            )
+        if last and not written and following[:1] == last:
+            written = 1
+        return following[written:] if last else following
+
+    def _after_calls(
+        self,
+        completion: list[int],
+        last: list[int],
+        messages: Sequence[Message],
+        tools: Sequence[Tool],
+        calls: Sequence[Mapping[str, Any]],
+    ) -> list[int]:
+        """Does as `_following` for a completion that makes `calls`. `last` is the stop token that ended it, if one did."""
+        self.check_kept([PROMPT, said_message(calls), *messages], tools, first=2)
+        closing = self._closing(tools, calls)
+        rendered = self._after_completion(messages, tools, calls, add_generation_prompt=True)[closing.begins :]
+        if closing.ids:
+            following = self.encode(rendered)
+            written = len(closing.ids)
+            if tuple(following[:written]) != closing.ids:
+                raise ValueError(f"{self._directory}: its chat template closes a call differently once others follow")
+            # Gemma 4's end of a call, which is not that of text, begins a result: after another end it is still to be written.
+            opens = closing.ids[-1:] != self._closing(tools, ()).ids[-1:] and (*last,) != closing.ids[-1:]
+            return following[written:] if last and not opens else following[written - 1 :]
+        # No token says where the calls end: they do where the end of the completion and the template's text agree, or else
+        # where the template ends a turn of text.
+        text, end = rendered[: alike(closing.text, rendered)], self._closing(tools, ()).text
+        said = self.transcribe([completion[: len(completion) - len(last)]])[0]
+        otherwise = len(text) - len(end) * text.endswith(end)
+        written = next((length for length in range(len(text), 0, -1) if said.endswith(text[:length])), otherwise)
+        following = self.encode(rendered[written:])
+        return following[1:] if last and following[:1] == last else following
+
+    def _after_completion(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool],
+        calls: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool,
+    ) -> str:
+        """Returns the text after a completion, or after the value that stands in the last call that the template writes."""
+        rendered = self.render(
+            [PROMPT, said_message(calls), *messages], tools, add_generation_prompt=add_generation_prompt
+        )
+        for mark in reversed(marks_of(calls)):
+            _, found, following = rendered.partition(mark)
+            if found:
+                return following
+        raise ValueError(
+            f"{self._directory}: its chat template drops what the assistant said, so a conversation cannot be extended"
+        )
 
     def _add_tokens(self, settings: Mapping[str, Any]) -> None:
         """Adds the tokens that only `tokenizer_config.json` names, as transformers does: they would be split otherwise."""
@@ -291,16 +417,23 @@ class Chat:
             )
         return tuple(sorted(found))
 
-    def _closing_ids(self, tools: Sequence[Tool]) -> tuple[int, ...]:
-        """Returns the ids that the template writes after a completion, up to and including the token that ends the turn.
-
-        Empty if its turns end without such a token. A completion that ended with a stop token has them already.
-        """
-        if (known := self._closings.get(bool(tools))) is not None:
+    def _closing(self, tools: Sequence[Tool], calls: Sequence[Mapping[str, Any]]) -> Closing:
+        """Returns what the template writes after a completion that nothing follows, or after the arguments of its last call."""
+        key = (bool(tools), *(call["function"]["name"] for call in calls))
+        if (known := self._closings.get(key)) is not None:
             return known
-        closing = self.encode(self._after_completion([], tools, add_generation_prompt=False))
-        ends = [position for position, token_id in enumerate(closing) if token_id in self.stop_token_ids]
-        return self._closings.setdefault(bool(tools), tuple(closing[: ends[0] + 1] if ends else ()))
+        text = after = self._after_completion([], tools, calls, add_generation_prompt=False)
+        if calls:  # what is the same without arguments comes after them
+            without = self.render(
+                [PROMPT, said_message(calls, has_arguments=False)], tools, add_generation_prompt=False
+            )
+            text = after[len(after) - alike(after[::-1], without[::-1]) :]
+        ids = self.encode(text)
+        ends = [position for position, token_id in enumerate(ids) if token_id in self.stop_token_ids]
+        closing = Closing(len(after) - len(text), text, tuple(ids[: ends[0] + 1] if ends else ()))
+        if len(self._closings) >= _MOST_SHAPES:
+            self._closings.clear()
+        return self._closings.setdefault(key, closing)
 
 
 def _in_turn(length: int) -> AbstractContextManager[object]:

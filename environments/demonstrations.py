@@ -39,6 +39,7 @@ def demonstrations_of(
 
     Raises `ValueError` where nothing would be trained, or the template cannot be split at the assistant's turns.
     """
+    chat.check_kept(messages, tools, answers=True)
     found: list[Demonstration] = []
     text, is_ended, is_trained = "", True, False
     for index, message in enumerate(messages):

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 
 from environments.base import Environment, EnvironmentContext
+from environments.chat import Chat
 from environments.describe_error import describe_error
 from transport.rate_limited_log import RateLimitedLog
 
@@ -17,6 +18,14 @@ _log = RateLimitedLog(logger)
 
 START_SECONDS = 300.0
 CLOSE_SECONDS = 30.0
+
+
+def check_chat(name: str, environment: Environment, chat: Chat) -> None:
+    """Raises `ValueError`, naming the environment, if no rollout of it could be played with the model's chat template."""
+    try:
+        chat.check(calls=bool(getattr(environment, "needs_tool_parser", False)))
+    except ValueError as error:
+        raise ValueError(f"environment {name!r}: {error}") from error
 
 
 @asynccontextmanager

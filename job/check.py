@@ -59,7 +59,7 @@ def check_run(config: RunConfig, *, calls_parsed: bool = True) -> None:
     for place, (environment, _) in config.every_environment.items():
         if ":" not in environment.kind:
             try:
-                _load_environment(environment, calls_parsed)
+                _load_environment(environment, config.model, calls_parsed)
             except ValueError as error:
                 raise (Obstructed if is_passing(error) else UserError)(f"{place}: {error}") from None
     if ":" not in config.advantage.kind:
@@ -109,22 +109,24 @@ def check_job(config: JobConfig) -> None:
 def check_fit(config: JobConfig) -> None:
     """Raises `UserError` if the job's model, a directory, does not fit what its servers and its chat template are asked for.
 
-    A server on another machine checks itself. Of a chat template, `chat_template_kwargs` are refused that it never reads.
+    A server on another machine checks itself. A chat template is refused that drops what messages say, or that never reads
+    `chat_template_kwargs`.
     """
     if config.inference.replicas and config.backend == "local":
         try:
             check_configuration(config.inference)
         except ValueError as error:
             raise UserError(f"inference: {error}") from None
+    from environments.chat import Chat
+
+    chats: dict[str, Chat] = {}
     for run in config.every_run:
         for environment, sampling in run.every_environment.values():
-            if kwargs := sampling.chat_template_kwargs:
-                from environments.chat import Chat
-
-                try:
-                    Chat(run.model).with_template_kwargs(kwargs)
-                except ValueError as error:
-                    raise UserError(f"run {run.run_id}, environment {environment.name}: {error}") from None
+            try:
+                chat = chats[run.model] = chats.get(run.model) or Chat(run.model)
+                chat.with_template_kwargs(sampling.chat_template_kwargs).check()
+            except ValueError as error:
+                raise UserError(f"run {run.run_id}, environment {environment.name}: {error}") from None
 
 
 def check_ports(config: ServersConfig) -> None:
@@ -260,7 +262,7 @@ def _load_all(run: RunConfig, calls_parsed: bool) -> None:
 
     for place, (environment, _) in run.every_environment.items():
         try:
-            _load_environment(environment, calls_parsed)
+            _load_environment(environment, run.model, calls_parsed)
         except ValueError as error:
             raise ValueError(f"{place}: {error}") from error
     try_advantage(load_advantage(run.advantage), run.schedule.group_size)
@@ -271,15 +273,23 @@ def _load_all(run: RunConfig, calls_parsed: bool) -> None:
         load_loss(run.training.loss, optional_inputs(run))
 
 
-def _load_environment(config: EnvironmentConfig, calls_parsed: bool) -> None:
+def _load_environment(config: EnvironmentConfig, model: str, calls_parsed: bool) -> None:
+    from environments.lifecycle import check_chat
     from environments.registry import load_here
 
-    if getattr(load_here(config), "needs_tool_parser", False) and not calls_parsed:
+    environment = load_here(config)
+    if not getattr(environment, "needs_tool_parser", False):
+        return
+    if not calls_parsed:
         raise ValueError(
             f"environment {config.name!r}: kind = {config.kind!r} has tools, and no server of this job parses calls of them; "
             "expected inference.tool_parser, the way in which the model writes calls, such as 'hermes' (Qwen2.5, Qwen3, the "
             "built-in models)"
         )
+    if (Path(model) / "tokenizer.json").is_file():
+        from environments.chat import Chat
+
+        check_chat(config.name, environment, Chat(model))
 
 
 if __name__ == "__main__":

@@ -48,6 +48,7 @@ HUB_SECONDS = 10.0
 
 _DETERMINING_MODULES = (
     "environments.chat",
+    "environments.chat_marks",
     "environments.chat_template",
     "environments.scripted",
     "environments.tasks.arithmetic",

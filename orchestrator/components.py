@@ -15,7 +15,7 @@ from pathlib import Path
 
 from environments.base import EnvironmentContext
 from environments.chat import Chat
-from environments.lifecycle import started
+from environments.lifecycle import check_chat, started
 from environments.mix import ExamplesChangedError, mix_of
 from environments.registry import load_environment
 from inference.model_facts import read_bounds
@@ -83,8 +83,11 @@ def load(config: RunConfig) -> Loaded:
         environments = {e.name: LoadedEnvironment(e, load_environment(e)) for e in config.environments}
         advantage = _load_advantage(config)
         chat = Chat(config.model)
+        chats = _chats_of(config, chat)
+        for name, loaded in environments.items():
+            check_chat(name, loaded.environment, chats[name])
         evaluations = [load_evaluation(config, evaluation, chat) for evaluation in config.evaluations]
-        return Loaded(chat, _chats_of(config, chat), advantage, environments, evaluations)
+        return Loaded(chat, chats, advantage, environments, evaluations)
     except ValueError as error:
         raise refusal(error) from error
 

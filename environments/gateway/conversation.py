@@ -68,7 +68,8 @@ class Conversations:
             if known is None or messages[length - 1].get(_REASONING, known.reasoning) != known.reasoning:
                 continue
             try:
-                return self._chat.extend(known.turn, messages[length:], tools)
+                calls = messages[length - 1].get("tool_calls", ())
+                return self._chat.extend(known.turn, messages[length:], tools, calls)
             except ValueError:
                 break  # a template that cannot continue a turn, or not with these messages: from the text, then
         return self._chat.start_packed(messages, tools)

@@ -55,6 +55,7 @@ async def play_with_tools(
     by_name = _by_name(tools)
     definitions = [tool.definition for tool in tools]
     counts = state.setdefault(COUNTS, {"turns": 0, "malformed": 0, "calls": {}, "errors": {}})
+    history = [*messages]
     prompt_ids: Sequence[int] = model.chat.start(messages, definitions)
     while True:
         turn = await model.generate(prompt_ids)
@@ -64,7 +65,26 @@ async def play_with_tools(
             counts["malformed"] += 1
         if counts["turns"] >= limits.max_turns or not (reply.calls or reply.malformed):
             return reply
-        prompt_ids = model.chat.extend(turn, await _observe(reply, by_name, state, limits), definitions)
+        said, observed = (
+            _message(reply, model.chat.decode(turn.completion_ids.tolist())),
+            await _observe(reply, by_name, state, limits),
+        )
+        history += [said, *observed]
+        try:
+            prompt_ids = model.chat.extend(turn, observed, definitions, said.get("tool_calls", ()))
+        except ValueError:  # a template that cannot continue a turn: from the text, as at the gateway
+            prompt_ids = model.chat.start(history, definitions)
+
+
+def _message(reply: Reply, text: str) -> Message:
+    """Returns the message that a turn is. Calls that cannot be read are text."""
+    if not reply.calls:
+        return {"role": "assistant", "content": text}
+    calls = [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for call in reply.calls
+    ]
+    return {"role": "assistant", "content": reply.content, "tool_calls": calls}
 
 
 def _by_name(tools: Sequence[ToolFunction]) -> dict[str, ToolFunction]:

@@ -26,6 +26,7 @@ def _found(environment: Environment) -> Found:
         None if fingerprint is None else str(fingerprint),
         None if weights is None else [float(weight) for weight in weights],
         own_bounds(environment),
+        bool(getattr(environment, "needs_tool_parser", False)),
     )
 
 

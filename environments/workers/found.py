@@ -29,6 +29,8 @@ class Found:
     """The weights of its examples, if it has them."""
     reward_bounds: RewardBounds | None = None
     """The least and the greatest reward, if it says them."""
+    needs_tool_parser: bool = False
+    """Whether it has tools."""
 
 
 def check_in_process(config: EnvironmentConfig) -> Found:
@@ -52,6 +54,7 @@ def check_in_process(config: EnvironmentConfig) -> Found:
                 "fingerprint": _,
                 "weights": _,
                 "reward_bounds": bounds,
+                "needs_tool_parser": bool(),
             } as found:
                 return Found(**found | {"reward_bounds": None if bounds is None else as_bounds(bounds)})
     except json.JSONDecodeError:

@@ -33,7 +33,7 @@ class WorkerEnvironment:
     def __init__(self, config: EnvironmentConfig, found: Found) -> None:
         """`found` is what the environment is like, which every worker has to confirm."""
         self.group_scoring, self.fingerprint, self.weights = found.group_scoring, found.fingerprint, found.weights
-        self.reward_bounds = found.reward_bounds
+        self.reward_bounds, self.needs_tool_parser = found.reward_bounds, found.needs_tool_parser
         self._config = config
         self._examples = found.examples
         self._pool = WorkerPool(config, found.examples, found.group_scoring, found.fingerprint)

@@ -20,7 +20,7 @@ from typing import Any, cast
 from environments.base import Environment, EnvironmentContext, Example, Model, Score
 from environments.chat import Chat
 from environments.config import EnvironmentConfig
-from environments.lifecycle import started
+from environments.lifecycle import check_chat, started
 from environments.reward import Rewards, as_rewards, own_bounds
 from environments.sampling import SamplingConfig
 from inference.base import ParsedText, SamplingParameters
@@ -126,6 +126,7 @@ async def observe(
     """
     give_environments_threads(plan.examples * plan.rollouts)
     chat = (await asyncio.to_thread(Chat, model)).with_template_kwargs(sampling.chat_template_kwargs)
+    check_chat(config.name, environment, chat)
     seen = Observations(config.name, config.kind, config.rollout_timeout_seconds, len(environment))
     parameters = sampling_parameters(sampling, chat)
     before = _Leftovers.now()

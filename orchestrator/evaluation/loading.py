@@ -13,7 +13,7 @@ from pathlib import Path
 
 from environments.base import EnvironmentContext
 from environments.chat import Chat
-from environments.lifecycle import started
+from environments.lifecycle import check_chat, started
 from environments.registry import load_environment
 from environments.shuffle import shuffled
 from inference.base import SamplingParameters
@@ -53,6 +53,7 @@ def load_evaluation(run: RunConfig, config: EvaluationConfig, chat: Chat) -> Loa
             loaded = environments[each.name] = LoadedEnvironment(each, load_environment(each))
             own = sampling[each.name] = run.sampling_of(each, config)
             own_chat = chat.with_template_kwargs(own.chat_template_kwargs)
+            check_chat(each.name, loaded.environment, own_chat)
         except ValueError as error:
             raise ValueError(f"evaluation {config.name!r}: {error}") from error
         calling[each.name] = own_chat, sampling_parameters(own, own_chat)

@@ -95,7 +95,35 @@ def test_tools_that_no_server_parses_are_refused_before_anything_starts(job_file
     with pytest.raises(UserError, match=r"^environments\[0\]: environment '.*': kind = 'tools' has tools"):
         check_runs(load(JobConfig, job_file, tools))
     for parsed in (["--inference.tool_parser", "hermes"], ["--inference.extra_args", '["--tool-call-parser=hermes"]']):
-        check_runs(load(JobConfig, job_file, [*tools, *parsed]))
+        check_runs(job := load(JobConfig, job_file, [*tools, *parsed]))
+    # A model whose template cannot be given any, or the results of two calls.
+    model = make_toy_model(tmp_path / "model")
+    for template, wrong in (
+        ("{{ messages[0].content }}", "does not read `tools`"),
+        (ONE_RESULT, "No.*what follows 2 calls"),
+    ):
+        (model / "chat_template.jinja").write_text(template)
+        with pytest.raises(UserError, match=rf"^environments\[0\]: environment '.*': .*{wrong}"):
+            check_runs(job.with_model(model))
+
+
+ONE_RESULT = (
+    "{{ tools }}{% for m in messages %}{{ m.role }}{{ m.content }}"
+    "{% if m.role == 'tool' and loop.previtem.role == 'tool' %}{{ raise_exception('No') }}{% endif %}{% endfor %}"
+)
+
+
+def test_a_template_that_drops_what_messages_say_is_refused_before_anything_starts(
+    job_file: Path, tmp_path: Path
+) -> None:
+    model = make_toy_model(tmp_path)
+    (model / "config.json").write_text("{}")
+    job = load(JobConfig, job_file, []).with_model(model)
+    check_fit(job)
+    parts = "{% for m in messages %}{% for part in m.content if part.type == 'text' %}{{ part.text }}{% endfor %}{% endfor %}"
+    (model / "chat_template.jinja").write_text(parts)
+    with pytest.raises(UserError, match=r"drops the text of role user of messages\[0\]"):
+        check_fit(job)
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from environments.data.rows import DataError
 from tests.support.polling import DEADLINE_SECONDS
 from tests.support.ports import free_port
 from tests.support.tiny_model import make_model
@@ -128,4 +129,6 @@ def test_roles_that_are_most_likely_misspelt_and_empty_answers_are_logged(
     assert "messages[2].role is 'asistant', which is read and not trained; known: assistant, developer" in role
     (empty,) = logged("empty")
     assert empty == "rows[0]: messages[1] is an empty answer; the model learns to end its turn at once"
-    assert logged("calls") == []
+    with pytest.raises(DataError, match=r"rows\[0\]: .* drops a call of messages\[1\]"):  # this template writes none
+        logged("calls")
+    assert "empty answer" not in caplog.text
