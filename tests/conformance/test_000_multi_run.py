@@ -40,6 +40,12 @@ def test_the_singleton_is_set_up_and_returned_anywhere(tmp_path: Path) -> None:
     assert multi_run_manager.max_runs == 4
 
 
+def test_a_number_of_runs_that_is_none_is_refused(tmp_path: Path) -> None:
+    for number in (0, -1, True, 1.5):
+        with pytest.raises(ValueError, match="max_runs"):
+            setup_multi_run_manager(output_dir=str(tmp_path), max_runs=number)  # type: ignore[arg-type]
+
+
 def test_runs_are_discovered_by_their_directories_and_wait_once_all_slots_are_taken(tmp_path: Path) -> None:
     multi_run_manager = managed(tmp_path, 2)
     (tmp_path / "run_empty" / "control").mkdir(parents=True)

@@ -394,18 +394,21 @@ class MultiRunManager:
 _manager: MultiRunManager | None = None
 
 
-def setup_multi_run_manager(output_dir: Path, max_runs: int, seed: int = 0) -> MultiRunManager:
+def setup_multi_run_manager(output_dir: Path | str, max_runs: int, seed: int = 0) -> MultiRunManager:
     """Makes this process's manager, and the job's directory if there is none yet.
 
     Raises:
         OSError: the directory cannot be made.
         RuntimeError: the process has one.
+        ValueError: `max_runs` is no number of runs.
     """
     global _manager
     if _manager is not None:
         raise RuntimeError("this process has its multi-run manager; get_multi_run_manager() returns it")
-    output_dir.mkdir(parents=True, exist_ok=True)
-    _manager = MultiRunManager(output_dir, max_runs, seed)
+    if type(max_runs) is not int or max_runs < 1:
+        raise ValueError(f"max_runs = {max_runs!r}: expected how many runs may train at once, 1 or more")
+    Path(output_dir).mkdir(parents=True, exist_ok=True)
+    _manager = MultiRunManager(Path(output_dir), max_runs, seed)
     return _manager
 
 
