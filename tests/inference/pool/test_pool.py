@@ -203,19 +203,42 @@ async def test_what_one_request_cannot_get_takes_no_server_out(status: int) -> N
             assert (states(pool), pool.fleet()["servers"][0]["outages"]) == (["serving"], 0)
         assert (await in_flight).server == server.url
         assert len(server.scored) == 3 * 4
+        assert len(server.asked) == 1 + 4, "after each three failures the pool asks for one token"
 
 
-async def test_a_server_that_answers_no_plain_request_after_failures_is_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("inference.pool.liveness.SILENT_SECONDS", 0.1)
-    async with FakeServer() as mute, FakeServer() as good, pool_of(mute, good, health_interval_seconds=60) as pool:
+async def test_of_many_requests_that_fail_at_once_one_asks_for_a_token() -> None:
+    async with FakeServer() as server, pool_of(server, health_interval_seconds=60) as pool:
+        server.gate.clear()
+        server.score_status = lambda _asked: 500
+        failing = [asyncio.create_task(pool.score(PROMPT, 1, affinity=str(number))) for number in range(8)]
+        await until(lambda: sum(task.done() for task in failing) == 7, "the end of all but the one that waits")
+        assert (len(server.asked), states(pool)) == (1, ["serving"])
+        server.gate.set()
+        assert all(isinstance(each, InferenceError) for each in await asyncio.gather(*failing, return_exceptions=True))
+        assert states(pool) == ["serving"]
+
+
+@pytest.mark.parametrize(("fault", "reason"), [("mute", "0.1 s"), ("nan", "is nan"), ("fails", "so it was told")])
+async def test_a_server_that_answers_no_plain_request_after_failures_is_out(
+    monkeypatch: pytest.MonkeyPatch, fault: str, reason: str
+) -> None:
+    monkeypatch.setattr("inference.pool.liveness.SILENT_SECONDS", 0.1 if fault == "mute" else 60)
+    async with FakeServer() as bad, FakeServer() as good, pool_of(bad, good, health_interval_seconds=60) as pool:
         await until_states(pool, "serving", "serving")
-        mute.gate.clear()
-        mute.score_status = lambda _asked: 500
+        match fault:
+            case "mute":
+                bad.gate.clear()
+            case "nan":
+                bad.nan = True
+            case "fails":
+                bad.generate_status = 500
+        bad.score_status = lambda _asked: 503
         for name in "abc":
             await pool.score(PROMPT, 1, affinity=name)
         assert states(pool) == ["out", "serving"]
-        assert all(part in pool.status()[0].reason for part in ("3 requests", "500", "0.1 s"))
-        mute.gate.set()
+        assert all(part in pool.status()[0].reason for part in ("3 requests", "503", reason))
+        assert len(bad.asked) == 1
+        bad.gate.set()
 
 
 async def test_a_success_meanwhile_speaks_for_a_server_that_is_doubted(monkeypatch: pytest.MonkeyPatch) -> None:
