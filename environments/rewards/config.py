@@ -44,7 +44,7 @@ class MathConfig(PartConfig):
     kind: Literal["math"]
 
     float_rounding: int = Field(default=6, ge=0, le=30)
-    """Decimal places that two numbers must share."""
+    """Decimal places, and significant digits, that a decimal must share with a number that is no integer."""
 
     strict: bool = True
     """Names of variables count, and a set is no tuple."""

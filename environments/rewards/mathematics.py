@@ -8,12 +8,13 @@ is read.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 _NUMBER = re.compile(
     r"(?P<sign>[-+]?)[$€£¥₹₽₪₩₫฿]?(?P<digits>-?(?:\d{1,3}(?:[ ,]\d{3})+|\d+)?(?:\.\d+)?(?:/\d+)?)"
-    r"(?:(?P<percent>\s*(?:%|percent\b))|\s*°[CF]?"
+    r"(?:(?P<percent>\s*(?:\\?%|percent\b))|\s*°[CF]?"
     r"|(?:\s*[cmk]m|\s(?:in|ft|yd|mi))\^[23]\b"
     r"|(?:st|nd|rd|th|[cmk]m|kg|mg|ml|hrs?|min|lbs?|oz|mph)\b|\s(?-i:[mgslhNJWVK])(?:\^?[23])?\b)?"
     r"(?:\s+[^\W\d_]{2,}\.?)*",
@@ -34,13 +35,28 @@ _SIGNS = {
     "π": r"\pi ", "∞": r"\infty ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "\N{UNION}": r"\cup ", "∩": r"\cap ", "∈": r"\in ",
     "θ": r"\theta ",
 }  # fmt: skip
-_WRITTEN = [
+_UNICODE_SPACES = dict.fromkeys(map(ord, "\u00a0\u2002\u2003\u2007\u2008\u2009\u200a\u202f\u205f"), " ")
+_THIN = r"(?:\{\\[,!]\}|(?<!\\)\\[,!]|\\(?:neg)?thinspace(?![A-Za-z])|\\text\{,\})"
+_WIDE = r"(?:(?<!\\)\\[;:> ]|~|\\(?:q?quad|enspace|space|medspace|thickspace)(?![A-Za-z]))"
+_SPACES = [
+    (re.compile(rf"(?<=\d),?(?:\s*{_THIN})+\s*(?=\d{{3}}(?!\d))|(?<=\d){_THIN}(?=\d)"), ""),
+    (re.compile(r"(?<=\d)\{,\}(?=\d{3}(?!\d))"), ""),
+    (re.compile(rf"(?<=\d){_WIDE}(?=\d{{3}}(?!\d))"), " "),
+    (re.compile(r"(?<!\\)\\!"), ""),
+    (re.compile(rf"{_THIN}|{_WIDE}"), " "),
+]
+"""Spaces of LaTeX: thin ones within a number part its digits, as `10\\,000` does; others are spaces."""
+_RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "0123456789+-")
+_WRITTEN: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
+    (re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻]+"), lambda raised: f"^{{{raised[0].translate(_RAISED)}}}"),
+    (re.compile(r"\^\s*(-?\d+)"), r"^{\1}"),
+    (re.compile(r"(?<=\d)\s*[xX]\s*(?=10\s*\^)"), r"\\times "),
     (re.compile(r"(?<=[\w)}])\*\*(?=[\w({\\-])"), r"^"),
     (re.compile(r"√\s*(?:\(([^()]*)\)|(\w+))"), r"\\sqrt{\1\2}"),
     (re.compile(r"(?<![\w.,/^])(\d+) +(\d+)/(\d+)(?![\w/])"), r"(\1+\\frac{\2}{\3})"),
     (re.compile(r"(?<![\w.])(\d+(?:\.\d*)?)[eE]\+?(-?\d+)(?![\w.])"), r"\1 \\cdot 10^{\2}"),
 ]
-"""Powers as in Python, roots, mixed numbers, numbers with an exponent."""
+"""Raised digits, powers of several digits and as in Python, roots, mixed numbers, numbers with an exponent."""
 
 _FORMULA_ALONE = re.compile(
     r"(?:[A-Za-z][:)] +)?"
@@ -72,13 +88,21 @@ class Answer:
 
 def read(answer: str) -> Answer:
     """Returns how an answer is compared. One that has delimiters, such as `$`, is a formula as it is."""
-    answer = answer.strip()
+    answer = spaced(answer).strip()
     if has_delimiters(answer):
         return Answer("formula", answer)
     if _TIME.fullmatch(answer) or _is_text(answer):
         return Answer("text", plain(answer))
     number = as_number(answer)
     return Answer("formula", f"${in_latex(answer)}$") if number is None else Answer("number", number)
+
+
+def spaced(text: str) -> str:
+    """Returns a text without the spaces of LaTeX and of Unicode that part the digits of a number; others become spaces."""
+    text = text.translate(_UNICODE_SPACES)
+    for space, plain_text in _SPACES:
+        text = space.sub(plain_text, text)
+    return text
 
 
 def has_delimiters(text: str) -> bool:

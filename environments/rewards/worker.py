@@ -20,6 +20,7 @@ import signal
 import sys
 from collections import deque
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 from transport.frames import BadFrame, Framing
@@ -37,19 +38,46 @@ def compare_mathematics(answer: str, text: str, float_rounding: int, strict: boo
     """
     from math_verify import parse, verify
 
-    from environments.rewards.mathematics import answer_in, choice_in, end_of, plain, read
+    from environments.rewards.mathematics import answer_in, choice_in, end_of, plain, spaced
 
-    expected = read(answer)
+    expected, gold, fault = _expected(answer, float_rounding, strict)
+    text = spaced(text)
     if expected.kind == "text":
         end = end_of(text)
         found = plain(end)
         return {"equal": expected.text in (found, choice_in(end)), "found": bool(found)}
-    gold = parse(expected.text, parsing_timeout=None)
-    if not gold:
-        return {"fault": "the expected answer has no mathematical expression"}
+    if fault:
+        return {"fault": fault}
     target = parse(answer_in(text, expected.kind), parsing_timeout=None) if text else []
     equal = bool(target) and verify(gold, target, float_rounding=float_rounding, strict=strict, timeout_seconds=None)
     return {"equal": bool(equal), "found": bool(target)}
+
+
+@lru_cache(256)
+def _expected(answer: str, float_rounding: int, strict: bool) -> tuple[Any, list[Any], str]:
+    """Returns an answer of the data, its expressions, and what is wrong with it if no completion can be compared with it."""
+    from math_verify import parse, verify
+
+    from environments.rewards import numeric
+    from environments.rewards.mathematics import read
+
+    numeric.install()
+    expected = read(answer)
+    if expected.kind == "text":
+        return expected, [], ""
+
+    def equals(target: list[Any]) -> bool:
+        return bool(verify(gold, target, float_rounding=float_rounding, strict=strict, timeout_seconds=None))
+
+    gold = parse(expected.text, parsing_timeout=None)
+    if not gold:
+        return expected, gold, "the expected answer has no mathematical expression"
+    if not (numeric.has_value(gold[0]) and equals(gold[:1])):
+        return expected, gold, "the expected answer has no value that equals itself"
+    for wrong in numeric.wrong_answers(gold[0]):
+        if equals([wrong]):
+            return expected, gold, f"the expected answer is found to equal {str(wrong)[:200]}, too"
+    return expected, gold, ""
 
 
 def search(pattern: str, text: str) -> dict[str, Any]:
