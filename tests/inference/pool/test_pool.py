@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -15,12 +15,14 @@ import pytest
 from inference.base import (
     Completion,
     GenerateRequest,
+    HeldWeights,
     InferenceError,
     ModelNotServed,
     RequestRefused,
     SamplingParameters,
     WeightsNotSeen,
 )
+from inference.clients.client import BinaryClient
 from inference.config import PoolConfig
 from inference.pool.pool import InferencePool
 from tests.support.fake_inference import FakeServer, digest_of, weight_update
@@ -695,3 +697,23 @@ async def test_closing_ends_what_waits() -> None:
         running.cancel()
         with pytest.raises((asyncio.CancelledError, InferenceError)):
             await running
+
+
+@pytest.mark.parametrize(("dtype", "taken"), [("float32", False), ("bfloat16", True)])
+async def test_what_rounding_explains_is_allowed_to_a_server_that_rounds(
+    monkeypatch: pytest.MonkeyPatch, dtype: str, taken: bool
+) -> None:
+    """In float32 it explains nothing."""
+    update = weight_update(1)
+    apart = [value - 0.5 for value in update.probe.log_probabilities]
+    digests = {dtype: digest_of(1)}
+    probe = replace(update.probe, log_probabilities=apart, rounding=[5.0] * len(apart), digests=digests)
+    load = BinaryClient.load
+
+    async def loaded(self: BinaryClient, *given: Any, **named: Any) -> HeldWeights:
+        return replace(await load(self, *given, **named), dtype=dtype)
+
+    monkeypatch.setattr(BinaryClient, "load", loaded)
+    async with FakeServer() as server, pool_of(server) as pool:
+        with nullcontext() if taken else pytest.raises(InferenceError, match="nats"):
+            await pool.update_weights(replace(update, probe=probe))
