@@ -105,7 +105,8 @@ wheel-test: $(INSTALLED)
 	$(BIN)/uv venv --quiet --python $(BIN)/python $(WHEEL_TEST)/venv
 	$(if $(FIND_LINKS),UV_FIND_LINKS="$(FIND_LINKS)") VIRTUAL_ENV=$(WHEEL_TEST)/venv $(BIN)/uv pip install --quiet $(TORCH) --constraint $(LOCK) $(WHEEL_TEST)/*.whl
 	cd $(WHEEL_TEST) && venv/bin/counterpoint --help
-	cd $(WHEEL_TEST) && venv/bin/python -c 'import importlib, cli.main; [importlib.import_module(row[0].partition(":")[0]) for row in cli.main.COMMANDS.values()]'
+	cd $(WHEEL_TEST) && venv/bin/python -c 'from importlib.metadata import files; tops = {file.parts[0] for file in files("counterpoint")}; assert tops - {".."} == {"counterpoint", "counterpoint-0.1.0.dist-info"}, tops'
+	cd $(WHEEL_TEST) && venv/bin/python -c 'import importlib, counterpoint.cli.main; [importlib.import_module(row[0].partition(":")[0]) for row in counterpoint.cli.main.COMMANDS.values()]'
 	cd $(WHEEL_TEST) && venv/bin/python -c 'from counterpoint import advantages, cluster, environments, rewards, sweep, testing, tune; [getattr(each, name) for each in (advantages, cluster, environments, rewards, sweep, testing, tune) for name in dir(each)]'
 	cd $(WHEEL_TEST) && venv/bin/counterpoint synthesize --rollouts 8 --turns 2 --tokens 64 dump
 	cd $(WHEEL_TEST) && venv/bin/counterpoint replay dump

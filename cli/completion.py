@@ -10,8 +10,8 @@ import io
 import re
 from collections.abc import Callable
 
-from cli.main import COMMANDS, command_of
-from transport.errors import UserError
+from counterpoint.cli.main import COMMANDS, command_of
+from counterpoint.transport.errors import UserError
 
 USAGE = """usage: counterpoint completion bash|zsh|fish
 

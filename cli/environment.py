@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from job.environments.new_environment import write_environment
-from transport.errors import UserError
-from transport.exact_json import MAX_WRITTEN_DEPTH, JsonError, dumps, loads
-from transport.process.extras import SERVING, require
+from counterpoint.job.environments.new_environment import write_environment
+from counterpoint.transport.errors import UserError
+from counterpoint.transport.exact_json import MAX_WRITTEN_DEPTH, JsonError, dumps, loads
+from counterpoint.transport.process.extras import SERVING, require
 
 if TYPE_CHECKING:
-    from environments.base import Environment
-    from environments.config import EnvironmentConfig
-    from environments.sampling import SamplingConfig
-    from inference.config import InferenceConfig
-    from job.environments.findings import Finding
-    from job.environments.observe import Observations, Plan
+    from counterpoint.environments.base import Environment
+    from counterpoint.environments.config import EnvironmentConfig
+    from counterpoint.environments.sampling import SamplingConfig
+    from counterpoint.inference.config import InferenceConfig
+    from counterpoint.job.environments.findings import Finding
+    from counterpoint.job.environments.observe import Observations, Plan
 
 FOUND = 1
 """The exit code when something would break in training."""
@@ -70,7 +70,8 @@ def _new(arguments: list[str]) -> int:
     given = parser.parse_args(arguments)
     for path in write_environment(given.name, given.directory):
         print(path)
-    print(f"next: PYTHONPATH={given.directory} counterpoint env check {given.name}:{_class(given.name)}")
+    prefix = "" if given.directory.samefile(".") else f"cd {given.directory} && "
+    print(f"next: {prefix}counterpoint env check {given.name}:{_class(given.name)}")
     return 0
 
 
@@ -82,9 +83,9 @@ def _serve(arguments: list[str]) -> int:
     )
     parser.add_argument("file", metavar="FILE", type=Path, help="the host's configuration, TOML (docs/environments.md)")
     file = parser.parse_args(arguments).file
-    from environments.workers.host import HostConfig, run
-    from transport.configuration.explain import validate
-    from transport.configuration.toml_file import parse, read_text
+    from counterpoint.environments.workers.host import HostConfig, run
+    from counterpoint.transport.configuration.explain import validate
+    from counterpoint.transport.configuration.toml_file import parse, read_text
 
     text = read_text(file)
     config = validate(HostConfig, parse(text, file), str(file), text=text)
@@ -97,21 +98,21 @@ def _serve(arguments: list[str]) -> int:
 
 
 def _class(name: str) -> str:
-    from job.environments.new_environment import class_name
+    from counterpoint.job.environments.new_environment import class_name
 
     return class_name(name)
 
 
 def _check(arguments: list[str]) -> int:
     given = _check_parser().parse_args(arguments)
-    from environments.config import EnvironmentConfig
-    from environments.registry import load_environment
-    from environments.sampling import SamplingConfig
-    from job.environments.examples import fault_of_examples
-    from job.environments.findings import Level, findings
-    from job.environments.observe import Plan
-    from job.resolve_model import resolve_model
-    from transport.configuration.explain import validate
+    from counterpoint.environments.config import EnvironmentConfig
+    from counterpoint.environments.registry import load_environment
+    from counterpoint.environments.sampling import SamplingConfig
+    from counterpoint.job.environments.examples import fault_of_examples
+    from counterpoint.job.environments.findings import Level, findings
+    from counterpoint.job.environments.observe import Plan
+    from counterpoint.job.resolve_model import resolve_model
+    from counterpoint.transport.configuration.explain import validate
 
     logging.basicConfig(level=logging.WARNING, format="%(levelname)-7s %(message)s", stream=sys.stderr)
     fields = {"name": "checked", "kind": given.kind, "args": given.args, "rollout_timeout_seconds": given.timeout}
@@ -183,13 +184,13 @@ def _played(
     """Plays against the given server, or one of its own."""
     import contextlib
 
-    from inference.config import InferenceConfig
-    from job.evaluation.server import LOG, free_port, url_of
-    from transport.configuration.explain import validate
+    from counterpoint.inference.config import InferenceConfig
+    from counterpoint.job.evaluation.server import LOG, free_port, url_of
+    from counterpoint.transport.configuration.explain import validate
 
     with contextlib.ExitStack() as resources:
         # The findings say what blocks the loop, without what the check itself does to it.
-        blame = logging.getLogger("orchestrator.loop_health")
+        blame = logging.getLogger("counterpoint.orchestrator.loop_health")
         resources.callback(blame.setLevel, blame.level)
         blame.setLevel(logging.ERROR)
         folder = Path(resources.enter_context(tempfile.TemporaryDirectory(prefix="counterpoint-")))
@@ -217,13 +218,13 @@ async def _observe(
     plan: Plan,
     folder: Path,
 ) -> Observations:
-    from cluster.process import last_lines
-    from inference.base import InferenceError
-    from inference.config import PoolConfig
-    from inference.model_facts import read_bounds
-    from inference.pool.pool import InferencePool
-    from job.environments.observe import observe
-    from job.evaluation.server import LOG, server_running, unless_ended
+    from counterpoint.cluster.process import last_lines
+    from counterpoint.inference.base import InferenceError
+    from counterpoint.inference.config import PoolConfig
+    from counterpoint.inference.model_facts import read_bounds
+    from counterpoint.inference.pool.pool import InferencePool
+    from counterpoint.job.environments.observe import observe
+    from counterpoint.job.evaluation.server import LOG, server_running, unless_ended
 
     servers = PoolConfig(urls=[url], startup_timeout_seconds=START_SECONDS)
     pool = InferencePool(servers, model, bounds=read_bounds(Path(model)))
@@ -262,13 +263,13 @@ def _print(seen: Observations, found: list[Finding], model: Path, full: bool) ->
     from rich.table import Table
     from rich.text import Text
 
-    from cli.display.console import console_for
-    from cli.display.rollouts import print_rollout
-    from environments.chat import Chat
-    from job.inspection.rollout_records import RolloutRecord, best_record, worst_record
-    from orchestrator.rollouts.transcripts import Transcriber
-    from orchestrator.step.records import rollout_record
-    from transport.printable import printable
+    from counterpoint.cli.display.console import console_for
+    from counterpoint.cli.display.rollouts import print_rollout
+    from counterpoint.environments.chat import Chat
+    from counterpoint.job.inspection.rollout_records import RolloutRecord, best_record, worst_record
+    from counterpoint.orchestrator.rollouts.transcripts import Transcriber
+    from counterpoint.orchestrator.step.records import rollout_record
+    from counterpoint.transport.printable import printable
 
     console, transcribe = console_for(pipe_width=200), Transcriber(Chat(model).transcribe, 4096)
     records = []

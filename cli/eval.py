@@ -13,21 +13,21 @@ from typing import TYPE_CHECKING, Any
 from rich import box
 from rich.table import Table
 
-from cli.arguments.command import log_to_stderr, parse
-from cli.display.console import console_for
-from job.config import JobConfig
-from job.file_kind import other_kind
-from job.resolve_model import resolve_model
-from run.config import RunConfig
-from transport.errors import UserError
-from transport.printable import printable
-from transport.process.extras import SERVING, require
+from counterpoint.cli.arguments.command import log_to_stderr, parse
+from counterpoint.cli.display.console import console_for
+from counterpoint.job.config import JobConfig
+from counterpoint.job.file_kind import other_kind
+from counterpoint.job.resolve_model import resolve_model
+from counterpoint.run.config import RunConfig
+from counterpoint.transport.errors import UserError
+from counterpoint.transport.printable import printable
+from counterpoint.transport.process.extras import SERVING, require
 
 if TYPE_CHECKING:
-    from inference.config import InferenceConfig
-    from orchestrator.evaluation.alone import Subject
-    from orchestrator.evaluation.loading import LoadedEvaluation
-    from orchestrator.evaluation.result import EvaluationResult
+    from counterpoint.inference.config import InferenceConfig
+    from counterpoint.orchestrator.evaluation.alone import Subject
+    from counterpoint.orchestrator.evaluation.loading import LoadedEvaluation
+    from counterpoint.orchestrator.evaluation.result import EvaluationResult
 
 PIPE_WIDTH = 160
 COLUMNS = ("evaluation", "metric", "value", "95 % interval", "examples", "completed", "failed")
@@ -98,7 +98,7 @@ def _sections(
     run = next(each for each in resolved.every_run if given.run in (None, each.run_id))
     if given.server:
         return run, None, {}
-    from job.placement import devices
+    from counterpoint.job.placement import devices
 
     if not config.inference.replicas:
         raise UserError(f"{given.file}: inference.replicas = 0 starts no server: name running ones with --server URL")
@@ -110,11 +110,11 @@ def _sections(
 def _evaluate(
     run: RunConfig, server: InferenceConfig | None, variables: dict[str, str], given: argparse.Namespace
 ) -> int:
-    from inference.base import InferenceError, ModelNotServed
-    from job.claim_directory import check_writable
-    from job.evaluation.server import at_servers, server_of
-    from job.evaluation.subject import find_checkpoint, subject_of
-    from orchestrator.evaluation.alone import load_evaluations
+    from counterpoint.inference.base import InferenceError, ModelNotServed
+    from counterpoint.job.claim_directory import check_writable
+    from counterpoint.job.evaluation.server import at_servers, server_of
+    from counterpoint.job.evaluation.subject import find_checkpoint, subject_of
+    from counterpoint.orchestrator.evaluation.alone import load_evaluations
 
     if given.model is not None and not given.server:
         raise UserError("--model names a model of running servers: give --server, or --checkpoint for weights on disk")
@@ -161,8 +161,8 @@ async def _play(
     server: InferenceConfig | None,
     variables: dict[str, str],
 ) -> list[EvaluationResult]:
-    from job.evaluation.server import LOG, at_servers, cause_in, server_running, unless_ended, url_of
-    from orchestrator.evaluation.alone import play_evaluations
+    from counterpoint.job.evaluation.server import LOG, at_servers, cause_in, server_running, unless_ended, url_of
+    from counterpoint.orchestrator.evaluation.alone import play_evaluations
 
     def announce(result: EvaluationResult) -> None:
         print(result.in_words(), file=sys.stderr)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from cli.arguments.command import log_to_stderr, parse
-from cluster.notify import Heartbeat, StatusLine, notify_ready
-from inference.config import InferenceConfig
-from job.resolve_model import resolve_model
-from transport.process.extras import SERVING, require
-from transport.process.hangup import ReloadOnHangup, note_hangup
+from counterpoint.cli.arguments.command import log_to_stderr, parse
+from counterpoint.cluster.notify import Heartbeat, StatusLine, notify_ready
+from counterpoint.inference.config import InferenceConfig
+from counterpoint.job.resolve_model import resolve_model
+from counterpoint.transport.process.extras import SERVING, require
+from counterpoint.transport.process.hangup import ReloadOnHangup, note_hangup
 
 
 def main(arguments: list[str]) -> int:
@@ -18,7 +18,7 @@ def main(arguments: list[str]) -> int:
     require("an inference server", *SERVING)
     log_to_stderr()
     config = command.config.model_copy(update={"model": str(resolve_model(command.config.model))})
-    from inference.server import serve
+    from counterpoint.inference.server import serve
 
     heartbeat, status = Heartbeat(), StatusLine()
     doing = f"starting vLLM with {config.model}"

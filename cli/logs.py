@@ -7,10 +7,10 @@ import sys
 import time
 from pathlib import Path
 
-from cli.arguments.job import add_job, job_of
-from job.inspection.log_files import appended, last_bytes, log_files_in
-from transport.errors import UserError
-from transport.files.untrusted import UntrustedFileError
+from counterpoint.cli.arguments.job import add_job, job_of
+from counterpoint.job.inspection.log_files import appended, last_bytes, log_files_in
+from counterpoint.transport.errors import UserError
+from counterpoint.transport.files.untrusted import UntrustedFileError
 
 POLL_SECONDS = 0.2
 

@@ -9,54 +9,75 @@ from collections.abc import Callable
 from functools import partial
 from types import ModuleType
 
-from job.admin.verbs import RUN_VERBS
-from transport.errors import INTERRUPTED, UserError
-from transport.printable import printable
-from transport.process.permanent_errors import DISK_FULL, is_disk_full
+from counterpoint.job.admin.verbs import RUN_VERBS
+from counterpoint.transport.errors import INTERRUPTED, UserError
+from counterpoint.transport.printable import printable
+from counterpoint.transport.process.permanent_errors import DISK_FULL, is_disk_full
 
 COMMANDS = {
-    "run": ("cli.run", "run a whole job, inference, trainer and orchestrators, from one file"),
-    "orchestrator": ("cli.orchestrator", "run one orchestrator, alone or in a live job"),
-    "trainer": ("cli.trainer", "run the trainer, alone"),
-    "sft": ("cli.sft", "train a model on conversations, to begin a run with or alone"),
-    "inference": ("cli.inference", "run one vLLM server with our plugin, alone"),
-    "eval": ("cli.eval", "play a file's evaluations on a checkpoint, a running server or the base model"),
-    "make-model": ("cli.prepare.make_model", "build a tiny model, or find one, and print its directory"),
+    "run": ("counterpoint.cli.run", "run a whole job, inference, trainer and orchestrators, from one file"),
+    "orchestrator": ("counterpoint.cli.orchestrator", "run one orchestrator, alone or in a live job"),
+    "trainer": ("counterpoint.cli.trainer", "run the trainer, alone"),
+    "sft": ("counterpoint.cli.sft", "train a model on conversations, to begin a run with or alone"),
+    "inference": ("counterpoint.cli.inference", "run one vLLM server with our plugin, alone"),
+    "eval": ("counterpoint.cli.eval", "play a file's evaluations on a checkpoint, a running server or the base model"),
+    "make-model": ("counterpoint.cli.prepare.make_model", "build a tiny model, or find one, and print its directory"),
     "sweep": (
-        "cli.sweep",
+        "counterpoint.cli.sweep",
         "run one of any number of workers over a grid of runs or jobs, or submit them; `sweep status` shows it",
     ),
-    "tune": ("cli.tune.tune", "search over trials, processes or runs of a live job; `tune status`, `tune resume`"),
-    "submit": ("cli.cluster.submit", "run a job of roles of your own, from one file; --detach returns at once"),
-    "wait": ("cli.cluster.wait", "wait for the end of a submitted job; its exit code is the job's"),
+    "tune": (
+        "counterpoint.cli.tune.tune",
+        "search over trials, processes or runs of a live job; `tune status`, `tune resume`",
+    ),
+    "submit": (
+        "counterpoint.cli.cluster.submit",
+        "run a job of roles of your own, from one file; --detach returns at once",
+    ),
+    "wait": ("counterpoint.cli.cluster.wait", "wait for the end of a submitted job; its exit code is the job's"),
     "env": (
-        "cli.environment",
+        "counterpoint.cli.environment",
         "`env check` plays an environment alone and says what would break; `env new` writes one",
     ),
     "replay": (
-        "cli.dumps.replay:replay",
+        "counterpoint.cli.dumps.replay:replay",
         "run the step boundary over a dump, and measure its phases and the event loop's lag",
     ),
-    "attribute": ("cli.dumps.replay:attribute", "measure which phases of the step boundary block the event loop"),
-    "synthesize": ("cli.dumps.write:synthesize", "make up a dump of any size, to replay"),
-    "import-dump": ("cli.dumps.write:import_dump", "make a dump of the reference system's pickled rollouts"),
-    "stop": ("cli.stop", "end one run of a job, or evict it; the others go on; or end a submitted job"),
-    "track": ("cli.track", "send a job's metrics to TensorBoard, Trackio or W&B, while it runs or afterwards"),
-    **{verb.name: ("cli.steering:run_verb", verb.summary) for verb in RUN_VERBS if verb.is_command},
-    "note": ("cli.steering:note", "write notes and tags of a run, or of all runs of a job, for people"),
-    "join": ("cli.steering:join", "start a run of its own in a live job, detached"),
-    "servers": ("cli.steering:servers", "list, drain and add the inference servers of a live job"),
-    "status": ("cli.status", "print a job's state from its directory; --watch repeats it, --json is for programs"),
-    "serve": ("cli.serve", "serve the web page and the admin API of jobs, from their directories"),
-    "show": ("cli.show", "print the prompts, completions and rewards of a step's rollouts"),
-    "logs": ("cli.logs", "print the end of a run's or role's log; --follow prints new lines"),
-    "plan": ("cli.plan", "predict the memory of a job on given GPUs by part, and what would fit"),
-    "keys": ("cli.prepare.keys", "make the keys and the token of a job whose roles are on several machines"),
+    "attribute": (
+        "counterpoint.cli.dumps.replay:attribute",
+        "measure which phases of the step boundary block the event loop",
+    ),
+    "synthesize": ("counterpoint.cli.dumps.write:synthesize", "make up a dump of any size, to replay"),
+    "import-dump": (
+        "counterpoint.cli.dumps.write:import_dump",
+        "make a dump of the reference system's pickled rollouts",
+    ),
+    "stop": ("counterpoint.cli.stop", "end one run of a job, or evict it; the others go on; or end a submitted job"),
+    "track": (
+        "counterpoint.cli.track",
+        "send a job's metrics to TensorBoard, Trackio or W&B, while it runs or afterwards",
+    ),
+    **{verb.name: ("counterpoint.cli.steering:run_verb", verb.summary) for verb in RUN_VERBS if verb.is_command},
+    "note": ("counterpoint.cli.steering:note", "write notes and tags of a run, or of all runs of a job, for people"),
+    "join": ("counterpoint.cli.steering:join", "start a run of its own in a live job, detached"),
+    "servers": ("counterpoint.cli.steering:servers", "list, drain and add the inference servers of a live job"),
+    "status": (
+        "counterpoint.cli.status",
+        "print a job's state from its directory; --watch repeats it, --json is for programs",
+    ),
+    "serve": ("counterpoint.cli.serve", "serve the web page and the admin API of jobs, from their directories"),
+    "show": ("counterpoint.cli.show", "print the prompts, completions and rewards of a step's rollouts"),
+    "logs": ("counterpoint.cli.logs", "print the end of a run's or role's log; --follow prints new lines"),
+    "plan": ("counterpoint.cli.plan", "predict the memory of a job on given GPUs by part, and what would fit"),
+    "keys": (
+        "counterpoint.cli.prepare.keys",
+        "make the keys and the token of a job whose roles are on several machines",
+    ),
     "manifest": (
-        "cli.prepare.manifest",
+        "counterpoint.cli.prepare.manifest",
         "print a Slurm script, a Kubernetes JobSet or a KubeRay RayJob that runs a job",
     ),
-    "completion": ("cli.completion", "print a completion script for bash, zsh or fish"),
+    "completion": ("counterpoint.cli.completion", "print a completion script for bash, zsh or fish"),
 }
 
 BAD_CONFIGURATION = 2
@@ -87,7 +108,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs one command; returns the process's exit code. `arguments` are those of the process unless given."""
     words = sys.argv[1:] if arguments is None else arguments
     if os.getpid() == 1:  # of a container
-        from transport.process.first_process import stay_behind_as_first
+        from counterpoint.transport.process.first_process import stay_behind_as_first
 
         stay_behind_as_first()
     try:
@@ -102,7 +123,7 @@ def main(arguments: list[str] | None = None) -> int:
         name, rest = words[0], words[1:]
         if name not in COMMANDS:
             raise UserError(_unknown_command(name))
-        from transport.process.imports import with_room
+        from counterpoint.transport.process.imports import with_room
 
         return with_room(_run, name, rest)
     except UserError as error:
@@ -113,7 +134,7 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"\ncounterpoint: {message}", file=sys.stderr)
         return INTERRUPTED
     except ModuleNotFoundError as error:
-        from transport.process.extras import explained
+        from counterpoint.transport.process.extras import explained
 
         if (lacks := explained(error)) is None:
             raise
@@ -130,7 +151,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _print_error(message: str) -> None:
     import logging
 
-    from transport.process.journal import prioritized
+    from counterpoint.transport.process.journal import prioritized
 
     print(prioritized(f"counterpoint: error: {message}", logging.ERROR, sys.stderr), file=sys.stderr)
 
@@ -149,7 +170,7 @@ def command_of(name: str) -> Callable[[list[str]], int]:
 def _module(name: str) -> ModuleType:
     if name in sys.modules:
         return sys.modules[name]
-    from transport.process.imports import without_gc
+    from counterpoint.transport.process.imports import without_gc
 
     with without_gc():
         return importlib.import_module(name)
@@ -166,7 +187,7 @@ def _unknown_command(name: str) -> str:
 if __name__ == "__main__":
     exit_code = main()
     if "torch" in sys.modules:
-        from transport.process.ending import end_at_once
+        from counterpoint.transport.process.ending import end_at_once
 
         end_at_once(exit_code, wait_for_threads=True)
     sys.exit(exit_code)

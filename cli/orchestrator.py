@@ -6,16 +6,16 @@ import logging
 from contextlib import ExitStack
 from functools import partial
 
-from cli.arguments.command import Command, parse
-from cluster.notify import notify_ready
-from environments.import_path import only_imports
-from job.admin.reload import Reload
-from job.check import check_run
-from job.configuration.named_files import check_run_files
-from job.join import allowed_imports, check_goes_on, check_joins, values_of_job
-from job.resolve_model import check_model, resolve_model
-from run.config import RunConfig
-from transport.process.hangup import ReloadOnHangup
+from counterpoint.cli.arguments.command import Command, parse
+from counterpoint.cluster.notify import notify_ready
+from counterpoint.environments.import_path import only_imports
+from counterpoint.job.admin.reload import Reload
+from counterpoint.job.check import check_run
+from counterpoint.job.configuration.named_files import check_run_files
+from counterpoint.job.join import allowed_imports, check_goes_on, check_joins, values_of_job
+from counterpoint.job.resolve_model import check_model, resolve_model
+from counterpoint.run.config import RunConfig
+from counterpoint.transport.process.hangup import ReloadOnHangup
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ def main(arguments: list[str]) -> int:
 
 def _run(command: Command[RunConfig], arguments: list[str]) -> int:
     config = command.config.model_copy(update={"model": str(resolve_model(command.config.model))})
-    from orchestrator.daemon import run
+    from counterpoint.orchestrator.daemon import run
 
     reload = Reload(config.output_dir, "orchestrator", arguments, command.config, logger.warning)
     with ReloadOnHangup(reload):

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from cli.display.console import console_for
-from transport.errors import UserError
-from transport.process.extras import require
+from counterpoint.cli.display.console import console_for
+from counterpoint.transport.errors import UserError
+from counterpoint.transport.process.extras import require
 
 if TYPE_CHECKING:
-    from job.plan.plan import Plan
-    from job.plan.planned import Planned
+    from counterpoint.job.plan.plan import Plan
+    from counterpoint.job.plan.planned import Planned
 
 PIPE_WIDTH = 140
 
@@ -25,14 +25,14 @@ CANNOT_FIT = 2
 def main(arguments: list[str]) -> int:
     """Runs the command; returns 2 if the job cannot fit. Raises `UserError` for a job or model that cannot be read."""
     given, flags = _parser().parse_known_args(arguments)
-    from job.plan.devices import parse_gpus
-    from job.resolve_model import resolve_model
+    from counterpoint.job.plan.devices import parse_gpus
+    from counterpoint.job.resolve_model import resolve_model
 
     require("plan", "torch", "transformers")
     gpus = parse_gpus(given.gpus)
     model, planned = _read(given.file, flags)
     directory = resolve_model(model)
-    from job.plan.plan import make_plan  # imports torch
+    from counterpoint.job.plan.plan import make_plan  # imports torch
 
     try:
         plan = make_plan(planned, directory, gpus)
@@ -47,11 +47,11 @@ def main(arguments: list[str]) -> int:
 
 def _read(file: Path, flags: list[str]) -> tuple[str, Planned]:
     """Returns the model of a job's file or of a fine-tuning's, and what is planned of it."""
-    from job.config import JobConfig  # imports every role's configuration
-    from job.configuration.load import load
-    from job.file_kind import other_kind
-    from job.plan.planned import planned_job, planned_sft
-    from trainer.sft.config import SftConfig
+    from counterpoint.job.config import JobConfig  # imports every role's configuration
+    from counterpoint.job.configuration.load import load
+    from counterpoint.job.file_kind import other_kind
+    from counterpoint.job.plan.planned import planned_job, planned_sft
+    from counterpoint.trainer.sft.config import SftConfig
 
     other = other_kind(file, JobConfig)
     if other is None:
@@ -65,7 +65,7 @@ def _read(file: Path, flags: list[str]) -> tuple[str, Planned]:
 
 
 def _show(plan: Plan) -> None:
-    from job.plan.plan import gib
+    from counterpoint.job.plan.plan import gib
 
     console = console_for(pipe_width=PIPE_WIDTH)
     kinds = ", ".join(f"{kind} {count:,}" for kind, count in plan.model.parameters.items())

@@ -13,36 +13,36 @@ from pathlib import Path
 
 from rich.console import Console
 
-from cli.arguments.command import Command, parse
-from cli.display.console import console_for, lasting, printed_beside
-from cli.display.progress import choose
-from cli.display.summary_tables import print_summary
-from cluster.attended.left_running import has_agents
-from cluster.errors import ClusterError
-from cluster.manager.events import Outcome
-from cluster.notify import notify_ready
-from cluster.worker_view import WorkerView
-from inference.pool.sources import Sources
-from job.admin.reload import Reload, differing, flat
-from job.check import check_backend, check_fit, check_job, check_ports
-from job.claim_directory import check_directory, claim_directory
-from job.config import JobConfig
-from job.configuration.layers import forget_environment
-from job.directory import JOB_FILE, control_directory, read_json
-from job.inspection.history import History
-from job.inspection.metrics_lines import Line
-from job.inspection.redaction import redact
-from job.resolve_model import resolve_model
-from job.run_state import committed_steps, eviction_of, evictions_of_all_left
-from job.supervision import SupervisedJob
-from job.workers import is_done, needs_servers, specification
-from job.write_job import write_job
-from run.changes import kept
-from transport.errors import UserError
-from transport.files.atomic import published_steps
-from transport.printable import shortened
-from transport.process.extras import SERVING, TRAINING, require
-from transport.process.journal import prioritized
+from counterpoint.cli.arguments.command import Command, parse
+from counterpoint.cli.display.console import console_for, lasting, printed_beside
+from counterpoint.cli.display.progress import choose
+from counterpoint.cli.display.summary_tables import print_summary
+from counterpoint.cluster.attended.left_running import has_agents
+from counterpoint.cluster.errors import ClusterError
+from counterpoint.cluster.manager.events import Outcome
+from counterpoint.cluster.notify import notify_ready
+from counterpoint.cluster.worker_view import WorkerView
+from counterpoint.inference.pool.sources import Sources
+from counterpoint.job.admin.reload import Reload, differing, flat
+from counterpoint.job.check import check_backend, check_fit, check_job, check_ports
+from counterpoint.job.claim_directory import check_directory, claim_directory
+from counterpoint.job.config import JobConfig
+from counterpoint.job.configuration.layers import forget_environment
+from counterpoint.job.directory import JOB_FILE, control_directory, read_json
+from counterpoint.job.inspection.history import History
+from counterpoint.job.inspection.metrics_lines import Line
+from counterpoint.job.inspection.redaction import redact
+from counterpoint.job.resolve_model import resolve_model
+from counterpoint.job.run_state import committed_steps, eviction_of, evictions_of_all_left
+from counterpoint.job.supervision import SupervisedJob
+from counterpoint.job.workers import is_done, needs_servers, specification
+from counterpoint.job.write_job import write_job
+from counterpoint.run.changes import kept
+from counterpoint.transport.errors import UserError
+from counterpoint.transport.files.atomic import published_steps
+from counterpoint.transport.printable import shortened
+from counterpoint.transport.process.extras import SERVING, TRAINING, require
+from counterpoint.transport.process.journal import prioritized
 
 PIPE_WIDTH = 130
 
@@ -237,7 +237,7 @@ def _print_end(job: SupervisedJob, config: JobConfig, outcome: Outcome, console:
 
 
 def _prepare_curves() -> None:
-    from cli.display.plot import prepare
+    from counterpoint.cli.display.plot import prepare
 
     with suppress(OSError):  # such as for a cache of fonts; whoever draws says so
         prepare()
@@ -248,7 +248,7 @@ def _draw_curves(job: SupervisedJob, config: JobConfig, console: Console) -> Pat
     histories = list(job.histories.values())
     if not any(history.shipped for history in histories):
         return None
-    from cli.display.plot import plot
+    from counterpoint.cli.display.plot import plot
 
     try:
         return plot(histories, config.output_dir / "curves.png", config.output_dir.name)

@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from cli.arguments.command import log_to_stderr
-from cluster.notify import notify_ready
-from job.serving.config import ServeConfig
-from transport.configuration.explain import validate
-from transport.configuration.schema import keys_of
+from counterpoint.cli.arguments.command import log_to_stderr
+from counterpoint.cluster.notify import notify_ready
+from counterpoint.job.serving.config import ServeConfig
+from counterpoint.transport.configuration.explain import validate
+from counterpoint.transport.configuration.schema import keys_of
 
 DESCRIPTION = """Serves a web page and an API that show the jobs in DIRECTORY... and change them. Training never waits for it.
 At the start it prints where it is, and which files hold the tokens."""
@@ -29,7 +29,7 @@ def main(arguments: list[str]) -> int:
     values = {key: value for key, value in given.items() if value is not None}
     config = validate(ServeConfig, values, "serve")
     log_to_stderr()
-    from serve.main import serve
+    from counterpoint.serve.main import serve
 
     code = serve(directories, config, lambda text: print(text, flush=True), notify_ready)
     sys.stdout.flush()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 
-from cli.arguments.command import Command, log_to_stderr, parse
-from job.claim_directory import claim_directory
-from job.resolve_model import resolve_model
-from trainer.sft.config import SftConfig
-from trainer.sft.launch import run
-from transport.errors import UserError
-from transport.process.extras import TRAINING, require
+from counterpoint.cli.arguments.command import Command, log_to_stderr, parse
+from counterpoint.job.claim_directory import claim_directory
+from counterpoint.job.resolve_model import resolve_model
+from counterpoint.trainer.sft.config import SftConfig
+from counterpoint.trainer.sft.launch import run
+from counterpoint.transport.errors import UserError
+from counterpoint.transport.process.extras import TRAINING, require
 
 logger = logging.getLogger(__name__)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from cli.arguments.job import add_job, job_of
-from cli.display.console import console_for
-from cli.display.rollouts import print_rollout, rollout_table
-from job.inspection.rollout_records import (
+from counterpoint.cli.arguments.job import add_job, job_of
+from counterpoint.cli.display.console import console_for
+from counterpoint.cli.display.rollouts import print_rollout, rollout_table
+from counterpoint.job.inspection.rollout_records import (
     best_record,
     find_run,
     find_step,
@@ -16,7 +16,7 @@ from job.inspection.rollout_records import (
     records_without_difference,
     worst_record,
 )
-from transport.errors import UserError
+from counterpoint.transport.errors import UserError
 
 PIPE_WIDTH = 240
 """Keeps each row of the table on one line."""

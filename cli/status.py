@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from cli.arguments.job import add_job, job_of
+from counterpoint.cli.arguments.job import add_job, job_of
 
 WATCH_SECONDS = 2.0
 """Seconds between two updates of `--watch`."""
@@ -18,12 +18,12 @@ def main(arguments: list[str]) -> int:
     given = _parser().parse_args(arguments)
     directory = job_of(given)
     if given.health:  # every half minute, in a container: it imports little
-        from job.inspection.health import health_of
+        from counterpoint.job.inspection.health import health_of
 
         health = health_of(directory)
         print("\n".join(health.faults or health.alive))
         return UNHEALTHY if health.faults else 0
-    from cli.display import status_output
+    from counterpoint.cli.display import status_output
 
     if given.why is not None:
         status_output.print_why(directory, given.why, given.json)

@@ -13,12 +13,12 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from cli.arguments.job import add_job, job_of
-from job.admin.ask import checked
-from job.admin.verbs import RUN_VERBS, SERVER_VERBS
-from transport.configuration.docstrings import docstring_of
-from transport.errors import UserError
-from transport.printable import printable
+from counterpoint.cli.arguments.job import add_job, job_of
+from counterpoint.job.admin.ask import checked
+from counterpoint.job.admin.verbs import RUN_VERBS, SERVER_VERBS
+from counterpoint.transport.configuration.docstrings import docstring_of
+from counterpoint.transport.errors import UserError
+from counterpoint.transport.printable import printable
 
 OF_EVERY_REQUEST = ("kind", "request_id")
 """Fields of a request that no flag is for."""
@@ -69,7 +69,7 @@ def _add_field(parser: argparse.ArgumentParser, fields: type[BaseModel], name: s
 
 
 def _list_changeable(given: argparse.Namespace) -> int:
-    from job.admin.change import changeable_values
+    from counterpoint.job.admin.change import changeable_values
 
     values = changeable_values(job_of(given), given.run)
     return _show(given, values, "\n".join(f"{key} = {json.dumps(value)}" for key, value in values.items()))
@@ -87,9 +87,9 @@ def _pair(word: str) -> tuple[str, Any]:
 
 def note(arguments: list[str]) -> int:
     """`counterpoint note [RUN]`: writes notes and tags of a run, or of all; without any, prints them. Raises `UserError`."""
-    from job.admin.note import NoteChange, replace_notes
-    from job.directory import run_ids_in
-    from run.notes import Notes
+    from counterpoint.job.admin.note import NoteChange, replace_notes
+    from counterpoint.job.directory import run_ids_in
+    from counterpoint.run.notes import Notes
 
     parser = _parser("note", "Writes notes and tags of a run, live or ended; without any, prints those that it has.")
     parser.add_argument("run", metavar="RUN", nargs="?", help="the run's id; all runs of the job unless given")
@@ -116,7 +116,7 @@ def servers(arguments: list[str]) -> int:
 
     Raises `UserError`.
     """
-    from job.admin.servers import await_use, list_servers
+    from counterpoint.job.admin.servers import await_use, list_servers
 
     verbs = {verb.name: verb for verb in SERVER_VERBS}
     parser = _parser(
@@ -147,8 +147,8 @@ def join(arguments: list[str]) -> int:
 
     `counterpoint orchestrator FILE --join DIRECTORY` runs one in the foreground.
     """
-    from job.admin.join import join_run
-    from transport.configuration.toml_file import read_portable_text
+    from counterpoint.job.admin.join import join_run
+    from counterpoint.transport.configuration.toml_file import read_portable_text
 
     parser = _parser("join", "Starts a run of its own in a live job, detached from this terminal.")
     _add_common(parser)

@@ -7,16 +7,16 @@ import time
 from functools import partial
 from pathlib import Path
 
-from cli.arguments.job import add_job, job_of
-from cli.cluster.wait import job_in
-from cluster.errors import ClusterError, JobFailed
-from cluster.job_files import holds_job
-from job.admin.ask import checked
-from job.admin.stop import Eviction, evict_run, stop_run
-from job.number_format import duration
-from transport.errors import UserError
-from transport.files.lock import Holder
-from transport.printable import printable
+from counterpoint.cli.arguments.job import add_job, job_of
+from counterpoint.cli.cluster.wait import job_in
+from counterpoint.cluster.errors import ClusterError, JobFailed
+from counterpoint.cluster.job_files import holds_job
+from counterpoint.job.admin.ask import checked
+from counterpoint.job.admin.stop import Eviction, evict_run, stop_run
+from counterpoint.job.number_format import duration
+from counterpoint.transport.errors import UserError
+from counterpoint.transport.files.lock import Holder
+from counterpoint.transport.printable import printable
 
 USAGE = """usage: counterpoint stop RUN [--job DIRECTORY] [--evict REASON]
        counterpoint stop DIRECTORY

@@ -20,21 +20,21 @@ from typing import Any
 from rich.console import Console
 from rich.logging import RichHandler
 
-from cli.arguments.command import Command, log_to_stderr, parse
-from cli.cluster.wait import StopJobOnSignals, await_end
-from cli.display.console import lasting
-from cli.display.sweep_table import print_changes, print_table, show_live, sweep_console
-from cluster.errors import ClusterError
-from job.check import check_imports
-from job.configuration.layers import forget_environment
-from job.configuration.load import to_toml
-from job.sweep.grid import describe_values
-from job.sweep.rows import ReadRows, rows_reader, rows_reader_of
-from job.sweep.submit_workers import GivenSweep, check_workers, submit_workers
-from job.sweep.targets import SweepConfig, check_files, targets_of
-from job.sweep.worker import check_store, run_worker
-from transport.errors import UserError
-from transport.process import launch
+from counterpoint.cli.arguments.command import Command, log_to_stderr, parse
+from counterpoint.cli.cluster.wait import StopJobOnSignals, await_end
+from counterpoint.cli.display.console import lasting
+from counterpoint.cli.display.sweep_table import print_changes, print_table, show_live, sweep_console
+from counterpoint.cluster.errors import ClusterError
+from counterpoint.job.check import check_imports
+from counterpoint.job.configuration.layers import forget_environment
+from counterpoint.job.configuration.load import to_toml
+from counterpoint.job.sweep.grid import describe_values
+from counterpoint.job.sweep.rows import ReadRows, rows_reader, rows_reader_of
+from counterpoint.job.sweep.submit_workers import GivenSweep, check_workers, submit_workers
+from counterpoint.job.sweep.targets import SweepConfig, check_files, targets_of
+from counterpoint.job.sweep.worker import check_store, run_worker
+from counterpoint.transport.errors import UserError
+from counterpoint.transport.process import launch
 
 STATUS_USAGE = """usage: counterpoint sweep status FILE|ROOT [--json]
 

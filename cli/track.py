@@ -9,16 +9,16 @@ import time
 from pathlib import Path
 from typing import Any
 
-from cli.arguments.command import log_to_stderr
-from cli.arguments.job import add_job, job_of
-from cluster.notify import Heartbeat, notify_ready
-from job.directory import JOB_FILE, is_running, living_runs, read_json, run_ids_in
-from job.tracking.config import Destinations
-from job.tracking.sink_process import SinkSpec
-from job.tracking.sinks_of import SINKS, check_extras, sinks_of
-from job.tracking.tracking import Tracking
-from transport.configuration.explain import validate
-from transport.errors import UserError
+from counterpoint.cli.arguments.command import log_to_stderr
+from counterpoint.cli.arguments.job import add_job, job_of
+from counterpoint.cluster.notify import Heartbeat, notify_ready
+from counterpoint.job.directory import JOB_FILE, is_running, living_runs, read_json, run_ids_in
+from counterpoint.job.tracking.config import Destinations
+from counterpoint.job.tracking.sink_process import SinkSpec
+from counterpoint.job.tracking.sinks_of import SINKS, check_extras, sinks_of
+from counterpoint.job.tracking.tracking import Tracking
+from counterpoint.transport.configuration.explain import validate
+from counterpoint.transport.errors import UserError
 
 USAGE = """usage: counterpoint track [--job DIRECTORY] [--to tensorboard|trackio|wandb]... [--project NAME] [--offline]
                           [--name NAME] [--follow]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from cli.arguments.command import log_to_stderr, parse
-from cluster.notify import notify_ready
-from job.resolve_model import resolve_model
-from trainer.config import TrainerConfig
-from trainer.launch import run
-from transport.process.extras import TRAINING, require
-from transport.process.hangup import ReloadOnHangup, note_hangup
+from counterpoint.cli.arguments.command import log_to_stderr, parse
+from counterpoint.cluster.notify import notify_ready
+from counterpoint.job.resolve_model import resolve_model
+from counterpoint.trainer.config import TrainerConfig
+from counterpoint.trainer.launch import run
+from counterpoint.transport.process.extras import TRAINING, require
+from counterpoint.transport.process.hangup import ReloadOnHangup, note_hangup
 
 
 def main(arguments: list[str]) -> int:

@@ -12,10 +12,10 @@ from typing import Any
 
 import orjson
 
-from cluster.spec import JobSpec, Resources, RestartScope
-from transport.configuration.explain import validate
-from transport.configuration.toml_file import parse, read_text
-from transport.errors import UserError
+from counterpoint.cluster.spec import JobSpec, Resources, RestartScope
+from counterpoint.transport.configuration.explain import validate
+from counterpoint.transport.configuration.toml_file import parse, read_text
+from counterpoint.transport.errors import UserError
 
 
 def load_spec(file: str | Path) -> JobSpec:

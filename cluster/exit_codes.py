@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from transport.process.permanent_errors import DISK_FULL
+from counterpoint.transport.process.permanent_errors import DISK_FULL
 
 ASKED_TO_END = frozenset({128 + signal.SIGINT, 128 + signal.SIGTERM})
 """Exit codes of a process that a signal ended before its work was complete: it ended in order, or, if it had no handler yet, the

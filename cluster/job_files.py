@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 import orjson
 from pydantic import Field, ValidationError
 
-from cluster.errors import ClusterError
-from cluster.spec import JobSpec
-from transport.config import Config
-from transport.files.untrusted import UntrustedFileError, read_json
-from transport.files.wrong_types import first_wrong
-from transport.wires.endpoint import socket_path
+from counterpoint.cluster.errors import ClusterError
+from counterpoint.cluster.spec import JobSpec
+from counterpoint.transport.config import Config
+from counterpoint.transport.files.untrusted import UntrustedFileError, read_json
+from counterpoint.transport.files.wrong_types import first_wrong
+from counterpoint.transport.wires.endpoint import socket_path
 
 JOB_FILE = "cluster_job.json"
 OUTCOME_FILE = "outcome.json"

@@ -17,9 +17,9 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from cluster.builder import require_json
-from cluster.errors import ClusterError, JobExists, JobFailed
-from cluster.job_files import (
+from counterpoint.cluster.builder import require_json
+from counterpoint.cluster.errors import ClusterError, JobExists, JobFailed
+from counterpoint.cluster.job_files import (
     JOB_FILE,
     MASTER_FILE,
     MASTER_LOG,
@@ -32,18 +32,18 @@ from cluster.job_files import (
     read_outcome,
     write_privately,
 )
-from cluster.manager.events import ManagerStage, Outcome
-from cluster.manager.state import first_state
-from cluster.manager.stopping import STOPPED_EARLY
-from cluster.master.backend_choice import backend_class
-from cluster.master.control import ControlError, NoMaster, NotStarted, ask, unknown_role
-from cluster.master.mastership import Identity
-from cluster.master.orders import LOGS, log_file
-from cluster.master.standby import reaped, start_master
-from cluster.spec import MASTER, JobSpec, sub_master_name
-from cluster.worker_classes import require_classes, search_path
-from transport.errors import UserError
-from transport.files.wrong_types import first_wrong
+from counterpoint.cluster.manager.events import ManagerStage, Outcome
+from counterpoint.cluster.manager.state import first_state
+from counterpoint.cluster.manager.stopping import STOPPED_EARLY
+from counterpoint.cluster.master.backend_choice import backend_class
+from counterpoint.cluster.master.control import ControlError, NoMaster, NotStarted, ask, unknown_role
+from counterpoint.cluster.master.mastership import Identity
+from counterpoint.cluster.master.orders import LOGS, log_file
+from counterpoint.cluster.master.standby import reaped, start_master
+from counterpoint.cluster.spec import MASTER, JobSpec, sub_master_name
+from counterpoint.cluster.worker_classes import require_classes, search_path
+from counterpoint.transport.errors import UserError
+from counterpoint.transport.files.wrong_types import first_wrong
 
 logger = logging.getLogger(__name__)
 

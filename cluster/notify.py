@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from transport.printable import shortened
+from counterpoint.transport.printable import shortened
 
 logger = logging.getLogger(__name__)
 

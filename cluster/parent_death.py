@@ -14,7 +14,7 @@ import sys
 import time
 from contextlib import suppress
 
-from transport.process.launch import TRACKER_SECONDS, die_with_parent, is_resource_tracker, live_processes
+from counterpoint.transport.process.launch import TRACKER_SECONDS, die_with_parent, is_resource_tracker, live_processes
 
 
 def bind_worker_to_parent() -> None:
@@ -29,7 +29,7 @@ def bind_worker_to_parent() -> None:
 
 def bound_command(command: list[str]) -> list[str]:
     """Returns `command` wrapped so that, started by this process, it dies with this process."""
-    return [sys.executable, "-P", "-m", "cluster.parent_death", str(os.getpid()), *command]
+    return [sys.executable, "-P", "-m", "counterpoint.cluster.parent_death", str(os.getpid()), *command]
 
 
 def end_group(group: int) -> None:

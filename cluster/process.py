@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cluster.notify import NotifySocket
-from transport.files.untrusted import UntrustedFileError, open_regular
-from transport.process import launch
-from transport.process.child import own_environment, size_of, spawn
-from transport.process.launch import guarded
+from counterpoint.cluster.notify import NotifySocket
+from counterpoint.transport.files.untrusted import UntrustedFileError, open_regular
+from counterpoint.transport.process import launch
+from counterpoint.transport.process.child import own_environment, size_of, spawn
+from counterpoint.transport.process.launch import guarded
 
 INHERITED = 3
 """The number under which a worker finds a descriptor that it inherits."""

@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from cluster.member import Member, Stage
+from counterpoint.cluster.member import Member, Stage
 
 if TYPE_CHECKING:
-    from cluster.calls.group import RoleGroup
+    from counterpoint.cluster.calls.group import RoleGroup
 
 __all__ = ["Context", "Member", "Stage", "SubMaster", "WorkLoad", "Worker"]
 

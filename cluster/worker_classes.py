@@ -17,9 +17,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 
-from cluster.spec import JobSpec
-from cluster.worker import SubMaster, Worker
-from transport.errors import UserError
+from counterpoint.cluster.spec import JobSpec
+from counterpoint.cluster.worker import SubMaster, Worker
+from counterpoint.transport.errors import UserError
 
 _UNKNOWN = "?"
 """Stands for what a source does not tell."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from transport.public_names import public_names
+from counterpoint.public_names import public_names
 
 if TYPE_CHECKING:
     from counterpoint import advantages as advantages

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from environments.chat import Chat, Tool
-from environments.sampling import SamplingConfig, SamplingOverrides
-from transport.records import Rollout, Turn
+from counterpoint.environments.chat import Chat, Tool
+from counterpoint.environments.sampling import SamplingConfig, SamplingOverrides
+from counterpoint.transport.records import Rollout, Turn
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,11 +25,11 @@ from typing import Any
 from jinja2 import TemplateError
 from tokenizers import AddedToken, Tokenizer
 
-from environments.chat_marks import MARK, PROMPT, Closing, alike, marked_messages, marks_of, said_message
-from environments.chat_template import ChatTemplates
-from environments.text_pieces import may_be_cut, pieces_of
-from transport.exact_json import dumps
-from transport.records import Turn
+from counterpoint.environments.chat_marks import MARK, PROMPT, Closing, alike, marked_messages, marks_of, said_message
+from counterpoint.environments.chat_template import ChatTemplates
+from counterpoint.environments.text_pieces import may_be_cut, pieces_of
+from counterpoint.transport.exact_json import dumps
+from counterpoint.transport.records import Turn
 
 # The tokenizer would divide each batch among threads of its own. We decode some short texts at a time, for which waking these
 # threads takes 17 microseconds where decoding takes 3, and far longer where other processes have the cores.

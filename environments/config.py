@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, model_validator
 
-from environments.reward import RewardBounds, as_bounds
-from environments.sampling import SamplingOverrides
-from transport.config import Config, Identifier
+from counterpoint.environments.reward import RewardBounds, as_bounds
+from counterpoint.environments.sampling import SamplingOverrides
+from counterpoint.transport.config import Config, Identifier
 
 ALL = "all"
 """What stands for all environments together, and is no environment's name."""

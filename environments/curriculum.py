@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from environments.config import CurriculumConfig
-from environments.shuffle import EpochOrder, uniform
+from counterpoint.environments.config import CurriculumConfig
+from counterpoint.environments.shuffle import EpochOrder, uniform
 
 MOST_EXAMPLES = 4_000_000
 """In an environment with a curriculum, since every checkpoint holds two bytes of each."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 
-from environments.chat import Chat, Message, Tool
+from counterpoint.environments.chat import Chat, Message, Tool
 
 
 @dataclass(slots=True)

@@ -5,31 +5,14 @@ from __future__ import annotations
 import traceback
 from types import FrameType
 
-from environments.workers.errors import WorkerError
-from transport.printable import shortened
+from counterpoint.environments.workers.errors import WorkerError
+from counterpoint.transport.printable import shortened
 
 _LONGEST_ERROR = 2000
 """Characters of an exception's text; the rest is cut off."""
 
-_OURS = (
-    "cli",
-    "cluster",
-    "counterpoint",
-    "environments",
-    "inference",
-    "job",
-    "models",
-    "orchestrator",
-    "run",
-    "serve",
-    "sweep",
-    "trainer",
-    "transport",
-    "tune",
-)
-"""Packages that call an environment or are called by it; those below `_TASKS` are environments."""
-
-_TASKS = "environments.tasks."
+_TASKS = "counterpoint.environments.tasks."
+"""How the modules of the built-in environments begin."""
 
 
 def describe_error(error: BaseException) -> str:
@@ -62,4 +45,4 @@ def _is_theirs(frame: FrameType) -> bool:
     module = str(frame.f_globals.get("__name__"))
     if "/lib/python" in frame.f_code.co_filename or frame.f_code.co_filename.startswith("<"):
         return False
-    return module.startswith(_TASKS) or module.partition(".")[0] not in _OURS
+    return module.startswith(_TASKS) or module.partition(".")[0] != "counterpoint"

@@ -1,17 +1,28 @@
 """Import paths in configurations, by which environments, advantages, losses, functions and tools are given.
 
-In the process of a guest, and in those that it starts, only the paths are loaded that the job allows (`only_imports`).
+Modules are found where the process finds its own, and then in the working directory (`import_module`). In the process of a guest,
+and in those that it starts, only the paths are loaded that the job allows (`only_imports`).
 """
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import json
 import os
+import pkgutil
+import sys
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import ModuleType
+
+import counterpoint
 
 VARIABLE = "COUNTERPOINT_IMPORTS"
 """Holds the paths that may be loaded, as a JSON list. Unset: all."""
+
+_OWN = {found.name for found in pkgutil.iter_modules(counterpoint.__path__)}
 
 
 @contextmanager
@@ -47,6 +58,27 @@ def not_allowed(path: str, key: str) -> str:
     )
 
 
+def search_working_directory() -> None:
+    """Lets modules of the working directory be found, after all others, which none of them hides."""
+    with suppress(OSError):  # it is gone
+        if (here := os.getcwd()) not in sys.path:
+            sys.path.append(here)
+
+
+def import_module(name: str) -> ModuleType:
+    """Imports what a configuration names; raises whatever the import raises.
+
+    In a checkout a folder of ours is no module: it would be a second copy of `counterpoint.NAME`.
+    """
+    search_working_directory()
+    top = name.partition(".")[0]
+    spec = importlib.util.find_spec(top) if top in _OWN else None
+    places = [] if spec is None else spec.submodule_search_locations or []
+    if any(os.path.samefile(place, Path(counterpoint.__path__[0], top)) for place in places):
+        raise ModuleNotFoundError(f"No module named {top!r}", name=top)
+    return importlib.import_module(name)
+
+
 def import_advice(module_name: str, error: BaseException) -> str:
     """Returns advice to append to the message of an `error` at importing `module_name`.
 
@@ -56,4 +88,6 @@ def import_advice(module_name: str, error: BaseException) -> str:
     if not missing or not f"{module_name}.".startswith(f"{missing}."):
         return ""
     top = module_name.partition(".")[0]
-    return f"; put the directory of {top} on PYTHONPATH (where you stand is not on it by itself)"
+    if top in _OWN:
+        return f"; a module of this project is counterpoint.{module_name}"
+    return f"; put the directory of {top} on PYTHONPATH, or start where {top} is"

@@ -8,10 +8,10 @@ import math
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 
-from environments.base import Environment, EnvironmentContext
-from environments.chat import Chat
-from environments.describe_error import describe_error
-from transport.rate_limited_log import RateLimitedLog
+from counterpoint.environments.base import Environment, EnvironmentContext
+from counterpoint.environments.chat import Chat
+from counterpoint.environments.describe_error import describe_error
+from counterpoint.transport.rate_limited_log import RateLimitedLog
 
 logger = logging.getLogger(__name__)
 _log = RateLimitedLog(logger)

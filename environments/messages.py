@@ -12,8 +12,8 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from environments.chat import Message, Tool
-from transport.exact_json import JsonError, loads
+from counterpoint.environments.chat import Message, Tool
+from counterpoint.transport.exact_json import JsonError, loads
 
 MOST_DEPTH = 64
 """The levels that lists and objects may have. Templates and digests walk them by recursion."""

@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from environments.base import Environment
-from environments.config import EnvironmentConfig
-from environments.curriculum import Curriculum
-from environments.shuffle import EpochOrder
+from counterpoint.environments.base import Environment
+from counterpoint.environments.config import EnvironmentConfig
+from counterpoint.environments.curriculum import Curriculum
+from counterpoint.environments.shuffle import EpochOrder
 
 
 class ExamplesChangedError(ValueError):

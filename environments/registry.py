@@ -7,28 +7,27 @@ that lacks a part of the protocol (`environments.base.Environment`).
 from __future__ import annotations
 
 import difflib
-import importlib
 import inspect
 import reprlib
 from collections.abc import Iterable
 from typing import Any, cast
 
-from environments.base import Environment
-from environments.config import EnvironmentConfig
-from environments.import_path import check_allowed, import_advice
-from environments.reward import own_bounds
-from transport.configuration.arguments import refuse_booleans
+from counterpoint.environments.base import Environment
+from counterpoint.environments.config import EnvironmentConfig
+from counterpoint.environments.import_path import check_allowed, import_advice, import_module
+from counterpoint.environments.reward import own_bounds
+from counterpoint.transport.configuration.arguments import refuse_booleans
 
 BUILT_IN = {
-    "agent": "environments.gateway.agent:AgentEnvironment",
-    "arithmetic": "environments.tasks.arithmetic:Arithmetic",
-    "closest-number": "environments.tasks.closest_number:ClosestNumber",
-    "guess-number": "environments.tasks.guess_number:GuessNumber",
-    "reverse-text": "environments.tasks.reverse_text:ReverseText",
-    "seat": "environments.seats.seat:Seat",
-    "single-turn": "environments.rewards.single_turn:SingleTurn",
-    "tools": "environments.tools.rows:RowsWithTools",
-    "verifiers": "environments.verifiers_library.environment:Verifiers",
+    "agent": "counterpoint.environments.gateway.agent:AgentEnvironment",
+    "arithmetic": "counterpoint.environments.tasks.arithmetic:Arithmetic",
+    "closest-number": "counterpoint.environments.tasks.closest_number:ClosestNumber",
+    "guess-number": "counterpoint.environments.tasks.guess_number:GuessNumber",
+    "reverse-text": "counterpoint.environments.tasks.reverse_text:ReverseText",
+    "seat": "counterpoint.environments.seats.seat:Seat",
+    "single-turn": "counterpoint.environments.rewards.single_turn:SingleTurn",
+    "tools": "counterpoint.environments.tools.rows:RowsWithTools",
+    "verifiers": "counterpoint.environments.verifiers_library.environment:Verifiers",
 }
 """Import paths by kind. The modules load only when asked for."""
 
@@ -41,8 +40,8 @@ def load_environment(config: EnvironmentConfig) -> Environment:
     """
     if config.workers == 0 and config.hosts is None:
         return load_here(config)
-    from environments.workers.found import check_in_process
-    from environments.workers.proxy import WorkerEnvironment
+    from counterpoint.environments.workers.found import check_in_process
+    from counterpoint.environments.workers.proxy import WorkerEnvironment
 
     return WorkerEnvironment(config, check_in_process(config))
 
@@ -67,7 +66,7 @@ def _find_class(kind: str, where: str) -> type[Any]:
     if kind not in BUILT_IN:
         check_allowed(kind, f"{where}: kind")
     try:
-        module = importlib.import_module(module_name)
+        module = import_module(module_name)
     except (Exception, SystemExit) as error:  # an operator's module may fail in any way while it is imported
         raise ValueError(
             f"{where}: kind = {kind!r}: importing {module_name!r} failed: {type(error).__name__}: {error}"

@@ -11,7 +11,7 @@ from numbers import Real
 
 import numpy as np
 
-from transport.config import IDENTIFIER_PATTERN
+from counterpoint.transport.config import IDENTIFIER_PATTERN
 
 MOST_PLAYERS = 64
 """The players of one rollout. Their names are in every record of it."""

@@ -12,8 +12,8 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, Field, create_model
 
-from transport.config import Config
-from transport.records import MOST_ALTERNATIVES
+from counterpoint.transport.config import Config
+from counterpoint.transport.records import MOST_ALTERNATIVES
 
 MOST_STOPS = 32
 LONGEST_STOP = 256

@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from environments.base import Environment, Model, OnePolicy, Reply
-from environments.chat import Chat, Tool
-from environments.sampling import CallOverrides, SamplingConfig, SamplingOverrides
-from environments.tools.hermes import parse_hermes
-from transport.records import Rollout, Turn
+from counterpoint.environments.base import Environment, Model, OnePolicy, Reply
+from counterpoint.environments.chat import Chat, Tool
+from counterpoint.environments.sampling import CallOverrides, SamplingConfig, SamplingOverrides
+from counterpoint.environments.tools.hermes import parse_hermes
+from counterpoint.transport.records import Rollout, Turn
 
 LOG_PROBABILITY = -0.5
 """The log-probability of every token."""

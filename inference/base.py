@@ -21,11 +21,11 @@ import numpy.typing as npt
 import orjson
 from pydantic import ConfigDict, Field
 
-from environments.sampling import AlternativeCount, JsonSchema, Sampling
-from inference.loads import Origin
-from inference.model_facts import UNBOUNDED, AnswerBounds
-from transport.records import Alternatives, Float32Array, Int32Array, RoutingArray
-from transport.validation import LOG_PROBABILITY_ROUNDING
+from counterpoint.environments.sampling import AlternativeCount, JsonSchema, Sampling
+from counterpoint.inference.loads import Origin
+from counterpoint.inference.model_facts import UNBOUNDED, AnswerBounds
+from counterpoint.transport.records import Alternatives, Float32Array, Int32Array, RoutingArray
+from counterpoint.transport.validation import LOG_PROBABILITY_ROUNDING
 
 Float64Array = npt.NDArray[np.float64]
 

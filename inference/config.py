@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, model_validator
 
-from transport.config import Config
-from transport.loopback import is_loopback
+from counterpoint.transport.config import Config
+from counterpoint.transport.loopback import is_loopback
 
 
 def check_url(url: str) -> str:

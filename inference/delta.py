@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from inference.plugin.checkpoint import BASE, DELTA, read_header, read_places, weight_files
-from transport.files.atomic import remove_directory
+from counterpoint.inference.plugin.checkpoint import BASE, DELTA, read_header, read_places, weight_files
+from counterpoint.transport.files.atomic import remove_directory
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -12,8 +12,8 @@ import os
 import secrets
 from pathlib import Path
 
-from inference.token import read_token
-from transport.files.atomic import write_atomically
+from counterpoint.inference.token import read_token
+from counterpoint.transport.files.atomic import write_atomically
 
 VARIABLE = "COUNTERPOINT_IDENTITY_FILE"
 """The variable by which a server is told the path of the file."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from inference.identity import is_proof
+from counterpoint.inference.identity import is_proof
 
 MAX_KEY = 128
 """Characters of an owner's key."""

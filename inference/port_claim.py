@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from transport.printable import shortened
+from counterpoint.transport.printable import shortened
 
 _CREDENTIALS = struct.Struct("3i")
 """`struct ucred`: pid, uid, gid."""

@@ -18,11 +18,11 @@ from typing import Any
 
 import orjson
 
-from inference.base import WeightUpdate
-from inference.loads import Claim
-from inference.plugin.adapter_files import FILES
-from inference.plugin.checkpoint import BASE, DELTA, weight_files
-from transport.files.atomic import STABLE
+from counterpoint.inference.base import WeightUpdate
+from counterpoint.inference.loads import Claim
+from counterpoint.inference.plugin.adapter_files import FILES
+from counterpoint.inference.plugin.checkpoint import BASE, DELTA, weight_files
+from counterpoint.transport.files.atomic import STABLE
 
 OFFER_PATH = "/counterpoint/v1/offer"
 SEND_PATH = "/counterpoint/v1/send"

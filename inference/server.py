@@ -26,18 +26,18 @@ from typing import IO, Any
 
 import orjson
 
-from cluster.parent_death import bound_command, end_group, stopped_members
-from inference import identity
-from inference.config import InferenceConfig
-from inference.model_facts import attention_heads, kept_bytes, longest_context
-from inference.plugin.checkpoint import is_delta
-from inference.port_claim import claimed
-from inference.token import API_KEY_FILE_VARIABLE, read_tokens
-from transport.files.own_directory import remove_left
-from transport.process.cores import own_cores
-from transport.process.launch import SHARED_TMPDIR, TEMPORARY, TemporaryDirectory
-from transport.process.permanent_errors import DISK_FULL, exit_code_of, is_disk_full
-from transport.process.stop_requests import StopSignals
+from counterpoint.cluster.parent_death import bound_command, end_group, stopped_members
+from counterpoint.inference import identity
+from counterpoint.inference.config import InferenceConfig
+from counterpoint.inference.model_facts import attention_heads, kept_bytes, longest_context
+from counterpoint.inference.plugin.checkpoint import is_delta
+from counterpoint.inference.port_claim import claimed
+from counterpoint.inference.token import API_KEY_FILE_VARIABLE, read_tokens
+from counterpoint.transport.files.own_directory import remove_left
+from counterpoint.transport.process.cores import own_cores
+from counterpoint.transport.process.launch import SHARED_TMPDIR, TEMPORARY, TemporaryDirectory
+from counterpoint.transport.process.permanent_errors import DISK_FULL, exit_code_of, is_disk_full
+from counterpoint.transport.process.stop_requests import StopSignals
 
 logger = logging.getLogger(__name__)
 
@@ -215,15 +215,15 @@ def _decides_elsewhere(config: InferenceConfig, flag: str) -> bool:
 
 def server_command(config: InferenceConfig) -> list[str]:
     """Returns vLLM's command line. It contains no secret."""
-    command = [sys.executable, "-P", "-m", "inference.plugin.program"]
+    command = [sys.executable, "-P", "-m", "counterpoint.inference.plugin.program"]
     command += ["--model", config.model, "--host", config.host, "--port", str(config.port)]
     command += ["--dtype", config.dtype, "--seed", str(config.seed)]
     command += ["--max-model-len", str(config.max_model_len), "--max-num-seqs", str(config.max_num_seqs)]
     command += ["--max-num-batched-tokens", str(config.max_num_batched_tokens)]
     command += ["--tensor-parallel-size", str(config.tensor_parallel_size)]
-    command += ["--worker-extension-cls", "inference.plugin.worker_digest.WeightReader"]
+    command += ["--worker-extension-cls", "counterpoint.inference.plugin.worker_digest.WeightReader"]
     if not config.sets("--config"):  # a flag goes before what vLLM's own file says
-        command += ["--scheduler-cls", "inference.plugin.engine.held_outputs.scheduler"]
+        command += ["--scheduler-cls", "counterpoint.inference.plugin.engine.held_outputs.scheduler"]
     # Log-probabilities at the sampling temperature, and no sampling settings but those a request states: a model's
     # generation_config.json may ask for top-k or top-p, which would train on another distribution than was meant.
     command += ["--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
@@ -251,9 +251,9 @@ def server_command(config: InferenceConfig) -> list[str]:
     if config.reasoning_parser is not None:
         command += ["--reasoning-parser", config.reasoning_parser]
     # What comes last is asked first.
-    command += ["--middleware", "inference.plugin.authentication.PlainBodies"]
+    command += ["--middleware", "counterpoint.inference.plugin.authentication.PlainBodies"]
     if config.api_key_file is not None:
-        command += ["--middleware", "inference.plugin.authentication.RequireToken"]
+        command += ["--middleware", "counterpoint.inference.plugin.authentication.RequireToken"]
     return command + config.extra_args
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from transport.files.watched import Watched
+from counterpoint.transport.files.watched import Watched
 
 MAX_TOKEN_BYTES = 4096
 

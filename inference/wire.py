@@ -23,7 +23,7 @@ import msgpack
 import numpy as np
 from pydantic import ValidationError
 
-from inference.base import (
+from counterpoint.inference.base import (
     MOST_STOP_TOKENS,
     REQUEST_ID_BYTES,
     Completion,
@@ -33,11 +33,11 @@ from inference.base import (
     Scores,
     ServerFailure,
 )
-from inference.loads import Origin
-from transport.arrays import CodecError, pack_arrays, unpack_arrays
-from transport.files.atomic import as_bytes_view
-from transport.records import Alternatives, Int32Array, RoutingArray
-from transport.unpacked import unpacked
+from counterpoint.inference.loads import Origin
+from counterpoint.transport.arrays import CodecError, pack_arrays, unpack_arrays
+from counterpoint.transport.files.atomic import as_bytes_view
+from counterpoint.transport.records import Alternatives, Int32Array, RoutingArray
+from counterpoint.transport.unpacked import unpacked
 
 GENERATE_PATH = "/counterpoint/v1/generate"
 SCORE_PATH = "/counterpoint/v1/score"

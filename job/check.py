@@ -1,7 +1,7 @@
 """Finds errors of a job before anything starts: in its runs' environments, advantages and losses, and in its servers' ports.
 
 Built-in kinds are checked in this process. Kinds that an operator names by import path are loaded by a child process,
-`python -m job.check`, as the role will load them: none of their code runs in `counterpoint run` itself.
+`python -m counterpoint.job.check`, as the role will load them: none of their code runs in `counterpoint run` itself.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TextIO
 
-from cluster.backends.ray_cluster import RayCluster
-from cluster.errors import BackendError
-from cluster.exit_codes import describe_exit
-from environments.config import EnvironmentConfig
-from environments.import_path import variable_of
-from inference.server import check_configuration
-from job.config import JobConfig
-from job.configuration.layers import forget_environment
-from job.configuration.named_files import check_beginning, check_job_files, check_run_files
-from job.resolve_model import check_model
-from job.sections import ServersConfig
-from job.tracking.config import Destinations
-from job.tracking.sinks_of import check_extras
-from run.config import RunConfig
-from transport.errors import Obstructed, UserError
-from transport.process.launch import guarded
-from transport.process.permanent_errors import is_passing, is_permanent
+from counterpoint.cluster.backends.ray_cluster import RayCluster
+from counterpoint.cluster.errors import BackendError
+from counterpoint.cluster.exit_codes import describe_exit
+from counterpoint.environments.config import EnvironmentConfig
+from counterpoint.environments.import_path import variable_of
+from counterpoint.inference.server import check_configuration
+from counterpoint.job.config import JobConfig
+from counterpoint.job.configuration.layers import forget_environment
+from counterpoint.job.configuration.named_files import check_beginning, check_job_files, check_run_files
+from counterpoint.job.resolve_model import check_model
+from counterpoint.job.sections import ServersConfig
+from counterpoint.job.tracking.config import Destinations
+from counterpoint.job.tracking.sinks_of import check_extras
+from counterpoint.run.config import RunConfig
+from counterpoint.transport.errors import Obstructed, UserError
+from counterpoint.transport.process.launch import guarded
+from counterpoint.transport.process.permanent_errors import is_passing, is_permanent
 
 SAFE_PATH = {"PYTHONSAFEPATH": "1"}
-"""A variable of every role's environment. With it, Python does not import a `cli/` or `trainer/` of the current directory in
-place of our packages. So an operator's module has to be on PYTHONPATH, whatever the current directory."""
+"""A variable of every role's environment. With it, Python imports nothing of the working directory in place of another module;
+an operator's modules there are found last (`environments/import_path.py`)."""
 
 CHECK_SECONDS = 60.0
 """Time limit for loading everything that is named by import path. The slowest import is torch from a cold disk; a module that
@@ -54,7 +54,7 @@ def check_run(config: RunConfig, *, calls_parsed: bool = True) -> None:
     Raises `UserError` for an environment or advantage that does not exist or whose arguments are invalid, and for an environment
     with tools that the servers do not parse; its subclass `Obstructed` where something that an environment needs does not answer.
     """
-    from orchestrator.step.advantages import load_advantage
+    from counterpoint.orchestrator.step.advantages import load_advantage
 
     for place, (environment, _) in config.every_environment.items():
         if ":" not in environment.kind:
@@ -117,7 +117,7 @@ def check_fit(config: JobConfig) -> None:
             check_configuration(config.inference)
         except ValueError as error:
             raise UserError(f"inference: {error}") from None
-    from environments.chat import Chat
+    from counterpoint.environments.chat import Chat
 
     chats: dict[str, Chat] = {}
     for run in config.every_run:
@@ -177,7 +177,7 @@ def check_imports(
     given = b"\n".join(run.model_dump_json().encode() for run in runs)
     arguments = [] if calls_parsed else [_UNPARSED]
     names = ", ".join(dict.fromkeys(custom or [run.run_id for run in runs]))
-    load_in_child(names, "job.check", arguments, given, {} if allowed is None else variable_of(allowed))
+    load_in_child(names, "counterpoint.job.check", arguments, given, {} if allowed is None else variable_of(allowed))
 
 
 def load_in_child(
@@ -258,7 +258,7 @@ def main() -> int:
 
 
 def _load_all(run: RunConfig, calls_parsed: bool) -> None:
-    from orchestrator.step.advantages import load_advantage, try_advantage
+    from counterpoint.orchestrator.step.advantages import load_advantage, try_advantage
 
     for place, (environment, _) in run.every_environment.items():
         try:
@@ -267,15 +267,15 @@ def _load_all(run: RunConfig, calls_parsed: bool) -> None:
             raise ValueError(f"{place}: {error}") from error
     try_advantage(load_advantage(run.advantage), run.schedule.group_size)
     if ":" in run.training.loss.kind:
-        from trainer.losses.load import load_loss  # torch comes with it, which takes seconds
-        from trainer.updates.passes import optional_inputs
+        from counterpoint.trainer.losses.load import load_loss  # torch comes with it, which takes seconds
+        from counterpoint.trainer.updates.passes import optional_inputs
 
         load_loss(run.training.loss, optional_inputs(run))
 
 
 def _load_environment(config: EnvironmentConfig, model: str, calls_parsed: bool) -> None:
-    from environments.lifecycle import check_chat
-    from environments.registry import load_here
+    from counterpoint.environments.lifecycle import check_chat
+    from counterpoint.environments.registry import load_here
 
     environment = load_here(config)
     if not getattr(environment, "needs_tool_parser", False):
@@ -287,7 +287,7 @@ def _load_environment(config: EnvironmentConfig, model: str, calls_parsed: bool)
             "built-in models)"
         )
     if (Path(model) / "tokenizer.json").is_file():
-        from environments.chat import Chat
+        from counterpoint.environments.chat import Chat
 
         check_chat(config.name, environment, Chat(model))
 

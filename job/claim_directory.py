@@ -13,19 +13,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from cluster.attended.attended_job import end_earlier
-from cluster.attended.left_running import has_agents
-from cluster.errors import ClusterError
-from job.config import JobConfig
-from job.directory import JOB_FILE, JOB_LOCK, control_directory, living_runs, own_steps, read_json
-from job.run_state import committed_steps, eviction_of, evictions_of_all_left, is_finished
-from orchestrator.run_directory import ConfigurationError
-from orchestrator.step.checkpoint import CheckpointError, check_resumable
-from sweep.store import StoreError
-from transport.errors import Obstructed, UserError
-from transport.files.lock import take_lock
-from transport.files.mounts import unmounted
-from transport.process.permanent_errors import is_permanent
+from counterpoint.cluster.attended.attended_job import end_earlier
+from counterpoint.cluster.attended.left_running import has_agents
+from counterpoint.cluster.errors import ClusterError
+from counterpoint.job.config import JobConfig
+from counterpoint.job.directory import JOB_FILE, JOB_LOCK, control_directory, living_runs, own_steps, read_json
+from counterpoint.job.run_state import committed_steps, eviction_of, evictions_of_all_left, is_finished
+from counterpoint.orchestrator.run_directory import ConfigurationError
+from counterpoint.orchestrator.step.checkpoint import CheckpointError, check_resumable
+from counterpoint.sweep.store import StoreError
+from counterpoint.transport.errors import Obstructed, UserError
+from counterpoint.transport.files.lock import take_lock
+from counterpoint.transport.files.mounts import unmounted
+from counterpoint.transport.process.permanent_errors import is_permanent
 
 
 class NothingLeft(UserError):

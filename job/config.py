@@ -12,13 +12,13 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationInfo, field_validator, model_validator
 
-from inference.config import InferenceConfig
-from job.configuration.load import merge
-from job.derive import derive
-from job.directory import is_only_run
-from job.sections import JobSections
-from run.config import RunConfig
-from transport.config import Config
+from counterpoint.inference.config import InferenceConfig
+from counterpoint.job.configuration.load import merge
+from counterpoint.job.derive import derive
+from counterpoint.job.directory import is_only_run
+from counterpoint.job.sections import JobSections
+from counterpoint.run.config import RunConfig
+from counterpoint.transport.config import Config
 
 SHARED = {
     "inference": ("model", "seed"),

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from inference.config import InferenceConfig, LoraServingConfig, PoolConfig
-from job.placement import check_placement, servers_file, servers_move
-from job.sections import JobSections, ServersConfig
-from run.config import RunConfig
-from trainer.config import TrainerConfig
-from transport.loopback import host_in_url
+from counterpoint.inference.config import InferenceConfig, LoraServingConfig, PoolConfig
+from counterpoint.job.placement import check_placement, servers_file, servers_move
+from counterpoint.job.sections import JobSections, ServersConfig
+from counterpoint.run.config import RunConfig
+from counterpoint.trainer.config import TrainerConfig
+from counterpoint.transport.loopback import host_in_url
 
 IDENTITY_FILE = "servers.key"
 """Where a job has the secret of its servers, in its directory."""

@@ -12,14 +12,14 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
-from run.config import LARGEST_STEP
-from trainer.runs.control_files import MAX_CONFIG_BYTES
-from transport.config import IDENTIFIER_PATTERN, Identifier
-from transport.errors import UserError
-from transport.exact_json import JsonError, loads
-from transport.files.lock import Holder, holder_of
-from transport.files.untrusted import UntrustedFileError, read_toml
-from transport.files.wrong_types import first_wrong
+from counterpoint.run.config import LARGEST_STEP
+from counterpoint.trainer.runs.control_files import MAX_CONFIG_BYTES
+from counterpoint.transport.config import IDENTIFIER_PATTERN, Identifier
+from counterpoint.transport.errors import UserError
+from counterpoint.transport.exact_json import JsonError, loads
+from counterpoint.transport.files.lock import Holder, holder_of
+from counterpoint.transport.files.untrusted import UntrustedFileError, read_toml
+from counterpoint.transport.files.wrong_types import first_wrong
 
 JOB_FILE = "job.json"
 """The job as resolved. It marks a directory as a job's."""

@@ -6,19 +6,19 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from transport.configuration.toml_file import read_toml
-from transport.errors import UserError
+from counterpoint.transport.configuration.toml_file import read_toml
+from counterpoint.transport.errors import UserError
 
 
 def other_kind(file: Path, model: type[BaseModel]) -> tuple[str, str] | None:
     """Returns the kind of a file and its command if the file's sections show that it is not a file of `model`, else None."""
-    from cluster.spec import JobSpec
-    from inference.config import InferenceConfig
-    from job.config import JobConfig
-    from job.sweep.targets import SweepConfig
-    from run.config import RunConfig
-    from trainer.config import TrainerConfig
-    from trainer.sft.config import SftConfig
+    from counterpoint.cluster.spec import JobSpec
+    from counterpoint.inference.config import InferenceConfig
+    from counterpoint.job.config import JobConfig
+    from counterpoint.job.sweep.targets import SweepConfig
+    from counterpoint.run.config import RunConfig
+    from counterpoint.trainer.config import TrainerConfig
+    from counterpoint.trainer.sft.config import SftConfig
 
     try:
         given = read_toml(file).keys()

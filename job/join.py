@@ -10,17 +10,17 @@ import re
 from pathlib import Path
 from typing import Any
 
-from environments.import_path import not_allowed
-from job.check import import_paths
-from job.claim_directory import NothingLeft
-from job.derive import check_fits
-from job.directory import JOB_FILE, is_running, own_steps, read_json
-from job.run_state import eviction_of
-from job.sections import ServersConfig
-from run.config import RunConfig
-from trainer.config import TrainerConfig
-from transport.configuration.explain import validate
-from transport.errors import UserError
+from counterpoint.environments.import_path import not_allowed
+from counterpoint.job.check import import_paths
+from counterpoint.job.claim_directory import NothingLeft
+from counterpoint.job.derive import check_fits
+from counterpoint.job.directory import JOB_FILE, is_running, own_steps, read_json
+from counterpoint.job.run_state import eviction_of
+from counterpoint.job.sections import ServersConfig
+from counterpoint.run.config import RunConfig
+from counterpoint.trainer.config import TrainerConfig
+from counterpoint.transport.configuration.explain import validate
+from counterpoint.transport.errors import UserError
 
 FROM_THE_JOB = ("model", "served_model", "transport", "inference")
 """Keys that a run takes from its job, besides the directory, unless its own file sets them: from another machine, paths and

@@ -12,13 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cluster.backends.ray_places import address_of
-from cluster.spec import Resources
-from cluster.worker_view import State, WorkerView
-from job.sections import JobSections
-from transport.files.atomic import write_atomically
-from transport.loopback import WILDCARD_HOSTS, is_loopback
-from transport.wires.endpoint import IPC
+from counterpoint.cluster.backends.ray_places import address_of
+from counterpoint.cluster.spec import Resources
+from counterpoint.cluster.worker_view import State, WorkerView
+from counterpoint.job.sections import JobSections
+from counterpoint.transport.files.atomic import write_atomically
+from counterpoint.transport.loopback import WILDCARD_HOSTS, is_loopback
+from counterpoint.transport.wires.endpoint import IPC
 
 SERVERS_FILE = "servers.txt"
 """Where the servers listen now, one URL a line, in the job's directory, if they may be on any node."""

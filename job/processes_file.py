@@ -10,9 +10,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
 
-from cluster.worker_view import State, WorkerView
-from job.directory import read_as
-from transport.files.atomic import write_atomically
+from counterpoint.cluster.worker_view import State, WorkerView
+from counterpoint.job.directory import read_as
+from counterpoint.transport.files.atomic import write_atomically
 
 PROCESSES_FILE = "processes.json"
 

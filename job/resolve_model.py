@@ -7,9 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from transport.errors import Obstructed, UserError
-from transport.files.mounts import unmounted
-from transport.process.launch import guarded
+from counterpoint.transport.errors import Obstructed, UserError
+from counterpoint.transport.files.mounts import unmounted
+from counterpoint.transport.process.launch import guarded
 
 _READ = frozenset({".json", ".safetensors", ".bin", ".jinja", ".model"})
 """The files of a model that are read, by their suffix."""
@@ -22,7 +22,7 @@ def check_model(name: str) -> None:
     """
     if (Path(name) / "config.json").is_file():
         return _check_readable(Path(name))
-    from models.make_model import check_model as check
+    from counterpoint.models.build import check_model as check
 
     try:
         doubt = check(name)
@@ -43,7 +43,7 @@ def resolve_model(name: str) -> Path:
         return Path(name).resolve()
     if os.path.isabs(name) and unmounted(name):
         raise _refusal(name, f"model = {name!r}: there is no such directory")
-    command = guarded([sys.executable, "-P", "-m", "cli.main", "make-model", name])
+    command = guarded([sys.executable, "-P", "-m", "counterpoint.cli.main", "make-model", name])
     try:
         completed = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     except KeyboardInterrupt:

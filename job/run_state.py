@@ -6,15 +6,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cluster.worker_view import ENDED, State, WorkerView
-from job.directory import is_running, orchestrator_of
-from job.inspection.history import History
-from orchestrator.evaluation.lines import evaluated_steps
-from run.config import RunConfig
-from run.pause import read_pause
-from trainer.runs.control_files import MAX_REASON_BYTES
-from transport.files.atomic import published_steps
-from transport.files.untrusted import UntrustedFileError, read_text
+from counterpoint.cluster.worker_view import ENDED, State, WorkerView
+from counterpoint.job.directory import is_running, orchestrator_of
+from counterpoint.job.inspection.history import History
+from counterpoint.orchestrator.evaluation.lines import evaluated_steps
+from counterpoint.run.config import RunConfig
+from counterpoint.run.pause import read_pause
+from counterpoint.trainer.runs.control_files import MAX_REASON_BYTES
+from counterpoint.transport.files.atomic import published_steps
+from counterpoint.transport.files.untrusted import UntrustedFileError, read_text
 
 
 def committed_steps(run: RunConfig) -> int:

@@ -10,15 +10,15 @@ from typing import Literal
 
 from pydantic import Field
 
-from environments.config import EnvironmentConfig
-from inference.config import InferenceConfig
-from job.serving.config import ServeConfig
-from job.tracing.config import TracingConfig
-from job.tracking.alerts import AlertsConfig
-from job.tracking.config import TrackingConfig
-from run.config import RunConfig
-from trainer.config import TrainerConfig
-from transport.config import Config, TransportConfig
+from counterpoint.environments.config import EnvironmentConfig
+from counterpoint.inference.config import InferenceConfig
+from counterpoint.job.serving.config import ServeConfig
+from counterpoint.job.tracing.config import TracingConfig
+from counterpoint.job.tracking.alerts import AlertsConfig
+from counterpoint.job.tracking.config import TrackingConfig
+from counterpoint.run.config import RunConfig
+from counterpoint.trainer.config import TrainerConfig
+from counterpoint.transport.config import Config, TransportConfig
 
 
 class GpuConfig(Config):

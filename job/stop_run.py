@@ -9,14 +9,14 @@ import socket
 import time
 from pathlib import Path
 
-from cluster.manager.restarts import LONGEST_BACKOFF_SECONDS
-from job.directory import is_running, lock_file_of, orchestrator_of, own_steps, written_config
-from job.number_format import duration
-from job.processes_file import read_workers
-from job.run_state import is_to_start
-from run.config import RunConfig
-from transport.errors import UserError
-from transport.files.lock import Holder
+from counterpoint.cluster.manager.restarts import LONGEST_BACKOFF_SECONDS
+from counterpoint.job.directory import is_running, lock_file_of, orchestrator_of, own_steps, written_config
+from counterpoint.job.number_format import duration
+from counterpoint.job.processes_file import read_workers
+from counterpoint.job.run_state import is_to_start
+from counterpoint.run.config import RunConfig
+from counterpoint.transport.errors import UserError
+from counterpoint.transport.files.lock import Holder
 
 GRACE_SECONDS = 30.0
 """Added to the run's `shutdown_timeout_seconds`, after which its orchestrator has ended."""

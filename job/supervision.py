@@ -16,28 +16,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster.attended.attended_job import AttendedJob
-from cluster.attended.views import shown_name
-from cluster.exit_codes import describe_exit
-from cluster.manager.events import Outcome
-from cluster.notify import Heartbeat, notify
-from cluster.process import last_lines
-from cluster.spec import JobSpec, sub_master_name
-from cluster.worker_view import ENDED, State, WorkerView
-from job.config import JobConfig
-from job.directory import control_directory, orchestrator_of, run_ids_in, steps_of
-from job.inspection.history import History
-from job.inspection.log_errors import ROOT_CAUSE, root_cause
-from job.inspection.metrics_lines import Line
-from job.inspection.summary import SUMMARY_FILE, Summary, summarize, summarize_runs, to_json
-from job.inspection.telemetry import JobTelemetry
-from job.inspection.trained_lines import TrainedLines
-from job.placement import ServersFile
-from job.processes_file import ProcessesFile, read_workers, was_stopping
-from job.run_state import committed_steps, exclusion_of, outcome_of_guest, outcome_of_run
-from job.workers import worker_of
-from transport.files.atomic import write_atomically
-from transport.process.permanent_errors import DISK_FULL, disk_full, is_disk_full
+from counterpoint.cluster.attended.attended_job import AttendedJob
+from counterpoint.cluster.attended.views import shown_name
+from counterpoint.cluster.exit_codes import describe_exit
+from counterpoint.cluster.manager.events import Outcome
+from counterpoint.cluster.notify import Heartbeat, notify
+from counterpoint.cluster.process import last_lines
+from counterpoint.cluster.spec import JobSpec, sub_master_name
+from counterpoint.cluster.worker_view import ENDED, State, WorkerView
+from counterpoint.job.config import JobConfig
+from counterpoint.job.directory import control_directory, orchestrator_of, run_ids_in, steps_of
+from counterpoint.job.inspection.history import History
+from counterpoint.job.inspection.log_errors import ROOT_CAUSE, root_cause
+from counterpoint.job.inspection.metrics_lines import Line
+from counterpoint.job.inspection.summary import SUMMARY_FILE, Summary, summarize, summarize_runs, to_json
+from counterpoint.job.inspection.telemetry import JobTelemetry
+from counterpoint.job.inspection.trained_lines import TrainedLines
+from counterpoint.job.placement import ServersFile
+from counterpoint.job.processes_file import ProcessesFile, read_workers, was_stopping
+from counterpoint.job.run_state import committed_steps, exclusion_of, outcome_of_guest, outcome_of_run
+from counterpoint.job.workers import worker_of
+from counterpoint.transport.files.atomic import write_atomically
+from counterpoint.transport.process.permanent_errors import DISK_FULL, disk_full, is_disk_full
 
 POLL_SECONDS = 0.5
 

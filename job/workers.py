@@ -16,20 +16,20 @@ from typing import Any
 
 import orjson
 
-from cluster.elastic.config import ElasticConfig
-from cluster.elastic.ranks import LOOPBACK
-from cluster.spec import JobSpec, RoleSpec, StartGate
-from job.check import SAFE_PATH
-from job.config import JobConfig
-from job.directory import living_runs
-from job.placement import devices, placements
-from job.run_state import all_committed, is_finished
-from job.serving.config import WORKER_VARIABLE, ServeConfig, flags_of
-from job.tracking.config import Destinations
-from run.config import RunConfig
-from transport.config import Config
-from transport.exact_json import dumps
-from transport.process.cores import divided
+from counterpoint.cluster.elastic.config import ElasticConfig
+from counterpoint.cluster.elastic.ranks import LOOPBACK
+from counterpoint.cluster.spec import JobSpec, RoleSpec, StartGate
+from counterpoint.job.check import SAFE_PATH
+from counterpoint.job.config import JobConfig
+from counterpoint.job.directory import living_runs
+from counterpoint.job.placement import devices, placements
+from counterpoint.job.run_state import all_committed, is_finished
+from counterpoint.job.serving.config import WORKER_VARIABLE, ServeConfig, flags_of
+from counterpoint.job.tracking.config import Destinations
+from counterpoint.run.config import RunConfig
+from counterpoint.transport.config import Config
+from counterpoint.transport.exact_json import dumps
+from counterpoint.transport.process.cores import divided
 
 COMPUTE_NICE = 10
 """The niceness of vLLM and the trainer. Orchestrators come first on the CPU: their loops must answer at once and need little."""
@@ -135,7 +135,7 @@ def side_role(name: str, arguments: tuple[str, ...], config: JobConfig, section:
     """
     return RoleSpec(
         name=name,
-        command=(sys.executable, "-m", "cli.main", *arguments),
+        command=(sys.executable, "-m", "counterpoint.cli.main", *arguments),
         config=_identity(section),
         log_file=config.output_dir.absolute() / f"{name}.log",
         essential=False,
@@ -175,7 +175,7 @@ def _ranks(config: JobConfig, file: Path) -> dict[str, Any]:
     """What the role of a trainer with several ranks has of its own. Its nodes are fixed in number."""
     trainer = config.trainer
     elastic = ElasticConfig(
-        module="trainer.rank_process",
+        module="counterpoint.trainer.rank_process",
         arguments=(str(file.absolute()),),
         restart_arguments=("--resume",),
         local_ranks=trainer.processes,
@@ -189,8 +189,8 @@ def _ranks(config: JobConfig, file: Path) -> dict[str, Any]:
     )
     return {
         "count": trainer.nodes,
-        "worker": "cluster.elastic.service:ServiceWorker",
-        "sub_master": "cluster.elastic.service:ServiceMaster",
+        "worker": "counterpoint.cluster.elastic.service:ServiceWorker",
+        "sub_master": "counterpoint.cluster.elastic.service:ServiceMaster",
         "start": StartGate.WORKER,
         "config": elastic.model_dump(mode="json", exclude_defaults=True),
         "environment": _environment(config, "trainer") | {"OMP_NUM_THREADS": str(trainer.threads or 1)},
@@ -239,7 +239,7 @@ def _orchestrator(config: JobConfig, run: RunConfig, files: dict[str, Path]) -> 
 
 
 def _command(role: str, file: Path) -> tuple[str, ...]:
-    return (sys.executable, "-m", "cli.main", role, str(file))
+    return (sys.executable, "-m", "counterpoint.cli.main", role, str(file))
 
 
 def _identity(section: Config) -> dict[str, str]:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from inference import identity
-from job.config import JobConfig
-from job.configuration.load import to_toml
-from job.directory import JOB_FILE
-from job.workers import sections_of
-from transport.files.atomic import write_atomically
+from counterpoint.inference import identity
+from counterpoint.job.config import JobConfig
+from counterpoint.job.configuration.load import to_toml
+from counterpoint.job.directory import JOB_FILE
+from counterpoint.job.workers import sections_of
+from counterpoint.transport.files.atomic import write_atomically
 
 ROLES = "roles"
 """The folder of the roles' files."""

@@ -12,15 +12,15 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from environments.base import Environment, Example
-from environments.chat import Chat
-from environments.scripted import ScriptedModel
-from environments.tasks.arithmetic import CALCULATOR, OPERATIONS, Arithmetic
-from environments.tasks.guess_number import GuessNumber
-from environments.tasks.reverse_text import ReverseText
-from environments.tools.built_in import calculate
-from environments.tools.hermes import write_hermes
-from transport.records import Turn
+from counterpoint.environments.base import Environment, Example
+from counterpoint.environments.chat import Chat
+from counterpoint.environments.scripted import ScriptedModel
+from counterpoint.environments.tasks.arithmetic import CALCULATOR, OPERATIONS, Arithmetic
+from counterpoint.environments.tasks.guess_number import GuessNumber
+from counterpoint.environments.tasks.reverse_text import ReverseText
+from counterpoint.environments.tools.built_in import calculate
+from counterpoint.environments.tools.hermes import write_hermes
+from counterpoint.transport.records import Turn
 
 Player = Callable[[list[str]], str]
 """Returns a player's answer, given its earlier answers in the same conversation."""

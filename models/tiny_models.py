@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from models.tiny_tokenizer import END_OF_TURN, PADDING, write_tokenizer
+from counterpoint.models.tiny_tokenizer import END_OF_TURN, PADDING, write_tokenizer
 
 CONTEXT = 2048
 """Longest sequence, in tokens: at least a server's default `max_model_len`."""

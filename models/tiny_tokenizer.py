@@ -1,7 +1,7 @@
 """The tokenizer of the built-in models: one token a byte, five special tokens, and a minimal chat template.
 
 Its files are those of any model (`tokenizer.json`, `tokenizer_config.json`, `chat_template.jinja`), so transformers, vLLM and
-`environments.chat` load it like any other. `make_model.py` writes it beside the weights.
+`environments.chat` load it like any other. `build.py` writes it beside the weights.
 """
 
 from __future__ import annotations

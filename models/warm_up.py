@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from environments.chat import Chat
-from models.demonstrations import Demonstration, Demonstrator
+from counterpoint.environments.chat import Chat
+from counterpoint.models.demonstrations import Demonstration, Demonstrator
 
 SKILL_STEPS = 220
 MIXTURE_STEPS = 200

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from transport.public_names import public_names
+from counterpoint.public_names import public_names
 
 if TYPE_CHECKING:
-    from orchestrator.step.advantages import AdvantageInputs as AdvantageInputs
-    from orchestrator.step.advantages import AdvantageOutputs as AdvantageOutputs
+    from counterpoint.orchestrator.loop_health.lag import EventLoopLagMonitor as EventLoopLagMonitor
+    from counterpoint.orchestrator.loop_health.lag import LagDistribution as LagDistribution
+    from counterpoint.run.config import LagConfig as LagConfig
 else:
     __all__, __getattr__, __dir__ = public_names(__name__)

@@ -18,12 +18,12 @@ from typing import Any, Protocol
 
 import orjson
 
-from orchestrator.loop_health.threads import in_thread
-from orchestrator.scheduling.events import PolicyUpdated, PolicyUpdateStarting
-from transport.files.atomic import write_atomically
-from transport.outages import Outages
-from transport.telemetry.intervals import Interval
-from transport.telemetry.spans import SPANS_FILE, Span, SpanLog, now, unix_time
+from counterpoint.orchestrator.loop_health.threads import in_thread
+from counterpoint.orchestrator.scheduling.events import PolicyUpdated, PolicyUpdateStarting
+from counterpoint.transport.files.atomic import write_atomically
+from counterpoint.transport.outages import Outages
+from counterpoint.transport.telemetry.intervals import Interval
+from counterpoint.transport.telemetry.spans import SPANS_FILE, Span, SpanLog, now, unix_time
 
 logger = logging.getLogger(__name__)
 

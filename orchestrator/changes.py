@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
-from orchestrator.loop_health.threads import in_thread
-from run.changes import (
+from counterpoint.orchestrator.loop_health.threads import in_thread
+from counterpoint.run.changes import (
     Change,
     ChangeRefused,
     apply,
@@ -26,9 +26,9 @@ from run.changes import (
     without_removed,
     write_journal,
 )
-from run.config import RunConfig
-from run.requests import Answer, ChangeRequest, write_answer
-from transport.exact_json import dumps
+from counterpoint.run.config import RunConfig
+from counterpoint.run.requests import Answer, ChangeRequest, write_answer
+from counterpoint.transport.exact_json import dumps
 
 logger = logging.getLogger(__name__)
 

@@ -13,31 +13,31 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from environments.base import EnvironmentContext
-from environments.chat import Chat
-from environments.lifecycle import check_chat, started
-from environments.mix import ExamplesChangedError, mix_of
-from environments.registry import load_environment
-from inference.model_facts import read_bounds
-from inference.pool.pool import InferencePool
-from inference.pool.sources import OPERATOR_FILE
-from orchestrator.changes import Changes
-from orchestrator.decisions import Decision
-from orchestrator.dispatcher import Dispatcher
-from orchestrator.evaluation.evaluations import Evaluations
-from orchestrator.evaluation.loading import LoadedEvaluation, environments_started, load_evaluation
-from orchestrator.logging_setup import set_level
-from orchestrator.loop_health.health import LoopHealth
-from orchestrator.metrics import MetricsLine
-from orchestrator.opponents import opponents_of
-from orchestrator.policy import PolicyWatcher
-from orchestrator.reports import Reports
-from orchestrator.rollouts.play import LoadedEnvironment
-from orchestrator.rollouts.playing import Playing
-from orchestrator.rollouts.tracing import RolloutTracing
-from orchestrator.rollouts.transcripts import Transcriber
-from orchestrator.run_directory import ConfigurationError, claim_of, refusal
-from orchestrator.scheduling.events import (
+from counterpoint.environments.base import EnvironmentContext
+from counterpoint.environments.chat import Chat
+from counterpoint.environments.lifecycle import check_chat, started
+from counterpoint.environments.mix import ExamplesChangedError, mix_of
+from counterpoint.environments.registry import load_environment
+from counterpoint.inference.model_facts import read_bounds
+from counterpoint.inference.pool.pool import InferencePool
+from counterpoint.inference.pool.sources import OPERATOR_FILE
+from counterpoint.orchestrator.changes import Changes
+from counterpoint.orchestrator.decisions import Decision
+from counterpoint.orchestrator.dispatcher import Dispatcher
+from counterpoint.orchestrator.evaluation.evaluations import Evaluations
+from counterpoint.orchestrator.evaluation.loading import LoadedEvaluation, environments_started, load_evaluation
+from counterpoint.orchestrator.logging_setup import set_level
+from counterpoint.orchestrator.loop_health.health import LoopHealth
+from counterpoint.orchestrator.metrics import MetricsLine
+from counterpoint.orchestrator.opponents import opponents_of
+from counterpoint.orchestrator.policy import PolicyWatcher
+from counterpoint.orchestrator.reports import Reports
+from counterpoint.orchestrator.rollouts.play import LoadedEnvironment
+from counterpoint.orchestrator.rollouts.playing import Playing
+from counterpoint.orchestrator.rollouts.tracing import RolloutTracing
+from counterpoint.orchestrator.rollouts.transcripts import Transcriber
+from counterpoint.orchestrator.run_directory import ConfigurationError, claim_of, refusal
+from counterpoint.orchestrator.scheduling.events import (
     CapacityChanged,
     LimitChanged,
     PauseRequested,
@@ -45,22 +45,22 @@ from orchestrator.scheduling.events import (
     PolicyUpdateStarting,
     ResumeRequested,
 )
-from orchestrator.scheduling.scheduler import Scheduler
-from orchestrator.signals import ShutdownSignals
-from orchestrator.steering import Steering
-from orchestrator.step.advantages import Advantage, load_advantage, try_advantage
-from orchestrator.step.asked_dumps import AskedDumps
-from orchestrator.step.boundary import StepBoundary
-from orchestrator.step.checkpoint import Checkpoint, CheckpointError, identity_of
-from orchestrator.step.filters import with_vocabulary
-from orchestrator.step.merge_process import MergeProcess
-from orchestrator.step.sender import Sender
-from orchestrator.teacher import teacher_of
-from orchestrator.telemetry.endpoint import RunTelemetry
-from run.changes import Change
-from run.config import RunConfig
-from run.pause import Pause
-from transport.wires.open import open_link
+from counterpoint.orchestrator.scheduling.scheduler import Scheduler
+from counterpoint.orchestrator.signals import ShutdownSignals
+from counterpoint.orchestrator.steering import Steering
+from counterpoint.orchestrator.step.advantages import Advantage, load_advantage, try_advantage
+from counterpoint.orchestrator.step.asked_dumps import AskedDumps
+from counterpoint.orchestrator.step.boundary import StepBoundary
+from counterpoint.orchestrator.step.checkpoint import Checkpoint, CheckpointError, identity_of
+from counterpoint.orchestrator.step.filters import with_vocabulary
+from counterpoint.orchestrator.step.merge_process import MergeProcess
+from counterpoint.orchestrator.step.sender import Sender
+from counterpoint.orchestrator.teacher import teacher_of
+from counterpoint.orchestrator.telemetry.endpoint import RunTelemetry
+from counterpoint.run.changes import Change
+from counterpoint.run.config import RunConfig
+from counterpoint.run.pause import Pause
+from counterpoint.transport.wires.open import open_link
 
 logger = logging.getLogger(__name__)
 

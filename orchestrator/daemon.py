@@ -15,30 +15,30 @@ from typing import Any
 
 import uvloop
 
-from cluster.notify import notify
-from environments.describe_error import describe_error
-from orchestrator import metrics
-from orchestrator.changes import read_changes
-from orchestrator.components import Components, Start, load
-from orchestrator.decisions import Decision
-from orchestrator.ending import first_version, until_durable
-from orchestrator.failure_report import report_failure
-from orchestrator.logging_setup import logging_to, run_context, set_level
-from orchestrator.loop_health.gc_tuning import collect_as_memory_grows, freeze_gc, infrequent_gc
-from orchestrator.loop_health.health import LoopHealth
-from orchestrator.loop_health.threads import in_thread, prompt_switching
-from orchestrator.loop_health.watchdog import awaiting
-from orchestrator.policy import check_base_model
-from orchestrator.reports import Reports
-from orchestrator.run_directory import ConfigurationError, check_control, rewind, taken_over, write_config
-from orchestrator.signals import ShutdownSignals
-from orchestrator.step import differences, discarded
-from orchestrator.step.checkpoint import Checkpoint, committed_lines, load_newest
-from orchestrator.step.merge_process import MergeProcess
-from run.changes import JOURNAL, Change
-from run.config import RunConfig
-from run.pause import read_pause
-from transport.process.permanent_errors import exit_code_of
+from counterpoint.cluster.notify import notify
+from counterpoint.environments.describe_error import describe_error
+from counterpoint.orchestrator import metrics
+from counterpoint.orchestrator.changes import read_changes
+from counterpoint.orchestrator.components import Components, Start, load
+from counterpoint.orchestrator.decisions import Decision
+from counterpoint.orchestrator.ending import first_version, until_durable
+from counterpoint.orchestrator.failure_report import report_failure
+from counterpoint.orchestrator.logging_setup import logging_to, run_context, set_level
+from counterpoint.orchestrator.loop_health.gc_tuning import collect_as_memory_grows, freeze_gc, infrequent_gc
+from counterpoint.orchestrator.loop_health.health import LoopHealth
+from counterpoint.orchestrator.loop_health.threads import in_thread, prompt_switching
+from counterpoint.orchestrator.loop_health.watchdog import awaiting
+from counterpoint.orchestrator.policy import check_base_model
+from counterpoint.orchestrator.reports import Reports
+from counterpoint.orchestrator.run_directory import ConfigurationError, check_control, rewind, taken_over, write_config
+from counterpoint.orchestrator.signals import ShutdownSignals
+from counterpoint.orchestrator.step import differences, discarded
+from counterpoint.orchestrator.step.checkpoint import Checkpoint, committed_lines, load_newest
+from counterpoint.orchestrator.step.merge_process import MergeProcess
+from counterpoint.run.changes import JOURNAL, Change
+from counterpoint.run.config import RunConfig
+from counterpoint.run.pause import read_pause
+from counterpoint.transport.process.permanent_errors import exit_code_of
 
 logger = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from orchestrator.loop_health.threads import in_thread
-from transport.files.rotated_lines import RotatedLines
+from counterpoint.orchestrator.loop_health.threads import in_thread
+from counterpoint.transport.files.rotated_lines import RotatedLines
 
 DECISIONS_FILE = "decisions.jsonl"
 """In the run's directory. When it is full it becomes `decisions.jsonl.1`, in place of the former one."""

@@ -16,17 +16,17 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from environments.lifecycle import metrics_of
-from orchestrator.decisions import Decision, DecisionLog
-from orchestrator.evaluation.evaluations import Evaluations
-from orchestrator.logging_setup import set_context
-from orchestrator.loop_health.health import LoopHealth
-from orchestrator.loop_health.threads import in_thread, record_in_thread
-from orchestrator.metrics import MetricsLine
-from orchestrator.rollouts.dump import header_of
-from orchestrator.rollouts.play import score_group
-from orchestrator.rollouts.playing import Playing
-from orchestrator.scheduling.events import (
+from counterpoint.environments.lifecycle import metrics_of
+from counterpoint.orchestrator.decisions import Decision, DecisionLog
+from counterpoint.orchestrator.evaluation.evaluations import Evaluations
+from counterpoint.orchestrator.logging_setup import set_context
+from counterpoint.orchestrator.loop_health.health import LoopHealth
+from counterpoint.orchestrator.loop_health.threads import in_thread, record_in_thread
+from counterpoint.orchestrator.metrics import MetricsLine
+from counterpoint.orchestrator.rollouts.dump import header_of
+from counterpoint.orchestrator.rollouts.play import score_group
+from counterpoint.orchestrator.rollouts.playing import Playing
+from counterpoint.orchestrator.scheduling.events import (
     BatchCommitted,
     CancelEvaluation,
     CancelGroup,
@@ -43,24 +43,24 @@ from orchestrator.scheduling.events import (
     StartEvaluationRollouts,
     StartGroup,
 )
-from orchestrator.scheduling.outcomes import DropReason, RolloutOutcome, outcome_of
-from orchestrator.scheduling.scheduler import Scheduler
-from orchestrator.step.advantages import Advantage
-from orchestrator.step.batch_form import choose_trained
-from orchestrator.step.boundary import StepBoundary
-from orchestrator.step.checkpoint import Checkpoint, identity_of, write_checkpoint
-from orchestrator.step.differences import DifferenceWatch
-from orchestrator.step.discarded import DiscardedRollouts, Report, is_counted, save
-from orchestrator.step.finalize import Finalizer, finalize_in_thread
-from orchestrator.step.phases import PhaseClock
-from orchestrator.step.records import recorded_line
-from orchestrator.step.routing_ahead import RoutingAhead
-from orchestrator.step.sender import Sender
-from orchestrator.step.shares import Fate, metric_of
-from run.config import RunConfig
-from transport.process.resident import resident_bytes
-from transport.records import Rollout
-from transport.telemetry.intervals import Interval
+from counterpoint.orchestrator.scheduling.outcomes import DropReason, RolloutOutcome, outcome_of
+from counterpoint.orchestrator.scheduling.scheduler import Scheduler
+from counterpoint.orchestrator.step.advantages import Advantage
+from counterpoint.orchestrator.step.batch_form import choose_trained
+from counterpoint.orchestrator.step.boundary import StepBoundary
+from counterpoint.orchestrator.step.checkpoint import Checkpoint, identity_of, write_checkpoint
+from counterpoint.orchestrator.step.differences import DifferenceWatch
+from counterpoint.orchestrator.step.discarded import DiscardedRollouts, Report, is_counted, save
+from counterpoint.orchestrator.step.finalize import Finalizer, finalize_in_thread
+from counterpoint.orchestrator.step.phases import PhaseClock
+from counterpoint.orchestrator.step.records import recorded_line
+from counterpoint.orchestrator.step.routing_ahead import RoutingAhead
+from counterpoint.orchestrator.step.sender import Sender
+from counterpoint.orchestrator.step.shares import Fate, metric_of
+from counterpoint.run.config import RunConfig
+from counterpoint.transport.process.resident import resident_bytes
+from counterpoint.transport.records import Rollout
+from counterpoint.transport.telemetry.intervals import Interval
 
 logger = logging.getLogger(__name__)
 

@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from orchestrator.loop_health.threads import in_thread
-from orchestrator.step.sender import Sender
-from run.config import RunConfig
-from transport.files.atomic import published_steps
+from counterpoint.orchestrator.loop_health.threads import in_thread
+from counterpoint.orchestrator.step.sender import Sender
+from counterpoint.run.config import RunConfig
+from counterpoint.transport.files.atomic import published_steps
 
 logger = logging.getLogger(__name__)
 

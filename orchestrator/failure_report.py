@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from inference.base import InferenceError
-from orchestrator.loop_health.watchdog import StallError
-from orchestrator.policy import ForeignBroadcastError
-from orchestrator.run_directory import (
+from counterpoint.inference.base import InferenceError
+from counterpoint.orchestrator.loop_health.watchdog import StallError
+from counterpoint.orchestrator.policy import ForeignBroadcastError
+from counterpoint.orchestrator.run_directory import (
     ConfigurationError,
     RunEvictedError,
     StartError,
@@ -16,9 +16,9 @@ from orchestrator.run_directory import (
     finish_deletion,
     is_deleted,
 )
-from orchestrator.step.checkpoint import CheckpointError
-from orchestrator.step.delivery import ConflictError, EvictedError, MissingBatchError, RejectedError
-from transport.process.permanent_errors import DISK_FAULTS, DISK_FULL, is_disk_full, not_written, way_on
+from counterpoint.orchestrator.step.checkpoint import CheckpointError
+from counterpoint.orchestrator.step.delivery import ConflictError, EvictedError, MissingBatchError, RejectedError
+from counterpoint.transport.process.permanent_errors import DISK_FAULTS, DISK_FULL, is_disk_full, not_written, way_on
 
 logger = logging.getLogger(__name__)
 

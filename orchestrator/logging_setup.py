@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import orjson
 
-from transport.process.journal import formatter_for
+from counterpoint.transport.process.journal import formatter_for
 
 run_context: contextvars.ContextVar[str | None] = contextvars.ContextVar("run", default=None)
 step_context: contextvars.ContextVar[int | None] = contextvars.ContextVar("step", default=None)

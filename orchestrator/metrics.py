@@ -12,9 +12,9 @@ from typing import Any
 
 import orjson
 
-from orchestrator.loop_health.slow_spots import in_words, slow_spots_of
-from orchestrator.rollouts.failures import failures_in_words, sum_failures
-from transport.files.json_lines import lines_from_end, replace_end
+from counterpoint.orchestrator.loop_health.slow_spots import in_words, slow_spots_of
+from counterpoint.orchestrator.rollouts.failures import failures_in_words, sum_failures
+from counterpoint.transport.files.json_lines import lines_from_end, replace_end
 
 logger = logging.getLogger(__name__)
 

@@ -11,15 +11,15 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from inference.base import InferenceError
-from inference.model_facts import read_bounds
-from inference.pool.pool import InferencePool
-from inference.pool.sources import OPERATOR_FILE
-from orchestrator.loop_health.watchdog import awaiting
-from orchestrator.run_directory import ConfigurationError
-from run.config import RunConfig
-from run.opponents import OpponentConfig
-from transport.outages import Outages
+from counterpoint.inference.base import InferenceError
+from counterpoint.inference.model_facts import read_bounds
+from counterpoint.inference.pool.pool import InferencePool
+from counterpoint.inference.pool.sources import OPERATOR_FILE
+from counterpoint.orchestrator.loop_health.watchdog import awaiting
+from counterpoint.orchestrator.run_directory import ConfigurationError
+from counterpoint.run.config import RunConfig
+from counterpoint.run.opponents import OpponentConfig
+from counterpoint.transport.outages import Outages
 
 
 @asynccontextmanager

@@ -13,14 +13,14 @@ from contextlib import closing
 from pathlib import Path
 from typing import Protocol
 
-from inference.base import InferenceError, ModelNotServed, Probe, WeightsNotSeen, WeightUpdate
-from orchestrator.loop_health.threads import in_thread
-from orchestrator.loop_health.watchdog import awaiting
-from orchestrator.run_directory import ConfigurationError
-from orchestrator.scheduling.events import PolicyUpdated, PolicyUpdateStarting
-from run.config import RunConfig
-from transport.files.arrivals import Arrivals
-from transport.files.atomic import STABLE, published_steps
+from counterpoint.inference.base import InferenceError, ModelNotServed, Probe, WeightsNotSeen, WeightUpdate
+from counterpoint.orchestrator.loop_health.threads import in_thread
+from counterpoint.orchestrator.loop_health.watchdog import awaiting
+from counterpoint.orchestrator.run_directory import ConfigurationError
+from counterpoint.orchestrator.scheduling.events import PolicyUpdated, PolicyUpdateStarting
+from counterpoint.run.config import RunConfig
+from counterpoint.transport.files.arrivals import Arrivals
+from counterpoint.transport.files.atomic import STABLE, published_steps
 
 logger = logging.getLogger(__name__)
 

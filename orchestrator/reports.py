@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from cluster.notify import StatusLine
-from orchestrator import metrics
-from orchestrator.activity import RunActivity
-from orchestrator.decisions import DecisionLog
-from orchestrator.loop_health.threads import in_thread
-from orchestrator.loop_health.watchdog import Watchdog
-from orchestrator.metrics import MetricsLine
-from orchestrator.rollouts.failures import most_frequent, sum_failures
-from orchestrator.step import discarded
-from orchestrator.step.shares import ShortfallLog
-from run.config import RunConfig
-from transport.outages import Outages
+from counterpoint.cluster.notify import StatusLine
+from counterpoint.orchestrator import metrics
+from counterpoint.orchestrator.activity import RunActivity
+from counterpoint.orchestrator.decisions import DecisionLog
+from counterpoint.orchestrator.loop_health.threads import in_thread
+from counterpoint.orchestrator.loop_health.watchdog import Watchdog
+from counterpoint.orchestrator.metrics import MetricsLine
+from counterpoint.orchestrator.rollouts.failures import most_frequent, sum_failures
+from counterpoint.orchestrator.step import discarded
+from counterpoint.orchestrator.step.shares import ShortfallLog
+from counterpoint.run.config import RunConfig
+from counterpoint.transport.outages import Outages
 
 
 class Reports:

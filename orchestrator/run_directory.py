@@ -16,11 +16,11 @@ from pathlib import Path
 
 import tomli_w
 
-from inference.loads import MAX_OWNER, Claim
-from run.config import RunConfig
-from transport.files.atomic import remove_directory, write_atomically
-from transport.files.lock import take_lock
-from transport.process.permanent_errors import is_passing, is_permanent
+from counterpoint.inference.loads import MAX_OWNER, Claim
+from counterpoint.run.config import RunConfig
+from counterpoint.transport.files.atomic import remove_directory, write_atomically
+from counterpoint.transport.files.lock import take_lock
+from counterpoint.transport.process.permanent_errors import is_passing, is_permanent
 
 logger = logging.getLogger(__name__)
 

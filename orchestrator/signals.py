@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
 
-from cluster.notify import notify
-from orchestrator.loop_health.watchdog import describe_waits
-from transport.process.stop_requests import StopSignals
+from counterpoint.cluster.notify import notify
+from counterpoint.orchestrator.loop_health.watchdog import describe_waits
+from counterpoint.transport.process.stop_requests import StopSignals
 
 logger = logging.getLogger(__name__)
 

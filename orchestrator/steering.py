@@ -14,13 +14,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import cast, get_args
 
-from environments.describe_error import describe_error
-from orchestrator.changes import Changes, Steps
-from orchestrator.loop_health.profile import profile_loop, write_profile
-from orchestrator.loop_health.threads import in_thread
-from orchestrator.step.asked_dumps import AskedDumps
-from run.pause import Pause, read_pause, remove_pause, write_pause
-from run.requests import (
+from counterpoint.environments.describe_error import describe_error
+from counterpoint.orchestrator.changes import Changes, Steps
+from counterpoint.orchestrator.loop_health.profile import profile_loop, write_profile
+from counterpoint.orchestrator.loop_health.threads import in_thread
+from counterpoint.orchestrator.step.asked_dumps import AskedDumps
+from counterpoint.run.pause import Pause, read_pause, remove_pause, write_pause
+from counterpoint.run.requests import (
     Answer,
     ChangeRequest,
     DamagedRequest,

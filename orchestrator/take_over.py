@@ -18,8 +18,8 @@ import socket
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from orchestrator.run_directory import ConfigurationError
-from transport.files.atomic import write_atomically
+from counterpoint.orchestrator.run_directory import ConfigurationError
+from counterpoint.transport.files.atomic import write_atomically
 
 FORMAT = 1
 

@@ -14,15 +14,15 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from environments.chat import Chat
-from inference.base import InferenceError, RequestRefused
-from inference.pool.pool import InferencePool
-from inference.pool.sources import OPERATOR_FILE
-from orchestrator.loop_health.watchdog import awaiting
-from orchestrator.run_directory import ConfigurationError
-from run.config import RunConfig
-from transport.outages import Outages
-from transport.records import TEACHER_LOG_PROBABILITIES, Float32Array, Int32Array, Rollout
+from counterpoint.environments.chat import Chat
+from counterpoint.inference.base import InferenceError, RequestRefused
+from counterpoint.inference.pool.pool import InferencePool
+from counterpoint.inference.pool.sources import OPERATOR_FILE
+from counterpoint.orchestrator.loop_health.watchdog import awaiting
+from counterpoint.orchestrator.run_directory import ConfigurationError
+from counterpoint.run.config import RunConfig
+from counterpoint.transport.outages import Outages
+from counterpoint.transport.records import TEACHER_LOG_PROBABILITIES, Float32Array, Int32Array, Rollout
 
 COMPARED_AT_ONCE = 4096
 """Token ids whose texts are compared by one request."""

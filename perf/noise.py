@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from transport.process.launch import descendants
+from counterpoint.transport.process.launch import descendants
 
 TOO_NOISY = 0.1
 """Largest share of the machine's CPU that other processes may use; above it, a broken bound on time does not count."""

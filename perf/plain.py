@@ -23,7 +23,7 @@ import numpy as np
 import zmq
 import zmq.asyncio
 
-from transport.records import Rollout, RoutingArray
+from counterpoint.transport.records import Rollout, RoutingArray
 
 _DISTINCT = 8
 

@@ -28,17 +28,17 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config
 
-from models.tiny_tokenizer import write_tokenizer
-from run.config import RunConfig
-from trainer.config import TrainerConfig
-from trainer.fair_share import FairShare
-from trainer.learner import Learner
-from trainer.metrics import MetricValue
-from trainer.ranks import Ranks
-from trainer.runs.control_files import run_directory
-from trainer.runs.manager import MultiRunManager
-from trainer.runs.run import OpenStep
-from transport.records import Batch, SampleInfo
+from counterpoint.models.tiny_tokenizer import write_tokenizer
+from counterpoint.run.config import RunConfig
+from counterpoint.trainer.config import TrainerConfig
+from counterpoint.trainer.fair_share import FairShare
+from counterpoint.trainer.learner import Learner
+from counterpoint.trainer.metrics import MetricValue
+from counterpoint.trainer.ranks import Ranks
+from counterpoint.trainer.runs.control_files import run_directory
+from counterpoint.trainer.runs.manager import MultiRunManager
+from counterpoint.trainer.runs.run import OpenStep
+from counterpoint.transport.records import Batch, SampleInfo
 
 GROUP_SIZE = 8
 TRAINING: dict[str, Any] = {"learning_rate": 1e-5, "betas": [0.9, 0.999], "weight_decay": 0.0, "max_grad_norm": 1.0}

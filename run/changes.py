@@ -17,13 +17,13 @@ from typing import Any
 from pydantic import Field, ValidationError
 from pydantic_core import ErrorDetails
 
-from run.config import RunConfig, default_buffer
-from transport.config import Config, Identifier
-from transport.configuration.schema import ITEM, is_known, keys_of, nearest
-from transport.exact_json import dumps
-from transport.files.atomic import write_atomically
-from transport.files.format_number import OtherFormatError, check_format
-from transport.files.untrusted import UntrustedFileError, read_json
+from counterpoint.run.config import RunConfig, default_buffer
+from counterpoint.transport.config import Config, Identifier
+from counterpoint.transport.configuration.schema import ITEM, is_known, keys_of, nearest
+from counterpoint.transport.exact_json import dumps
+from counterpoint.transport.files.atomic import write_atomically
+from counterpoint.transport.files.format_number import OtherFormatError, check_format
+from counterpoint.transport.files.untrusted import UntrustedFileError, read_json
 
 JOURNAL = "changes.json"
 

@@ -12,16 +12,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from environments.config import EnvironmentConfig
-from environments.sampling import SamplingConfig
-from inference.config import PoolConfig
-from run.evaluations import EvaluationConfig, check_evaluations
-from run.loss import KINDS, LossConfig
-from run.notes import NotesText, Tags
-from run.opponents import OpponentConfig, check_opponents
-from run.teacher import TeacherConfig, check_teacher
-from run.updates import ReferenceConfig, ValueHeadConfig
-from transport.config import Config, Identifier, TransportConfig
+from counterpoint.environments.config import EnvironmentConfig
+from counterpoint.environments.sampling import SamplingConfig
+from counterpoint.inference.config import PoolConfig
+from counterpoint.run.evaluations import EvaluationConfig, check_evaluations
+from counterpoint.run.loss import KINDS, LossConfig
+from counterpoint.run.notes import NotesText, Tags
+from counterpoint.run.opponents import OpponentConfig, check_opponents
+from counterpoint.run.teacher import TeacherConfig, check_teacher
+from counterpoint.run.updates import ReferenceConfig, ValueHeadConfig
+from counterpoint.transport.config import Config, Identifier, TransportConfig
 
 
 class ScheduleConfig(Config):

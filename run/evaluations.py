@@ -9,9 +9,9 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from environments.config import EnvironmentConfig
-from environments.sampling import SamplingOverrides
-from transport.config import Config, Identifier
+from counterpoint.environments.config import EnvironmentConfig
+from counterpoint.environments.sampling import SamplingOverrides
+from counterpoint.transport.config import Config, Identifier
 
 PassAt = Annotated[int, Field(ge=1)]
 

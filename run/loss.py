@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from transport.config import Config
+from counterpoint.transport.config import Config
 
 RatioLevel = Literal["token", "sequence", "sequence_mean"]
 Objective = Literal["clipped", "truncated", "softened", "plain", "likelihood"]

@@ -13,9 +13,9 @@ from typing import Annotated, Any
 import orjson
 from pydantic import Field, ValidationError
 
-from transport.config import Config
-from transport.files.atomic import write_atomically
-from transport.files.untrusted import UntrustedFileError, read_json
+from counterpoint.transport.config import Config
+from counterpoint.transport.files.atomic import write_atomically
+from counterpoint.transport.files.untrusted import UntrustedFileError, read_json
 
 NOTES_FILE = "notes.json"
 

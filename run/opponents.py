@@ -9,8 +9,8 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from inference.config import check_url
-from transport.config import IDENTIFIER_PATTERN, Config
+from counterpoint.inference.config import check_url
+from counterpoint.transport.config import IDENTIFIER_PATTERN, Config
 
 
 class OpponentConfig(Config):

@@ -11,9 +11,9 @@ from pathlib import Path
 import orjson
 from pydantic import Field, ValidationError
 
-from transport.config import Config
-from transport.files.atomic import write_atomically
-from transport.files.untrusted import UntrustedFileError, read_json
+from counterpoint.transport.config import Config
+from counterpoint.transport.files.atomic import write_atomically
+from counterpoint.transport.files.untrusted import UntrustedFileError, read_json
 
 PAUSED_FILE = "paused.json"
 

@@ -21,12 +21,12 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
-from transport.config import IDENTIFIER_PATTERN, Config, Identifier
-from transport.exact_json import dumps
-from transport.files.atomic import write_atomically
-from transport.files.shared_directory import make_shared
-from transport.files.untrusted import UntrustedFileError, read_json
-from transport.printable import printable
+from counterpoint.transport.config import IDENTIFIER_PATTERN, Config, Identifier
+from counterpoint.transport.exact_json import dumps
+from counterpoint.transport.files.atomic import write_atomically
+from counterpoint.transport.files.shared_directory import make_shared
+from counterpoint.transport.files.untrusted import UntrustedFileError, read_json
+from counterpoint.transport.printable import printable
 
 MAX_BYTES = 2**16
 """The size of a request or an answer."""

@@ -7,8 +7,8 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from inference.config import check_url
-from transport.config import Config
+from counterpoint.inference.config import check_url
+from counterpoint.transport.config import Config
 
 
 class TeacherConfig(Config):

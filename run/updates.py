@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from transport.config import Config
+from counterpoint.transport.config import Config
 
 
 class ReferenceConfig(Config):

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from transport.errors import UserError
-from transport.files.untrusted import UntrustedFileError, open_regular
-from transport.http_requests import bearer_token
+from counterpoint.transport.errors import UserError
+from counterpoint.transport.files.untrusted import UntrustedFileError, open_regular
+from counterpoint.transport.http_requests import bearer_token
 
 Access = Literal["read", "change"]
 

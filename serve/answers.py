@@ -18,14 +18,24 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from job.admin.ask import NotAnswered, NotThere
-from job.admin.ask import Refused as RefusedByJob
-from serve.audit import AuditLog, Caller
-from serve.endpoint import Endpoint
-from serve.errors import ApiError, BadRequest, Busy, NotFound, Overdue, Refused, StorageFull, Unexpected, is_full
-from serve.jobs import Jobs
-from transport.config import Config
-from transport.errors import Obstructed, UserError
+from counterpoint.job.admin.ask import NotAnswered, NotThere
+from counterpoint.job.admin.ask import Refused as RefusedByJob
+from counterpoint.serve.audit import AuditLog, Caller
+from counterpoint.serve.endpoint import Endpoint
+from counterpoint.serve.errors import (
+    ApiError,
+    BadRequest,
+    Busy,
+    NotFound,
+    Overdue,
+    Refused,
+    StorageFull,
+    Unexpected,
+    is_full,
+)
+from counterpoint.serve.jobs import Jobs
+from counterpoint.transport.config import Config
+from counterpoint.transport.errors import Obstructed, UserError
 
 logger = logging.getLogger(__name__)
 

@@ -14,9 +14,9 @@ from typing import Any
 
 from aiohttp import web
 
-from serve.access import Tokens
-from serve.answers import Answer, Answers
-from serve.api import (
+from counterpoint.serve.access import Tokens
+from counterpoint.serve.answers import Answer, Answers
+from counterpoint.serve.api import (
     cluster,
     fleet,
     groups,
@@ -33,10 +33,10 @@ from serve.api import (
     timeline,
     tokens,
 )
-from serve.api import jobs as jobs_api
-from serve.audit import AuditLog, Caller
-from serve.endpoint import ROOT, Endpoint
-from serve.errors import (
+from counterpoint.serve.api import jobs as jobs_api
+from counterpoint.serve.audit import AuditLog, Caller
+from counterpoint.serve.endpoint import ROOT, Endpoint
+from counterpoint.serve.errors import (
     ApiError,
     BadRequest,
     Forbidden,
@@ -48,16 +48,16 @@ from serve.errors import (
     Unexpected,
     WrongType,
 )
-from serve.jobs import Jobs
-from serve.limits import RateLimit
-from serve.listening import PROVEN, Proven
-from serve.openapi import document_of
-from serve.origin import check_origin
-from serve.parameters import from_body, from_query, lists_of
-from serve.statics import Statics
-from transport.http_requests import refused_coding
-from transport.printable import printable
-from transport.rate_limited_log import RateLimitedLog
+from counterpoint.serve.jobs import Jobs
+from counterpoint.serve.limits import RateLimit
+from counterpoint.serve.listening import PROVEN, Proven
+from counterpoint.serve.openapi import document_of
+from counterpoint.serve.origin import check_origin
+from counterpoint.serve.parameters import from_body, from_query, lists_of
+from counterpoint.serve.statics import Statics
+from counterpoint.transport.http_requests import refused_coding
+from counterpoint.transport.printable import printable
+from counterpoint.transport.rate_limited_log import RateLimitedLog
 
 logger = logging.getLogger(__name__)
 

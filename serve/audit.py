@@ -19,10 +19,10 @@ from typing import Any
 
 import orjson
 
-from serve.errors import StorageFull
-from transport.files.atomic import write_buffers
-from transport.files.lock import take_lock
-from transport.printable import printable
+from counterpoint.serve.errors import StorageFull
+from counterpoint.transport.files.atomic import write_buffers
+from counterpoint.transport.files.lock import take_lock
+from counterpoint.transport.printable import printable
 
 logger = logging.getLogger(__name__)
 

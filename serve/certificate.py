@@ -6,7 +6,7 @@ import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from transport.files.watched import Watched
+from counterpoint.transport.files.watched import Watched
 
 
 @dataclass(frozen=True, slots=True)

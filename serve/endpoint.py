@@ -24,9 +24,9 @@ from typing import Generic, Literal, TypeVar
 
 from pydantic import BaseModel
 
-from serve.errors import BadRequest, NotFound, Refused
-from serve.jobs import Jobs
-from transport.config import Config
+from counterpoint.serve.errors import BadRequest, NotFound, Refused
+from counterpoint.serve.jobs import Jobs
+from counterpoint.transport.config import Config
 
 __all__ = ["ROOT", "BadRequest", "Endpoint", "NotFound", "Refused"]
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from serve.errors import NotFound
-from transport.config import IDENTIFIER_PATTERN
+from counterpoint.serve.errors import NotFound
+from counterpoint.transport.config import IDENTIFIER_PATTERN
 
 Reader = TypeVar("Reader")
 

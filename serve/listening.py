@@ -16,9 +16,9 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from transport.connections import BoundedConnections
-from transport.errors import Obstructed, UserError
-from transport.process.descriptors import raise_descriptor_limit
+from counterpoint.transport.connections import BoundedConnections
+from counterpoint.transport.errors import Obstructed, UserError
+from counterpoint.transport.process.descriptors import raise_descriptor_limit
 
 IDLE_SECONDS = 30.0
 HANDSHAKE_SECONDS = 10.0

@@ -16,17 +16,17 @@ from pathlib import Path
 import uvloop
 from aiohttp import web
 
-from cluster.notify import Heartbeat, notify
-from job.serving.config import ServeConfig, url_of
-from serve.access import load_tokens
-from serve.app import Access, build_app
-from serve.audit import AuditLog
-from serve.certificate import Certificate
-from serve.jobs import Jobs
-from serve.listening import listening
-from serve.origin import own_names
-from transport.errors import UserError
-from transport.process.stop_requests import StopSignals, end_at_second_request
+from counterpoint.cluster.notify import Heartbeat, notify
+from counterpoint.job.serving.config import ServeConfig, url_of
+from counterpoint.serve.access import load_tokens
+from counterpoint.serve.app import Access, build_app
+from counterpoint.serve.audit import AuditLog
+from counterpoint.serve.certificate import Certificate
+from counterpoint.serve.jobs import Jobs
+from counterpoint.serve.listening import listening
+from counterpoint.serve.origin import own_names
+from counterpoint.transport.errors import UserError
+from counterpoint.transport.process.stop_requests import StopSignals, end_at_second_request
 
 logger = logging.getLogger(__name__)
 

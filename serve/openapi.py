@@ -11,10 +11,10 @@ from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue, models_json_schema
 from pydantic_core.core_schema import ModelSchema
 
-from serve.endpoint import ROOT, Endpoint
-from serve.errors import ProblemAnswer
-from serve.parameters import names_in
-from transport.configuration.docstrings import docstring_of
+from counterpoint.serve.endpoint import ROOT, Endpoint
+from counterpoint.serve.errors import ProblemAnswer
+from counterpoint.serve.parameters import names_in
+from counterpoint.transport.configuration.docstrings import docstring_of
 
 REFERENCE = "#/components/schemas/{model}"
 

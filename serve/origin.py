@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from urllib.parse import urlsplit
 
-from serve.errors import Forbidden
-from transport.loopback import is_loopback
+from counterpoint.serve.errors import Forbidden
+from counterpoint.transport.loopback import is_loopback
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 

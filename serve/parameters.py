@@ -9,10 +9,10 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from serve.endpoint import Endpoint
-from serve.errors import BadRequest
-from transport.config import Config
-from transport.exact_json import MAX_WRITTEN_DEPTH, JsonError, dumps, loads
+from counterpoint.serve.endpoint import Endpoint
+from counterpoint.serve.errors import BadRequest
+from counterpoint.transport.config import Config
+from counterpoint.transport.exact_json import MAX_WRITTEN_DEPTH, JsonError, dumps, loads
 
 
 def names_in(path: str) -> list[str]:

@@ -19,10 +19,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Generic, ParamSpec, TypeVar
 
-from sweep.identity import Identity
-from sweep.interruption import Interruptions, running_task
-from sweep.lease import Done, Held, StaysFailed, Terms, monotonic
-from sweep.lock import (
+from counterpoint.sweep.identity import Identity
+from counterpoint.sweep.interruption import Interruptions, running_task
+from counterpoint.sweep.lease import Done, Held, StaysFailed, Terms, monotonic
+from counterpoint.sweep.lock import (
     REAL_CLOCKS,
     Claim,
     LeaseHolder,
@@ -32,11 +32,11 @@ from sweep.lock import (
     marked_as_held,
     missing_output,
 )
-from sweep.open_store import open_proven
-from sweep.protocol import LeaseLost, Observer, OwnedLease, perform
-from sweep.record import RecordError, checked_id
-from sweep.store import StoreError
-from sweep.target_queue import TargetQueue, Wait
+from counterpoint.sweep.open_store import open_proven
+from counterpoint.sweep.protocol import LeaseLost, Observer, OwnedLease, perform
+from counterpoint.sweep.record import RecordError, checked_id
+from counterpoint.sweep.store import StoreError
+from counterpoint.sweep.target_queue import TargetQueue, Wait
 
 logger = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ import math
 import time
 from dataclasses import dataclass, replace
 
-from sweep.identity import Identity
-from sweep.record import Record, State
+from counterpoint.sweep.identity import Identity
+from counterpoint.sweep.record import Record, State
 
 MARGIN = 1 / 6
 """The last share of a lease, before which its owner has stopped: time for a body to end, and for clocks that drift."""

@@ -18,13 +18,13 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
-from sweep.interruption import Interruptions
-from sweep.lease import Done, Held, StaysFailed, Terms, failed, interrupted, monotonic, succeeded
-from sweep.open_store import open_proven
-from sweep.protocol import Clocks, LeaseLost, Observer, OwnedLease, perform
-from sweep.record import Record, RecordError, checked_id
-from sweep.store import Store, StoreError, patiently
-from sweep.target_queue import Backoff
+from counterpoint.sweep.interruption import Interruptions
+from counterpoint.sweep.lease import Done, Held, StaysFailed, Terms, failed, interrupted, monotonic, succeeded
+from counterpoint.sweep.open_store import open_proven
+from counterpoint.sweep.protocol import Clocks, LeaseLost, Observer, OwnedLease, perform
+from counterpoint.sweep.record import Record, RecordError, checked_id
+from counterpoint.sweep.store import Store, StoreError, patiently
+from counterpoint.sweep.target_queue import Backoff
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import unquote
 
-from sweep.store import Busy, Conflict, Store, Stored, UnsafeStoreError, patiently
+from counterpoint.sweep.store import Busy, Conflict, Store, Stored, UnsafeStoreError, patiently
 
 _ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+:)/(.*)", re.DOTALL)
 
@@ -50,15 +50,15 @@ def _open(root: str, process: int) -> Store:
                 raise ValueError(f"{root!r} does not name a file of this machine: write file:///absolute/path")
             return _local(unquote(f"/{path}"))
         case "memory":
-            from sweep.stores.memory import MemoryStore
+            from counterpoint.sweep.stores.memory import MemoryStore
 
             return MemoryStore(rest)
         case "s3" | "s3a":
-            from sweep.stores.s3 import S3Store
+            from counterpoint.sweep.stores.s3 import S3Store
 
             return S3Store(place, path.strip("/"))
         case "gs" | "gcs":
-            from sweep.stores.gs import GoogleStore
+            from counterpoint.sweep.stores.gs import GoogleStore
 
             return GoogleStore(place, path.strip("/"))
     raise UnsafeStoreError(
@@ -67,7 +67,7 @@ def _open(root: str, process: int) -> Store:
 
 
 def _local(path: str) -> Store:
-    from sweep.stores.local import LocalStore
+    from counterpoint.sweep.stores.local import LocalStore
 
     if not path:
         raise ValueError(f"the sweep's root is empty; give {SCHEMES}")

@@ -16,8 +16,8 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from sweep.identity import Identity
-from sweep.lease import (
+from counterpoint.sweep.identity import Identity
+from counterpoint.sweep.lease import (
     Done,
     Held,
     RecordAges,
@@ -30,8 +30,8 @@ from sweep.lease import (
     marked_failed,
     with_heartbeat,
 )
-from sweep.record import Record, RecordError, State
-from sweep.store import Conflict, Store, Stored, StoreError
+from counterpoint.sweep.record import Record, RecordError, State
+from counterpoint.sweep.store import Conflict, Store, Stored, StoreError
 
 FIRST_PAUSE_SECONDS = 0.05
 LONGEST_PAUSE_SECONDS = 5.0

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
-from sweep.lock import missing_output
-from sweep.open_store import open_store
-from sweep.record import Record, RecordError, State, checked_id
-from sweep.store import Store, patiently
+from counterpoint.sweep.lock import missing_output
+from counterpoint.sweep.open_store import open_store
+from counterpoint.sweep.record import Record, RecordError, State, checked_id
+from counterpoint.sweep.store import Store, patiently
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
 import perf  # noqa: F401  (the processes that tests start find it, too)
-from inference.config import LoraServingConfig
+from counterpoint.inference.config import LoraServingConfig
 from tests.support.jobs import JOB, shipped_line, trained_line, write_lines
 from tests.support.tiny_model import make_model, write_probe
 from tests.support.vllm_server import PROBE_TOKENS, ServerProcess, run_server, tiny_config
@@ -99,7 +99,7 @@ def pytest_runtestloop() -> None:
 @pytest.fixture(scope="session")
 def tiny_moe() -> Path:
     """The directory of the warmed-up `tiny-moe`. Building it takes most of a minute: mark the test slow and give it time."""
-    from models.make_model import make_model
+    from counterpoint.models.build import make_model
 
     return make_model("tiny-moe")
 
@@ -107,7 +107,7 @@ def tiny_moe() -> Path:
 @pytest.fixture(scope="session")
 def tiny_dense() -> Path:
     """Likewise `tiny-dense`."""
-    from models.make_model import make_model
+    from counterpoint.models.build import make_model
 
     return make_model("tiny-dense")
 

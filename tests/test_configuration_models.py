@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import pytest
 from pydantic import ValidationError
 
-from transport.config import NO_NUMBER, Config
+from counterpoint.transport.config import NO_NUMBER, Config
 
 REPOSITORY = Path(__file__).parents[1]
 PACKAGES = sorted({path.parent.name for path in REPOSITORY.glob("*/__init__.py")} - {"examples", "perf", "tests"})

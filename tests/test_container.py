@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from cli.main import COMMANDS
-from inference.config import InferenceConfig
-from job.configuration.load import load
-from run.config import RunConfig
-from trainer.config import TrainerConfig
-from transport.config import Config
-from transport.wires.key_files import PURPOSES
+from counterpoint.cli.main import COMMANDS
+from counterpoint.inference.config import InferenceConfig
+from counterpoint.job.configuration.load import load
+from counterpoint.run.config import RunConfig
+from counterpoint.trainer.config import TrainerConfig
+from counterpoint.transport.config import Config
+from counterpoint.transport.wires.key_files import PURPOSES
 
 REPOSITORY = Path(__file__).parents[1]
 DOCKERFILE = (REPOSITORY / "Dockerfile").read_text()

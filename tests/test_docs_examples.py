@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from cli.main import COMMANDS
-from cluster.spec import JobSpec
-from environments.rewards.rubric import AnyPart
-from environments.workers.host import HostConfig
-from job.config import JobConfig
-from job.configuration.load import merge
-from job.sweep.targets import SweepConfig
-from run.config import RunConfig
+from counterpoint.cli.main import COMMANDS
+from counterpoint.cluster.spec import JobSpec
+from counterpoint.environments.rewards.rubric import AnyPart
+from counterpoint.environments.workers.host import HostConfig
+from counterpoint.job.config import JobConfig
+from counterpoint.job.configuration.load import merge
+from counterpoint.job.sweep.targets import SweepConfig
+from counterpoint.run.config import RunConfig
+from counterpoint.trainer.sft.config import SftConfig
+from counterpoint.transport.config import Config
+from counterpoint.tune.config import TuneConfig
 from tests.test_docs import PAGES, page_of
-from trainer.sft.config import SftConfig
-from transport.config import Config
-from tune.config import TuneConfig
 
 FILES: dict[str, type[Config]] = {
     "roles": JobSpec,

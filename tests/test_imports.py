@@ -21,10 +21,11 @@ FLOORS = (
     ("job",),
     ("tune",),
     ("serve",),
-    ("cli", "counterpoint"),
+    ("cli",),
     ("perf",),
 )
-"""From the ground up. A package imports those of the floors below its own."""
+"""From the ground up. A package imports those of the floors below its own. `counterpoint` itself, the one name that is installed,
+stands apart: it has public names, which load nothing, and links to the packages."""
 
 FLOOR_OF = {package: floor for floor, packages in enumerate(FLOORS) for package in packages}
 
@@ -33,7 +34,7 @@ MOST_FILES = 20
 
 
 def modules() -> dict[str, Path]:
-    """Every module of the product, by its dotted name."""
+    """Every module of the floors, by its dotted name without `counterpoint`."""
     files = [path for package in FLOOR_OF for path in (REPOSITORY / package).rglob("*.py")]
     names = [path.relative_to(REPOSITORY).with_suffix("").parts for path in files]
     return {
@@ -43,10 +44,15 @@ def modules() -> dict[str, Path]:
 
 
 def import_statements(path: Path) -> Iterator[ast.Import | ast.ImportFrom]:
-    """The statements that import, at a file's top or inside functions. Expressions, most of a tree, are not visited."""
+    """The statements that import, at a file's top or inside functions. Expressions, most of a tree, are not visited.
+
+    Nor is the list of public names in an `__init__.py`: none of them is loaded there.
+    """
     rest: list[ast.AST] = [ast.parse(path.read_text())]
     while rest:
         node = rest.pop()
+        if path.name == "__init__.py" and isinstance(node, ast.If):
+            continue
         if isinstance(node, ast.Import | ast.ImportFrom):
             yield node
         for name in ("body", "orelse", "finalbody", "handlers", "cases"):
@@ -59,10 +65,11 @@ def imports_of(path: Path, known: set[str]) -> set[str]:
     found: set[str] = set()
     for node in import_statements(path):
         if isinstance(node, ast.ImportFrom) and node.module is not None:
-            inner = {f"{node.module}.{alias.name}" for alias in node.names}
-            found |= (inner & known) or {node.module}
+            module = node.module.removeprefix("counterpoint.")
+            inner = {alias.name if module == "counterpoint" else f"{module}.{alias.name}" for alias in node.names}
+            found |= (inner & known) or {module}
         elif isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            found |= {alias.name.removeprefix("counterpoint.") for alias in node.names}
     return found & known
 
 
@@ -76,7 +83,12 @@ def graph() -> dict[str, set[str]]:
 
 
 def test_every_package_has_a_floor() -> None:
-    assert {path.parent.name for path in REPOSITORY.glob("*/__init__.py")} == {*FLOOR_OF, "tests"}
+    assert {path.parent.name for path in REPOSITORY.glob("*/__init__.py")} == {*FLOOR_OF, "counterpoint", "tests"}
+
+
+def test_every_package_is_installed_under_the_one_name() -> None:
+    links = {path.name: path.readlink() for path in (REPOSITORY / "counterpoint").iterdir() if path.is_symlink()}
+    assert links == {name: Path("..", name) for name in FLOOR_OF if name != "perf"}
 
 
 def test_packages_import_downwards_only() -> None:

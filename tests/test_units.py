@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cli.main import COMMANDS
-from cluster.spec import JobSpec
+from counterpoint.cli.main import COMMANDS
+from counterpoint.cluster.spec import JobSpec
 
 UNITS = sorted((Path(__file__).parent.parent / "deploy").glob("*.service"))
 

@@ -3,14 +3,14 @@
 import os
 from typing import TYPE_CHECKING
 
-from transport.public_names import public_names
+from counterpoint.public_names import public_names
 
 # OpenMP's threads spin while they wait for each other. Where inference shares the cores, the awaited thread is not running, and a
 # step of 0.3 s took 10 s. OpenMP reads this when torch loads it, so it is set before any module here imports torch.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 if TYPE_CHECKING:
-    from trainer.losses.contract import LossInputs as LossInputs
-    from trainer.losses.contract import LossOutputs as LossOutputs
+    from counterpoint.trainer import lora as lora
+    from counterpoint.trainer import runs as runs
 else:
     __all__, __getattr__, __dir__ = public_names(__name__)

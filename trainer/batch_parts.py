@@ -14,8 +14,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from transport.files.atomic import as_bytes_view
-from transport.records import Batch, SampleInfo
+from counterpoint.transport.files.atomic import as_bytes_view
+from counterpoint.transport.records import Batch, SampleInfo
 
 
 def outline(batch: Batch) -> tuple[dict[str, Any], bytes]:

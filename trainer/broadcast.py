@@ -20,16 +20,16 @@ from torch import Tensor, nn
 from transformers import GenerationConfig
 from transformers.utils import GENERATION_CONFIG_NAME
 
-from inference import delta
-from inference.plugin.checkpoint import BASE, DELTA, read_header, weight_files
-from inference.plugin.digest import DTYPES, Digest, digests_of
-from trainer.lora.multi_lora import digest_adapter, export_adapter
-from trainer.probe import Answers, write_probe
-from trainer.runs.control_files import run_directory
-from trainer.runs.manager import MultiRunManager
-from trainer.runs.run import Run
-from trainer.shared_memory import SharedMemory, has_lost_weights
-from transport.files.atomic import make_readable, publish_directory, published_steps, remove_directory
+from counterpoint.inference import delta
+from counterpoint.inference.plugin.checkpoint import BASE, DELTA, read_header, weight_files
+from counterpoint.inference.plugin.digest import DTYPES, Digest, digests_of
+from counterpoint.trainer.lora.multi_lora import digest_adapter, export_adapter
+from counterpoint.trainer.probe import Answers, write_probe
+from counterpoint.trainer.runs.control_files import run_directory
+from counterpoint.trainer.runs.manager import MultiRunManager
+from counterpoint.trainer.runs.run import Run
+from counterpoint.trainer.shared_memory import SharedMemory, has_lost_weights
+from counterpoint.transport.files.atomic import make_readable, publish_directory, published_steps, remove_directory
 
 logger = logging.getLogger(__name__)
 

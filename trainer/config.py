@@ -8,9 +8,9 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from inference.model_facts import EXPERT_COUNTS
-from run.config import TrainingConfig
-from transport.config import Config, TransportConfig, machine_memory
+from counterpoint.inference.model_facts import EXPERT_COUNTS
+from counterpoint.run.config import TrainingConfig
+from counterpoint.transport.config import Config, TransportConfig, machine_memory
 
 
 class TrainerConfig(Config):

@@ -11,14 +11,14 @@ import logging
 import time
 from dataclasses import dataclass
 
-from run.changes import JournalError
-from trainer.fair_share import FairShare
-from trainer.learner import Learner
-from trainer.packer import InvalidBatch
-from trainer.runs.copies import CopyRefused
-from trainer.runs.requested import Requests
-from trainer.runs.run import Run
-from transport.records import Batch
+from counterpoint.run.changes import JournalError
+from counterpoint.trainer.fair_share import FairShare
+from counterpoint.trainer.learner import Learner
+from counterpoint.trainer.packer import InvalidBatch
+from counterpoint.trainer.runs.copies import CopyRefused
+from counterpoint.trainer.runs.requested import Requests
+from counterpoint.trainer.runs.run import Run
+from counterpoint.transport.records import Batch
 
 logger = logging.getLogger(__name__)
 

@@ -17,14 +17,14 @@ import subprocess
 from collections.abc import Callable
 from contextlib import suppress
 
-from cluster.elastic.ranks import RanksProcess, alone, python_command
-from cluster.notify import Heartbeat, NotifySocket, StatusLine
-from trainer.config import TrainerConfig
-from transport.config import Config
-from transport.files.atomic import write_atomically
-from transport.process.imports import trainer_imports
-from transport.process.permanent_errors import exit_code_of
-from transport.process.stop_requests import StopSignals, end_at_second_request
+from counterpoint.cluster.elastic.ranks import RanksProcess, alone, python_command
+from counterpoint.cluster.notify import Heartbeat, NotifySocket, StatusLine
+from counterpoint.trainer.config import TrainerConfig
+from counterpoint.transport.config import Config
+from counterpoint.transport.files.atomic import write_atomically
+from counterpoint.transport.process.imports import trainer_imports
+from counterpoint.transport.process.permanent_errors import exit_code_of
+from counterpoint.transport.process.stop_requests import StopSignals, end_at_second_request
 
 logger = logging.getLogger(__name__)
 
@@ -55,9 +55,9 @@ def run(config: TrainerConfig, on_ready: Callable[[], object]) -> int:
         logger.error("nodes = %d: only a job has its trainer on several nodes; use processes here", config.nodes)
         return 2
     if config.processes > 1:
-        return run_ranks(config, "trainer.rank_process", config, on_ready)
+        return run_ranks(config, "counterpoint.trainer.rank_process", config, on_ready)
     with trainer_imports():
-        from trainer.train import train
+        from counterpoint.trainer.train import train
     return train(config, on_ready)
 
 

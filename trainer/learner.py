@@ -22,44 +22,44 @@ import msgpack
 import torch
 from torch import Tensor, nn
 
-from environments.import_path import not_allowed
-from inference.plugin.digest import Digest
-from run.config import LoraConfig, RunConfig
-from trainer import batch_parts
-from trainer.broadcast import Assembled
-from trainer.config import TrainerConfig
-from trainer.fair_share import Row
-from trainer.faults import is_fatal
-from trainer.loaded_model import LoadedModel
-from trainer.lora.adapter_file import load_adapter, start_of
-from trainer.lora.targets import check_targets
-from trainer.losses.load import load_loss
-from trainer.metrics import MetricValue
-from trainer.model.context import shared_rows
-from trainer.model.divided_digest import digests_over_ranks
-from trainer.model.experts import expert_weights
-from trainer.model.passes import PassDiscarded
-from trainer.model.sharding import rest, rows_of, whole_weights
-from trainer.optimizer import Optimizer
-from trainer.packer import InvalidBatch, check
-from trainer.probe import BrokenWeights, ask
-from trainer.ranks import HEARTBEAT_SECONDS, Ranks
-from trainer.rows import StepRow
-from trainer.runs import checkpoint, copies
-from trainer.runs.copies import Copy
-from trainer.runs.manager import MultiRunManager
-from trainer.runs.run import OpenStep, Run, Shards
-from trainer.runs.slices import OtherSlices, SliceWriter
-from trainer.step import described, finish, next_pass, refuse_if_any, train_row
-from trainer.telemetry.step_times import StepTimes
-from trainer.updates.measure import measure_row
-from trainer.updates.passes import optional_inputs
-from trainer.updates.reference import References
-from trainer.updates.value_head import ValueHead
-from transport import codec
-from transport.files.atomic import as_bytes_view
-from transport.process.cores import own_cores
-from transport.records import Batch
+from counterpoint.environments.import_path import not_allowed
+from counterpoint.inference.plugin.digest import Digest
+from counterpoint.run.config import LoraConfig, RunConfig
+from counterpoint.trainer import batch_parts
+from counterpoint.trainer.broadcast import Assembled
+from counterpoint.trainer.config import TrainerConfig
+from counterpoint.trainer.fair_share import Row
+from counterpoint.trainer.faults import is_fatal
+from counterpoint.trainer.loaded_model import LoadedModel
+from counterpoint.trainer.lora.adapter_file import load_adapter, start_of
+from counterpoint.trainer.lora.targets import check_targets
+from counterpoint.trainer.losses.load import load_loss
+from counterpoint.trainer.metrics import MetricValue
+from counterpoint.trainer.model.context import shared_rows
+from counterpoint.trainer.model.divided_digest import digests_over_ranks
+from counterpoint.trainer.model.experts import expert_weights
+from counterpoint.trainer.model.passes import PassDiscarded
+from counterpoint.trainer.model.sharding import rest, rows_of, whole_weights
+from counterpoint.trainer.optimizer import Optimizer
+from counterpoint.trainer.packer import InvalidBatch, check
+from counterpoint.trainer.probe import BrokenWeights, ask
+from counterpoint.trainer.ranks import HEARTBEAT_SECONDS, Ranks
+from counterpoint.trainer.rows import StepRow
+from counterpoint.trainer.runs import checkpoint, copies
+from counterpoint.trainer.runs.copies import Copy
+from counterpoint.trainer.runs.manager import MultiRunManager
+from counterpoint.trainer.runs.run import OpenStep, Run, Shards
+from counterpoint.trainer.runs.slices import OtherSlices, SliceWriter
+from counterpoint.trainer.step import described, finish, next_pass, refuse_if_any, train_row
+from counterpoint.trainer.telemetry.step_times import StepTimes
+from counterpoint.trainer.updates.measure import measure_row
+from counterpoint.trainer.updates.passes import optional_inputs
+from counterpoint.trainer.updates.reference import References
+from counterpoint.trainer.updates.value_head import ValueHead
+from counterpoint.transport import codec
+from counterpoint.transport.files.atomic import as_bytes_view
+from counterpoint.transport.process.cores import own_cores
+from counterpoint.transport.records import Batch
 
 logger = logging.getLogger(__name__)
 

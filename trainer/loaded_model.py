@@ -13,24 +13,24 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from run.config import LoraConfig
-from trainer.config import TrainerConfig
-from trainer.faults import ModelLost, is_fatal
-from trainer.lora.multi_lora import apply_lora_to_model
-from trainer.lora.targets import prove_layers
-from trainer.model.compiled import compile_layers
-from trainer.model.compiler import keep_to_own_cache
-from trainer.model.head import compile_head
-from trainer.model.load import load_model, trainable_parameters
-from trainer.model.packing_proof import can_pack, can_share_prompts, prove_packing, prove_stretches
-from trainer.model.passes import Passes
-from trainer.model.recompute import checkpoint_layers
-from trainer.model.router_replay import RouterReplay
-from trainer.model.sharding import differentiate_inputs, local_parameters, rest
-from trainer.packer import ModelLimits
-from trainer.ranks import Ranks
-from trainer.rows import Rows
-from trainer.runs.manager import MultiRunManager
+from counterpoint.run.config import LoraConfig
+from counterpoint.trainer.config import TrainerConfig
+from counterpoint.trainer.faults import ModelLost, is_fatal
+from counterpoint.trainer.lora.multi_lora import apply_lora_to_model
+from counterpoint.trainer.lora.targets import prove_layers
+from counterpoint.trainer.model.compiled import compile_layers
+from counterpoint.trainer.model.compiler import keep_to_own_cache
+from counterpoint.trainer.model.head import compile_head
+from counterpoint.trainer.model.load import load_model, trainable_parameters
+from counterpoint.trainer.model.packing_proof import can_pack, can_share_prompts, prove_packing, prove_stretches
+from counterpoint.trainer.model.passes import Passes
+from counterpoint.trainer.model.recompute import checkpoint_layers
+from counterpoint.trainer.model.router_replay import RouterReplay
+from counterpoint.trainer.model.sharding import differentiate_inputs, local_parameters, rest
+from counterpoint.trainer.packer import ModelLimits
+from counterpoint.trainer.ranks import Ranks
+from counterpoint.trainer.rows import Rows
+from counterpoint.trainer.runs.manager import MultiRunManager
 
 logger = logging.getLogger(__name__)
 

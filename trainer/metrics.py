@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
 
-from transport.files.atomic import write_atomically
-from transport.files.json_lines import append_line, lines_from_end, object_in
+from counterpoint.transport.files.atomic import write_atomically
+from counterpoint.transport.files.json_lines import append_line, lines_from_end, object_in
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
-from run.config import TrainingConfig
+from counterpoint.run.config import TrainingConfig
 
 
 def learning_rate(config: TrainingConfig, steps: int, step: int, peak: float | None = None) -> float:

@@ -19,9 +19,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from trainer.model.shared_prompts import FAMILY_TOKENS, Families, Family
-from trainer.model.without_waiting import on_device
-from transport.records import Batch, RoutingArray
+from counterpoint.trainer.model.shared_prompts import FAMILY_TOKENS, Families, Family
+from counterpoint.trainer.model.without_waiting import on_device
+from counterpoint.transport.records import Batch, RoutingArray
 
 
 class InvalidBatch(ValueError):

@@ -25,13 +25,13 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from inference.base import LEAST_TOLERANCE, MAX_PROBE_BYTES, Probe
-from inference.model_facts import EXPERT_COUNTS
-from inference.plugin.digest import Digest
-from trainer.lora.multi_lora import adapter_spans
-from trainer.model.load import log_probabilities
-from trainer.model.packing_proof import can_pack
-from transport.files.untrusted import read_bytes
+from counterpoint.inference.base import LEAST_TOLERANCE, MAX_PROBE_BYTES, Probe
+from counterpoint.inference.model_facts import EXPERT_COUNTS
+from counterpoint.inference.plugin.digest import Digest
+from counterpoint.trainer.lora.multi_lora import adapter_spans
+from counterpoint.trainer.model.load import log_probabilities
+from counterpoint.trainer.model.packing_proof import can_pack
+from counterpoint.transport.files.untrusted import read_bytes
 
 logger = logging.getLogger(__name__)
 

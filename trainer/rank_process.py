@@ -1,4 +1,4 @@
-"""The command of each rank, which torch's agent starts: `python -m trainer.rank_process FILE [--resume]`.
+"""The command of each rank, which torch's agent starts: `python -m counterpoint.trainer.rank_process FILE [--resume]`.
 
 `FILE` has the trainer's configuration, complete: in TOML in a job (`job/workers.py`), else in JSON (`trainer/launch.py`).
 """
@@ -14,14 +14,14 @@ import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
-from cluster.notify import notify, notify_ready
-from trainer.config import TrainerConfig
-from transport.process.imports import trainer_imports
-from transport.process.launch import die_with_parent
+from counterpoint.cluster.notify import notify, notify_ready
+from counterpoint.trainer.config import TrainerConfig
+from counterpoint.transport.process.imports import trainer_imports
+from counterpoint.transport.process.launch import die_with_parent
 
 with trainer_imports():
-    from trainer.ranks import is_follower
-    from trainer.train import train
+    from counterpoint.trainer.ranks import is_follower
+    from counterpoint.trainer.train import train
 
 BAD_CONFIGURATION = 2
 """Exit code."""

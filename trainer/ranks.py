@@ -20,11 +20,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainer.config import TrainerConfig
-from trainer.faults import has_lost_ranks, has_waited_in_vain
-from trainer.model.context import ContextGroup
-from trainer.model.exchange import ExpertGroup
-from trainer.model.experts import form_groups
+from counterpoint.trainer.config import TrainerConfig
+from counterpoint.trainer.faults import has_lost_ranks, has_waited_in_vain
+from counterpoint.trainer.model.context import ContextGroup
+from counterpoint.trainer.model.exchange import ExpertGroup
+from counterpoint.trainer.model.experts import form_groups
 
 HEARTBEAT_SECONDS = 30.0
 """Rank 0 sends a command at least so often, so only a step's own work counts for `rank_silence_seconds`."""

@@ -21,10 +21,10 @@ from dataclasses import dataclass
 import torch
 from torch import cuda
 
-from trainer.faults import is_fatal, is_out_of_memory
-from trainer.model.passes import PassDiscarded, Passes
-from trainer.ranks import Ranks
-from trainer.runs.run import OpenStep
+from counterpoint.trainer.faults import is_fatal, is_out_of_memory
+from counterpoint.trainer.model.passes import PassDiscarded, Passes
+from counterpoint.trainer.ranks import Ranks
+from counterpoint.trainer.runs.run import OpenStep
 
 logger = logging.getLogger(__name__)
 

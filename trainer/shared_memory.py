@@ -15,9 +15,9 @@ import shutil
 import threading
 from pathlib import Path
 
-from transport.files.atomic import remove_directory
-from transport.files.own_directory import OwnDirectory, remove_left
-from transport.files.shared_memory import SHARED_MEMORY, lack_of_room
+from counterpoint.transport.files.atomic import remove_directory
+from counterpoint.transport.files.own_directory import OwnDirectory, remove_left
+from counterpoint.transport.files.shared_memory import SHARED_MEMORY, lack_of_room
 
 logger = logging.getLogger(__name__)
 

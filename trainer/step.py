@@ -19,21 +19,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
-from environments.config import ALL
-from environments.describe_error import describe_error
-from trainer.faults import is_fatal, is_out_of_memory
-from trainer.lora.multi_lora import adapter_spans
-from trainer.losses.contract import Gradients, LossInputs, LossOutputs
-from trainer.losses.objectives import token_weights
-from trainer.metrics import MetricValue
-from trainer.model.head import token_outputs
-from trainer.model.router_replay import RouterReplay
-from trainer.model.without_waiting import on_device
-from trainer.packer import InvalidBatch, MicroBatch, ModelLimits, pack
-from trainer.ranks import Ranks
-from trainer.runs.run import WITH_AGGREGATE, OpenStep, Run
-from trainer.updates.passes import OLD, REFERENCE
-from trainer.updates.value_head import differentiate, row_values
+from counterpoint.environments.config import ALL
+from counterpoint.environments.describe_error import describe_error
+from counterpoint.trainer.faults import is_fatal, is_out_of_memory
+from counterpoint.trainer.lora.multi_lora import adapter_spans
+from counterpoint.trainer.losses.contract import Gradients, LossInputs, LossOutputs
+from counterpoint.trainer.losses.objectives import token_weights
+from counterpoint.trainer.metrics import MetricValue
+from counterpoint.trainer.model.head import token_outputs
+from counterpoint.trainer.model.router_replay import RouterReplay
+from counterpoint.trainer.model.without_waiting import on_device
+from counterpoint.trainer.packer import InvalidBatch, MicroBatch, ModelLimits, pack
+from counterpoint.trainer.ranks import Ranks
+from counterpoint.trainer.runs.run import WITH_AGGREGATE, OpenStep, Run
+from counterpoint.trainer.updates.passes import OLD, REFERENCE
+from counterpoint.trainer.updates.value_head import differentiate, row_values
 
 logger = logging.getLogger(__name__)
 

@@ -18,39 +18,46 @@ from contextlib import ExitStack, closing
 
 from safetensors import SafetensorError
 
-from cluster.notify import StatusLine, beating
-from run.changes import JournalError
-from run.config import RunConfig
-from trainer import ranks
-from trainer.broadcast import Broadcaster
-from trainer.config import TrainerConfig
-from trainer.early_steps import EarlySteps
-from trainer.fair_share import FairShare
-from trainer.faults import LacksMemory, ModelLost, is_fatal, is_out_of_memory
-from trainer.learner import Learner
-from trainer.lora.adapter_file import keep_start, start_directory
-from trainer.metrics import MetricsFile, MetricValue
-from trainer.model.load import choose_device
-from trainer.packer import InvalidBatch
-from trainer.probe import BrokenWeights, ask, check_base
-from trainer.runs import behind, checkpoint, control_files
-from trainer.runs.checkpoints import Checkpoints
-from trainer.runs.copies import CopyRefused
-from trainer.runs.epochs import Epochs
-from trainer.runs.manager import get_multi_run_manager, setup_multi_run_manager
-from trainer.runs.record import Stage
-from trainer.runs.requested import Requests
-from trainer.runs.run import OpenStep, Progress, Run
-from trainer.runs.sessions import Sessions
-from trainer.shared_memory import SharedMemory, remove_left_weights
-from trainer.telemetry.endpoint import TrainerEndpoint
-from trainer.telemetry.mismatch import COMPARED_STEPS, MismatchWatch
-from trainer.telemetry.published import TrainerTelemetry
-from trainer.telemetry.step_times import StepTimes
-from transport.process.permanent_errors import DISK_FAULTS, DISK_FULL, exit_code_of, is_disk_full, not_written, way_on
-from transport.process.stop_requests import StopSignals, end_at_second_request
-from transport.wires.base import BatchReceiver
-from transport.wires.open import open_receiver
+from counterpoint.cluster.notify import StatusLine, beating
+from counterpoint.run.changes import JournalError
+from counterpoint.run.config import RunConfig
+from counterpoint.trainer import ranks
+from counterpoint.trainer.broadcast import Broadcaster
+from counterpoint.trainer.config import TrainerConfig
+from counterpoint.trainer.early_steps import EarlySteps
+from counterpoint.trainer.fair_share import FairShare
+from counterpoint.trainer.faults import LacksMemory, ModelLost, is_fatal, is_out_of_memory
+from counterpoint.trainer.learner import Learner
+from counterpoint.trainer.lora.adapter_file import keep_start, start_directory
+from counterpoint.trainer.metrics import MetricsFile, MetricValue
+from counterpoint.trainer.model.load import choose_device
+from counterpoint.trainer.packer import InvalidBatch
+from counterpoint.trainer.probe import BrokenWeights, ask, check_base
+from counterpoint.trainer.runs import behind, checkpoint, control_files
+from counterpoint.trainer.runs.checkpoints import Checkpoints
+from counterpoint.trainer.runs.copies import CopyRefused
+from counterpoint.trainer.runs.epochs import Epochs
+from counterpoint.trainer.runs.manager import get_multi_run_manager, setup_multi_run_manager
+from counterpoint.trainer.runs.record import Stage
+from counterpoint.trainer.runs.requested import Requests
+from counterpoint.trainer.runs.run import OpenStep, Progress, Run
+from counterpoint.trainer.runs.sessions import Sessions
+from counterpoint.trainer.shared_memory import SharedMemory, remove_left_weights
+from counterpoint.trainer.telemetry.endpoint import TrainerEndpoint
+from counterpoint.trainer.telemetry.mismatch import COMPARED_STEPS, MismatchWatch
+from counterpoint.trainer.telemetry.published import TrainerTelemetry
+from counterpoint.trainer.telemetry.step_times import StepTimes
+from counterpoint.transport.process.permanent_errors import (
+    DISK_FAULTS,
+    DISK_FULL,
+    exit_code_of,
+    is_disk_full,
+    not_written,
+    way_on,
+)
+from counterpoint.transport.process.stop_requests import StopSignals, end_at_second_request
+from counterpoint.transport.wires.base import BatchReceiver
+from counterpoint.transport.wires.open import open_receiver
 
 logger = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ import msgpack
 import numpy as np
 import numpy.typing as npt
 
-from transport.files.atomic import Buffer, as_bytes_view
-from transport.unpacked import unpacked
+from counterpoint.transport.files.atomic import Buffer, as_bytes_view
+from counterpoint.transport.unpacked import unpacked
 
 AnyArray = npt.NDArray[Any]
 

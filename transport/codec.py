@@ -19,10 +19,10 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from transport.arrays import AnyArray, CodecError, pack_arrays, specification, unpack_arrays, view_array
-from transport.files.atomic import Buffer, as_bytes_view
-from transport.files.direct import write_new_file
-from transport.messages import (
+from counterpoint.transport.arrays import AnyArray, CodecError, pack_arrays, specification, unpack_arrays, view_array
+from counterpoint.transport.files.atomic import Buffer, as_bytes_view
+from counterpoint.transport.files.direct import write_new_file
+from counterpoint.transport.messages import (
     PROTOCOL_VERSION,
     Acknowledged,
     Bye,
@@ -35,10 +35,10 @@ from transport.messages import (
     Rejected,
     Waiting,
 )
-from transport.process.yield_gil import yielding_gil
-from transport.records import TOKEN_COLUMNS, Batch, SampleInfo
-from transport.unpacked import unpacked
-from transport.validation import MAX_NAME_LENGTH, validate
+from counterpoint.transport.process.yield_gil import yielding_gil
+from counterpoint.transport.records import TOKEN_COLUMNS, Batch, SampleInfo
+from counterpoint.transport.unpacked import unpacked
+from counterpoint.transport.validation import MAX_NAME_LENGTH, validate
 
 __all__ = [
     "BATCH",

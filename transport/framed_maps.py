@@ -7,8 +7,8 @@ from typing import Any
 
 import msgpack
 
-from transport.frames import BadFrame, Framing
-from transport.unpacked import unpacked
+from counterpoint.transport.frames import BadFrame, Framing
+from counterpoint.transport.unpacked import unpacked
 
 
 class FramedMaps:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from transport.exact_json import dumps, replaced
+from counterpoint.transport.exact_json import dumps, replaced
 
 _OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 

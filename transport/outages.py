@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from transport.printable import shortened
+from counterpoint.transport.printable import shortened
 
 logger = logging.getLogger(__name__)
 

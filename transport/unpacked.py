@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgpack
 
-from transport.files.atomic import as_bytes_view
+from counterpoint.transport.files.atomic import as_bytes_view
 
 if TYPE_CHECKING:
-    from transport.files.atomic import Buffer
+    from counterpoint.transport.files.atomic import Buffer
 
 MOST_INTEGER_BYTES = 2048
 """Of an integer as an extension: more than JSON's longest has."""

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from transport.config import IDENTIFIER_PATTERN
-from transport.records import TOKEN_COLUMNS, Batch, RoutingArray
+from counterpoint.transport.config import IDENTIFIER_PATTERN
+from counterpoint.transport.records import TOKEN_COLUMNS, Batch, RoutingArray
 
 LOG_PROBABILITY_ROUNDING = 1e-3
 """Inference engines round a certainty to a little above 0; more than this is not rounding."""

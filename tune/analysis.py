@@ -14,13 +14,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from transport.files.json_lines import read_lines
-from transport.files.untrusted import read_json
-from tune.callbacks.json_logger import PARAMS_FILE, RESULT_FILE
-from tune.checkpoint import Checkpoint
-from tune.errors import TuneError
-from tune.result import TRAINING_ITERATION, TRIAL_ID, Result, flattened, lookup
-from tune.trial import TRAINABLE_OF_RUNS, Trial
+from counterpoint.transport.files.json_lines import read_lines
+from counterpoint.transport.files.untrusted import read_json
+from counterpoint.tune.callbacks.json_logger import PARAMS_FILE, RESULT_FILE
+from counterpoint.tune.checkpoint import Checkpoint
+from counterpoint.tune.errors import TuneError
+from counterpoint.tune.result import TRAINING_ITERATION, TRIAL_ID, Result, flattened, lookup
+from counterpoint.tune.trial import TRAINABLE_OF_RUNS, Trial
 
 Scope = Literal["last", "all", "avg", "last-5-avg", "last-10-avg"]
 
@@ -269,7 +269,7 @@ def _trials_in(directory: Path) -> list[Trial]:
 
 def _trial_of(fields: dict[str, Any], directory: Path) -> Trial:
     """A trial of the state file, whose directory may have been moved since."""
-    from tune.runner.codec import trial_of
+    from counterpoint.tune.runner.codec import trial_of
 
     known = {name: value for name, value in fields.items() if name in Trial.__dataclass_fields__}
     before = Path(fields["logdir"])

@@ -1,6 +1,7 @@
 """Checks what the file of an experiment names, before anything starts: its import paths, and the job that is to be started.
 
-What is named by import path is loaded by a child process, as the trials will load it. The trainable's is `python -m tune.check`.
+What is named by import path is loaded by a child process, as the trials will load it. The trainable's is
+`python -m counterpoint.tune.check`.
 """
 
 from __future__ import annotations
@@ -8,18 +9,18 @@ from __future__ import annotations
 import json
 import sys
 
-from environments.describe_error import describe_error
-from job.check import check_imports, check_job, load_in_child, own_answer
-from job.config import JobConfig
-from job.configuration.load import located
-from job.configuration.named_files import check_beginning, check_run_files
-from job.directory import JOB_FILE
-from job.join import check_allowed, is_local
-from transport.errors import UserError
-from tune.executors.fork_client import search_path
-from tune.file_experiment import FileExperiment
-from tune.registry import load
-from tune.trainable.functions import trainable_class
+from counterpoint.environments.describe_error import describe_error
+from counterpoint.job.check import check_imports, check_job, load_in_child, own_answer
+from counterpoint.job.config import JobConfig
+from counterpoint.job.configuration.load import located
+from counterpoint.job.configuration.named_files import check_beginning, check_run_files
+from counterpoint.job.directory import JOB_FILE
+from counterpoint.job.join import check_allowed, is_local
+from counterpoint.transport.errors import UserError
+from counterpoint.tune.executors.fork_client import search_path
+from counterpoint.tune.file_experiment import FileExperiment
+from counterpoint.tune.registry import load
+from counterpoint.tune.trainable.functions import trainable_class
 
 
 def check_experiment(experiment: FileExperiment, *, begins: bool) -> None:
@@ -44,7 +45,9 @@ def check_experiment(experiment: FileExperiment, *, begins: bool) -> None:
                 if config.job is not None and config.job.join is not None:
                     check_allowed(run, config.job.join)
         elif config.executor == "local":  # on Ray, only its nodes may be able to load it
-            load_in_child(f"{config.trainable}", "tune.check", [json.dumps([search_path(), config.trainable])])
+            load_in_child(
+                f"{config.trainable}", "counterpoint.tune.check", [json.dumps([search_path(), config.trainable])]
+            )
     except UserError as error:
         raise type(error)(f"{file}: {str(error).removeprefix(f'{file}: ')}") from None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from tune.result import Result
+from counterpoint.tune.result import Result
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
-from transport.config import Config
-from tune.resources import Resources
+from counterpoint.transport.config import Config
+from counterpoint.tune.resources import Resources
 
 LONGEST_NAME = 40
 """In characters; the rest of a run's id is the trial's."""

@@ -12,11 +12,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from transport.config import IDENTIFIER_PATTERN
-from tune.errors import TuneError
-from tune.export_formats import check_formats
-from tune.resources import Resources, resources_of
-from tune.trial import DEFAULT_RESULTS_DIRECTORY, Trial, check_counts, checked_criteria
+from counterpoint.transport.config import IDENTIFIER_PATTERN
+from counterpoint.tune.errors import TuneError
+from counterpoint.tune.export_formats import check_formats
+from counterpoint.tune.resources import Resources, resources_of
+from counterpoint.tune.trial import DEFAULT_RESULTS_DIRECTORY, Trial, check_counts, checked_criteria
 
 
 class Experiment:
@@ -137,6 +137,6 @@ def _criteria(stop: Any) -> tuple[dict[str, float], Any]:
 
 
 def _name_of(run: Callable[..., Any] | type) -> str:
-    registry = importlib.import_module("tune.registry")  # which imports trainables; a name needs none
+    registry = importlib.import_module("counterpoint.tune.registry")  # which imports trainables; a name needs none
     name: str = registry.trainable_name(run)
     return name

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import StrEnum
 
-from tune.errors import TuneError
+from counterpoint.tune.errors import TuneError
 
 
 class ExportFormat(StrEnum):

@@ -9,31 +9,32 @@ from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
-from job.check import check_run, import_paths
-from job.config import JobConfig
-from job.configuration.load import load, merge, to_toml
-from job.derive import check_fits
-from job.join import FROM_THE_JOB, named_imports, values_of_job
-from job.sweep.grid import with_value_at
-from run.config import RunConfig
-from transport.configuration.explain import validate
-from transport.configuration.toml_file import Table
-from transport.errors import UserError
-from transport.files.atomic import write_atomically
-from tune.callbacks.callback import Callback
-from tune.config import PbtConfig, TuneConfig
-from tune.errors import TuneError
-from tune.executors.executor import EventExecutor
-from tune.executors.local import LocalTrialExecutor
-from tune.executors.runs import RunTrialExecutor
-from tune.experiment import Experiment
-from tune.from_file import check_keys, listed_values, scheduler_of, search_of, space_of, stopper_of
-from tune.runner.resume import Resume
-from tune.runner.trial_runner import TrialRunner
-from tune.runs.host_job import HostJob
-from tune.runs.varied_run import VariedRun
-from tune.search.search_alg import SearchAlg
-from tune.trial import TRAINABLE_OF_RUNS
+from counterpoint.environments.import_path import search_working_directory
+from counterpoint.job.check import check_run, import_paths
+from counterpoint.job.config import JobConfig
+from counterpoint.job.configuration.load import load, merge, to_toml
+from counterpoint.job.derive import check_fits
+from counterpoint.job.join import FROM_THE_JOB, named_imports, values_of_job
+from counterpoint.job.sweep.grid import with_value_at
+from counterpoint.run.config import RunConfig
+from counterpoint.transport.configuration.explain import validate
+from counterpoint.transport.configuration.toml_file import Table
+from counterpoint.transport.errors import UserError
+from counterpoint.transport.files.atomic import write_atomically
+from counterpoint.tune.callbacks.callback import Callback
+from counterpoint.tune.config import PbtConfig, TuneConfig
+from counterpoint.tune.errors import TuneError
+from counterpoint.tune.executors.executor import EventExecutor
+from counterpoint.tune.executors.local import LocalTrialExecutor
+from counterpoint.tune.executors.runs import RunTrialExecutor
+from counterpoint.tune.experiment import Experiment
+from counterpoint.tune.from_file import check_keys, listed_values, scheduler_of, search_of, space_of, stopper_of
+from counterpoint.tune.runner.resume import Resume
+from counterpoint.tune.runner.trial_runner import TrialRunner
+from counterpoint.tune.runs.host_job import HostJob
+from counterpoint.tune.runs.varied_run import VariedRun
+from counterpoint.tune.search.search_alg import SearchAlg
+from counterpoint.tune.trial import TRAINABLE_OF_RUNS
 
 FILE = "tune.toml"
 """The experiment's file as resolved, in its directory: what `tune resume` reads."""
@@ -83,7 +84,7 @@ class FileExperiment:
             scheduler.set_search_properties(config.metric, config.mode)
         except TuneError as error:
             raise UserError(f"{file}: {error}") from None
-        defaults = importlib.import_module("tune.callbacks.defaults").with_default_loggers(callbacks)
+        defaults = importlib.import_module("counterpoint.tune.callbacks.defaults").with_default_loggers(callbacks)
         try:
             return TrialRunner(
                 search_alg=search,
@@ -109,7 +110,7 @@ class FileExperiment:
             return RunTrialExecutor(HostJob(directory, config.job.file, self._imports()), run, config.max_concurrent)
         if config.executor == "local":
             return LocalTrialExecutor()
-        on_ray = importlib.import_module("tune.executors.on_ray")  # which needs an extra
+        on_ray = importlib.import_module("counterpoint.tune.executors.on_ray")  # which needs an extra
         made: EventExecutor = on_ray.RayTrialExecutor(ray_auto_init=False)
         return made
 
@@ -229,10 +230,11 @@ class FileExperiment:
             raise UserError(
                 f"{self.file}: trainable = {self.config.trainable!r}: expected an import path 'module:name'"
             )
+        search_working_directory()
         if importlib.util.find_spec(module.partition(".")[0]) is None:
             raise UserError(
-                f"{self.file}: trainable = {self.config.trainable!r}: there is no module {module!r}; install it, or put its "
-                f"directory on PYTHONPATH, such as: PYTHONPATH=. counterpoint tune {self.file}"
+                f"{self.file}: trainable = {self.config.trainable!r}: there is no module {module!r}; install it, "
+                "put its directory on PYTHONPATH, or start where it is"
             )
 
 

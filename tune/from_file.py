@@ -11,16 +11,17 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from transport.configuration.toml_file import Table
-from transport.errors import UserError
-from tune.config import AshaConfig, FifoConfig, HyperBandConfig, MedianConfig, PbtConfig, TuneConfig
-from tune.errors import TuneError
-from tune.runs.varied_run import problem_of
-from tune.schedulers.scheduler import TrialScheduler
-from tune.search import spaces
-from tune.search.creation import as_search_alg
-from tune.search.search_alg import SearchAlg
-from tune.stoppers.stopper import Stopper
+from counterpoint.environments.import_path import import_module
+from counterpoint.transport.configuration.toml_file import Table
+from counterpoint.transport.errors import UserError
+from counterpoint.tune.config import AshaConfig, FifoConfig, HyperBandConfig, MedianConfig, PbtConfig, TuneConfig
+from counterpoint.tune.errors import TuneError
+from counterpoint.tune.runs.varied_run import problem_of
+from counterpoint.tune.schedulers.scheduler import TrialScheduler
+from counterpoint.tune.search import spaces
+from counterpoint.tune.search.creation import as_search_alg
+from counterpoint.tune.search.search_alg import SearchAlg
+from counterpoint.tune.stoppers.stopper import Stopper
 
 DOMAINS = (
     "uniform", "quniform", "loguniform", "qloguniform", "randn", "qrandn", "randint", "qrandint", "lograndint", "qlograndint",
@@ -142,7 +143,7 @@ def stopper_of(config: TuneConfig) -> Stopper | None:
 
 def _of(name: str, *arguments: Any, **given: Any) -> Any:
     """Makes an object of the public API; what is not needed is not imported."""
-    return getattr(importlib.import_module("tune"), name)(*arguments, **given)
+    return getattr(importlib.import_module("counterpoint.tune"), name)(*arguments, **given)
 
 
 def _domain_of(table: Table) -> str | None:
@@ -169,7 +170,7 @@ def _domain(table: Table, where: str) -> Any:
     try:
         if name == FUNCTION:
             module, _, attribute = str(given).partition(":")
-            return spaces.sample_from(getattr(importlib.import_module(module), attribute))
+            return spaces.sample_from(getattr(import_module(module), attribute))
         if not isinstance(given, list):
             raise UserError(f"{where}.{name} = {given!r}: expected a list, such as {name} = [1, 2]")
         if name in LISTS:

@@ -20,7 +20,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tune.errors import TuneError
+from counterpoint.environments.import_path import import_module
+from counterpoint.tune.errors import TuneError
 
 
 class NotImportable(TuneError):
@@ -188,7 +189,7 @@ def load_module(where: str) -> ModuleType:
     global _loading
     before, _loading = _loading, where
     try:
-        return _script(where) if where.endswith(".py") else importlib.import_module(where)
+        return _script(where) if where.endswith(".py") else import_module(where)
     finally:
         _loading = before
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from pydantic import Field
 
-from transport.config import Config
-from tune.errors import TuneError
+from counterpoint.transport.config import Config
+from counterpoint.tune.errors import TuneError
 
 
 class Resources(Config):

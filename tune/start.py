@@ -14,19 +14,19 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from tune.callbacks.callback import Callback
-from tune.callbacks.defaults import with_default_loggers
-from tune.errors import TuneError, in_one_line
-from tune.executors.trial_executor import TrialExecutor
-from tune.experiment import Experiment
-from tune.resources import Resources
-from tune.runner.resume import Resume, Sync
-from tune.runner.trial_runner import TrialRunner
-from tune.schedulers.scheduler import TrialScheduler
-from tune.search.search_alg import SearchAlg
-from tune.stoppers.standard import as_stopper
-from tune.stoppers.stopper import Stopper
-from tune.trial import Trial
+from counterpoint.tune.callbacks.callback import Callback
+from counterpoint.tune.callbacks.defaults import with_default_loggers
+from counterpoint.tune.errors import TuneError, in_one_line
+from counterpoint.tune.executors.trial_executor import TrialExecutor
+from counterpoint.tune.experiment import Experiment
+from counterpoint.tune.resources import Resources
+from counterpoint.tune.runner.resume import Resume, Sync
+from counterpoint.tune.runner.trial_runner import TrialRunner
+from counterpoint.tune.schedulers.scheduler import TrialScheduler
+from counterpoint.tune.search.search_alg import SearchAlg
+from counterpoint.tune.stoppers.standard import as_stopper
+from counterpoint.tune.stoppers.stopper import Stopper
+from counterpoint.tune.trial import Trial
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ def run(
     given = dict(locals())
     experiment = _experiment(given.pop("run_or_experiment"), {each: given.pop(each) for each in _OF_AN_EXPERIMENT})
     trials = _run([experiment], **given)
-    analysis = importlib.import_module("tune.analysis")
+    analysis = importlib.import_module("counterpoint.tune.analysis")
     return analysis.Analysis(experiment.directory, trials=trials, default_metric=metric, default_mode=mode)
 
 
@@ -221,7 +221,7 @@ async def _to_the_end(runner: TrialRunner) -> None:
 
 def _search_algorithm(given: Any) -> SearchAlg:
     """The algorithm of what a user gave: one, a searcher, a name, or None for grids and random samples."""
-    creation = importlib.import_module("tune.search.creation")  # imports numpy: not for a name alone
+    creation = importlib.import_module("counterpoint.tune.search.creation")  # imports numpy: not for a name alone
     made: SearchAlg = creation.as_search_alg(given)
     return made
 
@@ -245,7 +245,7 @@ def _stopper(experiments: list[Experiment], time_budget_s: float | timedelta | N
 
 
 def _executor(given: TrialExecutor | None, reuse_actors: bool, queue_trials: bool) -> TrialExecutor:
-    from tune.executors.local import LocalTrialExecutor
+    from counterpoint.tune.executors.local import LocalTrialExecutor
 
     if given is not None and reuse_actors:
         raise TuneError("reuse_actors is for the executor that run makes; give it to yours")

@@ -10,14 +10,14 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from transport.telemetry.endpoint import Endpoint, as_user_error
-from transport.telemetry.metric import Metric, Process
-from tune.callbacks.callback import Callback
-from tune.checkpoint import Checkpoint
-from tune.config import TuneConfig
-from tune.result import Result, lookup
-from tune.runner.trial_runner import TrialRunner
-from tune.trial import Trial
+from counterpoint.transport.telemetry.endpoint import Endpoint, as_user_error
+from counterpoint.transport.telemetry.metric import Metric, Process
+from counterpoint.tune.callbacks.callback import Callback
+from counterpoint.tune.checkpoint import Checkpoint
+from counterpoint.tune.config import TuneConfig
+from counterpoint.tune.result import Result, lookup
+from counterpoint.tune.runner.trial_runner import TrialRunner
+from counterpoint.tune.trial import Trial
 
 TRIALS = Metric("counterpoint_tune_trials", "gauge", "trials by status", labels=("status",))
 BEST = Metric("counterpoint_tune_best_score", "gauge", "best value of the metric that is compared", labels=("metric",))

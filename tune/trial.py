@@ -15,13 +15,13 @@ from dataclasses import InitVar, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
-from transport.config import IDENTIFIER_PATTERN
-from tune.checkpoint import Checkpoint
-from tune.errors import TuneError
-from tune.export_formats import check_formats
-from tune.resources import Resources, resources_of
-from tune.result import Result
-from tune.search.json_values import without_numpy
+from counterpoint.transport.config import IDENTIFIER_PATTERN
+from counterpoint.tune.checkpoint import Checkpoint
+from counterpoint.tune.errors import TuneError
+from counterpoint.tune.export_formats import check_formats
+from counterpoint.tune.resources import Resources, resources_of
+from counterpoint.tune.result import Result
+from counterpoint.tune.search.json_values import without_numpy
 
 TRAINABLE_OF_RUNS = "run"
 """What trials that are runs have for a trainable's name."""
@@ -112,7 +112,9 @@ class Trial:
 
     def __post_init__(self, trial_name_creator: Creator | None, trial_dirname_creator: Creator | None) -> None:
         if ":" not in self.trainable_name and self.trainable_name != TRAINABLE_OF_RUNS:
-            importlib.import_module("tune.registry").trainable_path(self.trainable_name)  # which imports trainables
+            importlib.import_module("counterpoint.tune.registry").trainable_path(
+                self.trainable_name
+            )  # which imports trainables
         self.config = {} if self.config is None else without_numpy(self.config)
         self.trial_id = self.trial_id or self.generate_id()
         if not re.fullmatch(IDENTIFIER_PATTERN, self.trial_id):

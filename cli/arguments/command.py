@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic
 
-from cli.arguments.help_text import help_of, usage_of
-from job.configuration.layers import flag_path
-from job.configuration.load import load, located, to_toml
-from job.file_kind import other_kind
-from transport.configuration.explain import Model
-from transport.configuration.schema import Key, keys_of
-from transport.configuration.toml_file import Table
-from transport.errors import UserError
-from transport.process.journal import formatter_for
+from counterpoint.cli.arguments.help_text import help_of, usage_of
+from counterpoint.job.configuration.layers import flag_path
+from counterpoint.job.configuration.load import load, located, to_toml
+from counterpoint.job.file_kind import other_kind
+from counterpoint.transport.configuration.explain import Model
+from counterpoint.transport.configuration.schema import Key, keys_of
+from counterpoint.transport.configuration.toml_file import Table
+from counterpoint.transport.errors import UserError
+from counterpoint.transport.process.journal import formatter_for
 
 
 @dataclass(frozen=True, slots=True)

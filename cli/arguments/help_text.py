@@ -5,8 +5,8 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from transport.configuration.schema import ITEM, Key, nearest, pattern_of
-from transport.errors import UserError
+from counterpoint.transport.configuration.schema import ITEM, Key, nearest, pattern_of
+from counterpoint.transport.errors import UserError
 
 SWITCHES = {
     "resume": "go on from the newest checkpoint",

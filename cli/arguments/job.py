@@ -6,8 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from transport.errors import UserError
-from transport.printable import printable
+from counterpoint.transport.errors import UserError
+from counterpoint.transport.printable import printable
 
 MARKS = ("job.json", "cluster_job.json", "run_*/control", "trainer/metrics.jsonl")
 """What a job's directory holds one of: a job's file, that of a submitted job, a run whose roles were started one by one, or what

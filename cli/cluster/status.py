@@ -13,12 +13,12 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from cli.cluster.wait import job_in
-from cluster.errors import ClusterError
-from cluster.job_handle import JobStatus, WorkerStatus
-from cluster.master.control import NoMaster
-from transport.errors import UserError
-from transport.printable import printable
+from counterpoint.cli.cluster.wait import job_in
+from counterpoint.cluster.errors import ClusterError
+from counterpoint.cluster.job_handle import JobStatus, WorkerStatus
+from counterpoint.cluster.master.control import NoMaster
+from counterpoint.transport.errors import UserError
+from counterpoint.transport.printable import printable
 
 COLUMNS = ("worker", "stage", "phase", "incarnation", "node", "pid", "restarts", "status")
 NUMBERS = ("incarnation", "pid", "restarts")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from cli.cluster.wait import StopJobOnSignals, await_end
-from cluster.builder import load_spec
-from cluster.errors import ClusterError
-from cluster.job_handle import JobHandle, submit
-from cluster.spec import JobSpec
-from job.file_kind import other_kind
-from transport.errors import UserError
+from counterpoint.cli.cluster.wait import StopJobOnSignals, await_end
+from counterpoint.cluster.builder import load_spec
+from counterpoint.cluster.errors import ClusterError
+from counterpoint.cluster.job_handle import JobHandle, submit
+from counterpoint.cluster.spec import JobSpec
+from counterpoint.job.file_kind import other_kind
+from counterpoint.transport.errors import UserError
 
 
 def main(arguments: list[str]) -> int:

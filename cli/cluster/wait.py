@@ -8,12 +8,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from cli.arguments.job import add_job, job_of
-from cluster.errors import ClusterError, JobFailed
-from cluster.job_handle import JobHandle
-from transport.errors import UserError
-from transport.printable import printable
-from transport.process.stop_requests import StopSignals
+from counterpoint.cli.arguments.job import add_job, job_of
+from counterpoint.cluster.errors import ClusterError, JobFailed
+from counterpoint.cluster.job_handle import JobHandle
+from counterpoint.transport.errors import UserError
+from counterpoint.transport.printable import printable
+from counterpoint.transport.process.stop_requests import StopSignals
 
 
 def main(arguments: list[str]) -> int:

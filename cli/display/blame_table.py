@@ -8,8 +8,8 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.loop_health.slow_spots import SlowSpot
-from transport.printable import printable
+from counterpoint.orchestrator.loop_health.slow_spots import SlowSpot
+from counterpoint.transport.printable import printable
 
 
 def blame_table(slow_spots: Sequence[SlowSpot]) -> Table:

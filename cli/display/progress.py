@@ -12,13 +12,13 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from cluster.worker_view import State, WorkerView
-from job.inspection.history import History
-from job.inspection.metrics_lines import Line
-from job.number_format import duration, milliseconds, number, scientific
-from orchestrator.rollouts.failures import failures_in_words, sum_failures
-from transport.printable import printable
-from transport.process.journal import prioritized
+from counterpoint.cluster.worker_view import State, WorkerView
+from counterpoint.job.inspection.history import History
+from counterpoint.job.inspection.metrics_lines import Line
+from counterpoint.job.number_format import duration, milliseconds, number, scientific
+from counterpoint.orchestrator.rollouts.failures import failures_in_words, sum_failures
+from counterpoint.transport.printable import printable
+from counterpoint.transport.process.journal import prioritized
 
 HEARTBEAT_SECONDS = 15.0
 """Longest silence of the plain lines."""

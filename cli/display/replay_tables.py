@@ -9,13 +9,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from cli.display.blame_table import blame_table
-from job.number_format import milliseconds
-from job.replay.attribute import Attribution
-from job.replay.replay import BASELINE, Replay
-from job.replay.whole_step import WholeStep
-from orchestrator.loop_health.lag import LagDistribution
-from orchestrator.rollouts.dump import Dump
+from counterpoint.cli.display.blame_table import blame_table
+from counterpoint.job.number_format import milliseconds
+from counterpoint.job.replay.attribute import Attribution
+from counterpoint.job.replay.replay import BASELINE, Replay
+from counterpoint.job.replay.whole_step import WholeStep
+from counterpoint.orchestrator.loop_health.lag import LagDistribution
+from counterpoint.orchestrator.rollouts.dump import Dump
 
 
 def print_replay(found: Replay, dump: Dump, console: Console) -> None:

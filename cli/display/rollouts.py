@@ -15,9 +15,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from job.inspection.rollout_records import RolloutRecord
-from transport.exact_json import dumps
-from transport.printable import printable
+from counterpoint.job.inspection.rollout_records import RolloutRecord
+from counterpoint.transport.exact_json import dumps
+from counterpoint.transport.printable import printable
 
 INDENT = 4
 

@@ -12,13 +12,13 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from cli.cluster import status as cluster_status
-from cli.display.console import console_for
-from cli.display.status_tables import status_parts
-from cluster.job_files import holds_job
-from job.inspection.status import StatusReader
-from job.inspection.why import DROPPED, describe_decision, explain
-from transport.printable import printable
+from counterpoint.cli.cluster import status as cluster_status
+from counterpoint.cli.display.console import console_for
+from counterpoint.cli.display.status_tables import status_parts
+from counterpoint.cluster.job_files import holds_job
+from counterpoint.job.inspection.status import StatusReader
+from counterpoint.job.inspection.why import DROPPED, describe_decision, explain
+from counterpoint.transport.printable import printable
 
 PIPE_WIDTH = 120
 

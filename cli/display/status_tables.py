@@ -10,18 +10,18 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from cli.display.blame_table import blame_table
-from job.inspection import evaluations
-from job.inspection.failure_example import FailureExamples
-from job.inspection.history import History
-from job.inspection.status import RATE_STEPS, JobStatus
-from job.number_format import milliseconds, number, scientific
-from orchestrator.loop_health.slow_spots import slow_spots_of
-from orchestrator.rollouts.failures import failures_in_words, sum_failures
-from orchestrator.step.discarded import in_words
-from orchestrator.step.phases import phases_in_words, sum_phases
-from trainer.telemetry import mismatch
-from transport.printable import printable
+from counterpoint.cli.display.blame_table import blame_table
+from counterpoint.job.inspection import evaluations
+from counterpoint.job.inspection.failure_example import FailureExamples
+from counterpoint.job.inspection.history import History
+from counterpoint.job.inspection.status import RATE_STEPS, JobStatus
+from counterpoint.job.number_format import milliseconds, number, scientific
+from counterpoint.orchestrator.loop_health.slow_spots import slow_spots_of
+from counterpoint.orchestrator.rollouts.failures import failures_in_words, sum_failures
+from counterpoint.orchestrator.step.discarded import in_words
+from counterpoint.orchestrator.step.phases import phases_in_words, sum_phases
+from counterpoint.trainer.telemetry import mismatch
+from counterpoint.transport.printable import printable
 
 TEXT_COLUMNS = ("run", "state")
 NUMBER_COLUMNS = ("step", "trained", "reward", "evaluated", "staleness", "lag p99", "lag max", "KL", "tokens/s")

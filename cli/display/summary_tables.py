@@ -9,12 +9,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from job.inspection import evaluations
-from job.inspection.summary import Summary
-from job.number_format import duration, milliseconds, number, scientific
-from orchestrator.rollouts.failures import failures_in_words
-from orchestrator.step.phases import phases_in_words
-from transport.printable import printable
+from counterpoint.job.inspection import evaluations
+from counterpoint.job.inspection.summary import Summary
+from counterpoint.job.number_format import duration, milliseconds, number, scientific
+from counterpoint.orchestrator.rollouts.failures import failures_in_words
+from counterpoint.orchestrator.step.phases import phases_in_words
+from counterpoint.transport.printable import printable
 
 TEXT_COLUMNS = ("run", "ended")
 NUMBER_COLUMNS = ("steps", "reward", "rollouts", "tokens/s", "lag p99", "lag max", "KL max", "staleness")

@@ -17,10 +17,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from cli.display.console import console_for
-from job.number_format import duration
-from job.sweep.rows import ReadRows, Row
-from sweep.status import TargetStatus
+from counterpoint.cli.display.console import console_for
+from counterpoint.job.number_format import duration
+from counterpoint.job.sweep.rows import ReadRows, Row
+from counterpoint.sweep.status import TargetStatus
 
 REFRESH_SECONDS = 2.0
 PIPE_WIDTH = 140

@@ -17,11 +17,11 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from job.number_format import duration, number
-from tune.callbacks.callback import Callback
-from tune.errors import in_one_line
-from tune.result import TIME_TOTAL_S, TRAINING_ITERATION, Result, lookup
-from tune.trial import Trial
+from counterpoint.job.number_format import duration, number
+from counterpoint.tune.callbacks.callback import Callback
+from counterpoint.tune.errors import in_one_line
+from counterpoint.tune.result import TIME_TOTAL_S, TRAINING_ITERATION, Result, lookup
+from counterpoint.tune.trial import Trial
 
 REFRESH_SECONDS = 0.5
 SUMMARY_SECONDS = 15.0

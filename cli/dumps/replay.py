@@ -11,14 +11,14 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from cli.display.console import console_for
-from cli.display.replay_tables import attribution_table, print_replay, print_whole_step
-from job.replay.attribute import attribute_dump
-from job.replay.dump_directory import open_trusted
-from job.replay.lag_trace import LagTrace
-from job.replay.replay import BASELINE, BOUNDARY, FINALIZE, Settings, replay_dump
-from job.replay.whole_step import whole_step
-from transport.errors import UserError
+from counterpoint.cli.display.console import console_for
+from counterpoint.cli.display.replay_tables import attribution_table, print_replay, print_whole_step
+from counterpoint.job.replay.attribute import attribute_dump
+from counterpoint.job.replay.dump_directory import open_trusted
+from counterpoint.job.replay.lag_trace import LagTrace
+from counterpoint.job.replay.replay import BASELINE, BOUNDARY, FINALIZE, Settings, replay_dump
+from counterpoint.job.replay.whole_step import whole_step
+from counterpoint.transport.errors import UserError
 
 PICTURES = (".png", ".svg", ".pdf")
 PIPE_WIDTH = 120

@@ -12,12 +12,12 @@ from typing import TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from job.replay.dump_directory import check_absent
-from job.replay.import_dump import ImportedRollouts
-from job.replay.restricted_pickle import PickleError
-from job.replay.synthesize import Shape, header_of, synthetic_rollouts
-from orchestrator.rollouts.dump import DumpError, DumpHeader, write_dump
-from transport.errors import UserError
+from counterpoint.job.replay.dump_directory import check_absent
+from counterpoint.job.replay.import_dump import ImportedRollouts
+from counterpoint.job.replay.restricted_pickle import PickleError
+from counterpoint.job.replay.synthesize import Shape, header_of, synthetic_rollouts
+from counterpoint.orchestrator.rollouts.dump import DumpError, DumpHeader, write_dump
+from counterpoint.transport.errors import UserError
 
 SHOWN = 5
 """Number of unreadable rollouts whose reasons are printed."""

@@ -16,7 +16,7 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("directory", type=Path, metavar="DIRECTORY", help="where the files are made")
     directory: Path = parser.parse_args(arguments).directory
-    from transport.wires.key_files import PURPOSES, make_key_files
+    from counterpoint.transport.wires.key_files import PURPOSES, make_key_files
 
     made = make_key_files(directory)
     for name, purpose in PURPOSES.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 
-from transport.errors import UserError
+from counterpoint.transport.errors import UserError
 
 USAGE = """usage: counterpoint make-model NAME...
 
@@ -18,7 +18,7 @@ def main(arguments: list[str]) -> int:
         print(USAGE)
         return 0 if arguments else 2
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    from models.make_model import resolve_model
+    from counterpoint.models.build import resolve_model
 
     for name in arguments:
         try:

@@ -7,13 +7,13 @@ import json
 import sys
 from pathlib import Path
 
-from transport.errors import UserError
+from counterpoint.transport.errors import UserError
 
 
 def main(arguments: list[str]) -> int:
     """Runs the command. Raises `UserError` for a job that is not valid."""
     given = _parser().parse_args(arguments)
-    from job.manifest.request import request_of  # imports every role's configuration
+    from counterpoint.job.manifest.request import request_of  # imports every role's configuration
 
     request = request_of(
         given.file,
@@ -31,7 +31,7 @@ def main(arguments: list[str]) -> int:
             file=sys.stderr,
         )
     if given.scheduler == "slurm":
-        from job.manifest.slurm import batch_script
+        from counterpoint.job.manifest.slurm import batch_script
 
         print(batch_script(request, Path(), given.image), end="")
         return 0
@@ -40,9 +40,9 @@ def main(arguments: list[str]) -> int:
             f"--for {given.scheduler} needs --image, that of the Dockerfile's target cpu or gpu, and --claim, the "
             "PersistentVolumeClaim of the job's directory"
         )
-    from job.manifest.jobset import job_set
-    from job.manifest.kuberay import ray_job
-    from job.manifest.pods import Storage
+    from counterpoint.job.manifest.jobset import job_set
+    from counterpoint.job.manifest.kuberay import ray_job
+    from counterpoint.job.manifest.pods import Storage
 
     write = job_set if given.scheduler == "jobset" else ray_job
     print(json.dumps(write(request, Storage(given.image, given.claim)), indent=2))

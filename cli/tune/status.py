@@ -14,21 +14,21 @@ from pydantic import BaseModel, Field, ValidationError
 from rich.console import Console, Group
 from rich.live import Live
 
-from cli.display.console import console_for, lasting
-from cli.display.tune_table import Row, table_of
-from job.configuration.load import load
-from job.number_format import duration
-from transport.errors import UserError
-from transport.files.lock import holder_of
-from transport.files.untrusted import UntrustedFileError, read_json
-from transport.files.wrong_types import first_wrong
-from tune.config import TuneConfig
-from tune.file_experiment import FILE
-from tune.result import DEFAULT_METRIC, TRAINING_ITERATION, Result, lookup
-from tune.runner.journal import LOCK_NAME
-from tune.runner.trial_files import STATE_FILE
-from tune.runs.exploit import read_note
-from tune.trial import Trial
+from counterpoint.cli.display.console import console_for, lasting
+from counterpoint.cli.display.tune_table import Row, table_of
+from counterpoint.job.configuration.load import load
+from counterpoint.job.number_format import duration
+from counterpoint.transport.errors import UserError
+from counterpoint.transport.files.lock import holder_of
+from counterpoint.transport.files.untrusted import UntrustedFileError, read_json
+from counterpoint.transport.files.wrong_types import first_wrong
+from counterpoint.tune.config import TuneConfig
+from counterpoint.tune.file_experiment import FILE
+from counterpoint.tune.result import DEFAULT_METRIC, TRAINING_ITERATION, Result, lookup
+from counterpoint.tune.runner.journal import LOCK_NAME
+from counterpoint.tune.runner.trial_files import STATE_FILE
+from counterpoint.tune.runs.exploit import read_note
+from counterpoint.tune.trial import Trial
 
 USAGE = """usage: counterpoint tune status DIRECTORY [--json] [--watch]
 

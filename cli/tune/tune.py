@@ -17,23 +17,23 @@ from typing import Any
 from rich.console import Console
 from rich.logging import RichHandler
 
-from cli.arguments.command import Command, log_to_stderr, parse
-from cli.display.console import console_for, lasting
-from cli.display.tune_table import LiveTable
-from cli.tune import status
-from job.configuration.layers import forget_environment
-from transport.errors import Obstructed, UserError
-from transport.files.lock import holder_of
-from transport.process.stop_requests import StopRequests
-from tune.check import check_experiment
-from tune.config import TuneConfig
-from tune.errors import TuneError
-from tune.file_experiment import FileExperiment, run_to_end
-from tune.runner.journal import LOCK_NAME, holds_experiment
-from tune.runner.resume import Resume
-from tune.runner.trial_runner import TrialRunner
-from tune.telemetry import ExperimentTelemetry
-from tune.trial import Trial
+from counterpoint.cli.arguments.command import Command, log_to_stderr, parse
+from counterpoint.cli.display.console import console_for, lasting
+from counterpoint.cli.display.tune_table import LiveTable
+from counterpoint.cli.tune import status
+from counterpoint.job.configuration.layers import forget_environment
+from counterpoint.transport.errors import Obstructed, UserError
+from counterpoint.transport.files.lock import holder_of
+from counterpoint.transport.process.stop_requests import StopRequests
+from counterpoint.tune.check import check_experiment
+from counterpoint.tune.config import TuneConfig
+from counterpoint.tune.errors import TuneError
+from counterpoint.tune.file_experiment import FileExperiment, run_to_end
+from counterpoint.tune.runner.journal import LOCK_NAME, holds_experiment
+from counterpoint.tune.runner.resume import Resume
+from counterpoint.tune.runner.trial_runner import TrialRunner
+from counterpoint.tune.telemetry import ExperimentTelemetry
+from counterpoint.tune.trial import Trial
 
 USAGE = """usage: counterpoint tune resume DIRECTORY [--errored]
 

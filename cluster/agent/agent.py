@@ -22,14 +22,14 @@ from typing import Any
 import zmq
 import zmq.asyncio
 
-from cluster.agent import instructions, protocol
-from cluster.agent.owned_process import OwnedProcess
-from cluster.agent.protocol import MESSAGES
-from cluster.agent.settings import AgentSettings
-from cluster.agent.table import Table
-from cluster.backends.base import WorkerOrder
-from transport.frames import BadFrame
-from transport.process import launch
+from counterpoint.cluster.agent import instructions, protocol
+from counterpoint.cluster.agent.owned_process import OwnedProcess
+from counterpoint.cluster.agent.protocol import MESSAGES
+from counterpoint.cluster.agent.settings import AgentSettings
+from counterpoint.cluster.agent.table import Table
+from counterpoint.cluster.backends.base import WorkerOrder
+from counterpoint.transport.frames import BadFrame
+from counterpoint.transport.process import launch
 
 logger = logging.getLogger(__name__)
 

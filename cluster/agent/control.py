@@ -8,8 +8,8 @@ import socket
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from cluster.agent.protocol import MAX_MESSAGE, MESSAGES
-from transport.frames import BadFrame
+from counterpoint.cluster.agent.protocol import MAX_MESSAGE, MESSAGES
+from counterpoint.transport.frames import BadFrame
 
 logger = logging.getLogger(__name__)
 

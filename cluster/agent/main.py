@@ -1,7 +1,7 @@
-"""Starts an agent: `python -m cluster.agent.main SETTINGS`, with `AgentSettings` as JSON. `starting.py` is the other end.
+"""Starts an agent: `python -m counterpoint.cluster.agent.main SETTINGS`, with `AgentSettings` as JSON.
 
-It takes the lock of its name, ends what an earlier agent of that name left, binds its socket, and announces its endpoint. Its
-exit code is 0 after an end in order, 75 if another agent of that name lives.
+`starting.py` is the other end. It takes the lock of its name, ends what an earlier agent of that name left, binds its socket,
+and announces its endpoint. Its exit code is 0 after an end in order, 75 if another agent of that name lives.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ import zmq
 import zmq.asyncio
 from zmq.auth.thread import ThreadAuthenticator
 
-from cluster.agent.agent import Agent
-from cluster.agent.protocol import MARK, MAX_MESSAGE
-from cluster.agent.remains import kill_marked, start_of
-from cluster.agent.settings import AgentEndpoint, AgentSettings, read_endpoint
-from transport.files.atomic import write_atomically
-from transport.files.lock import take_lock
-from transport.files.own_directory import remove_left
-from transport.loopback import is_loopback
-from transport.process.launch import SHARED_TMPDIR, TEMPORARY, die_with_parent
-from transport.wires.endpoint import IPC, socket_path
+from counterpoint.cluster.agent.agent import Agent
+from counterpoint.cluster.agent.protocol import MARK, MAX_MESSAGE
+from counterpoint.cluster.agent.remains import kill_marked, start_of
+from counterpoint.cluster.agent.settings import AgentEndpoint, AgentSettings, read_endpoint
+from counterpoint.transport.files.atomic import write_atomically
+from counterpoint.transport.files.lock import take_lock
+from counterpoint.transport.files.own_directory import remove_left
+from counterpoint.transport.loopback import is_loopback
+from counterpoint.transport.process.launch import SHARED_TMPDIR, TEMPORARY, die_with_parent
+from counterpoint.transport.wires.endpoint import IPC, socket_path
 
 logger = logging.getLogger(__name__)
 

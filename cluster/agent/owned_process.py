@@ -9,12 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cluster.agent import protocol
-from cluster.agent.control import ControlSocket
-from cluster.backends.base import WorkerOrder
-from cluster.log_rotation import rotate_if_full
-from cluster.process import INHERITED, Command, Process
-from transport.frames import BadFrame
+from counterpoint.cluster.agent import protocol
+from counterpoint.cluster.agent.control import ControlSocket
+from counterpoint.cluster.backends.base import WorkerOrder
+from counterpoint.cluster.log_rotation import rotate_if_full
+from counterpoint.cluster.process import INHERITED, Command, Process
+from counterpoint.transport.frames import BadFrame
 
 logger = logging.getLogger(__name__)
 

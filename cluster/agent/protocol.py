@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from transport.framed_maps import FramedMaps
-from transport.frames import Framing
+from counterpoint.transport.framed_maps import FramedMaps
+from counterpoint.transport.frames import Framing
 
 MAX_MESSAGE = 4 * 2**20
 """Bytes of one message; a larger one is refused before it is decoded."""

@@ -12,8 +12,8 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 
-from cluster.agent.protocol import MARK
-from transport.process.launch import TRACKER_SECONDS, is_resource_tracker, live_processes
+from counterpoint.cluster.agent.protocol import MARK
+from counterpoint.transport.process.launch import TRACKER_SECONDS, is_resource_tracker, live_processes
 
 
 def start_of(pid: int) -> float | None:

@@ -11,9 +11,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from cluster.manager import events
-from cluster.manager.events import LONGEST_REASON, Event
-from transport.frames import BadFrame
+from counterpoint.cluster.manager import events
+from counterpoint.cluster.manager.events import LONGEST_REASON, Event
+from counterpoint.transport.frames import BadFrame
 
 MOST_REQUESTS = 32
 """Unacknowledged requests of one worker to replace others."""

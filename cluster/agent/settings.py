@@ -10,8 +10,8 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError
 
-from transport.config import Config, Identifier
-from transport.files.untrusted import UntrustedFileError, read_json
+from counterpoint.transport.config import Config, Identifier
+from counterpoint.transport.files.untrusted import UntrustedFileError, read_json
 
 MAX_ENDPOINT_BYTES = 64 * 1024
 

@@ -9,13 +9,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from cluster.agent.protocol import MARK
-from cluster.agent.remains import start_of
-from cluster.agent.settings import AgentEndpoint, AgentSettings, lock_file, read_endpoint
-from cluster.errors import BackendError
-from cluster.process import last_lines
-from transport.files.lock import holder_of
-from transport.process.child import own_environment, spawn
+from counterpoint.cluster.agent.protocol import MARK
+from counterpoint.cluster.agent.remains import start_of
+from counterpoint.cluster.agent.settings import AgentEndpoint, AgentSettings, lock_file, read_endpoint
+from counterpoint.cluster.errors import BackendError
+from counterpoint.cluster.process import last_lines
+from counterpoint.transport.files.lock import holder_of
+from counterpoint.transport.process.child import own_environment, spawn
 
 START_SECONDS = 60.0
 """Longest time from the start of an agent to its endpoint."""
@@ -26,7 +26,7 @@ POLL_SECONDS = 0.01
 def spawn_agent(settings: AgentSettings) -> int:
     """Starts an agent in a session of its own; returns its process, a child of this one. Raises `OSError`."""
     settings.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    command = [sys.executable, "-P", "-m", "cluster.agent.main", settings.model_dump_json()]
+    command = [sys.executable, "-P", "-m", "counterpoint.cluster.agent.main", settings.model_dump_json()]
     return spawn(command, settings.log_file, own_environment() | {MARK: settings.mark}, session=True, mode=0o600)
 
 

@@ -18,14 +18,24 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from cluster.agent import protocol
-from cluster.agent.instructions import Answer, Dismiss, Finish, Instruction, Kill, Send, Spawn, Tell, Terminate
-from cluster.agent.protocol import malformed
-from cluster.agent.reports import Report, Reports, cut
-from cluster.backends.base import LivingWorker, WorkerOrder
-from cluster.exit_codes import ASKED_TO_END
-from cluster.manager import events
-from cluster.spec import role_of, sub_master_name
+from counterpoint.cluster.agent import protocol
+from counterpoint.cluster.agent.instructions import (
+    Answer,
+    Dismiss,
+    Finish,
+    Instruction,
+    Kill,
+    Send,
+    Spawn,
+    Tell,
+    Terminate,
+)
+from counterpoint.cluster.agent.protocol import malformed
+from counterpoint.cluster.agent.reports import Report, Reports, cut
+from counterpoint.cluster.backends.base import LivingWorker, WorkerOrder
+from counterpoint.cluster.exit_codes import ASKED_TO_END
+from counterpoint.cluster.manager import events
+from counterpoint.cluster.spec import role_of, sub_master_name
 
 KILL_SECONDS = 10.0
 """How long an ending agent waits for processes that were killed."""

@@ -12,21 +12,29 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cluster.attended.left_running import has_agents, left_running
-from cluster.attended.views import Views, shown_outcome
-from cluster.backends.base import Heartbeat
-from cluster.errors import ClusterError
-from cluster.job_files import JOB_FILE, JOURNAL, JobFile, holds_job, read_job, read_outcome, write_privately
-from cluster.manager.events import Outcome, StopRequested, WorkerExited
-from cluster.manager.manager import PrimeManager
-from cluster.master.main import MasterProcess
-from cluster.master.observer import Observer
-from cluster.spec import JobSpec
-from cluster.worker_view import State, WorkerView
-from sweep.open_store import open_proven
-from sweep.record import RecordError
-from sweep.store import StoreError
-from transport.files.atomic import remove_directory
+from counterpoint.cluster.attended.left_running import has_agents, left_running
+from counterpoint.cluster.attended.views import Views, shown_outcome
+from counterpoint.cluster.backends.base import Heartbeat
+from counterpoint.cluster.errors import ClusterError
+from counterpoint.cluster.job_files import (
+    JOB_FILE,
+    JOURNAL,
+    JobFile,
+    holds_job,
+    read_job,
+    read_outcome,
+    write_privately,
+)
+from counterpoint.cluster.manager.events import Outcome, StopRequested, WorkerExited
+from counterpoint.cluster.manager.manager import PrimeManager
+from counterpoint.cluster.master.main import MasterProcess
+from counterpoint.cluster.master.observer import Observer
+from counterpoint.cluster.spec import JobSpec
+from counterpoint.cluster.worker_view import State, WorkerView
+from counterpoint.sweep.open_store import open_proven
+from counterpoint.sweep.record import RecordError
+from counterpoint.sweep.store import StoreError
+from counterpoint.transport.files.atomic import remove_directory
 
 logger = logging.getLogger(__name__)
 

@@ -6,11 +6,11 @@ import asyncio
 import logging
 from pathlib import Path
 
-from cluster.agent.agent import LEASES_OF_THE_FENCE
-from cluster.agent.starting import agent_in
-from cluster.backends.local import AGENTS
-from cluster.errors import BackendError, ClusterError
-from cluster.job_files import JobFile, read_job, read_outcome
+from counterpoint.cluster.agent.agent import LEASES_OF_THE_FENCE
+from counterpoint.cluster.agent.starting import agent_in
+from counterpoint.cluster.backends.local import AGENTS
+from counterpoint.cluster.errors import BackendError, ClusterError
+from counterpoint.cluster.job_files import JobFile, read_job, read_outcome
 
 logger = logging.getLogger(__name__)
 
@@ -37,10 +37,10 @@ async def left_running(directory: Path) -> bool:
 
 async def _has_actors(job: JobFile, directory: Path) -> bool:
     """Asks Ray."""
-    from cluster.backends.on_ray import CALL_SECONDS, CONNECT_SECONDS
-    from cluster.backends.ray_cluster import RayCluster
-    from cluster.backends.ray_places import job_key
-    from cluster.backends.ray_threads import in_thread
+    from counterpoint.cluster.backends.on_ray import CALL_SECONDS, CONNECT_SECONDS
+    from counterpoint.cluster.backends.ray_cluster import RayCluster
+    from counterpoint.cluster.backends.ray_places import job_key
+    from counterpoint.cluster.backends.ray_threads import in_thread
 
     cluster = RayCluster(str(job.options.get("address", "")))
     try:

@@ -20,16 +20,16 @@ from typing import Any
 
 import zmq.asyncio
 
-from cluster.agent import protocol
-from cluster.agent.settings import AgentEndpoint
-from cluster.agent.table import NO_PROCESS
-from cluster.backends.agent_link import AgentLink, Identity, Listener
-from cluster.backends.base import Bundle, Heartbeat, LivingWorker, Node, WorkerOrder
-from cluster.errors import BackendError, StaleMasterError
-from cluster.manager.events import Created, CreateFailed, Event, NodeLost, WorkerExited
-from cluster.member import Member
-from cluster.spec import JobSpec
-from transport.wires.endpoint import CurveKeys
+from counterpoint.cluster.agent import protocol
+from counterpoint.cluster.agent.settings import AgentEndpoint
+from counterpoint.cluster.agent.table import NO_PROCESS
+from counterpoint.cluster.backends.agent_link import AgentLink, Identity, Listener
+from counterpoint.cluster.backends.base import Bundle, Heartbeat, LivingWorker, Node, WorkerOrder
+from counterpoint.cluster.errors import BackendError, StaleMasterError
+from counterpoint.cluster.manager.events import Created, CreateFailed, Event, NodeLost, WorkerExited
+from counterpoint.cluster.member import Member
+from counterpoint.cluster.spec import JobSpec
+from counterpoint.transport.wires.endpoint import CurveKeys
 
 logger = logging.getLogger(__name__)
 

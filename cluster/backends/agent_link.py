@@ -13,17 +13,17 @@ import zmq
 import zmq.asyncio
 from pydantic import TypeAdapter, ValidationError
 
-from cluster.agent import protocol
-from cluster.agent.protocol import MESSAGES
-from cluster.agent.reports import event_of
-from cluster.agent.settings import AgentEndpoint
-from cluster.backends.base import Heartbeat, LivingWorker
-from cluster.clock import RunningClock
-from cluster.errors import BackendError, StaleMasterError
-from cluster.manager.events import Event
-from transport.frames import BadFrame
-from transport.wires.endpoint import CurveKeys
-from transport.wires.reconnecting import find_peer_soon
+from counterpoint.cluster.agent import protocol
+from counterpoint.cluster.agent.protocol import MESSAGES
+from counterpoint.cluster.agent.reports import event_of
+from counterpoint.cluster.agent.settings import AgentEndpoint
+from counterpoint.cluster.backends.base import Heartbeat, LivingWorker
+from counterpoint.cluster.clock import RunningClock
+from counterpoint.cluster.errors import BackendError, StaleMasterError
+from counterpoint.cluster.manager.events import Event
+from counterpoint.transport.frames import BadFrame
+from counterpoint.transport.wires.endpoint import CurveKeys
+from counterpoint.transport.wires.reconnecting import find_peer_soon
 
 logger = logging.getLogger(__name__)
 

@@ -12,9 +12,9 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from cluster.manager.events import Event
-from cluster.spec import Resources
-from cluster.worker import Member
+from counterpoint.cluster.manager.events import Event
+from counterpoint.cluster.spec import Resources
+from counterpoint.cluster.worker import Member
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class WorkerOrder:
     incarnation: int
     bundle: str
     command: tuple[str, ...]
-    """For a worker of a class: the interpreter with `-m cluster.worker_process`."""
+    """For a worker of a class: the interpreter with `-m counterpoint.cluster.worker_process`."""
     environment: Mapping[str, str]
     """Added to the agent's. May hold secrets: it is neither journalled nor logged."""
     log_file: str

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from cluster.backends.base import Bundle, Node
-from cluster.errors import BackendError, CapacityError
-from cluster.spec import Resources
+from counterpoint.cluster.backends.base import Bundle, Node
+from counterpoint.cluster.errors import BackendError, CapacityError
+from counterpoint.cluster.spec import Resources
 
 _NOTHING = 1e-9
 """Fractions of a resource are added up; a difference below this is rounding."""

@@ -20,17 +20,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from cluster.agent.remains import kill_marked
-from cluster.agent.settings import AgentEndpoint, AgentSettings, lock_file, mark_of, read_endpoint
-from cluster.agent.starting import POLL_SECONDS, agent_in, lives, reap, start_steps
-from cluster.backends.agent_fleet import AgentFleet, Seat
-from cluster.backends.agent_link import AgentLink
-from cluster.backends.base import Bundle, LivingWorker, Node, WorkerOrder
-from cluster.backends.capacity import choose, require_capacity, total_of
-from cluster.errors import BackendError
-from cluster.spec import JobSpec
-from transport.config import machine_memory
-from transport.files.lock import take_lock
+from counterpoint.cluster.agent.remains import kill_marked
+from counterpoint.cluster.agent.settings import AgentEndpoint, AgentSettings, lock_file, mark_of, read_endpoint
+from counterpoint.cluster.agent.starting import POLL_SECONDS, agent_in, lives, reap, start_steps
+from counterpoint.cluster.backends.agent_fleet import AgentFleet, Seat
+from counterpoint.cluster.backends.agent_link import AgentLink
+from counterpoint.cluster.backends.base import Bundle, LivingWorker, Node, WorkerOrder
+from counterpoint.cluster.backends.capacity import choose, require_capacity, total_of
+from counterpoint.cluster.errors import BackendError
+from counterpoint.cluster.spec import JobSpec
+from counterpoint.transport.config import machine_memory
+from counterpoint.transport.files.lock import take_lock
 
 logger = logging.getLogger(__name__)
 

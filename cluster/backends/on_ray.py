@@ -18,19 +18,19 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from cluster.agent.agent import LEASES_OF_THE_FENCE
-from cluster.agent.settings import AgentEndpoint
-from cluster.backends.agent_fleet import AgentFleet, Seat
-from cluster.backends.agent_link import AgentLink
-from cluster.backends.base import Bundle, LivingWorker, Node, WorkerOrder
-from cluster.backends.capacity import require_capacity, require_place
-from cluster.backends.ray_cluster import RayCluster
-from cluster.backends.ray_keys import master_keys
-from cluster.backends.ray_places import ActorName, group_name, job_key
-from cluster.backends.ray_threads import in_thread
-from cluster.errors import BackendError
-from cluster.spec import MASTER, JobSpec, Resources, role_of
-from transport.wires.endpoint import CurveKeys
+from counterpoint.cluster.agent.agent import LEASES_OF_THE_FENCE
+from counterpoint.cluster.agent.settings import AgentEndpoint
+from counterpoint.cluster.backends.agent_fleet import AgentFleet, Seat
+from counterpoint.cluster.backends.agent_link import AgentLink
+from counterpoint.cluster.backends.base import Bundle, LivingWorker, Node, WorkerOrder
+from counterpoint.cluster.backends.capacity import require_capacity, require_place
+from counterpoint.cluster.backends.ray_cluster import RayCluster
+from counterpoint.cluster.backends.ray_keys import master_keys
+from counterpoint.cluster.backends.ray_places import ActorName, group_name, job_key
+from counterpoint.cluster.backends.ray_threads import in_thread
+from counterpoint.cluster.errors import BackendError
+from counterpoint.cluster.spec import MASTER, JobSpec, Resources, role_of
+from counterpoint.transport.wires.endpoint import CurveKeys
 
 logger = logging.getLogger(__name__)
 

@@ -16,11 +16,11 @@ import time
 from concurrent.futures import Future
 from typing import Any
 
-from cluster.agent.protocol import MARK
-from cluster.agent.settings import MAX_ENDPOINT_BYTES, AgentEndpoint, AgentSettings
-from cluster.backends.ray_places import node_name
-from cluster.process import last_lines
-from transport.process.launch import COMMAND_NOT_STARTED, guarded
+from counterpoint.cluster.agent.protocol import MARK
+from counterpoint.cluster.agent.settings import MAX_ENDPOINT_BYTES, AgentEndpoint, AgentSettings
+from counterpoint.cluster.backends.ray_places import node_name
+from counterpoint.cluster.process import last_lines
+from counterpoint.transport.process.launch import COMMAND_NOT_STARTED, guarded
 
 LAST_SECONDS = 120.0
 """How long the last actor of a bundle waits for the others before it leaves the placement group to its job's next start."""
@@ -112,7 +112,9 @@ def _start(settings: AgentSettings) -> subprocess.Popen[bytes]:
     marking = ["env", f"{MARK}={settings.mark}"]  # not the guardian: an agent first kills all others with its mark
     with open(os.open(settings.log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as log:
         return subprocess.Popen(
-            guarded([*marking, sys.executable, "-P", "-m", "cluster.agent.main", settings.model_dump_json()]),
+            guarded(
+                [*marking, sys.executable, "-P", "-m", "counterpoint.cluster.agent.main", settings.model_dump_json()]
+            ),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,

@@ -16,13 +16,20 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from cluster.agent.remains import kill_marked
-from cluster.agent.settings import mark_of
-from cluster.backends.base import Node
-from cluster.backends.ray_actor import AgentActor
-from cluster.backends.ray_places import NAMESPACE, actor_options, elsewhere, group_bundles, node_name, node_of
-from cluster.errors import BackendError
-from cluster.spec import Resources
+from counterpoint.cluster.agent.remains import kill_marked
+from counterpoint.cluster.agent.settings import mark_of
+from counterpoint.cluster.backends.base import Node
+from counterpoint.cluster.backends.ray_actor import AgentActor
+from counterpoint.cluster.backends.ray_places import (
+    NAMESPACE,
+    actor_options,
+    elsewhere,
+    group_bundles,
+    node_name,
+    node_of,
+)
+from counterpoint.cluster.errors import BackendError
+from counterpoint.cluster.spec import Resources
 
 ADDRESS = "RAY_ADDRESS"
 """Ray's own variable: where its cluster is, unless the spec says."""

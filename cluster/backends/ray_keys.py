@@ -12,8 +12,8 @@ from pathlib import Path
 
 import zmq
 
-from transport.wires.endpoint import CurveKeys, load_pair
-from transport.wires.key_files import certificate
+from counterpoint.transport.wires.endpoint import CurveKeys, load_pair
+from counterpoint.transport.wires.key_files import certificate
 
 NAME = "master"
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster.backends.base import Node
-from cluster.backends.capacity import total_of
-from cluster.spec import Resources
+from counterpoint.cluster.backends.base import Node
+from counterpoint.cluster.backends.capacity import total_of
+from counterpoint.cluster.spec import Resources
 
 NAMESPACE = "counterpoint"
 """Ray's namespace of every job: a process has one namespace for placement groups, and the names begin with the job anyway."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import ParamSpec, TypeVar
 
-from cluster.errors import BackendError, ClusterError
+from counterpoint.cluster.errors import BackendError, ClusterError
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from transport.files.atomic import Buffer, as_bytes_view
+from counterpoint.transport.files.atomic import Buffer, as_bytes_view
 
 Key = tuple[bytes, int]
 """Caller and number."""

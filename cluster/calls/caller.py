@@ -18,20 +18,20 @@ from typing import Any
 
 import zmq
 
-from cluster.calls import messages
-from cluster.calls.call import Call
-from cluster.calls.codec import CodecError
-from cluster.calls.connection import Connected, Connection, Event, Lost
-from cluster.calls.group import RoleGroup
-from cluster.calls.peer import Condition, Peer, next_in_turn
-from cluster.calls.request import OpenRequests, Request
-from cluster.calls.server import MAX_FRAME_BYTES
-from cluster.calls.waker import Waker
-from cluster.errors import ActorDied, ActorRestarting, CallError, CallTimeout, NoSuchActor
-from cluster.member import Member, Stage
-from transport.files.atomic import Buffer, as_bytes_view
-from transport.rate_limited_log import RateLimitedLog
-from transport.wires.endpoint import CurveKeys
+from counterpoint.cluster.calls import messages
+from counterpoint.cluster.calls.call import Call
+from counterpoint.cluster.calls.codec import CodecError
+from counterpoint.cluster.calls.connection import Connected, Connection, Event, Lost
+from counterpoint.cluster.calls.group import RoleGroup
+from counterpoint.cluster.calls.peer import Condition, Peer, next_in_turn
+from counterpoint.cluster.calls.request import OpenRequests, Request
+from counterpoint.cluster.calls.server import MAX_FRAME_BYTES
+from counterpoint.cluster.calls.waker import Waker
+from counterpoint.cluster.errors import ActorDied, ActorRestarting, CallError, CallTimeout, NoSuchActor
+from counterpoint.cluster.member import Member, Stage
+from counterpoint.transport.files.atomic import Buffer, as_bytes_view
+from counterpoint.transport.rate_limited_log import RateLimitedLog
+from counterpoint.transport.wires.endpoint import CurveKeys
 
 logger = logging.getLogger(__name__)
 

@@ -15,9 +15,9 @@ from typing import Any, Final
 import msgpack
 import numpy as np
 
-from transport.arrays import AnyArray, CodecError, array_over
-from transport.files.atomic import Buffer, as_bytes_view
-from transport.unpacked import unpacked
+from counterpoint.transport.arrays import AnyArray, CodecError, array_over
+from counterpoint.transport.files.atomic import Buffer, as_bytes_view
+from counterpoint.transport.unpacked import unpacked
 
 __all__ = ["CodecError", "decode", "encode", "encode_parts"]
 

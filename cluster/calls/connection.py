@@ -12,10 +12,10 @@ from collections.abc import Sequence
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from cluster.member import Member
-from transport.files.atomic import Buffer, as_bytes_view
-from transport.wires.endpoint import CurveKeys
-from transport.wires.reconnecting import find_peer_soon
+from counterpoint.cluster.member import Member
+from counterpoint.transport.files.atomic import Buffer, as_bytes_view
+from counterpoint.transport.wires.endpoint import CurveKeys
+from counterpoint.transport.wires.reconnecting import find_peer_soon
 
 _COPY_BELOW_BYTES = 2**16
 

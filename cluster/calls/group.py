@@ -9,10 +9,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from cluster.calls.call import Call, Calls
-from cluster.calls.codec import encode_parts
-from cluster.member import Member, Stage
-from transport.files.atomic import Buffer
+from counterpoint.cluster.calls.call import Call, Calls
+from counterpoint.cluster.calls.codec import encode_parts
+from counterpoint.cluster.member import Member, Stage
+from counterpoint.transport.files.atomic import Buffer
 
 DEFAULT_TIMEOUT_SECONDS = 300.0
 """The deadline of a call that states none. Death and silence of the callee end it much earlier."""

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import msgpack
 
-from transport.arrays import CodecError
-from transport.files.atomic import Buffer, as_bytes_view
-from transport.unpacked import unpacked
+from counterpoint.transport.arrays import CodecError
+from counterpoint.transport.files.atomic import Buffer, as_bytes_view
+from counterpoint.transport.unpacked import unpacked
 
 HELLO, METHODS = b"HELLO", b"METHODS"
 CALL, RESULT, RAISED, REFUSED, BUSY = b"CALL", b"RESULT", b"RAISED", b"REFUSED", b"BUSY"

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Any
 
-from cluster.calls.connection import Connection
-from cluster.calls.request import Request
-from cluster.member import Member, Stage
+from counterpoint.cluster.calls.connection import Connection
+from counterpoint.cluster.calls.request import Request
+from counterpoint.cluster.member import Member, Stage
 
 _BACKOFF_SECONDS = (0.05, 1.0)
 _JITTER = random.Random()

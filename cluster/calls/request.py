@@ -11,12 +11,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from cluster.calls import messages
-from cluster.calls.call import Call
-from cluster.calls.codec import CodecError, decode
-from cluster.errors import ActorBusy, ActorRestarting, CallError, RemoteError
-from cluster.member import Member
-from transport.files.atomic import Buffer
+from counterpoint.cluster.calls import messages
+from counterpoint.cluster.calls.call import Call
+from counterpoint.cluster.calls.codec import CodecError, decode
+from counterpoint.cluster.errors import ActorBusy, ActorRestarting, CallError, RemoteError
+from counterpoint.cluster.member import Member
+from counterpoint.transport.files.atomic import Buffer
 
 
 class Holder(Protocol):

@@ -22,16 +22,16 @@ from typing import Any
 
 import uvloop
 
-from cluster.calls import codec, messages
-from cluster.calls.answers import Answers
-from cluster.calls.codec import CodecError
-from cluster.calls.messages import CallHeader
-from cluster.calls.remote import Method, methods_of
-from cluster.calls.server_socket import ServerSocket
-from cluster.calls.waker import Waker
-from transport.files.atomic import Buffer, as_bytes_view
-from transport.rate_limited_log import RateLimitedLog
-from transport.wires.endpoint import CurveKeys
+from counterpoint.cluster.calls import codec, messages
+from counterpoint.cluster.calls.answers import Answers
+from counterpoint.cluster.calls.codec import CodecError
+from counterpoint.cluster.calls.messages import CallHeader
+from counterpoint.cluster.calls.remote import Method, methods_of
+from counterpoint.cluster.calls.server_socket import ServerSocket
+from counterpoint.cluster.calls.waker import Waker
+from counterpoint.transport.files.atomic import Buffer, as_bytes_view
+from counterpoint.transport.rate_limited_log import RateLimitedLog
+from counterpoint.transport.wires.endpoint import CurveKeys
 
 logger = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ from urllib.parse import urlsplit
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
-from transport.files.atomic import Buffer, as_bytes_view
-from transport.loopback import is_loopback
-from transport.wires.endpoint import IPC, CurveKeys, socket_path
+from counterpoint.transport.files.atomic import Buffer, as_bytes_view
+from counterpoint.transport.loopback import is_loopback
+from counterpoint.transport.wires.endpoint import IPC, CurveKeys, socket_path
 
 _COPY_BELOW_BYTES = 2**16
 _LINGER_SECONDS = 0.5

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from pydantic import Field
 
-from transport.config import Config, Identifier, TransportConfig
-from transport.files.watched import Watched
-from transport.wires.endpoint import CurveKeys, resolve_address, watched_keys
+from counterpoint.transport.config import Config, Identifier, TransportConfig
+from counterpoint.transport.files.watched import Watched
+from counterpoint.transport.wires.endpoint import CurveKeys, resolve_address, watched_keys
 
 
 class ChannelConfig(Config):

@@ -18,14 +18,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cluster.calls.codec import decode
-from cluster.channel import protocol
-from cluster.channel.config import ChannelConfig
-from cluster.channel.exactly_once import CommittedPositions
-from cluster.channel.link import ChannelError, HostLink
-from cluster.channel.protocol import Hello
-from transport.arrays import CodecError
-from transport.files.atomic import Buffer
+from counterpoint.cluster.calls.codec import decode
+from counterpoint.cluster.channel import protocol
+from counterpoint.cluster.channel.config import ChannelConfig
+from counterpoint.cluster.channel.exactly_once import CommittedPositions
+from counterpoint.cluster.channel.link import ChannelError, HostLink
+from counterpoint.cluster.channel.protocol import Hello
+from counterpoint.transport.arrays import CodecError
+from counterpoint.transport.files.atomic import Buffer
 
 logger = logging.getLogger(__name__)
 

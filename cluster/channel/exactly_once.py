@@ -14,10 +14,10 @@ from typing import Any
 
 import msgpack
 
-from cluster.channel.positions import PositionSet
-from transport.files.atomic import write_atomically
-from transport.files.lock import take_lock
-from transport.files.untrusted import read_bytes
+from counterpoint.cluster.channel.positions import PositionSet
+from counterpoint.transport.files.atomic import write_atomically
+from counterpoint.transport.files.lock import take_lock
+from counterpoint.transport.files.untrusted import read_bytes
 
 MAX_COMMIT_BYTES = 2**30
 

@@ -16,19 +16,19 @@ from pathlib import Path
 
 import zmq
 
-from cluster.channel import lending_events as events
-from cluster.channel import protocol
-from cluster.channel.config import ChannelConfig
-from cluster.channel.journal import Journal, Record
-from cluster.channel.lending import Lending
-from cluster.channel.link import ChannelError
-from cluster.channel.protocol import Hello
-from cluster.channel.sessions import Peer
-from cluster.channel.sockets import RouterSocket
-from transport.arrays import CodecError
-from transport.files.atomic import Buffer, as_bytes_view
-from transport.rate_limited_log import RateLimitedLog
-from transport.wires.listener_keys import listener_keys
+from counterpoint.cluster.channel import lending_events as events
+from counterpoint.cluster.channel import protocol
+from counterpoint.cluster.channel.config import ChannelConfig
+from counterpoint.cluster.channel.journal import Journal, Record
+from counterpoint.cluster.channel.lending import Lending
+from counterpoint.cluster.channel.link import ChannelError
+from counterpoint.cluster.channel.protocol import Hello
+from counterpoint.cluster.channel.sessions import Peer
+from counterpoint.cluster.channel.sockets import RouterSocket
+from counterpoint.transport.arrays import CodecError
+from counterpoint.transport.files.atomic import Buffer, as_bytes_view
+from counterpoint.transport.rate_limited_log import RateLimitedLog
+from counterpoint.transport.wires.listener_keys import listener_keys
 
 logger = logging.getLogger(__name__)
 

@@ -18,11 +18,11 @@ from typing import Any
 
 import msgpack
 
-from cluster.channel.lending import LendingState
-from cluster.channel.positions import PositionSet
-from transport.files.atomic import Buffer, as_bytes_view, write_atomically
-from transport.files.checked_entries import DamagedEntry, EntryFile, head_of, read_entry_file
-from transport.files.lock import take_lock
+from counterpoint.cluster.channel.lending import LendingState
+from counterpoint.cluster.channel.positions import PositionSet
+from counterpoint.transport.files.atomic import Buffer, as_bytes_view, write_atomically
+from counterpoint.transport.files.checked_entries import DamagedEntry, EntryFile, head_of, read_entry_file
+from counterpoint.transport.files.lock import take_lock
 
 SEGMENT_BYTES = 64 * 2**20
 """A segment is followed by another once it is as long."""

@@ -21,7 +21,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from cluster.channel.lending_events import (
+from counterpoint.cluster.channel.lending_events import (
     Acknowledged,
     Confirm,
     ConsumerJoined,
@@ -46,7 +46,7 @@ from cluster.channel.lending_events import (
     TimePassed,
     Wanted,
 )
-from cluster.channel.positions import PositionSet
+from counterpoint.cluster.channel.positions import PositionSet
 
 MAX_AHEAD = 2**16
 """How far a position may be ahead of the lowest one that is missing in its stream. Bounds what is remembered of a stream."""

@@ -16,14 +16,14 @@ from typing import Any, Protocol
 
 import zmq
 
-from cluster.channel import protocol
-from cluster.channel.protocol import Hello
-from cluster.channel.sockets import open_dealer, received, send_frames
-from transport.arrays import CodecError
-from transport.files.atomic import Buffer
-from transport.files.watched import Watched
-from transport.rate_limited_log import RateLimitedLog
-from transport.wires.endpoint import CurveKeys
+from counterpoint.cluster.channel import protocol
+from counterpoint.cluster.channel.protocol import Hello
+from counterpoint.cluster.channel.sockets import open_dealer, received, send_frames
+from counterpoint.transport.arrays import CodecError
+from counterpoint.transport.files.atomic import Buffer
+from counterpoint.transport.files.watched import Watched
+from counterpoint.transport.rate_limited_log import RateLimitedLog
+from counterpoint.transport.wires.endpoint import CurveKeys
 
 logger = logging.getLogger(__name__)
 

@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster.calls.codec import encode
-from cluster.channel import protocol
-from cluster.channel.config import ChannelConfig
-from cluster.channel.consumer import Item
-from cluster.channel.link import ChannelError, HostLink
-from cluster.channel.protocol import Hello, RecordHead
-from transport.arrays import CodecError
-from transport.files.atomic import Buffer, as_bytes_view
+from counterpoint.cluster.calls.codec import encode
+from counterpoint.cluster.channel import protocol
+from counterpoint.cluster.channel.config import ChannelConfig
+from counterpoint.cluster.channel.consumer import Item
+from counterpoint.cluster.channel.link import ChannelError, HostLink
+from counterpoint.cluster.channel.protocol import Hello, RecordHead
+from counterpoint.transport.arrays import CodecError
+from counterpoint.transport.files.atomic import Buffer, as_bytes_view
 
 Stored = concurrent.futures.Future[None]
 """Done once the host has stored a record; raises `ChannelError` if it refuses it."""

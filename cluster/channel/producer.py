@@ -12,9 +12,9 @@ import concurrent.futures
 import time
 from pathlib import Path
 
-from cluster.channel.config import ChannelConfig
-from cluster.channel.consumer import Item
-from cluster.channel.orders import ProducerLink, Stored
+from counterpoint.cluster.channel.config import ChannelConfig
+from counterpoint.cluster.channel.consumer import Item
+from counterpoint.cluster.channel.orders import ProducerLink, Stored
 
 OPEN_SECONDS = 60.0
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import msgpack
 
-from transport.arrays import CodecError
-from transport.files.atomic import Buffer, as_bytes_view
-from transport.unpacked import unpacked
+from counterpoint.transport.arrays import CodecError
+from counterpoint.transport.files.atomic import Buffer, as_bytes_view
+from counterpoint.transport.unpacked import unpacked
 
 PROTOCOL = 1
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from pydantic import Field
 
-from cluster.channel.config import ChannelConfig
-from cluster.channel.host import ChannelHost
-from cluster.worker import Context, Worker
-from transport.config import Config
+from counterpoint.cluster.channel.config import ChannelConfig
+from counterpoint.cluster.channel.host import ChannelHost
+from counterpoint.cluster.worker import Context, Worker
+from counterpoint.transport.config import Config
 
 STOP_POLL_SECONDS = 0.2
 

@@ -13,11 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cluster.channel.config import ChannelConfig
-from cluster.channel.consumer import ChannelConsumer, Item
-from cluster.channel.exactly_once import CommitFile
-from cluster.channel.producer import ChannelProducer
-from cluster.worker import Context, Worker
+from counterpoint.cluster.channel.config import ChannelConfig
+from counterpoint.cluster.channel.consumer import ChannelConsumer, Item
+from counterpoint.cluster.channel.exactly_once import CommitFile
+from counterpoint.cluster.channel.producer import ChannelProducer
+from counterpoint.cluster.worker import Context, Worker
 
 POLL_SECONDS = 0.05
 """How long a wait may keep a worker from noticing that it is to stop."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cluster.channel import protocol
-from cluster.channel.journal import Record
-from cluster.channel.protocol import Hello, RecordHead
-from transport.files.atomic import Buffer, as_bytes_view
+from counterpoint.cluster.channel import protocol
+from counterpoint.cluster.channel.journal import Record
+from counterpoint.cluster.channel.protocol import Hello, RecordHead
+from counterpoint.transport.files.atomic import Buffer, as_bytes_view
 
 
 @dataclass(slots=True)

@@ -15,11 +15,11 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils.monitor import recv_monitor_message
 
-from transport.files.atomic import Buffer, as_bytes_view
-from transport.files.lock import take_lock
-from transport.wires.endpoint import IPC, CurveKeys
-from transport.wires.listener_keys import WatchedListenerKeys
-from transport.wires.reconnecting import find_peer_soon
+from counterpoint.transport.files.atomic import Buffer, as_bytes_view
+from counterpoint.transport.files.lock import take_lock
+from counterpoint.transport.wires.endpoint import IPC, CurveKeys
+from counterpoint.transport.wires.listener_keys import WatchedListenerKeys
+from counterpoint.transport.wires.reconnecting import find_peer_soon
 
 HEARTBEAT_SECONDS = 2.0
 """ZMQ's own, from its I/O thread; a connection that is silent for three of them breaks."""

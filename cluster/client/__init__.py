@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from transport.public_names import public_names
+from counterpoint.public_names import public_names
 
 if TYPE_CHECKING:
-    from cluster.client.client import Client as Client
-    from cluster.client.client import JobRequest as JobRequest
-    from cluster.client.client import ResourceConfig as ResourceConfig
-    from cluster.client.client import current_client as current_client
-    from cluster.client.client import set_current_client as set_current_client
-    from cluster.client.entrypoint import Entrypoint as Entrypoint
-    from cluster.client.environment import ProcessEnvironment as ProcessEnvironment
-    from cluster.client.environment import create_environment as create_environment
+    from counterpoint.cluster.client.client import Client as Client
+    from counterpoint.cluster.client.client import JobRequest as JobRequest
+    from counterpoint.cluster.client.client import ResourceConfig as ResourceConfig
+    from counterpoint.cluster.client.client import current_client as current_client
+    from counterpoint.cluster.client.client import set_current_client as set_current_client
+    from counterpoint.cluster.client.entrypoint import Entrypoint as Entrypoint
+    from counterpoint.cluster.client.environment import ProcessEnvironment as ProcessEnvironment
+    from counterpoint.cluster.client.environment import create_environment as create_environment
 else:
     __all__, __getattr__, __dir__ = public_names(__name__)

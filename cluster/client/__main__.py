@@ -1,5 +1,5 @@
-"""The process of a job made of a function: `python -m cluster.client` (`cluster/client/call.py`)."""
+"""The process of a job made of a function: `python -m counterpoint.cluster.client` (`cluster/client/call.py`)."""
 
-from cluster.client.call import main
+from counterpoint.cluster.client.call import main
 
 main()

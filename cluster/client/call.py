@@ -1,4 +1,4 @@
-"""Calls the function of an `Entrypoint`, in the process of a job made of a function (`python -m cluster.client`).
+"""Calls the function of an `Entrypoint`, in the process of a job made of a function (`python -m counterpoint.cluster.client`).
 
 A program that defines the function is imported under another name than `__main__`, so that what it does as a program, such as
 submitting this job, is not done again.
@@ -13,8 +13,8 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from cluster.client.entrypoint import VARIABLE, Entrypoint
-from transport.errors import UserError
+from counterpoint.cluster.client.entrypoint import VARIABLE, Entrypoint
+from counterpoint.transport.errors import UserError
 
 PROGRAM = "__entrypoint__"
 """The name under which a program is imported."""

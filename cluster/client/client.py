@@ -12,15 +12,15 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cluster.builder import JobBuilder
-from cluster.client.call import is_importing
-from cluster.client.entrypoint import Entrypoint
-from cluster.client.environment import ProcessEnvironment
-from cluster.errors import JobExists
-from cluster.job_files import JOB_FILE
-from cluster.job_handle import OUTPUTS, JobHandle, submit
-from cluster.spec import JobSpec, Resources
-from transport.errors import UserError
+from counterpoint.cluster.builder import JobBuilder
+from counterpoint.cluster.client.call import is_importing
+from counterpoint.cluster.client.entrypoint import Entrypoint
+from counterpoint.cluster.client.environment import ProcessEnvironment
+from counterpoint.cluster.errors import JobExists
+from counterpoint.cluster.job_files import JOB_FILE
+from counterpoint.cluster.job_handle import OUTPUTS, JobHandle, submit
+from counterpoint.cluster.spec import JobSpec, Resources
+from counterpoint.transport.errors import UserError
 
 WORKER = "worker"
 STOP_SECONDS = 120.0

@@ -15,8 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cluster.worker_classes import search_path
-from transport.errors import UserError
+from counterpoint.cluster.worker_classes import search_path
+from counterpoint.transport.errors import UserError
 
 VARIABLE = "COUNTERPOINT_ENTRYPOINT"
 """Holds the call for the process that makes it: unlike a command line, only its own user can read it."""
@@ -79,7 +79,7 @@ class Entrypoint:
     @property
     def command(self) -> list[str]:
         """The command of that process."""
-        return [sys.executable, "-m", "cluster.client"]
+        return [sys.executable, "-P", "-m", "counterpoint.cluster.client"]
 
 
 def _packed(value: Any) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, distribution
 
-from transport.errors import UserError
+from counterpoint.transport.errors import UserError
 
 PROJECT = "counterpoint"
 _REQUIREMENT = re.compile(r"""([\w.-]+)(?:\[([^\]]*)\])?[^;]*(?:;.*extra == ['"]([\w.-]+)['"])?""")

@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from cluster.elastic.events import CheckPair, MeasureNode, NodeMeasured, PairChecked, WorkerId
-from cluster.elastic.pairs import PairCheck, stragglers
+from counterpoint.cluster.elastic.events import CheckPair, MeasureNode, NodeMeasured, PairChecked, WorkerId
+from counterpoint.cluster.elastic.pairs import PairCheck, stragglers
 
 PAIR_RATE = "collective"
 """The name of the rate that comes from a node's fastest pair."""

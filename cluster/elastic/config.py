@@ -7,11 +7,11 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from cluster.elastic.events import Rules
-from cluster.elastic.ranks import LOOPBACK, python_command
-from cluster.elastic.scaling import ScalingConfig
-from transport.config import Config
-from transport.configuration.explain import validate
+from counterpoint.cluster.elastic.events import Rules
+from counterpoint.cluster.elastic.ranks import LOOPBACK, python_command
+from counterpoint.cluster.elastic.scaling import ScalingConfig
+from counterpoint.transport.config import Config
+from counterpoint.transport.configuration.explain import validate
 
 
 class ElasticConfig(Config):

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from cluster.elastic.events import (
+from counterpoint.cluster.elastic.events import (
     Activity,
     Begin,
     CheckPair,
@@ -40,11 +40,11 @@ from cluster.elastic.events import (
     WorkerId,
     WorkerUp,
 )
-from cluster.elastic.progress import Totals
-from cluster.elastic.rounds import Rounds
-from cluster.elastic.scaling import Scaler
-from cluster.errors import CallError
-from cluster.worker import Context, Stage
+from counterpoint.cluster.elastic.progress import Totals
+from counterpoint.cluster.elastic.rounds import Rounds
+from counterpoint.cluster.elastic.scaling import Scaler
+from counterpoint.cluster.errors import CallError
+from counterpoint.cluster.worker import Context, Stage
 
 logger = logging.getLogger(__name__)
 

@@ -13,15 +13,15 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from cluster.calls.remote import remote
-from cluster.elastic.config import ElasticConfig, elastic_config
-from cluster.elastic.driver import Driver
-from cluster.elastic.events import Released, RoundsStage
-from cluster.elastic.rounds import Rounds
-from cluster.elastic.scaling import Scaler
-from cluster.errors import CallError
-from cluster.worker import Context, Member, Stage, SubMaster
-from transport.errors import UserError
+from counterpoint.cluster.calls.remote import remote
+from counterpoint.cluster.elastic.config import ElasticConfig, elastic_config
+from counterpoint.cluster.elastic.driver import Driver
+from counterpoint.cluster.elastic.events import Released, RoundsStage
+from counterpoint.cluster.elastic.rounds import Rounds
+from counterpoint.cluster.elastic.scaling import Scaler
+from counterpoint.cluster.errors import CallError
+from counterpoint.cluster.worker import Context, Member, Stage, SubMaster
+from counterpoint.transport.errors import UserError
 
 logger = logging.getLogger(__name__)
 

@@ -20,13 +20,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cluster.calls.remote import remote
-from cluster.elastic.config import elastic_config
-from cluster.elastic.events import HAS_RANKS, Activity, Report, WorkerId
-from cluster.elastic.node_check import CheckProcess
-from cluster.elastic.progress import VARIABLE, Totals, read_totals
-from cluster.elastic.ranks import LOOPBACK, RanksOrder, RanksProcess, interfaces, listen
-from cluster.worker import Context, Worker
+from counterpoint.cluster.calls.remote import remote
+from counterpoint.cluster.elastic.config import elastic_config
+from counterpoint.cluster.elastic.events import HAS_RANKS, Activity, Report, WorkerId
+from counterpoint.cluster.elastic.node_check import CheckProcess
+from counterpoint.cluster.elastic.progress import VARIABLE, Totals, read_totals
+from counterpoint.cluster.elastic.ranks import LOOPBACK, RanksOrder, RanksProcess, interfaces, listen
+from counterpoint.cluster.worker import Context, Worker
 
 logger = logging.getLogger(__name__)
 

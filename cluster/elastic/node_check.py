@@ -1,8 +1,8 @@
 """The checks of one node: compute, memory bandwidth, and a collective with another node; in a child process with deadlines.
 
-`python -m cluster.elastic.node_check` is the child: it reads one JSON object a line, and answers each with one. `CheckProcess`
-is its parent's end, which kills a child that does not answer, and does not import torch. The child stays for a whole check, since
-starting torch takes seconds, and ends with it, since it may hold memory of an accelerator.
+`python -m counterpoint.cluster.elastic.node_check` is the child: it reads one JSON object a line, and answers each with one.
+`CheckProcess` is its parent's end, which kills a child that does not answer, and does not import torch. The child stays for a
+whole check, since starting torch takes seconds, and ends with it, since it may hold memory of an accelerator.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
-from cluster.elastic.ranks import LOOPBACK, child_environment, interfaces, listen
-from transport.process.child import NoLineError, kill_guarded, line_of
-from transport.process.imports import without_gc
-from transport.process.launch import guarded
+from counterpoint.cluster.elastic.ranks import LOOPBACK, child_environment, interfaces, listen
+from counterpoint.transport.process.child import NoLineError, kill_guarded, line_of
+from counterpoint.transport.process.imports import without_gc
+from counterpoint.transport.process.launch import guarded
 
 MATRIX = 512
 """Rows and columns of the matrices that are multiplied, in float32."""
@@ -44,7 +44,7 @@ class CheckProcess:
     """The child, started when it is first needed. Use it from one thread, which outlives it; `abort` from any."""
 
     def __init__(self, command: Sequence[str] = ()) -> None:
-        self._command = command or [sys.executable, "-P", "-m", "cluster.elastic.node_check"]
+        self._command = command or [sys.executable, "-P", "-m", "counterpoint.cluster.elastic.node_check"]
         self._process: subprocess.Popen[bytes] | None = None
         self._aborted = False
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from transport.files.atomic import write_atomically
-from transport.files.untrusted import UntrustedFileError, read_json
+from counterpoint.transport.files.atomic import write_atomically
+from counterpoint.transport.files.untrusted import UntrustedFileError, read_json
 
 logger = logging.getLogger(__name__)
 

@@ -20,9 +20,9 @@ from dataclasses import asdict, dataclass, field
 from ipaddress import ip_address
 from typing import Any
 
-from cluster.agent.protocol import CONTROL_FD
-from transport.process.child import kill_guarded
-from transport.process.launch import guarded
+from counterpoint.cluster.agent.protocol import CONTROL_FD
+from counterpoint.transport.process.child import kill_guarded
+from counterpoint.transport.process.launch import guarded
 
 LOOPBACK = "127.0.0.1"
 
@@ -109,7 +109,7 @@ class RanksProcess:
         os.set_blocking(read_end, False)
         self._messages = read_end
         descriptors = [write_end] if listener is None else [write_end, listener.fileno()]
-        command = [sys.executable, "-P", "-m", "cluster.elastic.torch_agent", *map(str, descriptors)]
+        command = [sys.executable, "-P", "-m", "counterpoint.cluster.elastic.torch_agent", *map(str, descriptors)]
         try:
             self.process = subprocess.Popen(
                 guarded(command),

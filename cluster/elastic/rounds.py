@@ -7,8 +7,8 @@ instructions; PrimeMaster creates dead workers again, so nothing here counts the
 
 from __future__ import annotations
 
-from cluster.elastic.check import NodeCheck
-from cluster.elastic.events import (
+from counterpoint.cluster.elastic.check import NodeCheck
+from counterpoint.cluster.elastic.events import (
     HAS_RANKS,
     Activity,
     Begin,

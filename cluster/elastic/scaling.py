@@ -14,8 +14,8 @@ from functools import partial
 
 from pydantic import Field, model_validator
 
-from cluster.elastic.progress import Totals
-from transport.config import Config
+from counterpoint.cluster.elastic.progress import Totals
+from counterpoint.transport.config import Config
 
 MARGIN = 0.05
 """Share of the target by which fewer workers must exceed it: else noise would add and remove the same worker."""

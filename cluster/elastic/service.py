@@ -24,12 +24,12 @@ from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
 
-from cluster.elastic.elastic_master import ElasticMaster
-from cluster.elastic.elastic_worker import POLL_SECONDS, ElasticWorker, StartOrder
-from cluster.elastic.events import RoundsStage
-from cluster.elastic.ranks import RanksProcess
-from cluster.notify import NotifySocket
-from cluster.worker import Context, Member
+from counterpoint.cluster.elastic.elastic_master import ElasticMaster
+from counterpoint.cluster.elastic.elastic_worker import POLL_SECONDS, ElasticWorker, StartOrder
+from counterpoint.cluster.elastic.events import RoundsStage
+from counterpoint.cluster.elastic.ranks import RanksProcess
+from counterpoint.cluster.notify import NotifySocket
+from counterpoint.cluster.worker import Context, Member
 
 logger = logging.getLogger(__name__)
 

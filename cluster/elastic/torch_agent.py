@@ -1,4 +1,4 @@
-"""The child of `ranks.RanksProcess` (`python -m cluster.elastic.torch_agent PIPE [LISTENER]`): torch's elastic agent.
+"""torch's elastic agent, the child of `ranks.RanksProcess`: `python -m counterpoint.cluster.elastic.torch_agent PIPE [LISTENER]`.
 
 It joins torch's c10d rendezvous, starts this node's ranks with torchrun's variables, and monitors them. It never starts ranks
 again: a round has fixed members, and `rounds.Rounds` decides what follows a failure. The rendezvous's store also serves the
@@ -15,8 +15,8 @@ import sys
 from datetime import timedelta
 from typing import Any
 
-from cluster.elastic.ranks import RanksOrder
-from transport.process.imports import without_gc
+from counterpoint.cluster.elastic.ranks import RanksOrder
+from counterpoint.transport.process.imports import without_gc
 
 with without_gc():
     import torch.distributed as dist

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from cluster.manager.events import (
+from counterpoint.cluster.manager.events import (
     Allocated,
     AllocationFailed,
     Begin,
@@ -44,7 +44,7 @@ from cluster.manager.events import (
     WorkerSuspected,
     WorkFinished,
 )
-from cluster.manager.restarts import (
+from counterpoint.cluster.manager.restarts import (
     create_failed,
     end_announced,
     exited,
@@ -58,7 +58,7 @@ from cluster.manager.restarts import (
     silent,
     suspect,
 )
-from cluster.manager.starting import (
+from counterpoint.cluster.manager.starting import (
     allocate,
     allocated,
     became_ready,
@@ -75,10 +75,19 @@ from cluster.manager.starting import (
     started,
     use_all_nodes,
 )
-from cluster.manager.state import BundleRecord, JobState, Ledger, Phase, Place, RoleRecord, WorkerRecord, first_state
-from cluster.manager.stopping import STOPPED_EARLY, stop, stop_requested, stop_when_idle
-from cluster.spec import JobSpec, RoleSpec, sub_master_name
-from cluster.worker import Member
+from counterpoint.cluster.manager.state import (
+    BundleRecord,
+    JobState,
+    Ledger,
+    Phase,
+    Place,
+    RoleRecord,
+    WorkerRecord,
+    first_state,
+)
+from counterpoint.cluster.manager.stopping import STOPPED_EARLY, stop, stop_requested, stop_when_idle
+from counterpoint.cluster.spec import JobSpec, RoleSpec, sub_master_name
+from counterpoint.cluster.worker import Member
 
 TAKEOVER_SECONDS = 10.0
 """After a change of masters nothing is overdue for so long: answers that were given meanwhile come first."""

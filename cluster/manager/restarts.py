@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 
-from cluster.exit_codes import ASKED_TO_END, describe_exit
-from cluster.manager.events import (
+from counterpoint.cluster.exit_codes import ASKED_TO_END, describe_exit
+from counterpoint.cluster.manager.events import (
     LONGEST_REASON,
     CreateFailed,
     EndAnnounced,
@@ -28,9 +28,19 @@ from cluster.manager.events import (
     WorkerSilent,
     WorkerSuspected,
 )
-from cluster.manager.starting import allocate, create_if_possible, lose_node, release_held, retry_later
-from cluster.manager.state import ALIVE, DEAD, WELL, BundleRecord, Ledger, Phase, Place, WorkerRecord, add_worker
-from cluster.manager.stopping import (
+from counterpoint.cluster.manager.starting import allocate, create_if_possible, lose_node, release_held, retry_later
+from counterpoint.cluster.manager.state import (
+    ALIVE,
+    DEAD,
+    WELL,
+    BundleRecord,
+    Ledger,
+    Phase,
+    Place,
+    WorkerRecord,
+    add_worker,
+)
+from counterpoint.cluster.manager.stopping import (
     ended,
     failed_for_good,
     failed_to_stop,
@@ -39,8 +49,8 @@ from cluster.manager.stopping import (
     kill_grace,
     stop,
 )
-from cluster.spec import RestartScope, worker_name
-from transport.process.permanent_errors import DISK_FULL
+from counterpoint.cluster.spec import RestartScope, worker_name
+from counterpoint.transport.process.permanent_errors import DISK_FULL
 
 FIRST_BACKOFF_SECONDS = 1.0
 """Between a death and the first restart; doubled for each further restart in a row."""

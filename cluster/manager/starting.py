@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 
-from cluster.manager.events import (
+from counterpoint.cluster.manager.events import (
     LONGEST_REASON,
     Allocate,
     Allocated,
@@ -30,8 +30,8 @@ from cluster.manager.events import (
     WorkerStarted,
     WorkFinished,
 )
-from cluster.manager.state import WELL, BundleRecord, Ledger, Phase, Place, RoleRecord, WorkerRecord
-from cluster.spec import JobSpec, Resources, RestartScope, StartGate, role_of, sub_master_name
+from counterpoint.cluster.manager.state import WELL, BundleRecord, Ledger, Phase, Place, RoleRecord, WorkerRecord
+from counterpoint.cluster.spec import JobSpec, Resources, RestartScope, StartGate, role_of, sub_master_name
 
 LOSSES = 3
 """A node that is lost so often within the window is set aside."""

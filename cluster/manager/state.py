@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from cluster.manager.events import ManagerStage, Outcome
-from cluster.spec import JobSpec, RestartScope, RoleSpec, StartGate, sub_master_name, worker_name
-from cluster.worker import Stage
+from counterpoint.cluster.manager.events import ManagerStage, Outcome
+from counterpoint.cluster.spec import JobSpec, RestartScope, RoleSpec, StartGate, sub_master_name, worker_name
+from counterpoint.cluster.worker import Stage
 
 
 class Phase(StrEnum):

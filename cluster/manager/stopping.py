@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 
-from cluster.manager.events import (
+from counterpoint.cluster.manager.events import (
     LONGEST_REASON,
     Instruction,
     Kill,
@@ -17,10 +17,10 @@ from cluster.manager.events import (
     Stop,
     StopRequested,
 )
-from cluster.manager.starting import advance, release
-from cluster.manager.state import ALIVE, DEAD, ENDED, Ledger, Phase, WorkerRecord
-from cluster.spec import RestartScope
-from transport.process.stop_requests import REPETITION_SECONDS
+from counterpoint.cluster.manager.starting import advance, release
+from counterpoint.cluster.manager.state import ALIVE, DEAD, ENDED, Ledger, Phase, WorkerRecord
+from counterpoint.cluster.spec import RestartScope
+from counterpoint.transport.process.stop_requests import REPETITION_SECONDS
 
 KILL_GRACE_SECONDS = 15.0
 """A killed process on a node that can be reached, and that exists after this, is stuck in the kernel."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass
 
-from cluster.manager.events import (
+from counterpoint.cluster.manager.events import (
     EndAnnounced,
     Event,
     ExtensionRequested,
@@ -21,8 +21,8 @@ from cluster.manager.events import (
     WorkerSilent,
     WorkerSuspected,
 )
-from cluster.manager.manager import PrimeManager
-from cluster.manager.state import WELL, Phase
+from counterpoint.cluster.manager.manager import PrimeManager
+from counterpoint.cluster.manager.state import WELL, Phase
 
 BEATS_MISSED = 2
 """A worker is suspected once so many heartbeats are missing."""

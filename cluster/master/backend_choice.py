@@ -6,11 +6,14 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-from cluster.backends.base import Backend
-from cluster.errors import ClusterError
-from cluster.spec import JobSpec
+from counterpoint.cluster.backends.base import Backend
+from counterpoint.cluster.errors import ClusterError
+from counterpoint.cluster.spec import JobSpec
 
-NAMES = {"local": "cluster.backends.local:LocalBackend", "ray": "cluster.backends.on_ray:RayBackend"}
+NAMES = {
+    "local": "counterpoint.cluster.backends.local:LocalBackend",
+    "ray": "counterpoint.cluster.backends.on_ray:RayBackend",
+}
 
 
 def backend_class(name: str) -> Any:

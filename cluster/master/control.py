@@ -18,8 +18,8 @@ from typing import Any
 
 import orjson
 
-from cluster.errors import ClusterError
-from transport.files.untrusted import UntrustedFileError, parse_json
+from counterpoint.cluster.errors import ClusterError
+from counterpoint.transport.files.untrusted import UntrustedFileError, parse_json
 
 logger = logging.getLogger(__name__)
 

@@ -13,14 +13,14 @@ from typing import Any, TypeVar
 
 import orjson
 
-from cluster.manager.events import Event
-from cluster.master.event_codec import encode
-from cluster.master.faults import Faults
-from cluster.master.journal import Exchange, History, Journal, perform
-from cluster.master.journal_format import MAX_ENTRY_BYTES, EntryTooLarge, Snapshot
-from sweep.lease import monotonic
-from sweep.store import Store, StoreError
-from transport.process.permanent_errors import disk_full, is_disk_full
+from counterpoint.cluster.manager.events import Event
+from counterpoint.cluster.master.event_codec import encode
+from counterpoint.cluster.master.faults import Faults
+from counterpoint.cluster.master.journal import Exchange, History, Journal, perform
+from counterpoint.cluster.master.journal_format import MAX_ENTRY_BYTES, EntryTooLarge, Snapshot
+from counterpoint.sweep.lease import monotonic
+from counterpoint.sweep.store import Store, StoreError
+from counterpoint.transport.process.permanent_errors import disk_full, is_disk_full
 
 logger = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import orjson
 
-from cluster.manager import events as vocabulary
-from cluster.manager.events import LONGEST_REASON, Event, WorkerSilent
+from counterpoint.cluster.manager import events as vocabulary
+from counterpoint.cluster.manager.events import LONGEST_REASON, Event, WorkerSilent
 
 logger = logging.getLogger(__name__)
 

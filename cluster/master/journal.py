@@ -22,8 +22,8 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from cluster.errors import StaleMasterError
-from cluster.master.journal_format import (
+from counterpoint.cluster.errors import StaleMasterError
+from counterpoint.cluster.master.journal_format import (
     ENTRY,
     SNAPSHOT,
     Entry,
@@ -36,9 +36,9 @@ from cluster.master.journal_format import (
     snapshot_of_bytes,
     to_bytes,
 )
-from sweep.lease import monotonic
-from sweep.protocol import Pause, Read, Write
-from sweep.store import Conflict, Store, Stored, StoreError
+from counterpoint.sweep.lease import monotonic
+from counterpoint.sweep.protocol import Pause, Read, Write
+from counterpoint.sweep.store import Conflict, Store, Stored, StoreError
 
 FIRST_PAUSE_SECONDS = 0.05
 LONGEST_PAUSE_SECONDS = 1.0

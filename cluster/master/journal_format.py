@@ -13,9 +13,9 @@ from typing import Any
 
 import orjson
 
-from cluster.errors import ClusterError
-from sweep.store import LARGEST_OBJECT_BYTES
-from transport.files.format_number import OtherFormatError, check_format
+from counterpoint.cluster.errors import ClusterError
+from counterpoint.sweep.store import LARGEST_OBJECT_BYTES
+from counterpoint.transport.files.format_number import OtherFormatError, check_format
 
 FORMAT = 1
 

@@ -20,9 +20,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from cluster.backends.base import Backend
-from cluster.errors import CapacityError, ClusterError
-from cluster.job_files import (
+from counterpoint.cluster.backends.base import Backend
+from counterpoint.cluster.errors import CapacityError, ClusterError
+from counterpoint.cluster.job_files import (
     JOURNAL,
     MASTER_FILE,
     MASTER_LOG,
@@ -36,20 +36,20 @@ from cluster.job_files import (
     read_outcome,
     write_privately,
 )
-from cluster.manager.events import LONGEST_REASON, Outcome, StopRequested
-from cluster.master import queries
-from cluster.master.backend_choice import open_backend
-from cluster.master.control import ControlServer
-from cluster.master.durable import MastershipLost
-from cluster.master.faults import Faults
-from cluster.master.mastership import Identity, MasterHeld, Mastership, acquire, terms_of
-from cluster.master.observer import Observer
-from cluster.master.orders import Orders
-from cluster.master.prime_master import MasterTerm
-from cluster.master.standby import Standby
-from sweep.open_store import open_proven
-from sweep.store import Store, StoreError
-from transport.process.hangup import Hangups
+from counterpoint.cluster.manager.events import LONGEST_REASON, Outcome, StopRequested
+from counterpoint.cluster.master import queries
+from counterpoint.cluster.master.backend_choice import open_backend
+from counterpoint.cluster.master.control import ControlServer
+from counterpoint.cluster.master.durable import MastershipLost
+from counterpoint.cluster.master.faults import Faults
+from counterpoint.cluster.master.mastership import Identity, MasterHeld, Mastership, acquire, terms_of
+from counterpoint.cluster.master.observer import Observer
+from counterpoint.cluster.master.orders import Orders
+from counterpoint.cluster.master.prime_master import MasterTerm
+from counterpoint.cluster.master.standby import Standby
+from counterpoint.sweep.open_store import open_proven
+from counterpoint.sweep.store import Store, StoreError
+from counterpoint.transport.process.hangup import Hangups
 
 logger = logging.getLogger(__name__)
 
@@ -334,7 +334,9 @@ async def _closed(backend: Backend, *, end: bool) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the master of the job in a directory; returns the exit code: the job's, `LOST`, `HELD` or `CANNOT_RUN`."""
-    parser = argparse.ArgumentParser("python -m cluster.master", description=__doc__.splitlines()[0] if __doc__ else "")
+    parser = argparse.ArgumentParser(
+        "python -m counterpoint.cluster.master", description=__doc__.splitlines()[0] if __doc__ else ""
+    )
     parser.add_argument("directory", type=Path, help="the job's directory, which `submit` made")
     parser.add_argument(
         "--standby", action="store_true", help="wait as long as another master lives, and then take over"

@@ -18,12 +18,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster.errors import ClusterError
-from sweep.lease import Done, Held, StaysFailed, Terms, interrupted
-from sweep.lock import REAL_CLOCKS, LeaseHolder, describe_holder
-from sweep.protocol import Observer, OwnedLease, perform
-from sweep.record import Record, State
-from sweep.store import Conflict, Store, StoreError
+from counterpoint.cluster.errors import ClusterError
+from counterpoint.sweep.lease import Done, Held, StaysFailed, Terms, interrupted
+from counterpoint.sweep.lock import REAL_CLOCKS, LeaseHolder, describe_holder
+from counterpoint.sweep.protocol import Observer, OwnedLease, perform
+from counterpoint.sweep.record import Record, State
+from counterpoint.sweep.store import Conflict, Store, StoreError
 
 logger = logging.getLogger(__name__)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
-from cluster.backends.base import Heartbeat
-from cluster.manager.events import WorkerExited
-from cluster.manager.manager import PrimeManager
+from counterpoint.cluster.backends.base import Heartbeat
+from counterpoint.cluster.manager.events import WorkerExited
+from counterpoint.cluster.manager.manager import PrimeManager
 
 logger = logging.getLogger(__name__)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from cluster.backends.base import Bundle, WorkerOrder
-from cluster.manager.starting import needs_of
-from cluster.manager.state import BundleRecord, WorkerRecord
-from cluster.spec import JobSpec, role_of
-from cluster.worker_process.description import COMMAND, description_of
+from counterpoint.cluster.backends.base import Bundle, WorkerOrder
+from counterpoint.cluster.manager.starting import needs_of
+from counterpoint.cluster.manager.state import BundleRecord, WorkerRecord
+from counterpoint.cluster.spec import JobSpec, role_of
+from counterpoint.cluster.worker_process.description import COMMAND, description_of
 
 LOGS = "logs"
 """The folder of the workers' output, in the job's directory."""

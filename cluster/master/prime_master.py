@@ -13,19 +13,19 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from cluster.backends.base import Backend, Heartbeat
-from cluster.clock import JobClock
-from cluster.errors import StaleMasterError
-from cluster.manager.events import Event, GuestsChanged, Instruction, Outcome, Tick, WorkerExited
-from cluster.manager.tally import Tally
-from cluster.master.durable import Durable, MastershipLost
-from cluster.master.event_codec import fitting
-from cluster.master.faults import Faults
-from cluster.master.observer import Observer
-from cluster.master.orders import Orders
-from cluster.master.restore import REPORT_SECONDS, compare, fold, last_time, opening_events, state_of
-from cluster.master.scheduler import Scheduler
-from sweep.store import Store
+from counterpoint.cluster.backends.base import Backend, Heartbeat
+from counterpoint.cluster.clock import JobClock
+from counterpoint.cluster.errors import StaleMasterError
+from counterpoint.cluster.manager.events import Event, GuestsChanged, Instruction, Outcome, Tick, WorkerExited
+from counterpoint.cluster.manager.tally import Tally
+from counterpoint.cluster.master.durable import Durable, MastershipLost
+from counterpoint.cluster.master.event_codec import fitting
+from counterpoint.cluster.master.faults import Faults
+from counterpoint.cluster.master.observer import Observer
+from counterpoint.cluster.master.orders import Orders
+from counterpoint.cluster.master.restore import REPORT_SECONDS, compare, fold, last_time, opening_events, state_of
+from counterpoint.cluster.master.scheduler import Scheduler
+from counterpoint.sweep.store import Store
 
 logger = logging.getLogger(__name__)
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from cluster.agent.table import LARGEST_CODE
-from cluster.backends.base import Heartbeat
-from cluster.manager.events import LONGEST_REASON, ScaleRequested, StopRequested
-from cluster.manager.restarts import words_of
-from cluster.manager.state import JobState, WorkerRecord
-from cluster.master.control import ControlError, unknown_role
-from cluster.master.orders import log_file
-from cluster.master.prime_master import MasterTerm
+from counterpoint.cluster.agent.table import LARGEST_CODE
+from counterpoint.cluster.backends.base import Heartbeat
+from counterpoint.cluster.manager.events import LONGEST_REASON, ScaleRequested, StopRequested
+from counterpoint.cluster.manager.restarts import words_of
+from counterpoint.cluster.manager.state import JobState, WorkerRecord
+from counterpoint.cluster.master.control import ControlError, unknown_role
+from counterpoint.cluster.master.orders import log_file
+from counterpoint.cluster.master.prime_master import MasterTerm
 
 
 async def answer(master: MasterTerm, directory: Path, request: dict[str, Any]) -> dict[str, Any]:

@@ -9,14 +9,23 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from cluster.backends.base import LivingWorker
-from cluster.manager.events import Begin, Created, Event, Instruction, Kill, MasterChanged, WorkerExited, WorkerReady
-from cluster.manager.manager import PrimeManager
-from cluster.manager.state import ALIVE, JobState, Phase
-from cluster.master.event_codec import UnknownEvent, decode
-from cluster.master.journal import History
-from cluster.master.journal_format import JournalError
-from cluster.spec import JobSpec
+from counterpoint.cluster.backends.base import LivingWorker
+from counterpoint.cluster.manager.events import (
+    Begin,
+    Created,
+    Event,
+    Instruction,
+    Kill,
+    MasterChanged,
+    WorkerExited,
+    WorkerReady,
+)
+from counterpoint.cluster.manager.manager import PrimeManager
+from counterpoint.cluster.manager.state import ALIVE, JobState, Phase
+from counterpoint.cluster.master.event_codec import UnknownEvent, decode
+from counterpoint.cluster.master.journal import History
+from counterpoint.cluster.master.journal_format import JournalError
+from counterpoint.cluster.spec import JobSpec
 
 KILLED = 137
 """The exit code of a process whose end nobody saw: as if killed."""

@@ -13,9 +13,9 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from cluster.backends.base import Backend
-from cluster.errors import CapacityError, StaleMasterError
-from cluster.manager.events import (
+from counterpoint.cluster.backends.base import Backend
+from counterpoint.cluster.errors import CapacityError, StaleMasterError
+from counterpoint.cluster.manager.events import (
     Allocate,
     Allocated,
     AllocationFailed,
@@ -31,12 +31,12 @@ from cluster.manager.events import (
     Stop,
     WorkerSilent,
 )
-from cluster.manager.manager import PrimeManager, member
-from cluster.manager.starting import CREATIONS_AT_ONCE
-from cluster.manager.state import Phase, Place, WorkerRecord
-from cluster.master.faults import Faults
-from cluster.master.orders import Orders
-from cluster.member import Member
+from counterpoint.cluster.manager.manager import PrimeManager, member
+from counterpoint.cluster.manager.starting import CREATIONS_AT_ONCE
+from counterpoint.cluster.manager.state import Phase, Place, WorkerRecord
+from counterpoint.cluster.master.faults import Faults
+from counterpoint.cluster.master.orders import Orders
+from counterpoint.cluster.member import Member
 
 logger = logging.getLogger(__name__)
 

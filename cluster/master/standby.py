@@ -10,8 +10,8 @@ import sys
 import time
 from pathlib import Path
 
-from cluster.job_files import MASTER_LOG
-from cluster.master.faults import VARIABLE
+from counterpoint.cluster.job_files import MASTER_LOG
+from counterpoint.cluster.master.faults import VARIABLE
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ def start_master(directory: Path, *flags: str) -> int:
         try:
             return os.posix_spawn(
                 sys.executable,
-                [sys.executable, "-P", "-m", "cluster.master", str(directory), *flags],
+                [sys.executable, "-P", "-m", "counterpoint.cluster.master", str(directory), *flags],
                 {name: value for name, value in os.environ.items() if name != VARIABLE or "--standby" not in flags},
                 file_actions=[
                     (os.POSIX_SPAWN_DUP2, null, 0),

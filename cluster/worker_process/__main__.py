@@ -1,4 +1,4 @@
-"""A worker of a class as a process: `python -m cluster.worker_process`, started by an agent."""
+"""A worker of a class as a process: `python -m counterpoint.cluster.worker_process`, started by an agent."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import logging
 import sys
 import threading
 
-from cluster.agent import protocol
-from cluster.worker_process.agent_link import AgentLink
-from cluster.worker_process.description import Description
-from cluster.worker_process.host import AGENT_GONE, Host, end_at_once, end_soon
+from counterpoint.cluster.agent import protocol
+from counterpoint.cluster.worker_process.agent_link import AgentLink
+from counterpoint.cluster.worker_process.description import Description
+from counterpoint.cluster.worker_process.host import AGENT_GONE, Host, end_at_once, end_soon
 
 
 def main() -> int:

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from cluster.agent.protocol import CONTROL_FD, MESSAGES
+from counterpoint.cluster.agent.protocol import CONTROL_FD, MESSAGES
 
 CHUNK = 256 * 1024
 

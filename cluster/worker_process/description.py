@@ -9,10 +9,10 @@ from typing import Any
 
 from pydantic import Field
 
-from cluster.spec import LONGEST_PERIOD_SECONDS, MASTER, ImportPath, JobSpec, role_of
-from transport.config import Config
+from counterpoint.cluster.spec import LONGEST_PERIOD_SECONDS, MASTER, ImportPath, JobSpec, role_of
+from counterpoint.transport.config import Config
 
-COMMAND = (sys.executable, "-m", "cluster.worker_process")
+COMMAND = (sys.executable, "-P", "-m", "counterpoint.cluster.worker_process")
 """The command of every worker of a class."""
 
 

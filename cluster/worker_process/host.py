@@ -19,13 +19,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
 
-from cluster.agent import protocol
-from cluster.manager.events import LONGEST_REASON
-from cluster.worker import SubMaster, Worker
-from cluster.worker_process.agent_link import AgentLink
-from cluster.worker_process.description import Description
-from cluster.worker_process.hosted_context import HostedContext, members_of
-from cluster.worker_process.worker_calls import WorkerCalls
+from counterpoint.cluster.agent import protocol
+from counterpoint.cluster.manager.events import LONGEST_REASON
+from counterpoint.cluster.worker import SubMaster, Worker
+from counterpoint.cluster.worker_process.agent_link import AgentLink
+from counterpoint.cluster.worker_process.description import Description
+from counterpoint.cluster.worker_process.hosted_context import HostedContext, members_of
+from counterpoint.cluster.worker_process.worker_calls import WorkerCalls
 
 AGENT_GONE = 70
 """Exit code when the agent is gone; its guardian kills the process at the same time."""

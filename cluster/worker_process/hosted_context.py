@@ -7,13 +7,13 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from cluster.agent import protocol
-from cluster.calls.group import RoleGroup
-from cluster.spec import MASTER, role_of, sub_master_name
-from cluster.worker import Context, Member
-from cluster.worker_process.agent_link import AgentLink
-from cluster.worker_process.description import Description
-from cluster.worker_process.worker_calls import WorkerCalls
+from counterpoint.cluster.agent import protocol
+from counterpoint.cluster.calls.group import RoleGroup
+from counterpoint.cluster.spec import MASTER, role_of, sub_master_name
+from counterpoint.cluster.worker import Context, Member
+from counterpoint.cluster.worker_process.agent_link import AgentLink
+from counterpoint.cluster.worker_process.description import Description
+from counterpoint.cluster.worker_process.worker_calls import WorkerCalls
 
 _MEMBERS = TypeAdapter(tuple[Member, ...])
 

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import zmq
 
-from cluster.calls.caller import Caller
-from cluster.calls.group import RoleGroup
-from cluster.calls.remote import methods_of
-from cluster.calls.server import CallServer
-from cluster.calls.server_socket import call_address
-from cluster.member import Member
-from cluster.worker_process.description import Description
-from transport.wires.endpoint import CurveKeys
+from counterpoint.cluster.calls.caller import Caller
+from counterpoint.cluster.calls.group import RoleGroup
+from counterpoint.cluster.calls.remote import methods_of
+from counterpoint.cluster.calls.server import CallServer
+from counterpoint.cluster.calls.server_socket import call_address
+from counterpoint.cluster.member import Member
+from counterpoint.cluster.worker_process.description import Description
+from counterpoint.transport.wires.endpoint import CurveKeys
 
 _END_SECONDS = 0.2
 """How long the end of the process waits for a method that runs. The agent is not to be kept waiting."""

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, model_validator
 
-from transport.config import Config
+from counterpoint.transport.config import Config
 
 
 def parse_slice(text: str) -> slice:

@@ -8,7 +8,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from environments.data.rows import DataError
+from counterpoint.environments.data.rows import DataError
 
 CHUNK_BYTES = 4 * 2**20
 

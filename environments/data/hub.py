@@ -9,10 +9,10 @@ import math
 from pathlib import Path
 from typing import Any
 
-from environments.data.config import DataConfig
-from environments.data.json_columns import decoded, decoders_of
-from environments.data.rows import DataError, Row, Rows, digest, lacks
-from transport.exact_json import dumps
+from counterpoint.environments.data.config import DataConfig
+from counterpoint.environments.data.json_columns import decoded, decoders_of
+from counterpoint.environments.data.rows import DataError, Row, Rows, digest, lacks
+from counterpoint.transport.exact_json import dumps
 
 _HASHED_ROWS = 1000
 """Rows that the fingerprint is of, evenly spaced: a digest of a large dataset would take minutes."""

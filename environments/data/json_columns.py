@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from environments.data.rows import DataError
-from transport.exact_json import MAX_WRITTEN_DEPTH, JsonError, loads
+from counterpoint.environments.data.rows import DataError
+from counterpoint.transport.exact_json import MAX_WRITTEN_DEPTH, JsonError, loads
 
 Decoder = Callable[[Any], Any]
 """Returns a value of Arrow with the JSON within decoded. Raises `JsonError`."""

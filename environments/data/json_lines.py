@@ -14,10 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
-from environments.data.files import chunks, open_data
-from environments.data.rows import DataError, Row, Rows
-from transport.exact_json import JsonError, read_row
-from transport.records import Int64Array
+from counterpoint.environments.data.files import chunks, open_data
+from counterpoint.environments.data.rows import DataError, Row, Rows
+from counterpoint.transport.exact_json import JsonError, read_row
+from counterpoint.transport.records import Int64Array
 
 _CHECKED_ROWS = 1000
 """Rows that are parsed when the file is opened; the others when they are asked for."""

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from environments.data.config import DataConfig, parse_slice
-from environments.data.json_lines import JsonLines
-from environments.data.parquet import Parquet
-from environments.data.rows import Chosen, DataError, Float64Array, Joined, Listed, Rows, lacks
+from counterpoint.environments.data.config import DataConfig, parse_slice
+from counterpoint.environments.data.json_lines import JsonLines
+from counterpoint.environments.data.parquet import Parquet
+from counterpoint.environments.data.rows import Chosen, DataError, Float64Array, Joined, Listed, Rows, lacks
 
 _SUFFIXES = (".jsonl", ".json", ".ndjson", ".parquet")
 
@@ -69,7 +69,7 @@ def _source(config: DataConfig) -> Rows:
     if config.rows is not None:
         return Listed(config.rows)
     if config.dataset is not None:
-        from environments.data.hub import HubRows
+        from counterpoint.environments.data.hub import HubRows
 
         return HubRows(config)
     assert config.path is not None

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from environments.data.files import file_digest
-from environments.data.json_columns import decoded, decoders_of
-from environments.data.rows import DataError, Row, Rows, lacks
+from counterpoint.environments.data.files import file_digest
+from counterpoint.environments.data.json_columns import decoded, decoders_of
+from counterpoint.environments.data.rows import DataError, Row, Rows, lacks
 
 _ROWS_A_BATCH = 1024
 

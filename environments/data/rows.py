@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from transport.exact_json import dumps
+from counterpoint.transport.exact_json import dumps
 
 Row = Mapping[str, Any]
 Float64Array = npt.NDArray[np.float64]

@@ -6,7 +6,7 @@ writes the answers. `agent.py` is the environment `agent`, whose processes are i
 `docs/gateway.md` explains the use.
 """
 
-from environments.gateway.server import Gateway
-from environments.gateway.session import Limits, Session
+from counterpoint.environments.gateway.server import Gateway
+from counterpoint.environments.gateway.session import Limits, Session
 
 __all__ = ["Gateway", "Limits", "Session"]

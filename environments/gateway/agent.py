@@ -8,7 +8,6 @@ that, what it wrote to the file `AGENT_REWARD_FILE`. `docs/gateway.md` explains 
 from __future__ import annotations
 
 import asyncio
-import importlib
 import inspect
 import os
 import shutil
@@ -18,17 +17,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from environments.base import Example, Model
-from environments.data.load import load_rows
-from environments.data.rows import DataError
-from environments.gateway.agent_process import AgentResult, run_agent
-from environments.gateway.responses import MODEL
-from environments.gateway.server import Gateway
-from environments.import_path import check_allowed, import_advice
-from environments.reward import number_in
-from transport.exact_json import dumps
-from transport.files.untrusted import read_bytes
-from transport.records import Rollout
+from counterpoint.environments.base import Example, Model
+from counterpoint.environments.data.load import load_rows
+from counterpoint.environments.data.rows import DataError
+from counterpoint.environments.gateway.agent_process import AgentResult, run_agent
+from counterpoint.environments.gateway.responses import MODEL
+from counterpoint.environments.gateway.server import Gateway
+from counterpoint.environments.import_path import check_allowed, import_advice, import_module
+from counterpoint.environments.reward import number_in
+from counterpoint.transport.exact_json import dumps
+from counterpoint.transport.files.untrusted import read_bytes
+from counterpoint.transport.records import Rollout
 
 PASSED_ON = ("HOME", "LANG", "LC_ALL", "LC_CTYPE", "LOGNAME", "PATH", "SHELL", "TERM", "TZ", "USER")
 """Variables of the orchestrator's environment that an agent gets without being named."""
@@ -216,7 +215,7 @@ def _imported(path: str) -> Callable[[Example, Rollout], Any]:
         raise ValueError(f"score = {path!r}: expected an import path, package.module:function")
     check_allowed(path, "score")
     try:
-        found: Callable[[Example, Rollout], Any] | None = getattr(importlib.import_module(module_name), name, None)
+        found: Callable[[Example, Rollout], Any] | None = getattr(import_module(module_name), name, None)
     except (Exception, SystemExit) as error:  # an operator's module may fail in any way while it is imported
         raise ValueError(
             f"score = {path!r}: importing {module_name!r} failed: {type(error).__name__}: {error}"

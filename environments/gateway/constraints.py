@@ -10,12 +10,12 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
-from environments.base import Reply, ToolCall
-from environments.chat import Tool
-from environments.gateway.errors import Refused
-from environments.messages import is_deep, json_of, shown
-from environments.sampling import LONGEST_SCHEMA
-from transport.exact_json import dumps
+from counterpoint.environments.base import Reply, ToolCall
+from counterpoint.environments.chat import Tool
+from counterpoint.environments.gateway.errors import Refused
+from counterpoint.environments.messages import is_deep, json_of, shown
+from counterpoint.environments.sampling import LONGEST_SCHEMA
+from counterpoint.transport.exact_json import dumps
 
 MOST_CHARACTERS = 256
 """The largest `minLength` and `maxLength`: a text of at most 256 takes xgrammar 0.3 s, one of 1000 0.7 s, at 20,000 tokens."""

@@ -17,9 +17,9 @@ from typing import Any
 
 import orjson
 
-from environments.chat import Chat, Message, Tool, tokens_of
-from transport.exact_json import dumps
-from transport.records import Turn
+from counterpoint.environments.chat import Chat, Message, Tool, tokens_of
+from counterpoint.transport.exact_json import dumps
+from counterpoint.transport.records import Turn
 
 _DIGEST_BYTES = 16
 _REASONING = "reasoning_content"

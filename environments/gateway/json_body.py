@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from environments.gateway.errors import Refused
-from environments.messages import MOST_DEPTH, is_deep
-from transport.exact_json import JsonError, loads
+from counterpoint.environments.gateway.errors import Refused
+from counterpoint.environments.messages import MOST_DEPTH, is_deep
+from counterpoint.transport.exact_json import JsonError, loads
 
 MOST_VALUES = 200_000
 """Commas and opening brackets outside of text. Each value takes up to 100 bytes of memory, and 100 ns of the event loop."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from environments.chat import Message, Tool
-from environments.gateway.errors import Refused
-from environments.gateway.json_body import count_values, refuse_many
-from environments.messages import Faulty, Normaliser, json_of
+from counterpoint.environments.chat import Message, Tool
+from counterpoint.environments.gateway.errors import Refused
+from counterpoint.environments.gateway.json_body import count_values, refuse_many
+from counterpoint.environments.messages import Faulty, Normaliser, json_of
 
 MOST_MESSAGES = 10_000
 MOST_TOOLS = 512

@@ -11,12 +11,12 @@ from typing import Any, NoReturn
 
 from pydantic import ValidationError
 
-from environments.chat import Chat, Message, Tool
-from environments.gateway.constraints import calls_schema, demanded_tools, response_schema
-from environments.gateway.errors import Refused
-from environments.gateway.messages import template_messages, template_tools
-from environments.messages import shown
-from environments.sampling import (
+from counterpoint.environments.chat import Chat, Message, Tool
+from counterpoint.environments.gateway.constraints import calls_schema, demanded_tools, response_schema
+from counterpoint.environments.gateway.errors import Refused
+from counterpoint.environments.gateway.messages import template_messages, template_tools
+from counterpoint.environments.messages import shown
+from counterpoint.environments.sampling import (
     LONGEST_STOP,
     MOST_STOPS,
     SAMPLED,
@@ -25,7 +25,7 @@ from environments.sampling import (
     SamplingConfig,
     SamplingOverrides,
 )
-from transport.records import MOST_ALTERNATIVES
+from counterpoint.transport.records import MOST_ALTERNATIVES
 
 MOST_CHOICES = 16
 """Turns of one request: `n` times its prompts."""

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from environments.base import Reply
-from environments.chat import Chat, Message
-from environments.messages import MOST_DEPTH, is_deep
-from transport.exact_json import dumps
-from transport.records import Turn
+from counterpoint.environments.base import Reply
+from counterpoint.environments.chat import Chat, Message
+from counterpoint.environments.messages import MOST_DEPTH, is_deep
+from counterpoint.transport.exact_json import dumps
+from counterpoint.transport.records import Turn
 
 MODEL = "policy"
 """The one model that is served. A request may name any."""

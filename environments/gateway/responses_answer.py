@@ -10,9 +10,9 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from environments.chat import Chat
-from environments.gateway.responses import MODEL, Choice, assistant_message, chat_log_probabilities
-from transport.exact_json import dumps
+from counterpoint.environments.chat import Chat
+from counterpoint.environments.gateway.responses import MODEL, Choice, assistant_message, chat_log_probabilities
+from counterpoint.transport.exact_json import dumps
 
 
 def responses_answer(

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-from environments.gateway.errors import Refused
-from environments.gateway.messages import MOST_MESSAGES
-from environments.messages import shown
-from environments.sampling import SHAPING
+from counterpoint.environments.gateway.errors import Refused
+from counterpoint.environments.gateway.messages import MOST_MESSAGES
+from counterpoint.environments.messages import shown
+from counterpoint.environments.sampling import SHAPING
 
 LOG_PROBABILITIES = "message.output_text.logprobs"
 _INCLUDED = (LOG_PROBABILITIES, "reasoning.encrypted_content")

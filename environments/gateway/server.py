@@ -24,17 +24,17 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 
-from environments.base import Model
-from environments.gateway.errors import Refused
-from environments.gateway.json_body import parse_body
-from environments.gateway.responses import MODEL, events
-from environments.gateway.responses_answer import responses_events
-from environments.gateway.session import Limits, Session
-from transport.connections import BoundedConnections
-from transport.exact_json import dumps
-from transport.http_requests import bearer_token, refused_coding
-from transport.process.descriptors import MOST_DESCRIPTORS, raise_descriptor_limit
-from transport.rate_limited_log import RateLimitedLog
+from counterpoint.environments.base import Model
+from counterpoint.environments.gateway.errors import Refused
+from counterpoint.environments.gateway.json_body import parse_body
+from counterpoint.environments.gateway.responses import MODEL, events
+from counterpoint.environments.gateway.responses_answer import responses_events
+from counterpoint.environments.gateway.session import Limits, Session
+from counterpoint.transport.connections import BoundedConnections
+from counterpoint.transport.exact_json import dumps
+from counterpoint.transport.http_requests import bearer_token, refused_coding
+from counterpoint.transport.process.descriptors import MOST_DESCRIPTORS, raise_descriptor_limit
+from counterpoint.transport.rate_limited_log import RateLimitedLog
 
 logger = logging.getLogger(__name__)
 

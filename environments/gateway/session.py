@@ -11,19 +11,31 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, ParamSpec, TypeVar
 
-from environments.base import Model, Reply
-from environments.chat import LONG_TEXT
-from environments.gateway.constraints import read_demanded
-from environments.gateway.conversation import Conversations
-from environments.gateway.errors import Refused
-from environments.gateway.messages import template_messages
-from environments.gateway.requests import Asked, ChatRequest, CompletionRequest, chat_request, completion_request
-from environments.gateway.responses import Choice, assistant_message, chat_answer, completion_answer, unsendable
-from environments.gateway.responses_answer import responses_answer
-from environments.gateway.responses_request import chat_fields
-from transport.exact_json import dumps
-from transport.printable import shortened
-from transport.records import Turn
+from counterpoint.environments.base import Model, Reply
+from counterpoint.environments.chat import LONG_TEXT
+from counterpoint.environments.gateway.constraints import read_demanded
+from counterpoint.environments.gateway.conversation import Conversations
+from counterpoint.environments.gateway.errors import Refused
+from counterpoint.environments.gateway.messages import template_messages
+from counterpoint.environments.gateway.requests import (
+    Asked,
+    ChatRequest,
+    CompletionRequest,
+    chat_request,
+    completion_request,
+)
+from counterpoint.environments.gateway.responses import (
+    Choice,
+    assistant_message,
+    chat_answer,
+    completion_answer,
+    unsendable,
+)
+from counterpoint.environments.gateway.responses_answer import responses_answer
+from counterpoint.environments.gateway.responses_request import chat_fields
+from counterpoint.transport.exact_json import dumps
+from counterpoint.transport.printable import shortened
+from counterpoint.transport.records import Turn
 
 Parameters = ParamSpec("Parameters")
 Made = TypeVar("Made")

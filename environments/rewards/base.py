@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from environments.base import EnvironmentContext, Example
+from counterpoint.environments.base import EnvironmentContext, Example
 
 MAX_PARTS = 32
 """Most parts that a function may return, and that a rubric may have."""

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from transport.config import Config, Identifier
+from counterpoint.transport.config import Config, Identifier
 
 
 def _compiles(pattern: str) -> str:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import inspect
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from environments.base import EnvironmentContext
-from environments.import_path import check_allowed, import_advice
-from environments.main_thread import NeedsMainThread, uses_signals, without_signals
-from environments.rewards.base import Attempt, Value, as_value
-from environments.rewards.config import FunctionConfig
-from environments.rewards.processes import BoundedProcesses, OverLimit
-from environments.rewards.verifiable import seconds_for
+from counterpoint.environments.base import EnvironmentContext
+from counterpoint.environments.import_path import check_allowed, import_advice, import_module
+from counterpoint.environments.main_thread import NeedsMainThread, uses_signals, without_signals
+from counterpoint.environments.rewards.base import Attempt, Value, as_value
+from counterpoint.environments.rewards.config import FunctionConfig
+from counterpoint.environments.rewards.processes import BoundedProcesses, OverLimit
+from counterpoint.environments.rewards.verifiable import seconds_for
 
 _REMEDY = 'give the part isolation = "process", or switch such limits off'
 
@@ -91,7 +90,7 @@ def _load(path: str) -> Callable[..., Any]:
         raise ValueError(f"path = {path!r}: expected package.module:function")
     check_allowed(path, "path")
     try:
-        module = importlib.import_module(module_name)
+        module = import_module(module_name)
     except (Exception, SystemExit) as error:  # an operator's module may fail in any way while it is imported
         raise ValueError(
             f"path = {path!r}: importing {module_name!r} failed: {type(error).__name__}: {error}"

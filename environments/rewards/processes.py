@@ -15,8 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from transport.exact_json import dumps, loads
-from transport.frames import BadFrame, Framing
+from counterpoint.transport.exact_json import dumps, loads
+from counterpoint.transport.frames import BadFrame, Framing
 
 MAX_FRAME_BYTES = 16 * 2**20
 _FRAMING = Framing(MAX_FRAME_BYTES)

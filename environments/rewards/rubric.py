@@ -14,16 +14,16 @@ from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from environments.base import EnvironmentContext, Example
-from environments.rewards.base import MAX_PARTS, Attempt, RewardFunction, Value
-from environments.rewards.code.config import CodeConfig
-from environments.rewards.code.reward import CodeReward
-from environments.rewards.config import ExactConfig, FunctionConfig, MathConfig, PartConfig, RegexConfig
-from environments.rewards.function import FunctionReward
-from environments.rewards.judge.config import JudgeConfig
-from environments.rewards.judge.reward import JudgeReward
-from environments.rewards.processes import BoundedProcesses
-from environments.rewards.verifiable import ExactReward, MathReward, RegexReward
+from counterpoint.environments.base import EnvironmentContext, Example
+from counterpoint.environments.rewards.base import MAX_PARTS, Attempt, RewardFunction, Value
+from counterpoint.environments.rewards.code.config import CodeConfig
+from counterpoint.environments.rewards.code.reward import CodeReward
+from counterpoint.environments.rewards.config import ExactConfig, FunctionConfig, MathConfig, PartConfig, RegexConfig
+from counterpoint.environments.rewards.function import FunctionReward
+from counterpoint.environments.rewards.judge.config import JudgeConfig
+from counterpoint.environments.rewards.judge.reward import JudgeReward
+from counterpoint.environments.rewards.processes import BoundedProcesses
+from counterpoint.environments.rewards.verifiable import ExactReward, MathReward, RegexReward
 
 TOTAL = "total"
 """The metric of the weighted sum."""

@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
-from environments.base import EnvironmentContext, Example, Model
-from environments.data.load import load_rows
-from environments.data.rows import lacks
-from environments.reward import RewardBounds
-from environments.rewards.rubric import Rubric
-from environments.rewards.template import Template
-from transport.records import Rollout
+from counterpoint.environments.base import EnvironmentContext, Example, Model
+from counterpoint.environments.data.load import load_rows
+from counterpoint.environments.data.rows import lacks
+from counterpoint.environments.reward import RewardBounds
+from counterpoint.environments.rewards.rubric import Rubric
+from counterpoint.environments.rewards.template import Template
+from counterpoint.transport.records import Rollout
 
 
 class SingleTurn:

@@ -10,10 +10,10 @@ import importlib.util
 import unicodedata
 from collections.abc import Sequence
 
-from environments.base import EnvironmentContext, Example
-from environments.rewards.base import Attempt, Value
-from environments.rewards.config import ExactConfig, MathConfig, RegexConfig
-from environments.rewards.processes import BoundedProcesses, OverLimit
+from counterpoint.environments.base import EnvironmentContext, Example
+from counterpoint.environments.rewards.base import Attempt, Value
+from counterpoint.environments.rewards.config import ExactConfig, MathConfig, RegexConfig
+from counterpoint.environments.rewards.processes import BoundedProcesses, OverLimit
 
 _PATIENCE = 30.0
 """Seconds of time for each second of processor time, and in any case: a busy machine must not change a reward."""

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-from transport.frames import BadFrame, Framing
+from counterpoint.transport.frames import BadFrame, Framing
 
 _PR_SET_PDEATHSIG = 1
 _NICENESS = 5
@@ -38,7 +38,7 @@ def compare_mathematics(answer: str, text: str, float_rounding: int, strict: boo
     """
     from math_verify import parse, verify
 
-    from environments.rewards.mathematics import answer_in, choice_in, end_of, plain, spaced
+    from counterpoint.environments.rewards.mathematics import answer_in, choice_in, end_of, plain, spaced
 
     expected, gold, fault = _expected(answer, float_rounding, strict)
     text = spaced(text)
@@ -58,8 +58,8 @@ def _expected(answer: str, float_rounding: int, strict: bool) -> tuple[Any, list
     """Returns an answer of the data, its expressions, and what is wrong with it if no completion can be compared with it."""
     from math_verify import parse, verify
 
-    from environments.rewards import numeric
-    from environments.rewards.mathematics import read
+    from counterpoint.environments.rewards import numeric
+    from counterpoint.environments.rewards.mathematics import read
 
     numeric.install()
     expected = read(answer)
@@ -91,7 +91,7 @@ def search(pattern: str, text: str) -> dict[str, Any]:
 
 def call(path: str, example: dict[str, Any], completion: str, state: dict[str, Any]) -> dict[str, Any]:
     """Calls the function `module:name` of an operator; returns its value, or what it raised."""
-    from environments.base import Example
+    from counterpoint.environments.base import Example
 
     module, _, name = path.partition(":")
     try:

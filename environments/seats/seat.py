@@ -11,11 +11,11 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from environments.base import EnvironmentContext, Example, Model, Unavailable
-from environments.seats.wire import PROTOCOL, SOCKET_NAME, Connection, NoPartner, PartnerGone
-from transport.printable import shortened
-from transport.records import Rollout, Turn
-from transport.wires.endpoint import socket_path
+from counterpoint.environments.base import EnvironmentContext, Example, Model, Unavailable
+from counterpoint.environments.seats.wire import PROTOCOL, SOCKET_NAME, Connection, NoPartner, PartnerGone
+from counterpoint.transport.printable import shortened
+from counterpoint.transport.records import Rollout, Turn
+from counterpoint.transport.wires.endpoint import socket_path
 
 CONNECT_SECONDS = 0.5
 """Between two attempts to reach a host that is not there yet."""

@@ -15,13 +15,13 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
-from environments.base import EnvironmentContext
-from environments.chat import Message
-from environments.seats.matching import Matcher, Pair
-from environments.seats.wire import PROTOCOL, SOCKET_NAME, Connection, NoPartner, PartnerGone
-from transport.files.lock import take_lock
-from transport.printable import shortened
-from transport.wires.endpoint import socket_path
+from counterpoint.environments.base import EnvironmentContext
+from counterpoint.environments.chat import Message
+from counterpoint.environments.seats.matching import Matcher, Pair
+from counterpoint.environments.seats.wire import PROTOCOL, SOCKET_NAME, Connection, NoPartner, PartnerGone
+from counterpoint.transport.files.lock import take_lock
+from counterpoint.transport.printable import shortened
+from counterpoint.transport.wires.endpoint import socket_path
 
 logger = logging.getLogger(__name__)
 

@@ -20,9 +20,9 @@ from typing import Any
 
 import msgpack
 
-from environments.base import Unavailable
-from transport.frames import BadFrame, Framing
-from transport.unpacked import unpacked
+from counterpoint.environments.base import Unavailable
+from counterpoint.transport.frames import BadFrame, Framing
+from counterpoint.transport.unpacked import unpacked
 
 PROTOCOL = 1
 

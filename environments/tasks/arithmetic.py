@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import random
 
-from environments.base import Example
-from environments.tools.built_in import calculator_tool
-from environments.tools.environment import ToolEnvironment
-from transport.records import Rollout
+from counterpoint.environments.base import Example
+from counterpoint.environments.tools.built_in import calculator_tool
+from counterpoint.environments.tools.environment import ToolEnvironment
+from counterpoint.transport.records import Rollout
 
 OPERATIONS = "+-*"
 CALCULATOR = "calculator"

@@ -9,8 +9,8 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from environments.base import Example, Model
-from transport.records import Rollout
+from counterpoint.environments.base import Example, Model
+from counterpoint.transport.records import Rollout
 
 
 class ClosestNumber:

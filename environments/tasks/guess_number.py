@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from environments.base import Example, Model
-from transport.records import Rollout
+from counterpoint.environments.base import Example, Model
+from counterpoint.transport.records import Rollout
 
 
 class GuessNumber:

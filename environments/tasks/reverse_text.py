@@ -7,8 +7,8 @@ import string
 from collections.abc import Sequence
 from typing import Any
 
-from environments.base import Example, Model
-from transport.records import Rollout
+from counterpoint.environments.base import Example, Model
+from counterpoint.transport.records import Rollout
 
 
 class ReverseText:

@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from environments.base import Reply, ToolCall
-from environments.chat import Tool
+from counterpoint.environments.base import Reply, ToolCall
+from counterpoint.environments.chat import Tool
 
 MAX_CALLS = 64
 """Calls of one turn."""

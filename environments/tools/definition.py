@@ -31,8 +31,8 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ArgsKwargs
 
-from environments.chat import Tool
-from environments.main_thread import NeedsMainThread, uses_signals
+from counterpoint.environments.chat import Tool
+from counterpoint.environments.main_thread import NeedsMainThread, uses_signals
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
 """What the templates and parsers of the usual models take."""

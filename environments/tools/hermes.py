@@ -10,9 +10,9 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from environments.base import Reply
-from environments.chat import Tool
-from environments.tools.calls import read_calls
+from counterpoint.environments.base import Reply
+from counterpoint.environments.chat import Tool
+from counterpoint.environments.tools.calls import read_calls
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 

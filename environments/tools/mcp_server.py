@@ -19,10 +19,16 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
-from environments.chat import Tool
-from environments.tools.definition import ToolError, ToolFunction, ToolUnavailable, make_definition, without_titles
-from transport.config import Config
-from transport.printable import shortened
+from counterpoint.environments.chat import Tool
+from counterpoint.environments.tools.definition import (
+    ToolError,
+    ToolFunction,
+    ToolUnavailable,
+    make_definition,
+    without_titles,
+)
+from counterpoint.transport.config import Config
+from counterpoint.transport.printable import shortened
 
 logger = logging.getLogger(__name__)
 

@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from environments.base import Model, Reply, ToolCall
-from environments.chat import Message
-from environments.tools.definition import ToolError, ToolFunction, ToolUnavailable, as_text
+from counterpoint.environments.base import Model, Reply, ToolCall
+from counterpoint.environments.chat import Message
+from counterpoint.environments.tools.definition import ToolError, ToolFunction, ToolUnavailable, as_text
 
 COUNTS = "tools"
 """The key of a rollout's state that holds the counts."""

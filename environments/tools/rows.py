@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from environments.base import EnvironmentContext, Example, Model
-from environments.rewards.single_turn import SingleTurn
-from environments.tools.play import ToolLimits, play_with_tools, tool_metrics
-from environments.tools.toolbox import Toolbox
-from transport.records import Rollout
+from counterpoint.environments.base import EnvironmentContext, Example, Model
+from counterpoint.environments.rewards.single_turn import SingleTurn
+from counterpoint.environments.tools.play import ToolLimits, play_with_tools, tool_metrics
+from counterpoint.environments.tools.toolbox import Toolbox
+from counterpoint.transport.records import Rollout
 
 
 class RowsWithTools(SingleTurn):

@@ -5,7 +5,6 @@ tools = ["calculator", "my_tasks:search", { kind = "python", seconds = 5 }, { ki
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,12 +12,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from environments.import_path import check_allowed
-from environments.tools.built_in import calculator_tool, python_tool
-from environments.tools.definition import ToolFunction, ToolUnavailable, tool_from
-from environments.tools.mcp_server import McpConfig, McpServer
-from environments.tools.sandbox.python_sandbox import LEAST_MEMORY_MIB, Sandbox, SandboxUnavailable
-from transport.config import Config
+from counterpoint.environments.import_path import check_allowed, import_advice, import_module
+from counterpoint.environments.tools.built_in import calculator_tool, python_tool
+from counterpoint.environments.tools.definition import ToolFunction, ToolUnavailable, tool_from
+from counterpoint.environments.tools.mcp_server import McpConfig, McpServer
+from counterpoint.environments.tools.sandbox.python_sandbox import LEAST_MEMORY_MIB, Sandbox, SandboxUnavailable
+from counterpoint.transport.config import Config
 
 
 class CalculatorConfig(Config):
@@ -157,9 +156,10 @@ def _load(path: str) -> Any:
     module_name, _, name = path.partition(":")
     check_allowed(path, "tools: function")
     try:
-        found = getattr(importlib.import_module(module_name), name)
+        found = getattr(import_module(module_name), name)
     except (ImportError, AttributeError) as error:
-        raise ValueError(f"tools: function = {path!r}: {error}; expected package.module:function") from error
+        advice = import_advice(module_name, error) or "; expected package.module:function"
+        raise ValueError(f"tools: function = {path!r}: {error}{advice}") from error
     if not callable(found):
         raise ValueError(f"tools: function = {path!r} is {found!r}, which cannot be called")
     return found

@@ -21,7 +21,7 @@ from verifiers.v1.harnesses.utils.compaction import CONTEXT_OVERFLOW_MARKERS, bo
 from verifiers.v1.harnesses.utils.mcp import call_mcp, connect_mcp
 from verifiers.v1.runtimes import ProgramResult
 
-from environments.verifiers_library.policy_client import MALFORMED_CALL
+from counterpoint.environments.verifiers_library.policy_client import MALFORMED_CALL
 
 __all__ = ["ChatHarness"]
 

@@ -12,13 +12,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from environments.base import EnvironmentContext, Example, Model, Score
-from environments.main_thread import uses_signals, without_signals
-from environments.verifiers_library.own_loop import OwnLoop, SameLoop
-from transport.records import Rollout
+from counterpoint.environments.base import EnvironmentContext, Example, Model, Score
+from counterpoint.environments.main_thread import uses_signals, without_signals
+from counterpoint.environments.verifiers_library.own_loop import OwnLoop, SameLoop
+from counterpoint.transport.records import Rollout
 
 if TYPE_CHECKING:
-    from environments.verifiers_library.playing import Stage
+    from counterpoint.environments.verifiers_library.playing import Stage
 
 CLOSE_SECONDS = 20.0
 _REMEDY = "set workers = 1 or more for this environment: it then runs in the main thread of processes of its own"
@@ -50,7 +50,7 @@ class Verifiers:
             raise ValueError(
                 'kind = "verifiers" needs the verifiers library, release 0.4 or later: pip install "counterpoint[verifiers]"'
             ) from error
-        from environments.verifiers_library import loading
+        from counterpoint.environments.verifiers_library import loading
 
         self._env = loading.load(id, taskset or {}, env or {})
         self._tasks = loading.select(self._env.taskset, select or {})
@@ -77,7 +77,7 @@ class Verifiers:
 
         Raises `NeedsMainThread` for an author's code that sets alarms, unless the environment has a process of its own.
         """
-        from environments.verifiers_library.playing import Stage
+        from counterpoint.environments.verifiers_library.playing import Stage
 
         if context.own_process:
             self._loop = SameLoop()

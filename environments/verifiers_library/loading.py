@@ -27,7 +27,7 @@ from pydantic import BaseModel, ValidationError
 from verifiers.v1.configs.agent import agent_config_fields
 from verifiers.v1.utils import loaders
 
-from environments.import_path import check_allowed, import_advice
+from counterpoint.environments.import_path import check_allowed, import_advice, import_module
 
 CHAT_HARNESS = "counterpoint_chat"
 MOST_TASKS = 10_000_000
@@ -51,7 +51,7 @@ def load(identity: str, taskset: Mapping[str, Any], env: Mapping[str, Any]) -> A
 
 def _load(identity: str, taskset: Mapping[str, Any], env: Mapping[str, Any]) -> Any:
     _quiet()
-    _name(CHAT_HARNESS, importlib.import_module("environments.verifiers_library.chat_harness"))
+    _name(CHAT_HARNESS, importlib.import_module("counterpoint.environments.verifiers_library.chat_harness"))
     _refuse("taskset", taskset, {"id": "the argument `id` names it"})
     _refuse("env", env, {"taskset": "give the argument `taskset`", "interception": "it is Counterpoint's"})
     taskset_id = importable(identity, "id")
@@ -112,7 +112,7 @@ def importable(identity: str, key: str) -> str:
         return identity  # of the library, OWNER/NAME@VERSION
     module_name, _, class_name = identity.partition(":")
     try:
-        module = importlib.import_module(module_name)
+        module = import_module(module_name)
     except (Exception, SystemExit) as error:  # anybody's module
         raise ValueError(
             f"{key} = {identity!r}: importing {module_name!r} failed: {type(error).__name__}: {error}"

@@ -16,8 +16,8 @@ from typing import Any
 import verifiers.v1 as vf
 from verifiers.v1.runtimes import subprocess as local_runtime
 
-from environments.base import Model
-from environments.verifiers_library.policy_client import PolicyClient, Seat
+from counterpoint.environments.base import Model
+from counterpoint.environments.verifiers_library.policy_client import PolicyClient, Seat
 
 POLICY = vf.TrainClientConfig(base_url="http://policy.invalid/v1", api_key_var="COUNTERPOINT_HAS_NO_KEY")
 """The endpoint that stands for the policy. Of the library's two kinds this one returns whole answers, also to a program that

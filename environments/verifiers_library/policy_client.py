@@ -16,16 +16,16 @@ from typing import Any
 import verifiers.v1 as vf
 from verifiers.v1.dialects import ChatDialect
 
-from environments.base import Model, Reply, ToolCall
-from environments.gateway.conversation import Conversations
-from environments.gateway.errors import Refused
-from environments.gateway.messages import template_messages
-from environments.gateway.requests import chat_request
-from environments.gateway.responses import Choice, assistant_message, chat_answer, unsendable
-from environments.gateway.session import reply_to
-from environments.sampling import SamplingOverrides
-from environments.verifiers_library.own_loop import on_loop
-from transport.records import Turn
+from counterpoint.environments.base import Model, Reply, ToolCall
+from counterpoint.environments.gateway.conversation import Conversations
+from counterpoint.environments.gateway.errors import Refused
+from counterpoint.environments.gateway.messages import template_messages
+from counterpoint.environments.gateway.requests import chat_request
+from counterpoint.environments.gateway.responses import Choice, assistant_message, chat_answer, unsendable
+from counterpoint.environments.gateway.session import reply_to
+from counterpoint.environments.sampling import SamplingOverrides
+from counterpoint.environments.verifiers_library.own_loop import on_loop
+from counterpoint.transport.records import Turn
 
 MALFORMED_CALL = "malformed_call"
 """The name of the tool call that stands for a call which cannot be read. Its argument `error` says why."""

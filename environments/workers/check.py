@@ -1,6 +1,6 @@
 """Loads an environment in a process of its own, and prints what it is like (`found.py`), or what is wrong with it.
 
-python -P -m environments.workers.check < CONFIG
+python -P -m counterpoint.environments.workers.check < CONFIG
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import sys
 from dataclasses import asdict
 from typing import Any
 
-from environments.base import Environment
-from environments.config import EnvironmentConfig
-from environments.registry import load_here
-from environments.reward import own_bounds
-from environments.workers.found import Found
+from counterpoint.environments.base import Environment
+from counterpoint.environments.config import EnvironmentConfig
+from counterpoint.environments.registry import load_here
+from counterpoint.environments.reward import own_bounds
+from counterpoint.environments.workers.found import Found
 
 
 def _found(environment: Environment) -> Found:

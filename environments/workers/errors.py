@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from environments.base import Unavailable
+from counterpoint.environments.base import Unavailable
 
 
 class WorkerError(RuntimeError):

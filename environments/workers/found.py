@@ -8,10 +8,10 @@ import sys
 from dataclasses import dataclass
 from subprocess import PIPE
 
-from environments.config import EnvironmentConfig
-from environments.reward import RewardBounds, as_bounds
-from transport.process.child import kill_guarded
-from transport.process.launch import guarded
+from counterpoint.environments.config import EnvironmentConfig
+from counterpoint.environments.reward import RewardBounds, as_bounds
+from counterpoint.transport.process.child import kill_guarded
+from counterpoint.transport.process.launch import guarded
 
 CHECK_SECONDS = 240.0
 _LAST_LINES = 2000
@@ -36,7 +36,7 @@ class Found:
 def check_in_process(config: EnvironmentConfig) -> Found:
     """Returns what a process found that loaded the environment. Raises `ValueError` as loading it here would."""
     where = f"environment {config.name!r}"
-    command = [sys.executable, "-P", "-m", "environments.workers.check"]
+    command = [sys.executable, "-P", "-m", "counterpoint.environments.workers.check"]
     with subprocess.Popen(guarded(command), stdin=PIPE, stdout=PIPE, stderr=PIPE) as process:
         try:
             answer, errors = process.communicate(config.model_dump_json().encode(), CHECK_SECONDS)

@@ -19,20 +19,20 @@ import zmq
 from pydantic import model_validator
 from zmq.utils.monitor import recv_monitor_message
 
-from environments.base import EnvironmentContext
-from environments.config import EnvironmentConfig
-from environments.lifecycle import started
-from environments.registry import load_environment
-from environments.workers import protocol
-from environments.workers.hosts import LOST_SECONDS, bound_and_beating, identity_of
-from environments.workers.player import Player
-from environments.workers.protocol import Message
-from environments.workers.proxy import WorkerEnvironment
-from environments.workers.wire import BatchingWire
-from environments.workers.worker import BEAT_SECONDS
-from transport.config import Config
-from transport.wires.endpoint import CurveKeys, watched_keys
-from transport.wires.reconnecting import find_peer_soon
+from counterpoint.environments.base import EnvironmentContext
+from counterpoint.environments.config import EnvironmentConfig
+from counterpoint.environments.lifecycle import started
+from counterpoint.environments.registry import load_environment
+from counterpoint.environments.workers import protocol
+from counterpoint.environments.workers.hosts import LOST_SECONDS, bound_and_beating, identity_of
+from counterpoint.environments.workers.player import Player
+from counterpoint.environments.workers.protocol import Message
+from counterpoint.environments.workers.proxy import WorkerEnvironment
+from counterpoint.environments.workers.wire import BatchingWire
+from counterpoint.environments.workers.worker import BEAT_SECONDS
+from counterpoint.transport.config import Config
+from counterpoint.transport.wires.endpoint import CurveKeys, watched_keys
+from counterpoint.transport.wires.reconnecting import find_peer_soon
 
 logger = logging.getLogger(__name__)
 

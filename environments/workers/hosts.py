@@ -17,15 +17,15 @@ from typing import Any
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
-from environments.config import EnvironmentConfig, HostsConfig
-from environments.workers import protocol
-from environments.workers.errors import WorkerError
-from environments.workers.protocol import Message, ProtocolError
-from environments.workers.supply import SOON_SECONDS, Worker
-from environments.workers.wire import BatchingWire
-from transport.configuration.toml_file import without_places
-from transport.printable import printable
-from transport.wires.listener_keys import WatchedListenerKeys
+from counterpoint.environments.config import EnvironmentConfig, HostsConfig
+from counterpoint.environments.workers import protocol
+from counterpoint.environments.workers.errors import WorkerError
+from counterpoint.environments.workers.protocol import Message, ProtocolError
+from counterpoint.environments.workers.supply import SOON_SECONDS, Worker
+from counterpoint.environments.workers.wire import BatchingWire
+from counterpoint.transport.configuration.toml_file import without_places
+from counterpoint.transport.printable import printable
+from counterpoint.transport.wires.listener_keys import WatchedListenerKeys
 
 logger = logging.getLogger(__name__)
 

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
-from environments.base import Environment, Score, Unavailable
-from environments.chat import Chat
-from environments.describe_error import describe_error
-from environments.reward import as_rewards
-from environments.workers import protocol
-from environments.workers.protocol import Message
-from environments.workers.remote_model import RemoteModel
-from transport.records import Rollout
+from counterpoint.environments.base import Environment, Score, Unavailable
+from counterpoint.environments.chat import Chat
+from counterpoint.environments.describe_error import describe_error
+from counterpoint.environments.reward import as_rewards
+from counterpoint.environments.workers import protocol
+from counterpoint.environments.workers.protocol import Message
+from counterpoint.environments.workers.remote_model import RemoteModel
+from counterpoint.transport.records import Rollout
 
 _CANCEL_SECONDS = 5.0
 """How long sessions may take to end when the connection has."""

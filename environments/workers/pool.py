@@ -14,17 +14,17 @@ from pathlib import Path
 
 import zmq
 
-from environments.base import EnvironmentContext, Model
-from environments.config import EnvironmentConfig
-from environments.workers import protocol
-from environments.workers.errors import WorkerError
-from environments.workers.hosts import Host, Hosts, identity_of
-from environments.workers.protocol import Message, ProtocolError
-from environments.workers.session import Session
-from environments.workers.supply import Supply, Worker
-from environments.workers.watcher import Watcher
-from environments.workers.wire import BatchingWire
-from transport.wires.endpoint import IPC, socket_path
+from counterpoint.environments.base import EnvironmentContext, Model
+from counterpoint.environments.config import EnvironmentConfig
+from counterpoint.environments.workers import protocol
+from counterpoint.environments.workers.errors import WorkerError
+from counterpoint.environments.workers.hosts import Host, Hosts, identity_of
+from counterpoint.environments.workers.protocol import Message, ProtocolError
+from counterpoint.environments.workers.session import Session
+from counterpoint.environments.workers.supply import Supply, Worker
+from counterpoint.environments.workers.watcher import Watcher
+from counterpoint.environments.workers.wire import BatchingWire
+from counterpoint.transport.wires.endpoint import IPC, socket_path
 
 logger = logging.getLogger(__name__)
 

@@ -14,10 +14,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from environments.workers.boot import Boot
-from transport.printable import ending, printable, shortened
-from transport.process.child import size_of, spawn
-from transport.process.launch import exit_code_of, guarded
+from counterpoint.environments.workers.boot import Boot
+from counterpoint.transport.printable import ending, printable, shortened
+from counterpoint.transport.process.child import size_of, spawn
+from counterpoint.transport.process.launch import exit_code_of, guarded
 
 NICE = 5
 """Added to a worker's niceness, so that the orchestrator's loop comes first where there are fewer cores than workers."""
@@ -66,7 +66,7 @@ class WorkerProcess:
                 os.kill(self.pid, STACK_SIGNAL)
 
     def _spawn(self, orders: int) -> int:
-        command = guarded([sys.executable, "-P", "-m", "environments.workers.worker"], NICE)
+        command = guarded([sys.executable, "-P", "-m", "counterpoint.environments.workers.worker"], NICE)
         return spawn(command, self.log_file, os.environ | {"PYTHONUNBUFFERED": "1"}, standard_input=orders)
 
     def _reap(self) -> None:

@@ -13,10 +13,10 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from transport.exact_json import JsonError, loads
-from transport.json_values import encode_values
-from transport.records import Alternatives, Rollout, Turn
-from transport.unpacked import MOST_INTEGER_BYTES, long_integer, read_long_integer, unpacked
+from counterpoint.transport.exact_json import JsonError, loads
+from counterpoint.transport.json_values import encode_values
+from counterpoint.transport.records import Alternatives, Rollout, Turn
+from counterpoint.transport.unpacked import MOST_INTEGER_BYTES, long_integer, read_long_integer, unpacked
 
 Message = list[Any]
 

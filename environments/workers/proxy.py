@@ -8,14 +8,14 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from environments.base import EnvironmentContext, Example, Model, Score
-from environments.config import EnvironmentConfig
-from environments.workers import protocol
-from environments.workers.errors import UnavailableError, WorkerError
-from environments.workers.found import Found
-from environments.workers.pool import WorkerPool
-from environments.workers.protocol import Message
-from transport.records import Rollout, Turn
+from counterpoint.environments.base import EnvironmentContext, Example, Model, Score
+from counterpoint.environments.config import EnvironmentConfig
+from counterpoint.environments.workers import protocol
+from counterpoint.environments.workers.errors import UnavailableError, WorkerError
+from counterpoint.environments.workers.found import Found
+from counterpoint.environments.workers.pool import WorkerPool
+from counterpoint.environments.workers.protocol import Message
+from counterpoint.transport.records import Rollout, Turn
 
 logger = logging.getLogger(__name__)
 

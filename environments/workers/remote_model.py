@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from environments.base import Model, Reply, ToolCall
-from environments.chat import Chat, Tool
-from environments.sampling import CallOverrides, SamplingConfig, SamplingOverrides
-from environments.workers import protocol
-from environments.workers.protocol import Message
-from transport.records import Rollout, Turn
+from counterpoint.environments.base import Model, Reply, ToolCall
+from counterpoint.environments.chat import Chat, Tool
+from counterpoint.environments.sampling import CallOverrides, SamplingConfig, SamplingOverrides
+from counterpoint.environments.workers import protocol
+from counterpoint.environments.workers.protocol import Message
+from counterpoint.transport.records import Rollout, Turn
 
 _TIPS = 8
 """Turns that the next prompt may extend: the newest ones that no other has extended."""

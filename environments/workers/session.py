@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from environments.base import Model
-from environments.sampling import CallOverrides
-from environments.workers import protocol
-from environments.workers.errors import WorkerError
-from environments.workers.protocol import Message, ProtocolError
-from transport.records import Turn
+from counterpoint.environments.base import Model
+from counterpoint.environments.sampling import CallOverrides
+from counterpoint.environments.workers import protocol
+from counterpoint.environments.workers.errors import WorkerError
+from counterpoint.environments.workers.protocol import Message, ProtocolError
+from counterpoint.transport.records import Turn
 
 Send = Callable[[Message, int], None]
 

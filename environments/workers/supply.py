@@ -14,13 +14,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from environments.base import EnvironmentContext
-from environments.config import EnvironmentConfig
-from environments.workers.boot import Boot
-from environments.workers.errors import WorkerError
-from environments.workers.process import WorkerProcess, in_words, last_output
-from environments.workers.session import Session
-from transport.process.launch import live_processes
+from counterpoint.environments.base import EnvironmentContext
+from counterpoint.environments.config import EnvironmentConfig
+from counterpoint.environments.workers.boot import Boot
+from counterpoint.environments.workers.errors import WorkerError
+from counterpoint.environments.workers.process import WorkerProcess, in_words, last_output
+from counterpoint.environments.workers.session import Session
+from counterpoint.transport.process.launch import live_processes
 
 logger = logging.getLogger(__name__)
 

@@ -17,13 +17,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from environments.config import EnvironmentConfig
-from environments.workers.process import WorkerProcess, blocked_at
-from environments.workers.supply import Supply, Worker
-from transport.config import machine_memory
-from transport.process.child import size_of
-from transport.process.launch import descendants
-from transport.process.resident import resident_bytes
+from counterpoint.environments.config import EnvironmentConfig
+from counterpoint.environments.workers.process import WorkerProcess, blocked_at
+from counterpoint.environments.workers.supply import Supply, Worker
+from counterpoint.transport.config import machine_memory
+from counterpoint.transport.process.child import size_of
+from counterpoint.transport.process.launch import descendants
+from counterpoint.transport.process.resident import resident_bytes
 
 logger = logging.getLogger(__name__)
 

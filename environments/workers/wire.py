@@ -13,7 +13,15 @@ from collections.abc import Callable
 
 import zmq
 
-from environments.workers.protocol import MAX_BATCH, MAX_BATCH_BYTES, RESUMING, Message, ProtocolError, pack, unpack
+from counterpoint.environments.workers.protocol import (
+    MAX_BATCH,
+    MAX_BATCH_BYTES,
+    RESUMING,
+    Message,
+    ProtocolError,
+    pack,
+    unpack,
+)
 
 
 class BatchingWire:

@@ -1,6 +1,6 @@
 """One worker: it loads an environment and plays rollouts as it is told, until it is told to leave or is killed.
 
-    python -P -m environments.workers.worker < BOOT
+    python -P -m counterpoint.environments.workers.worker < BOOT
 
 What it needs to know comes as JSON on its standard input, which holds its token, too. It has a guardian
 (`transport/process/launch.py`), which kills whatever is left of it.
@@ -21,15 +21,15 @@ from pathlib import Path
 import uvloop
 import zmq
 
-from environments.base import EnvironmentContext
-from environments.config import EnvironmentConfig
-from environments.lifecycle import started
-from environments.workers import protocol
-from environments.workers.boot import Boot
-from environments.workers.player import Player
-from environments.workers.process import STACK_SIGNAL
-from environments.workers.protocol import Message
-from environments.workers.wire import BatchingWire
+from counterpoint.environments.base import EnvironmentContext
+from counterpoint.environments.config import EnvironmentConfig
+from counterpoint.environments.lifecycle import started
+from counterpoint.environments.workers import protocol
+from counterpoint.environments.workers.boot import Boot
+from counterpoint.environments.workers.player import Player
+from counterpoint.environments.workers.process import STACK_SIGNAL
+from counterpoint.environments.workers.protocol import Message
+from counterpoint.environments.workers.wire import BatchingWire
 
 BEAT_SECONDS = 0.2
 
@@ -64,7 +64,7 @@ class Worker:
             context.term()
 
     async def _serve(self) -> None:
-        from environments.registry import load_here  # loads the operator's module: after HELLO
+        from counterpoint.environments.registry import load_here  # loads the operator's module: after HELLO
 
         config = EnvironmentConfig.model_validate(self._boot.environment)
         directory, model = Path(self._boot.directory), Path(self._boot.model)

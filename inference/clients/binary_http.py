@@ -22,13 +22,13 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from inference.base import InferenceError, ServerFailure, ServerUnreachable
-from inference.clients.failures import ERROR_BYTES, failure_of
-from inference.clients.lost_peers import notice_loss
-from inference.clients.memory import LARGE_BYTES, LargeMemory
-from inference.per_tick_limiter import PerTickLimiter
-from inference.wire import MAX_RESPONSE_BYTES
-from transport.telemetry.trace_context import is_header, traceparent
+from counterpoint.inference.base import InferenceError, ServerFailure, ServerUnreachable
+from counterpoint.inference.clients.failures import ERROR_BYTES, failure_of
+from counterpoint.inference.clients.lost_peers import notice_loss
+from counterpoint.inference.clients.memory import LARGE_BYTES, LargeMemory
+from counterpoint.inference.per_tick_limiter import PerTickLimiter
+from counterpoint.inference.wire import MAX_RESPONSE_BYTES
+from counterpoint.transport.telemetry.trace_context import is_header, traceparent
 
 HEAD_BYTES = 1 << 16
 """Longest head of a response."""

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 import numpy as np
 import orjson
 
-from inference import identity, wire
-from inference.base import (
+from counterpoint.inference import identity, wire
+from counterpoint.inference.base import (
     Completion,
     GenerateRequest,
     HeldWeights,
@@ -24,12 +24,12 @@ from inference.base import (
     ServerFailure,
     WeightUpdate,
 )
-from inference.clients.capacity import Observation
-from inference.clients.http_sessions import HttpSessions, call
-from inference.clients.load_report import read_load
-from inference.loads import Claim, Origin
-from transport.exact_json import dumps
-from transport.records import Float32Array
+from counterpoint.inference.clients.capacity import Observation
+from counterpoint.inference.clients.http_sessions import HttpSessions, call
+from counterpoint.inference.clients.load_report import read_load
+from counterpoint.inference.loads import Claim, Origin
+from counterpoint.transport.exact_json import dumps
+from counterpoint.transport.records import Float32Array
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from http import HTTPStatus
 
-from inference.base import RequestRefused, ServerFailure, WeightsNotSeen
-from transport.printable import shortened
+from counterpoint.inference.base import RequestRefused, ServerFailure, WeightsNotSeen
+from counterpoint.transport.printable import shortened
 
 ERROR_CHARACTERS = 500
 """Characters of a server's message in ours."""

@@ -23,17 +23,17 @@ from typing import Any
 import aiohttp
 import numpy as np
 
-from inference import identity
-from inference.base import ServerFailure, ServerUnreachable
-from inference.clients.binary_http import BinaryHttpClient, TickLimits
-from inference.clients.failures import ERROR_BYTES, failure_of
-from inference.clients.lost_peers import notice_loss
-from inference.clients.weight_sender import WeightSender
-from inference.config import PoolConfig
-from inference.token import watched_tokens
-from inference.wire import MAX_RESPONSE_BYTES
-from transport.files.watched import LOOK_SECONDS, Watched
-from transport.telemetry.trace_context import is_header, traceparent
+from counterpoint.inference import identity
+from counterpoint.inference.base import ServerFailure, ServerUnreachable
+from counterpoint.inference.clients.binary_http import BinaryHttpClient, TickLimits
+from counterpoint.inference.clients.failures import ERROR_BYTES, failure_of
+from counterpoint.inference.clients.lost_peers import notice_loss
+from counterpoint.inference.clients.weight_sender import WeightSender
+from counterpoint.inference.config import PoolConfig
+from counterpoint.inference.token import watched_tokens
+from counterpoint.inference.wire import MAX_RESPONSE_BYTES
+from counterpoint.transport.files.watched import LOOK_SECONDS, Watched
+from counterpoint.transport.telemetry.trace_context import is_header, traceparent
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from inference.clients.capacity import Observation
+from counterpoint.inference.clients.capacity import Observation
 
 _CACHE_USE = b"vllm:kv_cache_usage_perc"
 _RUNNING = b"vllm:num_requests_running"

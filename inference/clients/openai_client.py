@@ -22,8 +22,8 @@ import numpy as np
 import orjson
 import pybase64
 
-from environments.sampling import SHAPING, Sampling
-from inference.base import (
+from counterpoint.environments.sampling import SHAPING, Sampling
+from counterpoint.inference.base import (
     Completion,
     GenerateRequest,
     HeldWeights,
@@ -36,12 +36,12 @@ from inference.base import (
     WeightsNotSeen,
     WeightUpdate,
 )
-from inference.clients.capacity import Observation
-from inference.clients.client import Identity, as_log_probabilities, as_object, detokenize, read_metrics
-from inference.clients.http_sessions import HttpSessions, call
-from inference.cut_calls import stands_whole
-from inference.loads import Claim
-from transport.records import Alternatives, Float32Array, Int32Array, RoutingArray
+from counterpoint.inference.clients.capacity import Observation
+from counterpoint.inference.clients.client import Identity, as_log_probabilities, as_object, detokenize, read_metrics
+from counterpoint.inference.clients.http_sessions import HttpSessions, call
+from counterpoint.inference.cut_calls import stands_whole
+from counterpoint.inference.loads import Claim
+from counterpoint.transport.records import Alternatives, Float32Array, Int32Array, RoutingArray
 
 logger = logging.getLogger(__name__)
 

@@ -22,12 +22,12 @@ from urllib.parse import urlsplit
 
 import orjson
 
-from inference.base import InferenceError, RequestRefused, ServerFailure, ServerUnreachable, WeightUpdate
-from inference.clients.failures import ERROR_BYTES, failure_of
-from inference.clients.lost_peers import notice_loss
-from inference.loads import Claim
-from inference.sent_weights import OFFER_PATH, SEND_PATH, Offer, opened
-from transport.process.permanent_errors import is_permanent
+from counterpoint.inference.base import InferenceError, RequestRefused, ServerFailure, ServerUnreachable, WeightUpdate
+from counterpoint.inference.clients.failures import ERROR_BYTES, failure_of
+from counterpoint.inference.clients.lost_peers import notice_loss
+from counterpoint.inference.loads import Claim
+from counterpoint.inference.sent_weights import OFFER_PATH, SEND_PATH, Offer, opened
+from counterpoint.transport.process.permanent_errors import is_permanent
 
 logger = logging.getLogger(__name__)
 

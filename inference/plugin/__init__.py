@@ -18,16 +18,18 @@ def register() -> None:
 
     vLLM calls it once in each process that is not forked, as a general plugin, when most modules are imported.
     """
-    from cluster.parent_death import bind_worker_to_parent
+    from counterpoint.cluster.parent_death import bind_worker_to_parent
 
     bind_worker_to_parent()
     _log_as_vllm_does()
 
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
-    WeightTransferEngineFactory.register_engine(BACKEND, "inference.plugin.weights", "DirectoryWeightTransferEngine")
+    WeightTransferEngineFactory.register_engine(
+        BACKEND, "counterpoint.inference.plugin.weights", "DirectoryWeightTransferEngine"
+    )
 
-    from inference.plugin.program import resume_gc
+    from counterpoint.inference.plugin.program import resume_gc
 
     resume_gc()
 
@@ -35,15 +37,14 @@ def register() -> None:
 def _log_as_vllm_does() -> None:
     """Gives our modules the handlers and the level of vLLM's. The root logger drops warnings: a library of vLLM's sets it."""
     vllm = logging.getLogger("vllm")
-    for package in ("inference", "transport"):
-        ours = logging.getLogger(package)
-        ours.handlers, ours.propagate = vllm.handlers, vllm.propagate
-        ours.setLevel(vllm.level)
+    ours = logging.getLogger("counterpoint")
+    ours.handlers, ours.propagate = vllm.handlers, vllm.propagate
+    ours.setLevel(vllm.level)
 
 
 def endpoint_plugin() -> Any:
     """Returns the plugin that adds our routes; vLLM calls it once in the API server."""
-    from inference.plugin.routes import CounterpointRoutes
+    from counterpoint.inference.plugin.routes import CounterpointRoutes
 
     return CounterpointRoutes()
 
@@ -58,4 +59,4 @@ def platform_plugin() -> str | None:
 
     if BACKEND not in (envs.VLLM_PLUGINS or ()):
         return None
-    return None if cpu_platform_plugin() is None else "inference.plugin.cpu.platform.GroupedCpuPlatform"
+    return None if cpu_platform_plugin() is None else "counterpoint.inference.plugin.cpu.platform.GroupedCpuPlatform"

@@ -9,8 +9,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from transport.files.atomic import remove_directory
-from transport.files.own_directory import OwnDirectory
+from counterpoint.transport.files.atomic import remove_directory
+from counterpoint.transport.files.own_directory import OwnDirectory
 
 WEIGHTS = "adapter_model.safetensors"
 

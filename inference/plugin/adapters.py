@@ -25,13 +25,13 @@ from vllm.engine.protocol import EngineClient
 from vllm.logger import init_logger
 from vllm.lora.request import LoRARequest
 
-from inference.base import HeldWeights
-from inference.loads import Claim, Load, Loads, Origin
-from inference.plugin.adapter_files import WEIGHTS, AdapterFiles
-from inference.plugin.adapter_slots import AdapterSlots
-from inference.plugin.checkpoint import TensorEntry, read_header, read_manifest, require_fitting_adapter
-from inference.plugin.digest import DTYPES, Digest, digest_of, scaled_adapter
-from inference.plugin.worker_digest import join_ranks, provable_layers, restrict
+from counterpoint.inference.base import HeldWeights
+from counterpoint.inference.loads import Claim, Load, Loads, Origin
+from counterpoint.inference.plugin.adapter_files import WEIGHTS, AdapterFiles
+from counterpoint.inference.plugin.adapter_slots import AdapterSlots
+from counterpoint.inference.plugin.checkpoint import TensorEntry, read_header, read_manifest, require_fitting_adapter
+from counterpoint.inference.plugin.digest import DTYPES, Digest, digest_of, scaled_adapter
+from counterpoint.inference.plugin.worker_digest import join_ranks, provable_layers, restrict
 
 logger = init_logger(__name__)
 

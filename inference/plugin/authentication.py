@@ -16,8 +16,8 @@ from typing import Any
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 
-from inference.token import API_KEY_FILE_VARIABLE, watched_tokens
-from transport.http_requests import bearer_token, refused_coding
+from counterpoint.inference.token import API_KEY_FILE_VARIABLE, watched_tokens
+from counterpoint.transport.http_requests import bearer_token, refused_coding
 
 OPEN_PATHS = frozenset({"/health", "/metrics"})
 

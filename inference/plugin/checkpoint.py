@@ -16,8 +16,8 @@ from pathlib import Path
 
 import orjson
 
-from transport.files.atomic import STABLE
-from transport.files.shared_memory import SHARED_MEMORY
+from counterpoint.transport.files.atomic import STABLE
+from counterpoint.transport.files.shared_memory import SHARED_MEMORY
 
 MAX_HEADER_BYTES = 100_000_000
 """The format's own limit."""

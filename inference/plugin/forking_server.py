@@ -34,14 +34,14 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.utils.system_utils import decorate_logs
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from cluster.parent_death import bind_worker_to_parent
+from counterpoint.cluster.parent_death import bind_worker_to_parent
 
 METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 
 ROUTES = (
     "vllm.entrypoints.launchers.api_server.entry",
-    "inference.plugin.routes",
-    "inference.plugin.socket_body",
+    "counterpoint.inference.plugin.routes",
+    "counterpoint.inference.plugin.socket_body",
     "vllm.entrypoints.openai.chat_completion.api_router",
     "vllm.entrypoints.openai.responses.api_router",
     "vllm.entrypoints.anthropic.api_router",
@@ -90,7 +90,7 @@ async def _serve(args: Namespace) -> None:
             importing.join()  # two threads that import modules which import each other may see half of one
         from vllm.entrypoints.launchers.api_server.entry import build_and_serve
 
-        from inference.plugin.socket_body import Connection
+        from counterpoint.inference.plugin.socket_body import Connection
 
         ended = await build_and_serve(engine, address, listening, args, http=Connection)
     try:

@@ -18,9 +18,9 @@ from typing import Any, BinaryIO, NoReturn
 
 import orjson
 
-from inference.cut_calls import Calls, EndedCalls, complete_calls
-from transport.exact_json import loads
-from transport.frames import BadFrame, Framing
+from counterpoint.inference.cut_calls import Calls, EndedCalls, complete_calls
+from counterpoint.transport.exact_json import loads
+from counterpoint.transport.frames import BadFrame, Framing
 
 CPU_SECONDS = 1.0
 """For one text. Real ones take a millisecond per thousand tokens."""

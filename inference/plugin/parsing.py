@@ -14,10 +14,10 @@ from typing import Any
 
 import orjson
 
-from cluster.parent_death import bound_command
-from inference.plugin.parse_worker import FRAMING
-from transport.exact_json import dumps
-from transport.frames import BadFrame
+from counterpoint.cluster.parent_death import bound_command
+from counterpoint.inference.plugin.parse_worker import FRAMING
+from counterpoint.transport.exact_json import dumps
+from counterpoint.transport.frames import BadFrame
 
 START_SECONDS = 180.0
 """For the process to import vLLM and read the tokenizer: 6 s of one core."""
@@ -60,7 +60,7 @@ class ParserProcess:
     async def _running(self) -> asyncio.subprocess.Process:
         if self._process is not None and self._process.returncode is None:
             return self._process
-        command = bound_command([sys.executable, "-P", "-m", "inference.plugin.parse_worker"])
+        command = bound_command([sys.executable, "-P", "-m", "counterpoint.inference.plugin.parse_worker"])
         self._process = await asyncio.create_subprocess_exec(
             *command,
             orjson.dumps(dict(self._settings)).decode(),

@@ -40,12 +40,12 @@ def resume_gc() -> None:
 
 def main() -> None:
     """Runs the server to its end, with the arguments of the process."""
-    from transport.process.imports import with_room
+    from counterpoint.transport.process.imports import with_room
 
     with quick_imports():
         with_room(_serve)
 
-    from transport.process.ending import end_at_once
+    from counterpoint.transport.process.ending import end_at_once
 
     end_at_once(0, wait_for_threads=False)
 
@@ -54,7 +54,11 @@ def quick_imports() -> AbstractContextManager[object]:
     """Returns a block in which vLLM is imported in the least time that this server needs for it."""
     from contextlib import ExitStack
 
-    from transport.process.imports import quick_import_of_transformers, quick_modules_of_frames, without_modules
+    from counterpoint.transport.process.imports import (
+        quick_import_of_transformers,
+        quick_modules_of_frames,
+        without_modules,
+    )
 
     block = ExitStack()
     block.enter_context(without_modules(*unused(), to=("vllm", "transformers")))
@@ -64,7 +68,7 @@ def quick_imports() -> AbstractContextManager[object]:
 
 
 def _serve() -> None:
-    from inference.plugin.forking_server import main as serve
+    from counterpoint.inference.plugin.forking_server import main as serve
 
     serve()  # it imports more, and so does the engine
 

@@ -15,12 +15,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
-from inference.plugin.checkpoint import BASE, read_manifest
-from inference.plugin.socket_body import Connection, SocketBody
-from inference.sent_weights import LENGTH_BYTES, MAX_OFFER_BYTES, Offer
-from transport.files.atomic import STABLE, write_buffers
-from transport.files.own_directory import OwnDirectory, remove_left
-from transport.files.shared_memory import SHARED_MEMORY, is_memory, lack_of_room
+from counterpoint.inference.plugin.checkpoint import BASE, read_manifest
+from counterpoint.inference.plugin.socket_body import Connection, SocketBody
+from counterpoint.inference.sent_weights import LENGTH_BYTES, MAX_OFFER_BYTES, Offer
+from counterpoint.transport.files.atomic import STABLE, write_buffers
+from counterpoint.transport.files.own_directory import OwnDirectory, remove_left
+from counterpoint.transport.files.shared_memory import SHARED_MEMORY, is_memory, lack_of_room
 
 PREFIX = "counterpoint-received-"
 

@@ -30,26 +30,26 @@ from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from inference import identity, wire
-from inference.base import Completion, GenerateRequest, Scores
-from inference.loads import Claim, Loads, Origin
-from inference.plugin.adapters import UpdateRefused
-from inference.plugin.checkpoint import NotSeen
-from inference.plugin.direct_route import DirectRoute
-from inference.plugin.parsing import ParserFailed, ParserProcess, ParserRefused, settings_of
-from inference.plugin.receiving import Receiver
-from inference.plugin.scoring import MAX_ONE_BY_ONE, alternatives_of, scores_of, scoring_prompts, warm
-from inference.plugin.socket_body import connection_of
-from inference.plugin.update import Updater
-from inference.sent_weights import (
+from counterpoint.inference import identity, wire
+from counterpoint.inference.base import Completion, GenerateRequest, Scores
+from counterpoint.inference.loads import Claim, Loads, Origin
+from counterpoint.inference.plugin.adapters import UpdateRefused
+from counterpoint.inference.plugin.checkpoint import NotSeen
+from counterpoint.inference.plugin.direct_route import DirectRoute
+from counterpoint.inference.plugin.parsing import ParserFailed, ParserProcess, ParserRefused, settings_of
+from counterpoint.inference.plugin.receiving import Receiver
+from counterpoint.inference.plugin.scoring import MAX_ONE_BY_ONE, alternatives_of, scores_of, scoring_prompts, warm
+from counterpoint.inference.plugin.socket_body import connection_of
+from counterpoint.inference.plugin.update import Updater
+from counterpoint.inference.sent_weights import (
     MAX_OFFER_BYTES,
     OFFER_PATH,
     SEND_PATH,
     Offer,
 )
-from transport.exact_json import MAX_WRITTEN_DEPTH, JsonError, loads
-from transport.files.own_directory import OwnDirectory
-from transport.telemetry.trace_context import is_header
+from counterpoint.transport.exact_json import MAX_WRITTEN_DEPTH, JsonError, loads
+from counterpoint.transport.files.own_directory import OwnDirectory
+from counterpoint.transport.telemetry.trace_context import is_header
 
 logger = init_logger(__name__)
 

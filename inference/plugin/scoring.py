@@ -23,7 +23,7 @@ from vllm.lora.request import LoRARequest
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from transport.records import Alternatives, Float32Array
+from counterpoint.transport.records import Alternatives, Float32Array
 
 logger = init_logger(__name__)
 

@@ -26,7 +26,7 @@ from typing import Any, BinaryIO, Self
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from transport.files.atomic import write_buffers
+from counterpoint.transport.files.atomic import write_buffers
 
 PIPE_BYTES = 1 << 20
 """The most that a process may have in a pipe without privileges, by default."""

@@ -6,10 +6,10 @@ import errno
 import logging
 from pathlib import Path
 
-from inference import delta
-from inference.plugin.checkpoint import weight_files
-from transport.files.own_directory import OwnDirectory
-from transport.files.shared_memory import SHARED_MEMORY, lack_of_room
+from counterpoint.inference import delta
+from counterpoint.inference.plugin.checkpoint import weight_files
+from counterpoint.transport.files.own_directory import OwnDirectory
+from counterpoint.transport.files.shared_memory import SHARED_MEMORY, lack_of_room
 
 logger = logging.getLogger(__name__)
 

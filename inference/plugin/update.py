@@ -23,11 +23,11 @@ from typing import Any
 from vllm.engine.protocol import EngineClient
 from vllm.logger import init_logger
 
-from inference import delta
-from inference.base import HeldWeights
-from inference.loads import Claim, Load, Loads, NotOwner
-from inference.plugin.adapters import Adapters, UpdateRefused
-from inference.plugin.checkpoint import (
+from counterpoint.inference import delta
+from counterpoint.inference.base import HeldWeights
+from counterpoint.inference.loads import Claim, Load, Loads, NotOwner
+from counterpoint.inference.plugin.adapters import Adapters, UpdateRefused
+from counterpoint.inference.plugin.checkpoint import (
     NotSeen,
     TensorEntry,
     is_delta,
@@ -36,10 +36,10 @@ from inference.plugin.checkpoint import (
     require_published,
     require_same_model,
 )
-from inference.plugin.digest import Digest
-from inference.plugin.staging import stage
-from inference.plugin.worker_digest import Held, join_ranks, provable_layers, restrict
-from transport.files.own_directory import OwnDirectory
+from counterpoint.inference.plugin.digest import Digest
+from counterpoint.inference.plugin.staging import stage
+from counterpoint.inference.plugin.worker_digest import Held, join_ranks, provable_layers, restrict
+from counterpoint.transport.files.own_directory import OwnDirectory
 
 logger = init_logger(__name__)
 

@@ -23,8 +23,14 @@ from vllm.distributed.weight_transfer.base import (
 )
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-from inference import delta
-from inference.plugin.checkpoint import TensorEntry, is_delta, read_manifest, require_same_model, weight_files
+from counterpoint.inference import delta
+from counterpoint.inference.plugin.checkpoint import (
+    TensorEntry,
+    is_delta,
+    read_manifest,
+    require_same_model,
+    weight_files,
+)
 
 
 @dataclass

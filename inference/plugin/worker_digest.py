@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 from vllm.logger import init_logger
 
-from inference.plugin.digest import DTYPES, Digest, add_up, hash_sum
-from inference.plugin.weights import read_tensors
+from counterpoint.inference.plugin.digest import DTYPES, Digest, add_up, hash_sum
+from counterpoint.inference.plugin.weights import read_tensors
 
 logger = init_logger(__name__)
 
@@ -45,7 +45,7 @@ class WeightReader:
 
     def counterpoint_begin(self) -> None:
         """Prepares the worker, once, before the first request."""
-        from inference.plugin.engine.sampler import use_whole_sampler
+        from counterpoint.inference.plugin.engine.sampler import use_whole_sampler
 
         use_whole_sampler(self.model_runner)
 

@@ -12,13 +12,13 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
-from inference.base import ServerStatus
-from inference.clients.capacity import Observation
-from transport.printable import shortened
-from transport.records import Turn
-from transport.telemetry import spans
-from transport.telemetry.intervals import BusyIntervals
-from transport.telemetry.spans import AttributeValue, Span
+from counterpoint.inference.base import ServerStatus
+from counterpoint.inference.clients.capacity import Observation
+from counterpoint.transport.printable import shortened
+from counterpoint.transport.records import Turn
+from counterpoint.transport.telemetry import spans
+from counterpoint.transport.telemetry.intervals import BusyIntervals
+from counterpoint.transport.telemetry.spans import AttributeValue, Span
 
 ROLE = "inference"
 

@@ -10,10 +10,18 @@ import asyncio
 from collections.abc import Awaitable, Sequence
 from typing import Any, Protocol, TypeVar
 
-from inference.base import Completion, GenerateRequest, InferenceError, ParsedText, ScoreRequest, Scores, ServerFailure
-from inference.clients.client import ServerClient
-from inference.model_facts import AnswerBounds
-from transport.records import Turn
+from counterpoint.inference.base import (
+    Completion,
+    GenerateRequest,
+    InferenceError,
+    ParsedText,
+    ScoreRequest,
+    Scores,
+    ServerFailure,
+)
+from counterpoint.inference.clients.client import ServerClient
+from counterpoint.inference.model_facts import AnswerBounds
+from counterpoint.transport.records import Turn
 
 Asked = TypeVar("Asked", contravariant=True)
 Content = TypeVar("Content", covariant=True)

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from inference.base import ServerStatus
+from counterpoint.inference.base import ServerStatus
 
 FAILURES_IN_A_ROW = 3
 """Requests that fail with no success between them before a server is asked for one token, and taken out if that fails, too: fewer

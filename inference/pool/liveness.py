@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 
 import numpy as np
 
-from inference.base import (
+from counterpoint.inference.base import (
     GenerateRequest,
     InferenceError,
     RequestRefused,
@@ -18,8 +18,8 @@ from inference.base import (
     ServerFailure,
     ServerUnreachable,
 )
-from inference.clients.client import ServerClient
-from inference.pool.deadlines import end
+from counterpoint.inference.clients.client import ServerClient
+from counterpoint.inference.pool.deadlines import end
 
 logger = logging.getLogger(__name__)
 

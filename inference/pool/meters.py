@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from transport.telemetry.metric import LONG_SECONDS, Metric
-from transport.telemetry.values import Histogram
+from counterpoint.transport.telemetry.metric import LONG_SECONDS, Metric
+from counterpoint.transport.telemetry.values import Histogram
 
 SERVERS = Metric(
     "counterpoint_inference_servers",

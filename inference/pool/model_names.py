@@ -6,10 +6,10 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from inference.base import InferenceError, ModelNotServed
-from inference.clients.client import served_models
-from inference.clients.http_sessions import HttpSessions
-from transport.printable import shortened
+from counterpoint.inference.base import InferenceError, ModelNotServed
+from counterpoint.inference.clients.client import served_models
+from counterpoint.inference.clients.http_sessions import HttpSessions
+from counterpoint.transport.printable import shortened
 
 logger = logging.getLogger(__name__)
 

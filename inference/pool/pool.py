@@ -19,7 +19,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from inference.base import (
+from counterpoint.inference.base import (
     Completion,
     GenerateRequest,
     InferenceError,
@@ -33,22 +33,22 @@ from inference.base import (
     WeightUpdate,
     WrongAnswer,
 )
-from inference.clients.client import BinaryClient, ServerClient
-from inference.clients.http_sessions import HttpSessions
-from inference.clients.openai_client import OpenAIClient
-from inference.config import PoolConfig
-from inference.loads import Claim
-from inference.model_facts import UNBOUNDED, AnswerBounds
-from inference.per_tick_limiter import PerTickLimiter
-from inference.pool import calls, model_names
-from inference.pool.deadlines import Deadlines
-from inference.pool.fleet import Fleet, Server, State
-from inference.pool.meters import PoolMeters
-from inference.pool.server_monitor import ServerMonitor
-from inference.pool.sources import Listing, Sources
-from transport.outages import Outages
-from transport.records import Float32Array, Int32Array, Turn
-from transport.telemetry.spans import Span
+from counterpoint.inference.clients.client import BinaryClient, ServerClient
+from counterpoint.inference.clients.http_sessions import HttpSessions
+from counterpoint.inference.clients.openai_client import OpenAIClient
+from counterpoint.inference.config import PoolConfig
+from counterpoint.inference.loads import Claim
+from counterpoint.inference.model_facts import UNBOUNDED, AnswerBounds
+from counterpoint.inference.per_tick_limiter import PerTickLimiter
+from counterpoint.inference.pool import calls, model_names
+from counterpoint.inference.pool.deadlines import Deadlines
+from counterpoint.inference.pool.fleet import Fleet, Server, State
+from counterpoint.inference.pool.meters import PoolMeters
+from counterpoint.inference.pool.server_monitor import ServerMonitor
+from counterpoint.inference.pool.sources import Listing, Sources
+from counterpoint.transport.outages import Outages
+from counterpoint.transport.records import Float32Array, Int32Array, Turn
+from counterpoint.transport.telemetry.spans import Span
 
 Asked = TypeVar("Asked")
 Content = TypeVar("Content")

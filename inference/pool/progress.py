@@ -6,7 +6,7 @@ many tokens it has computed, those of other pools included.
 
 from __future__ import annotations
 
-from inference.clients.capacity import Observation
+from counterpoint.inference.clients.capacity import Observation
 
 ABSENT_SECONDS = 30.0
 """How long a server may answer no request while its engine has none: something before the engine holds them back."""

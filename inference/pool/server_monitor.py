@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from inference.base import (
+from counterpoint.inference.base import (
     InferenceError,
     RequestRefused,
     ServerFailure,
@@ -21,16 +21,16 @@ from inference.base import (
     WeightUpdate,
     WrongWeights,
 )
-from inference.clients.capacity import CapacityController, Observation
-from inference.clients.client import Identity, ServerClient
-from inference.config import PoolConfig
-from inference.loads import Claim, Origin
-from inference.pool import liveness
-from inference.pool.activity import ServerActivity
-from inference.pool.deadlines import end
-from inference.pool.fleet import Fleet, Server, State
-from inference.pool.progress import Progress
-from transport.outages import Kind, Outages
+from counterpoint.inference.clients.capacity import CapacityController, Observation
+from counterpoint.inference.clients.client import Identity, ServerClient
+from counterpoint.inference.config import PoolConfig
+from counterpoint.inference.loads import Claim, Origin
+from counterpoint.inference.pool import liveness
+from counterpoint.inference.pool.activity import ServerActivity
+from counterpoint.inference.pool.deadlines import end
+from counterpoint.inference.pool.fleet import Fleet, Server, State
+from counterpoint.inference.pool.progress import Progress
+from counterpoint.transport.outages import Kind, Outages
 
 logger = logging.getLogger(__name__)
 

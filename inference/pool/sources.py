@@ -14,8 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from inference.config import PoolConfig, check_url
-from transport.loopback import is_loopback
+from counterpoint.inference.config import PoolConfig, check_url
+from counterpoint.transport.loopback import is_loopback
 
 logger = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from job.directory import JOB_FILE, is_running, orchestrator_of, own_steps, run_ids_in
-from run.requests import (
+from counterpoint.job.directory import JOB_FILE, is_running, orchestrator_of, own_steps, run_ids_in
+from counterpoint.run.requests import (
     Answer,
     OrchestratorRequest,
     SaveRequest,
@@ -24,9 +24,9 @@ from run.requests import (
     withdraw_request,
     write_request,
 )
-from transport.config import IDENTIFIER_PATTERN, Config
-from transport.errors import Obstructed, UserError
-from transport.files.lock import take_lock
+from counterpoint.transport.config import IDENTIFIER_PATTERN, Config
+from counterpoint.transport.errors import Obstructed, UserError
+from counterpoint.transport.files.lock import take_lock
 
 POLL_SECONDS = 0.1
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from job.admin.ask import ANSWER_SECONDS, Outcome, Refused, ask, run_directory
-from job.derive import check_lengths
-from job.directory import JOB_FILE, read_as, written_config
-from run.changes import (
+from counterpoint.job.admin.ask import ANSWER_SECONDS, Outcome, Refused, ask, run_directory
+from counterpoint.job.derive import check_lengths
+from counterpoint.job.directory import JOB_FILE, read_as, written_config
+from counterpoint.run.changes import (
     ChangeRefused,
     JournalError,
     apply,
@@ -21,8 +21,8 @@ from run.changes import (
     values_of,
     without_removed,
 )
-from run.config import RunConfig
-from run.requests import ChangeRequest
+from counterpoint.run.config import RunConfig
+from counterpoint.run.requests import ChangeRequest
 
 
 class Changed(Outcome, frozen=True):

@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from job.admin.ask import NotThere, run_directory
-from job.admin.change import changeable_values
-from job.directory import is_running, own_steps, run_ids_in, steps_of
-from job.inspection.history import History
-from job.inspection.status import JobStatus, read_status
-from run.changes import JournalError, read_journal
-from run.pause import read_pause
-from transport.errors import UserError
+from counterpoint.job.admin.ask import NotThere, run_directory
+from counterpoint.job.admin.change import changeable_values
+from counterpoint.job.directory import is_running, own_steps, run_ids_in, steps_of
+from counterpoint.job.inspection.history import History
+from counterpoint.job.inspection.status import JobStatus, read_status
+from counterpoint.run.changes import JournalError, read_journal
+from counterpoint.run.pause import read_pause
+from counterpoint.transport.errors import UserError
 
 
 def list_runs(job: Path) -> dict[str, Any]:

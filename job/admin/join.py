@@ -17,23 +17,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from cluster.process import last_lines
-from job.admin.ask import NotAnswered, Refused, require_job
-from job.check import SAFE_PATH, check_imports
-from job.configuration.layers import without_configuration
-from job.configuration.load import load
-from job.configuration.named_files import check_run_files
-from job.directory import orchestrator_of
-from job.file_kind import other_kind
-from job.join import allowed_imports, check_goes_on, check_joins, values_of_job
-from orchestrator.run_directory import holds_run
-from run.config import RunConfig
-from trainer.runs.control_files import MAX_CONFIG_BYTES
-from transport.config import Config
-from transport.errors import UserError
-from transport.files.atomic import write_atomically
-from transport.files.lock import take_lock
-from transport.process.child import own_environment
+from counterpoint.cluster.process import last_lines
+from counterpoint.job.admin.ask import NotAnswered, Refused, require_job
+from counterpoint.job.check import SAFE_PATH, check_imports
+from counterpoint.job.configuration.layers import without_configuration
+from counterpoint.job.configuration.load import load
+from counterpoint.job.configuration.named_files import check_run_files
+from counterpoint.job.directory import orchestrator_of
+from counterpoint.job.file_kind import other_kind
+from counterpoint.job.join import allowed_imports, check_goes_on, check_joins, values_of_job
+from counterpoint.orchestrator.run_directory import holds_run
+from counterpoint.run.config import RunConfig
+from counterpoint.trainer.runs.control_files import MAX_CONFIG_BYTES
+from counterpoint.transport.config import Config
+from counterpoint.transport.errors import UserError
+from counterpoint.transport.files.atomic import write_atomically
+from counterpoint.transport.files.lock import take_lock
+from counterpoint.transport.process.child import own_environment
 
 GUESTS = "guests"
 """In the job's directory: the files and the output of the runs that joined here."""
@@ -157,7 +157,7 @@ def _start(job: Path, config: RunConfig, file: Path, timeout: float) -> Joined:
 
 def command_of(job: Path, config: RunConfig, file: Path) -> list[str]:
     """Returns the command of a guest's orchestrator."""
-    command = [sys.executable, "-m", "cli.main", "orchestrator", str(file), "--join", str(job.absolute())]
+    command = [sys.executable, "-m", "counterpoint.cli.main", "orchestrator", str(file), "--join", str(job.absolute())]
     return command + ["--resume"] * config.resume
 
 

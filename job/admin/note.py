@@ -6,10 +6,10 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from job.admin.ask import Outcome, Refused, await_lock, run_directory
-from job.directory import written_config
-from run.notes import NOTES_FILE, Notes, NotesText, Tags, undamaged_notes, write_notes
-from transport.config import Config
+from counterpoint.job.admin.ask import Outcome, Refused, await_lock, run_directory
+from counterpoint.job.directory import written_config
+from counterpoint.run.notes import NOTES_FILE, Notes, NotesText, Tags, undamaged_notes, write_notes
+from counterpoint.transport.config import Config
 
 
 class NoteChange(Config):

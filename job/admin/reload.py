@@ -16,15 +16,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from job.admin.ask import checked
-from job.admin.change import change_run
-from job.check import SAFE_PATH
-from job.config import JobConfig
-from job.configuration.load import to_toml
-from run.changes import apply, changeable_keys, fixed_values, values_of
-from run.config import RunConfig
-from run.requests import ChangeRequest
-from transport.errors import UserError
+from counterpoint.job.admin.ask import checked
+from counterpoint.job.admin.change import change_run
+from counterpoint.job.check import SAFE_PATH
+from counterpoint.job.config import JobConfig
+from counterpoint.job.configuration.load import to_toml
+from counterpoint.run.changes import apply, changeable_keys, fixed_values, values_of
+from counterpoint.run.config import RunConfig
+from counterpoint.run.requests import ChangeRequest
+from counterpoint.transport.errors import UserError
 
 LOAD_SECONDS = 120.0
 """How long the file may take to load: what it names by import path is loaded, too."""
@@ -60,7 +60,7 @@ class Reload:
     ) -> None:
         """`config` is what `counterpoint COMMAND ARGUMENTS` loaded; `environment` are variables that are not set any more."""
         self._job = job
-        self._command = [sys.executable, "-m", "cli.main", command, *arguments, "--dry-run"]
+        self._command = [sys.executable, "-m", "counterpoint.cli.main", command, *arguments, "--dry-run"]
         self._environment = dict(environment or {})
         self._model = type(config)
         self._say = say

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from job.admin.ask import ANSWER_SECONDS, Outcome, ask
-from run.requests import DumpRequest, PauseRequest, ProfileRequest, ResumeRequest, SaveRequest
+from counterpoint.job.admin.ask import ANSWER_SECONDS, Outcome, ask
+from counterpoint.run.requests import DumpRequest, PauseRequest, ProfileRequest, ResumeRequest, SaveRequest
 
 SAVE_SECONDS = 300.0
 """How long to wait, unless the caller says otherwise: a large optimizer takes its time."""

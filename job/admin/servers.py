@@ -16,15 +16,15 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from inference.config import check_url
-from inference.pool.sources import OPERATOR_FILE, Listing, parse_listing
-from inference.pool.sources import read_text as read_listing
-from job.admin.ask import NotThere, Refused, await_lock, require_job
-from job.directory import JOB_FILE, read_as
-from job.inspection.fleet import join, read_views
-from transport.config import Config
-from transport.errors import UserError
-from transport.files.atomic import write_atomically
+from counterpoint.inference.config import check_url
+from counterpoint.inference.pool.sources import OPERATOR_FILE, Listing, parse_listing
+from counterpoint.inference.pool.sources import read_text as read_listing
+from counterpoint.job.admin.ask import NotThere, Refused, await_lock, require_job
+from counterpoint.job.directory import JOB_FILE, read_as
+from counterpoint.job.inspection.fleet import join, read_views
+from counterpoint.transport.config import Config
+from counterpoint.transport.errors import UserError
+from counterpoint.transport.files.atomic import write_atomically
 
 USE_SECONDS = 15.0
 """How long to wait for what the runs make of a server. A health check that gets no answer takes ten."""

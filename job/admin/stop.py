@@ -8,14 +8,14 @@ from pathlib import Path
 
 from pydantic import Field
 
-from job.admin.ask import Outcome, run_directory
-from job.directory import orchestrator_of, steps_of
-from job.inspection.history import History
-from job.number_format import duration
-from job.stop_run import await_end, await_orchestrator, stop_timeout, terminate
-from trainer.runs.control_files import evict
-from transport.config import Config
-from transport.files.lock import Holder
+from counterpoint.job.admin.ask import Outcome, run_directory
+from counterpoint.job.directory import orchestrator_of, steps_of
+from counterpoint.job.inspection.history import History
+from counterpoint.job.number_format import duration
+from counterpoint.job.stop_run import await_end, await_orchestrator, stop_timeout, terminate
+from counterpoint.trainer.runs.control_files import evict
+from counterpoint.transport.config import Config
+from counterpoint.transport.files.lock import Holder
 
 
 class Eviction(Config):

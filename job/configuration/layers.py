@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import BaseModel, create_model
 
-from environments.import_path import VARIABLE
-from transport.configuration.schema import ITEM, Key, is_known, nearest, pattern_of, typed
-from transport.configuration.toml_file import Table
-from transport.errors import UserError
-from transport.exact_json import is_deeper
-from transport.files.untrusted import MAX_DEPTH
+from counterpoint.environments.import_path import VARIABLE
+from counterpoint.transport.configuration.schema import ITEM, Key, is_known, nearest, pattern_of, typed
+from counterpoint.transport.configuration.toml_file import Table
+from counterpoint.transport.errors import UserError
+from counterpoint.transport.exact_json import is_deeper
+from counterpoint.transport.files.untrusted import MAX_DEPTH
 
 if TYPE_CHECKING:
     from pydantic_settings import BaseSettings

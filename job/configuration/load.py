@@ -11,12 +11,12 @@ from typing import Any
 
 import tomli_w
 
-from job.configuration.layers import entry_of, read_environment, read_flags, variable
-from transport.config import Config
-from transport.configuration.explain import Layer, Model, locate, validate
-from transport.configuration.schema import keys_of
-from transport.configuration.toml_file import Table, anchored, parse, read_text
-from transport.errors import UserError
+from counterpoint.job.configuration.layers import entry_of, read_environment, read_flags, variable
+from counterpoint.transport.config import Config
+from counterpoint.transport.configuration.explain import Layer, Model, locate, validate
+from counterpoint.transport.configuration.schema import keys_of
+from counterpoint.transport.configuration.toml_file import Table, anchored, parse, read_text
+from counterpoint.transport.errors import UserError
 
 
 def load(model: type[Model], file: Path, flags: list[str], below: Table | None = None) -> Model:

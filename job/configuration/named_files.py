@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
-from inference.token import read_tokens
-from job.config import JobConfig
-from run.config import RunConfig, TrainingConfig
-from trainer.lora.adapter_description import check_description
-from transport.errors import Obstructed, UserError
-from transport.files.mounts import unmounted
-from transport.process.permanent_errors import is_passing
+from counterpoint.inference.token import read_tokens
+from counterpoint.job.config import JobConfig
+from counterpoint.run.config import RunConfig, TrainingConfig
+from counterpoint.trainer.lora.adapter_description import check_description
+from counterpoint.transport.errors import Obstructed, UserError
+from counterpoint.transport.files.mounts import unmounted
+from counterpoint.transport.process.permanent_errors import is_passing
 
 FILE_FLAGS = ("--chat-template", "--ssl-certfile", "--ssl-keyfile", "--ssl-ca-certs")
 """Flags of vLLM that name a file."""
@@ -30,7 +30,7 @@ def check_job_files(config: JobConfig) -> None:
             if not Path(value).is_file():
                 raise _missing(value)(f"inference.extra_args: {flag} = {value!r}: there is no such file")
     if config.transport.kind == "zmq":
-        from transport.wires.endpoint import load_authorized_keys, load_keys
+        from counterpoint.transport.wires.endpoint import load_authorized_keys, load_keys
 
         try:
             if (keys := load_keys(config.transport)) is not None:
@@ -43,7 +43,7 @@ def check_run_files(config: RunConfig) -> None:
     """Raises `UserError` for a file that a run names, and that its orchestrator cannot read."""
     _check("inference.", config.inference.api_key_file, read_tokens)
     if config.inference.ca_file is not None:
-        from inference.clients.http_sessions import tls_of
+        from counterpoint.inference.clients.http_sessions import tls_of
 
         _check("inference.", config.inference.ca_file, tls_of)
     if config.teacher is not None:

@@ -6,8 +6,8 @@ import time
 from collections.abc import Iterator
 from numbers import Integral
 
-from environments.base import Environment, Example
-from environments.describe_error import describe_error
+from counterpoint.environments.base import Environment, Example
+from counterpoint.environments.describe_error import describe_error
 
 READ_SECONDS = 20.0
 """Examples are read for so long; the others are left to training, where a bad one fails its own rollouts."""

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from statistics import fmean
 
-from job.environments.observe import Observations
-from orchestrator.loop_health.blame_evidence import Kind
-from orchestrator.rollouts.failures import kind_of
-from transport.exact_json import dumps
-from transport.printable import shortened
-from transport.records import Rollout
+from counterpoint.job.environments.observe import Observations
+from counterpoint.orchestrator.loop_health.blame_evidence import Kind
+from counterpoint.orchestrator.rollouts.failures import kind_of
+from counterpoint.transport.exact_json import dumps
+from counterpoint.transport.printable import shortened
+from counterpoint.transport.records import Rollout
 
 SLOW_SHARE = 0.5
 """A rollout that took this share of its deadline will miss it on a busier server."""

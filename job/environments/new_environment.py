@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import keyword
 import sys
+import sysconfig
+from importlib.util import find_spec
 from pathlib import Path
 
-from transport.errors import UserError
-from transport.files.atomic import write_atomically
+from counterpoint.transport.errors import UserError
+from counterpoint.transport.files.atomic import write_atomically
 
 _MODULE = '''\
 """`{name}`: the model adds two numbers, and may try a second time."""
@@ -88,7 +90,7 @@ def test_examples_are_the_same_every_time():
 _JOB = """\
 # Trains a tiny model on {name}:
 #
-#   PYTHONPATH={directory} counterpoint run {file}
+#   counterpoint run {file}
 
 output_dir = "outputs/{name}"
 model = "tiny-dense"
@@ -130,19 +132,34 @@ def class_name(name: str) -> str:
     return "".join(part.capitalize() for part in name.split("_"))
 
 
+def _is_installed(name: str) -> bool:
+    spec = find_spec(name)
+    places = {sysconfig.get_path(kind) for kind in ("purelib", "platlib")}
+    found = spec is not None and spec.origin is not None and any(map(Path(spec.origin).is_relative_to, places))
+    return found or name == "counterpoint"
+
+
 def write_environment(name: str, directory: Path) -> list[Path]:
     """Writes a module, its test and its job, and returns their paths.
 
     Raises `UserError` for a name that is no module's, and if one of the files is there already; nothing is written then.
     """
-    if not name.isidentifier() or keyword.iskeyword(name) or name != name.lower() or not name.isascii():
+    if (
+        not name.isidentifier()
+        or keyword.iskeyword(name)
+        or name != name.lower()
+        or not name.isascii()
+        or name.startswith("_")
+    ):
         raise UserError(
             f"{name!r} is no name of a module: lower-case letters, digits and _ are expected, a letter first"
         )
-    if name in sys.stdlib_module_names:
-        raise UserError(f"{name!r} is a module of Python: choose another name")
+    if name in sys.stdlib_module_names or _is_installed(name):
+        raise UserError(
+            f"there is a module {name!r} already, which would be imported in place of yours: choose another name"
+        )
     file = directory / f"{name}.toml"
-    values = {"name": name, "class_name": class_name(name), "directory": directory, "file": file}
+    values = {"name": name, "class_name": class_name(name), "file": file.name}
     contents = {
         directory / f"{name}.py": _MODULE.format(**values),
         directory / f"test_{name}.py": _TEST.format(**values),

@@ -17,19 +17,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
-from environments.base import Environment, EnvironmentContext, Example, Model, Score
-from environments.chat import Chat
-from environments.config import EnvironmentConfig
-from environments.lifecycle import check_chat, started
-from environments.reward import Rewards, as_rewards, own_bounds
-from environments.sampling import SamplingConfig
-from inference.base import ParsedText, SamplingParameters
-from job.environments import waiting
-from orchestrator.loop_health.blame import LoopBlame
-from orchestrator.loop_health.slow_spots import SlowSpot, SlowSpots
-from orchestrator.loop_health.stacks import NOWHERE
-from orchestrator.loop_health.threads import give_environments_threads
-from orchestrator.rollouts.play import (
+from counterpoint.environments.base import Environment, EnvironmentContext, Example, Model, Score
+from counterpoint.environments.chat import Chat
+from counterpoint.environments.config import EnvironmentConfig
+from counterpoint.environments.lifecycle import check_chat, started
+from counterpoint.environments.reward import Rewards, as_rewards, own_bounds
+from counterpoint.environments.sampling import SamplingConfig
+from counterpoint.inference.base import ParsedText, SamplingParameters
+from counterpoint.job.environments import waiting
+from counterpoint.orchestrator.loop_health.blame import LoopBlame
+from counterpoint.orchestrator.loop_health.slow_spots import SlowSpot, SlowSpots
+from counterpoint.orchestrator.loop_health.stacks import NOWHERE
+from counterpoint.orchestrator.loop_health.threads import give_environments_threads
+from counterpoint.orchestrator.rollouts.play import (
     LoadedEnvironment,
     ParsingPool,
     PolicyModel,
@@ -37,11 +37,11 @@ from orchestrator.rollouts.play import (
     sampling_parameters,
     score_group,
 )
-from orchestrator.rollouts.players import GeneratingPool
-from orchestrator.step.boundary import give_memory_back
-from orchestrator.step.finalize import find_fault
-from transport.process.resident import resident_bytes
-from transport.records import Int32Array, Rollout, Turn
+from counterpoint.orchestrator.rollouts.players import GeneratingPool
+from counterpoint.orchestrator.step.boundary import give_memory_back
+from counterpoint.orchestrator.step.finalize import find_fault
+from counterpoint.transport.process.resident import resident_bytes
+from counterpoint.transport.records import Int32Array, Rollout, Turn
 
 BLAME_SECONDS = 0.02
 """The event loop is late, and the code to blame is named, from here on."""

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from orchestrator.loop_health.stacks import Stack, frame_name, place_of, stack_of
+from counterpoint.orchestrator.loop_health.stacks import Stack, frame_name, place_of, stack_of
 
 PATIENCE_SECONDS = 10.0
 """Until it is said first, and again."""

@@ -13,23 +13,23 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from inference.base import InferenceError
-from inference.config import InferenceConfig, LoraServingConfig, PoolConfig, check_url
-from inference.pool.sources import parse_listing, read_text
-from inference.port_claim import is_claimed
-from inference.server import check_configuration
-from job.check import SAFE_PATH
-from job.configuration.layers import without_configuration
-from job.configuration.load import to_toml
-from job.evaluation.subject import Checkpoint
-from job.inspection.log_errors import root_cause
-from orchestrator.evaluation.alone import Subject
-from run.config import RunConfig
-from transport.errors import UserError
-from transport.files.atomic import write_atomically
-from transport.loopback import host_in_url
-from transport.process.child import own_environment
-from transport.process.launch import guarded
+from counterpoint.inference.base import InferenceError
+from counterpoint.inference.config import InferenceConfig, LoraServingConfig, PoolConfig, check_url
+from counterpoint.inference.pool.sources import parse_listing, read_text
+from counterpoint.inference.port_claim import is_claimed
+from counterpoint.inference.server import check_configuration
+from counterpoint.job.check import SAFE_PATH
+from counterpoint.job.configuration.layers import without_configuration
+from counterpoint.job.configuration.load import to_toml
+from counterpoint.job.evaluation.subject import Checkpoint
+from counterpoint.job.inspection.log_errors import root_cause
+from counterpoint.orchestrator.evaluation.alone import Subject
+from counterpoint.run.config import RunConfig
+from counterpoint.transport.errors import UserError
+from counterpoint.transport.files.atomic import write_atomically
+from counterpoint.transport.loopback import host_in_url
+from counterpoint.transport.process.child import own_environment
+from counterpoint.transport.process.launch import guarded
 
 LOG = "inference.log"
 
@@ -109,7 +109,7 @@ async def server_running(
     """
     file = directory / "inference.toml"
     write_atomically(file, to_toml(config).encode())
-    command = guarded([sys.executable, "-P", "-m", "cli.main", "inference", str(file)])
+    command = guarded([sys.executable, "-P", "-m", "counterpoint.cli.main", "inference", str(file)])
     own = without_configuration(own_environment())
     # A group of its own: Ctrl-C is ours to pass on.
     process = await asyncio.create_subprocess_exec(

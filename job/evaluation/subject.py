@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from inference.base import Probe, WeightUpdate
-from orchestrator.evaluation.alone import Subject
-from orchestrator.evaluation.versions import adapter_name
-from run.config import RunConfig
-from transport.errors import UserError
-from transport.files.atomic import STABLE, published_steps
-from transport.files.untrusted import UntrustedFileError, read_json
+from counterpoint.inference.base import Probe, WeightUpdate
+from counterpoint.orchestrator.evaluation.alone import Subject
+from counterpoint.orchestrator.evaluation.versions import adapter_name
+from counterpoint.run.config import RunConfig
+from counterpoint.transport.errors import UserError
+from counterpoint.transport.files.atomic import STABLE, published_steps
+from counterpoint.transport.files.untrusted import UntrustedFileError, read_json
 
 ADAPTER_SETTINGS = "adapter_config.json"
 

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from job.inspection.metrics_lines import is_number
-from job.number_format import number
-from orchestrator.evaluation.lines import EVALUATIONS_FILE
-from orchestrator.evaluation.weights import BEST, BEST_FILE
-from transport.files.appended_lines import AppendedLines
-from transport.files.atomic import published_steps
-from transport.files.untrusted import UntrustedFileError, parse_json, read_json
-from transport.printable import shortened
+from counterpoint.job.inspection.metrics_lines import is_number
+from counterpoint.job.number_format import number
+from counterpoint.orchestrator.evaluation.lines import EVALUATIONS_FILE
+from counterpoint.orchestrator.evaluation.weights import BEST, BEST_FILE
+from counterpoint.transport.files.appended_lines import AppendedLines
+from counterpoint.transport.files.atomic import published_steps
+from counterpoint.transport.files.untrusted import UntrustedFileError, parse_json, read_json
+from counterpoint.transport.printable import shortened
 
 NEWEST_BYTES = 2**24
 """What is read of the end of a file that is met anew: some thousand results."""

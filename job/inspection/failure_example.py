@@ -6,12 +6,12 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from job.inspection.history import History
-from job.inspection.rollout_records import RolloutRecord, records_file
-from orchestrator.rollouts.failures import PREFIX, kind_of
-from transport.files.atomic import published_steps
-from transport.files.untrusted import UntrustedFileError, open_regular, parse_json
-from transport.printable import printable, shortened
+from counterpoint.job.inspection.history import History
+from counterpoint.job.inspection.rollout_records import RolloutRecord, records_file
+from counterpoint.orchestrator.rollouts.failures import PREFIX, kind_of
+from counterpoint.transport.files.atomic import published_steps
+from counterpoint.transport.files.untrusted import UntrustedFileError, open_regular, parse_json
+from counterpoint.transport.printable import printable, shortened
 
 READ_SECONDS = 0.5
 """The records of all runs are read for so long."""

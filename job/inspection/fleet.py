@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from job.inspection.rollout_records import finite_number
-from orchestrator.activity import FLEET_FILE
-from trainer.telemetry.published import MAX_RUNS, RUNS_FILE
-from transport.files.untrusted import UntrustedFileError, read_json
-from transport.outages import Kind, Outage
-from transport.printable import shortened
+from counterpoint.job.inspection.rollout_records import finite_number
+from counterpoint.orchestrator.activity import FLEET_FILE
+from counterpoint.trainer.telemetry.published import MAX_RUNS, RUNS_FILE
+from counterpoint.transport.files.untrusted import UntrustedFileError, read_json
+from counterpoint.transport.outages import Kind, Outage
+from counterpoint.transport.printable import shortened
 
 STALE_SECONDS = 20.0
 """Age from which a file counts as left by a process that is gone: it is replaced about once a second."""

@@ -17,8 +17,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from transport.files.lock import holder_of
-from transport.files.untrusted import UntrustedFileError, read_bytes
+from counterpoint.transport.files.lock import holder_of
+from counterpoint.transport.files.untrusted import UntrustedFileError, read_bytes
 
 SILENT_SECONDS = 60.0
 """How long an event loop may be silent: as long as `counterpoint run` bears with it."""

@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from job.inspection.evaluations import Evaluated, Evaluations
-from job.inspection.metrics_lines import Follower, Line, is_number, read_discarded, step_of
-from job.inspection.trained_lines import TrainedLines
-from orchestrator.step.differences import Notice, read_notice, show_command
-from trainer.telemetry.mismatch import SHOWN_STEPS, Jump, read_jump
-from transport.files.untrusted import UntrustedFileError
+from counterpoint.job.inspection.evaluations import Evaluated, Evaluations
+from counterpoint.job.inspection.metrics_lines import Follower, Line, is_number, read_discarded, step_of
+from counterpoint.job.inspection.trained_lines import TrainedLines
+from counterpoint.orchestrator.step.differences import Notice, read_notice, show_command
+from counterpoint.trainer.telemetry.mismatch import SHOWN_STEPS, Jump, read_jump
+from counterpoint.transport.files.untrusted import UntrustedFileError
 
 READING_SECONDS = 60.0
 """Longest time for which one `refresh` reads the trainer's file: enough for some 30 GB."""

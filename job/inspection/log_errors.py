@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cluster.process import last_lines
-from job.inspection.log_files import trainer_logs
+from counterpoint.cluster.process import last_lines
+from counterpoint.job.inspection.log_files import trainer_logs
 
 ERROR_LINE = re.compile(r"\b(ERROR|CRITICAL|Error:|Exception:)|counterpoint: error")
 

@@ -6,13 +6,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from cluster.errors import ClusterError
-from cluster.job_files import holds_job
-from cluster.job_handle import worker_logs
-from job.directory import own_steps, run_ids_in
-from transport.errors import UserError
-from transport.files.place import BEGINNING, Place
-from transport.files.untrusted import UntrustedFileError, open_regular
+from counterpoint.cluster.errors import ClusterError
+from counterpoint.cluster.job_files import holds_job
+from counterpoint.cluster.job_handle import worker_logs
+from counterpoint.job.directory import own_steps, run_ids_in
+from counterpoint.transport.errors import UserError
+from counterpoint.transport.files.place import BEGINNING, Place
+from counterpoint.transport.files.untrusted import UntrustedFileError, open_regular
 
 CHUNK_BYTES = 64 * 1024
 

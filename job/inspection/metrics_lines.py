@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from orchestrator.loop_health.slow_spots import METRIC, SlowSpot
-from orchestrator.step.discarded import DISCARDED_FILE
-from transport.files.appended_lines import AppendedLines
-from transport.files.untrusted import UntrustedFileError, parse_json, read_json
+from counterpoint.orchestrator.loop_health.slow_spots import METRIC, SlowSpot
+from counterpoint.orchestrator.step.discarded import DISCARDED_FILE
+from counterpoint.transport.files.appended_lines import AppendedLines
+from counterpoint.transport.files.untrusted import UntrustedFileError, parse_json, read_json
 
 Line = dict[str, Any]
 """One step's metrics, by the names in `metrics.jsonl` (`docs/contracts.md`)."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from job.directory import written_config
-from run.notes import Notes, read_notes
+from counterpoint.job.directory import written_config
+from counterpoint.run.notes import Notes, read_notes
 
 
 def notes_of(directory: Path, run_id: str) -> Notes:

@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from job.directory import JOB_FILE, written_config
-from transport.files.untrusted import UntrustedFileError, read_json
-from transport.printable import printable
+from counterpoint.job.directory import JOB_FILE, written_config
+from counterpoint.transport.files.untrusted import UntrustedFileError, read_json
+from counterpoint.transport.printable import printable
 
 HIDDEN = "(hidden)"
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from job.directory import run_ids_in
-from orchestrator.step.differences import EXAMPLES_FILE
-from transport.errors import UserError
-from transport.files.atomic import published_steps
-from transport.files.untrusted import UntrustedFileError, open_regular, parse_json
+from counterpoint.job.directory import run_ids_in
+from counterpoint.orchestrator.step.differences import EXAMPLES_FILE
+from counterpoint.transport.errors import UserError
+from counterpoint.transport.files.atomic import published_steps
+from counterpoint.transport.files.untrusted import UntrustedFileError, open_regular, parse_json
 
 MAX_RECORD_BYTES = 64 * 2**20
 """Most bytes of one rollout's line."""

@@ -8,19 +8,19 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cluster.agent.remains import start_of
-from cluster.worker_view import ENDED
-from job.directory import JOB_FILE, is_running, own_steps, read_json, run_ids_in, steps_of
-from job.inspection.fleet import View, read_views
-from job.inspection.history import History
-from job.inspection.log_errors import last_errors_of_guests, last_errors_of_workers
-from job.inspection.trained_lines import TrainedLines
-from job.processes_file import read_workers
-from job.run_state import current_state, exclusion_of, is_to_start
-from orchestrator.rollouts.failures import sum_failures
-from orchestrator.step.phases import sum_phases
-from transport.errors import UserError
-from transport.outages import Outage
+from counterpoint.cluster.agent.remains import start_of
+from counterpoint.cluster.worker_view import ENDED
+from counterpoint.job.directory import JOB_FILE, is_running, own_steps, read_json, run_ids_in, steps_of
+from counterpoint.job.inspection.fleet import View, read_views
+from counterpoint.job.inspection.history import History
+from counterpoint.job.inspection.log_errors import last_errors_of_guests, last_errors_of_workers
+from counterpoint.job.inspection.trained_lines import TrainedLines
+from counterpoint.job.processes_file import read_workers
+from counterpoint.job.run_state import current_state, exclusion_of, is_to_start
+from counterpoint.orchestrator.rollouts.failures import sum_failures
+from counterpoint.orchestrator.step.phases import sum_phases
+from counterpoint.transport.errors import UserError
+from counterpoint.transport.outages import Outage
 
 SHIPPED_METRICS = ("reward/mean", "staleness/mean", "event_loop_lag/p99", "event_loop_lag/max")
 TRAINED_METRICS = ("mismatch_kl",)

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from job.inspection.failure_example import FailureExamples
-from job.inspection.history import History
-from job.inspection.metrics_lines import Line
-from orchestrator.rollouts.failures import sum_failures
-from orchestrator.step.discarded import in_words
-from orchestrator.step.phases import sum_phases
+from counterpoint.job.inspection.failure_example import FailureExamples
+from counterpoint.job.inspection.history import History
+from counterpoint.job.inspection.metrics_lines import Line
+from counterpoint.orchestrator.rollouts.failures import sum_failures
+from counterpoint.orchestrator.step.discarded import in_words
+from counterpoint.orchestrator.step.phases import sum_phases
 
 SUMMARY_FILE = "summary.json"
 

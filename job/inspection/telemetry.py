@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from cluster.worker_view import ENDED, State, WorkerView
-from transport.telemetry.endpoint import Endpoint, as_user_error
-from transport.telemetry.metric import Metric, Process
-from transport.telemetry.values import Labels
+from counterpoint.cluster.worker_view import ENDED, State, WorkerView
+from counterpoint.transport.telemetry.endpoint import Endpoint, as_user_error
+from counterpoint.transport.telemetry.metric import Metric, Process
+from counterpoint.transport.telemetry.values import Labels
 
 JOB_STATE = Metric(
     "counterpoint_job_state", "gauge", "1 for the state that the job is in, 0 for the others", labels=("state",)

@@ -14,9 +14,9 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from job.inspection.metrics_lines import step_of
-from transport.files.appended_lines import LONGEST_LINE, AppendedLines
-from transport.files.untrusted import open_regular
+from counterpoint.job.inspection.metrics_lines import step_of
+from counterpoint.transport.files.appended_lines import LONGEST_LINE, AppendedLines
+from counterpoint.transport.files.untrusted import open_regular
 
 METRICS_FILE = "trainer/metrics.jsonl"
 

@@ -13,11 +13,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from job.directory import run_ids_in
-from orchestrator.decisions import DECISIONS_FILE, Decision
-from transport.errors import UserError
-from transport.files.untrusted import UntrustedFileError, open_regular, parse_json
-from transport.printable import shortened
+from counterpoint.job.directory import run_ids_in
+from counterpoint.orchestrator.decisions import DECISIONS_FILE, Decision
+from counterpoint.transport.errors import UserError
+from counterpoint.transport.files.untrusted import UntrustedFileError, open_regular, parse_json
+from counterpoint.transport.printable import shortened
 
 Line = dict[str, Any]
 """One decision (`orchestrator.decisions`): `time`, `decision`, and further fields, which may hold anything."""

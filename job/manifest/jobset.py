@@ -8,8 +8,8 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
-from job.manifest.pods import FILE, Storage, items, metadata, only_among_themselves, pod
-from job.manifest.request import GRACE_SECONDS, Request, run_command, wait_for_nodes
+from counterpoint.job.manifest.pods import FILE, Storage, items, metadata, only_among_themselves, pod
+from counterpoint.job.manifest.request import GRACE_SECONDS, Request, run_command, wait_for_nodes
 
 RAY_PORT = 6379
 

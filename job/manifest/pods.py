@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
-from job.manifest.request import GRACE_SECONDS, Request
-from transport.errors import UserError
+from counterpoint.job.manifest.request import GRACE_SECONDS, Request
+from counterpoint.transport.errors import UserError
 
 FILE = "/etc/counterpoint/job.toml"
 """The job's file in a container."""

@@ -6,11 +6,11 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from job.config import JobConfig
-from job.placement import placements
-from transport.configuration.explain import validate
-from transport.configuration.toml_file import parse, read_text
-from transport.errors import UserError
+from counterpoint.job.config import JobConfig
+from counterpoint.job.placement import placements
+from counterpoint.transport.configuration.explain import validate
+from counterpoint.transport.configuration.toml_file import parse, read_text
+from counterpoint.transport.errors import UserError
 
 LONGEST_NAME = 40
 """Characters of a name in Kubernetes, which appends to it and allows 63 in all."""

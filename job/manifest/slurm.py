@@ -8,7 +8,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from job.manifest.request import GRACE_SECONDS, Request, run_command, wait_for_nodes
+from counterpoint.job.manifest.request import GRACE_SECONDS, Request, run_command, wait_for_nodes
 
 
 def batch_script(request: Request, directory: Path, image: str | None = None) -> str:

@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from inference.config import InferenceConfig, LoraServingConfig
-from job.plan.devices import Gpus
-from job.plan.dry_run import ModelSizes
-from job.plan.inference_memory import server_memory, with_utilization
-from job.plan.planned import Planned
-from job.plan.trainer_memory import rank_parts
-from job.sections import GpuConfig, ServersConfig
-from run.config import LoraConfig, TrainingConfig
-from trainer.config import TrainerConfig
+from counterpoint.inference.config import InferenceConfig, LoraServingConfig
+from counterpoint.job.plan.devices import Gpus
+from counterpoint.job.plan.dry_run import ModelSizes
+from counterpoint.job.plan.inference_memory import server_memory, with_utilization
+from counterpoint.job.plan.planned import Planned
+from counterpoint.job.plan.trainer_memory import rank_parts
+from counterpoint.job.sections import GpuConfig, ServersConfig
+from counterpoint.run.config import LoraConfig, TrainingConfig
+from counterpoint.trainer.config import TrainerConfig
 
 STEP = 256
 """`max_tokens` are proposed in multiples of it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from transport.errors import UserError
+from counterpoint.transport.errors import UserError
 
 GIB = 2**30
 

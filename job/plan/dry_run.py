@@ -20,16 +20,16 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 
-from job.plan.live_bytes import LiveBytes
-from run.config import TrainingConfig
-from trainer.lora.multi_lora import adapter_spans, apply_lora_to_model
-from trainer.lora.targets import adaptable, is_target
-from trainer.model import chunks
-from trainer.model.experts import WEIGHTS
-from trainer.model.head import token_outputs
-from trainer.model.recompute import checkpoint_layers
-from trainer.optimizer import STATE_KEYS, Optimizer
-from trainer.updates.value_head import ValueHead, row_values
+from counterpoint.job.plan.live_bytes import LiveBytes
+from counterpoint.run.config import TrainingConfig
+from counterpoint.trainer.lora.multi_lora import adapter_spans, apply_lora_to_model
+from counterpoint.trainer.lora.targets import adaptable, is_target
+from counterpoint.trainer.model import chunks
+from counterpoint.trainer.model.experts import WEIGHTS
+from counterpoint.trainer.model.head import token_outputs
+from counterpoint.trainer.model.recompute import checkpoint_layers
+from counterpoint.trainer.optimizer import STATE_KEYS, Optimizer
+from counterpoint.trainer.updates.value_head import ValueHead, row_values
 
 _ATTENTION = "planned"
 

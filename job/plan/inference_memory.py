@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from inference.config import InferenceConfig
-from job.plan.devices import GIB
-from job.plan.dry_run import ModelSizes
+from counterpoint.inference.config import InferenceConfig
+from counterpoint.job.plan.devices import GIB
+from counterpoint.job.plan.dry_run import ModelSizes
 
 UTILIZATION = "--gpu-memory-utilization"
 

@@ -6,16 +6,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from inference.server import check_sizes, read_model
-from job.plan.advice import Advice, enough_gpus, largest_tokens, server_advice, trainer_advice
-from job.plan.devices import GIB, Gpus
-from job.plan.dry_run import ModelSizes, model_sizes
-from job.plan.inference_memory import ServerMemory, server_memory, utilization
-from job.plan.planned import Planned
-from job.plan.trainer_memory import SHARED, host_parts, rank_parts
-from job.sections import ServersConfig
-from trainer.config import TrainerConfig
-from transport.files.shared_memory import SHARED_MEMORY, shared_memory_size
+from counterpoint.inference.server import check_sizes, read_model
+from counterpoint.job.plan.advice import Advice, enough_gpus, largest_tokens, server_advice, trainer_advice
+from counterpoint.job.plan.devices import GIB, Gpus
+from counterpoint.job.plan.dry_run import ModelSizes, model_sizes
+from counterpoint.job.plan.inference_memory import ServerMemory, server_memory, utilization
+from counterpoint.job.plan.planned import Planned
+from counterpoint.job.plan.trainer_memory import SHARED, host_parts, rank_parts
+from counterpoint.job.sections import ServersConfig
+from counterpoint.trainer.config import TrainerConfig
+from counterpoint.transport.files.shared_memory import SHARED_MEMORY, shared_memory_size
 
 LARGER = "the model or the GPUs"
 """What to change where no change of the job suffices."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from job.config import JobConfig
-from job.sections import GpuConfig, ServersConfig
-from run.config import TrainingConfig
-from trainer.config import TrainerConfig
-from trainer.sft.config import SftConfig
+from counterpoint.job.config import JobConfig
+from counterpoint.job.sections import GpuConfig, ServersConfig
+from counterpoint.run.config import TrainingConfig
+from counterpoint.trainer.config import TrainerConfig
+from counterpoint.trainer.sft.config import SftConfig
 
 
 @dataclass(frozen=True, slots=True)

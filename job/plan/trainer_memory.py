@@ -6,10 +6,10 @@ from fractions import Fraction
 from math import ceil
 from pathlib import Path
 
-from job.plan.devices import GIB
-from job.plan.dry_run import ModelSizes, StepBytes, model_sizes, step_bytes
-from run.config import TrainingConfig
-from trainer.config import TrainerConfig
+from counterpoint.job.plan.devices import GIB
+from counterpoint.job.plan.dry_run import ModelSizes, StepBytes, model_sizes, step_bytes
+from counterpoint.run.config import TrainingConfig
+from counterpoint.trainer.config import TrainerConfig
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 

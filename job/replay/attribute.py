@@ -13,9 +13,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from job.replay.boundary import Recording, Rig
-from job.replay.lag_trace import LagTrace
-from job.replay.replay import (
+from counterpoint.job.replay.boundary import Recording, Rig
+from counterpoint.job.replay.lag_trace import LagTrace
+from counterpoint.job.replay.replay import (
     BASELINE,
     FINALIZE,
     PAUSE_SECONDS,
@@ -26,7 +26,7 @@ from job.replay.replay import (
     rows_of,
     stage,
 )
-from orchestrator.rollouts.dump import Dump
+from counterpoint.orchestrator.rollouts.dump import Dump
 
 BLOCKING_SECONDS = 0.005
 """A lag below this is not blocking, however quiet the idle loop is: threads delay the loop by a millisecond at a time."""

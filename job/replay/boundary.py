@@ -13,22 +13,22 @@ from functools import partial
 from itertools import groupby
 from pathlib import Path
 
-from job.replay.consumer import consumer
-from orchestrator.loop_health.threads import in_thread, record_in_thread
-from orchestrator.rollouts.dump import DumpHeader
-from orchestrator.rollouts.trajectories import merge_turns
-from orchestrator.step.advantages import load_advantage
-from orchestrator.step.batch_form import choose_trained
-from orchestrator.step.boundary import StepBoundary, StepInProgress
-from orchestrator.step.checkpoint import Checkpoint
-from orchestrator.step.finalize import Finalizer, finalize_in_thread
-from orchestrator.step.merge_process import MergeProcess
-from orchestrator.step.routing_ahead import RoutingAhead
-from orchestrator.step.sender import Sender
-from transport.config import TransportConfig
-from transport.records import Rollout
-from transport.telemetry.intervals import Interval
-from transport.wires.open import open_link
+from counterpoint.job.replay.consumer import consumer
+from counterpoint.orchestrator.loop_health.threads import in_thread, record_in_thread
+from counterpoint.orchestrator.rollouts.dump import DumpHeader
+from counterpoint.orchestrator.rollouts.trajectories import merge_turns
+from counterpoint.orchestrator.step.advantages import load_advantage
+from counterpoint.orchestrator.step.batch_form import choose_trained
+from counterpoint.orchestrator.step.boundary import StepBoundary, StepInProgress
+from counterpoint.orchestrator.step.checkpoint import Checkpoint
+from counterpoint.orchestrator.step.finalize import Finalizer, finalize_in_thread
+from counterpoint.orchestrator.step.merge_process import MergeProcess
+from counterpoint.orchestrator.step.routing_ahead import RoutingAhead
+from counterpoint.orchestrator.step.sender import Sender
+from counterpoint.transport.config import TransportConfig
+from counterpoint.transport.records import Rollout
+from counterpoint.transport.telemetry.intervals import Interval
+from counterpoint.transport.wires.open import open_link
 
 _READY_SECONDS = 30.0
 _DELIVERY_SECONDS = 600.0

@@ -17,14 +17,14 @@ from pathlib import Path
 import numpy as np
 import zmq
 
-from transport.arrays import AnyArray
-from transport.config import TransportConfig
-from transport.files.atomic import Buffer, as_bytes_view
-from transport.messages import Acknowledged, Bye, Commit, Hello, Ready
-from transport.process.child import NoLineError, end_guarded, line_of
-from transport.process.launch import guarded
-from transport.records import Batch
-from transport.wires.open import open_receiver
+from counterpoint.transport.arrays import AnyArray
+from counterpoint.transport.config import TransportConfig
+from counterpoint.transport.files.atomic import Buffer, as_bytes_view
+from counterpoint.transport.messages import Acknowledged, Bye, Commit, Hello, Ready
+from counterpoint.transport.process.child import NoLineError, end_guarded, line_of
+from counterpoint.transport.process.launch import guarded
+from counterpoint.transport.records import Batch
+from counterpoint.transport.wires.open import open_receiver
 
 _POLL_SECONDS = 0.5
 _START_SECONDS = 120.0
@@ -50,7 +50,7 @@ def bare_consumer(address: str) -> Iterator[int]:
 
 @contextmanager
 def _running(*arguments: str) -> Iterator[int]:
-    command = guarded([sys.executable, "-P", "-m", "job.replay.consumer", *arguments])
+    command = guarded([sys.executable, "-P", "-m", "counterpoint.job.replay.consumer", *arguments])
     process = subprocess.Popen(command, stdout=subprocess.PIPE)
     assert process.stdout is not None
     try:

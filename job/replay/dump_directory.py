@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from orchestrator.rollouts.dump import Dump, DumpError, open_dump
-from transport.errors import UserError
+from counterpoint.orchestrator.rollouts.dump import Dump, DumpError, open_dump
+from counterpoint.transport.errors import UserError
 
 
 def open_trusted(directory: Path, trust: bool) -> Dump:

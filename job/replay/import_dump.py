@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 import pybase64
 
-from job.replay.restricted_pickle import PickledArray, describe_value, load
-from orchestrator.rollouts.dump import DumpError, DumpHeader
-from orchestrator.step.finalize import find_fault
-from run.config import AdvantageConfig, ZeroAdvantageFilter
-from transport.arrays import AnyArray
-from transport.records import Float32Array, Int32Array, Rollout, RoutingArray, Turn
+from counterpoint.job.replay.restricted_pickle import PickledArray, describe_value, load
+from counterpoint.orchestrator.rollouts.dump import DumpError, DumpHeader
+from counterpoint.orchestrator.step.finalize import find_fault
+from counterpoint.run.config import AdvantageConfig, ZeroAdvantageFilter
+from counterpoint.transport.arrays import AnyArray
+from counterpoint.transport.records import Float32Array, Int32Array, Rollout, RoutingArray, Turn
 
 UNNAMED_ENVIRONMENT = "imported"
 

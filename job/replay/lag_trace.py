@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 
-from orchestrator.loop_health.lag import LagDistribution, samples_of
+from counterpoint.orchestrator.loop_health.lag import LagDistribution, samples_of
 
 INTERVAL_SECONDS = 0.001
 

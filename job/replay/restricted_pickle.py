@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from transport.arrays import AnyArray
+from counterpoint.transport.arrays import AnyArray
 
 _DTYPES = frozenset(("b1", "u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f2", "f4", "f8"))
 _BYTE_ORDERS = frozenset("<>|=")

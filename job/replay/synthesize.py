@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from orchestrator.rollouts.dump import DumpHeader
-from orchestrator.step.advantages import load_advantage
-from orchestrator.step.filters import with_vocabulary
-from orchestrator.step.finalize import finalize_group
-from run.config import AdvantageConfig, GibberishFilter, RepetitionFilter, ZeroAdvantageFilter
-from transport.records import Rollout, RoutingArray, Turn
+from counterpoint.orchestrator.rollouts.dump import DumpHeader
+from counterpoint.orchestrator.step.advantages import load_advantage
+from counterpoint.orchestrator.step.filters import with_vocabulary
+from counterpoint.orchestrator.step.finalize import finalize_group
+from counterpoint.run.config import AdvantageConfig, GibberishFilter, RepetitionFilter, ZeroAdvantageFilter
+from counterpoint.transport.records import Rollout, RoutingArray, Turn
 
 ENVIRONMENT = "synthetic"
 VOCABULARY = 150_000

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from pydantic import Field, model_validator
 
-from transport.config import Config
-from transport.loopback import host_in_url, is_loopback
+from counterpoint.transport.config import Config
+from counterpoint.transport.loopback import host_in_url, is_loopback
 
 WORKER_VARIABLE = "CLUSTER_SERVE_WORKER"
 """Set in a server that is a worker of a job: what it started would end with it."""

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from job.configuration.load import merge
-from transport.configuration.toml_file import Table
+from counterpoint.job.configuration.load import merge
+from counterpoint.transport.configuration.toml_file import Table
 
 DIGEST_CHARACTERS = 8
 """Length of the digest in an id that cannot show all its values."""

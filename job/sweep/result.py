@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from cluster.process import last_lines
-from job.directory import steps_of
-from job.inspection.metrics_lines import step_of
-from job.inspection.summary import EDGE_STEPS
-from job.number_format import number
-from job.sweep.targets import Target
+from counterpoint.cluster.process import last_lines
+from counterpoint.job.directory import steps_of
+from counterpoint.job.inspection.metrics_lines import step_of
+from counterpoint.job.inspection.summary import EDGE_STEPS
+from counterpoint.job.number_format import number
+from counterpoint.job.sweep.targets import Target
 
 
 @dataclass(frozen=True, slots=True)

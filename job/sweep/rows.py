@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from job.configuration.load import load
-from job.sweep.result import Result, result_of
-from job.sweep.targets import SweepConfig, Target, targets_of
-from sweep.status import TargetStatus, sweep_status
-from sweep.store import UnsafeStoreError
-from transport.errors import UserError
+from counterpoint.job.configuration.load import load
+from counterpoint.job.sweep.result import Result, result_of
+from counterpoint.job.sweep.targets import SweepConfig, Target, targets_of
+from counterpoint.sweep.status import TargetStatus, sweep_status
+from counterpoint.sweep.store import UnsafeStoreError
+from counterpoint.transport.errors import UserError
 
 SETTLED = frozenset({"SUCCESS", "FAILED", "UNREADABLE"})
 """The states that no worker changes."""

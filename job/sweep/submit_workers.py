@@ -14,21 +14,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster.builder import JobBuilder
-from cluster.client.client import submit_or_find
-from cluster.errors import ClusterError
-from cluster.job_handle import JobHandle
-from cluster.master.backend_choice import backend_class
-from cluster.spec import JobSpec
-from job.check import SAFE_PATH
-from job.sweep.target_process import drain_seconds
-from job.sweep.targets import SweepConfig, Target
-from transport.errors import UserError
-from transport.files.atomic import write_atomically
+from counterpoint.cluster.builder import JobBuilder
+from counterpoint.cluster.client.client import submit_or_find
+from counterpoint.cluster.errors import ClusterError
+from counterpoint.cluster.job_handle import JobHandle
+from counterpoint.cluster.master.backend_choice import backend_class
+from counterpoint.cluster.spec import JobSpec
+from counterpoint.job.check import SAFE_PATH
+from counterpoint.job.sweep.target_process import drain_seconds
+from counterpoint.job.sweep.targets import SweepConfig, Target
+from counterpoint.transport.errors import UserError
+from counterpoint.transport.files.atomic import write_atomically
 
 logger = logging.getLogger(__name__)
 
-SWEEP = (sys.executable, "-m", "cli.main", "sweep")
+SWEEP = (sys.executable, "-m", "counterpoint.cli.main", "sweep")
 
 OUTPUTS = Path("outputs")
 

@@ -16,19 +16,19 @@ from collections.abc import Callable
 
 import tomli_w
 
-from cluster.exit_codes import ASKED_TO_END, describe_exit
-from cluster.manager.stopping import KILL_GRACE_SECONDS
-from cluster.process import Command, Process, last_lines
-from job.check import SAFE_PATH
-from job.number_format import duration
-from job.run_state import exclusion_of, is_finished
-from job.sweep.result import result_of
-from job.sweep.targets import Target
-from sweep.lease import MARGIN
-from sweep.lock import Claim
-from transport.files.atomic import write_atomically
-from transport.printable import ending
-from transport.process import launch
+from counterpoint.cluster.exit_codes import ASKED_TO_END, describe_exit
+from counterpoint.cluster.manager.stopping import KILL_GRACE_SECONDS
+from counterpoint.cluster.process import Command, Process, last_lines
+from counterpoint.job.check import SAFE_PATH
+from counterpoint.job.number_format import duration
+from counterpoint.job.run_state import exclusion_of, is_finished
+from counterpoint.job.sweep.result import result_of
+from counterpoint.job.sweep.targets import Target
+from counterpoint.sweep.lease import MARGIN
+from counterpoint.sweep.lock import Claim
+from counterpoint.transport.files.atomic import write_atomically
+from counterpoint.transport.printable import ending
+from counterpoint.transport.process import launch
 
 logger = logging.getLogger(__name__)
 

@@ -15,22 +15,22 @@ from typing import Annotated, Any
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
-from cluster.spec import Resources
-from job.check import check_run
-from job.config import JobConfig
-from job.configuration.load import merge
-from job.configuration.named_files import check_beginning, check_job_files, check_run_files
-from job.directory import JOB_LOCK, is_running, orchestrator_of, run_ids_in
-from job.join import check_joins, is_local, values_of_job
-from job.resolve_model import check_model
-from job.sweep.grid import Point, describe_values, expand, with_value_at
-from run.config import RunConfig
-from transport.config import Config
-from transport.configuration.explain import Layer, Model, validate
-from transport.configuration.schema import ITEM, keys_of, nearest
-from transport.configuration.toml_file import Table, read_toml
-from transport.errors import UserError
-from transport.files.lock import holder_of
+from counterpoint.cluster.spec import Resources
+from counterpoint.job.check import check_run
+from counterpoint.job.config import JobConfig
+from counterpoint.job.configuration.load import merge
+from counterpoint.job.configuration.named_files import check_beginning, check_job_files, check_run_files
+from counterpoint.job.directory import JOB_LOCK, is_running, orchestrator_of, run_ids_in
+from counterpoint.job.join import check_joins, is_local, values_of_job
+from counterpoint.job.resolve_model import check_model
+from counterpoint.job.sweep.grid import Point, describe_values, expand, with_value_at
+from counterpoint.run.config import RunConfig
+from counterpoint.transport.config import Config
+from counterpoint.transport.configuration.explain import Layer, Model, validate
+from counterpoint.transport.configuration.schema import ITEM, keys_of, nearest
+from counterpoint.transport.configuration.toml_file import Table, read_toml
+from counterpoint.transport.errors import UserError
+from counterpoint.transport.files.lock import holder_of
 
 LONGEST_RUN_ID = 64
 LONGEST_NAME = 24
@@ -177,7 +177,7 @@ class Target:
         """The command of its process, which resumes what earlier processes have done."""
         role = ["run"] if self.run_id is None else ["orchestrator"]
         join = [] if self.joins is None else ["--join", str(self.joins)]
-        return [sys.executable, "-m", "cli.main", *role, str(self.file), *join, "--resume"]
+        return [sys.executable, "-m", "counterpoint.cli.main", *role, str(self.file), *join, "--resume"]
 
     @property
     def run_ids(self) -> list[str]:

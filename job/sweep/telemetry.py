@@ -17,12 +17,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
-from job.sweep.targets import SweepConfig, Target
-from sweep.status import TargetStatus, sweep_status
-from transport.telemetry.endpoint import TARGETS as TARGET_FILES
-from transport.telemetry.endpoint import Endpoint, as_user_error
-from transport.telemetry.metric import LONG_SECONDS, Metric, Process
-from transport.telemetry.values import Labels
+from counterpoint.job.sweep.targets import SweepConfig, Target
+from counterpoint.sweep.status import TargetStatus, sweep_status
+from counterpoint.transport.telemetry.endpoint import TARGETS as TARGET_FILES
+from counterpoint.transport.telemetry.endpoint import Endpoint, as_user_error
+from counterpoint.transport.telemetry.metric import LONG_SECONDS, Metric, Process
+from counterpoint.transport.telemetry.values import Labels
 
 logger = logging.getLogger(__name__)
 

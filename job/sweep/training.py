@@ -17,15 +17,15 @@ from typing import Any
 
 import tomli_w
 
-from cluster.exit_codes import describe_exit
-from cluster.spec import Resources
-from job.check import SAFE_PATH
-from job.claim_directory import claim_directory
-from sweep.placeholders import resolve_names
-from sweep.regions import ROOT_VARIABLE, region_root
-from transport.errors import UserError
-from transport.files.atomic import write_atomically
-from transport.process.launch import guarded
+from counterpoint.cluster.exit_codes import describe_exit
+from counterpoint.cluster.spec import Resources
+from counterpoint.job.check import SAFE_PATH
+from counterpoint.job.claim_directory import claim_directory
+from counterpoint.sweep.placeholders import resolve_names
+from counterpoint.sweep.regions import ROOT_VARIABLE, region_root
+from counterpoint.transport.errors import UserError
+from counterpoint.transport.files.atomic import write_atomically
+from counterpoint.transport.process.launch import guarded
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ def run_training_on_worker(
             logger.warning("trial %s has another configuration now; its earlier training was moved to %s", name, moved)
     file.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(file, text)
-    command = [sys.executable, "-m", "cli.main", "sft", str(file), "--resume"]
+    command = [sys.executable, "-m", "counterpoint.cli.main", "sft", str(file), "--resume"]
     variables = resolve_training_env(None, resources or Resources()) | SAFE_PATH
     process = subprocess.Popen(guarded(command), env=dict(os.environ) | variables)
     try:

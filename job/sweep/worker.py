@@ -11,17 +11,17 @@ import signal
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from cluster.notify import Heartbeat, notify_ready
-from job.sweep.target_process import run_target
-from job.sweep.targets import SweepConfig, Target
-from job.sweep.telemetry import WorkerTelemetry
-from sweep.claim import SweepFailed, SweepTarget, claim_and_run_async
-from sweep.lock import Claim, PreviousTaskFailed
-from sweep.open_store import open_store
-from sweep.record import RecordError
-from sweep.store import UnsafeStoreError
-from transport.errors import UserError
-from transport.process.stop_requests import StopRequests
+from counterpoint.cluster.notify import Heartbeat, notify_ready
+from counterpoint.job.sweep.target_process import run_target
+from counterpoint.job.sweep.targets import SweepConfig, Target
+from counterpoint.job.sweep.telemetry import WorkerTelemetry
+from counterpoint.sweep.claim import SweepFailed, SweepTarget, claim_and_run_async
+from counterpoint.sweep.lock import Claim, PreviousTaskFailed
+from counterpoint.sweep.open_store import open_store
+from counterpoint.sweep.record import RecordError
+from counterpoint.sweep.store import UnsafeStoreError
+from counterpoint.transport.errors import UserError
+from counterpoint.transport.process.stop_requests import StopRequests
 
 Body = Callable[[SweepTarget[Target], Claim], Coroutine[Any, Any, None]]
 

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
-from transport.config import Config
+from counterpoint.transport.config import Config
 
 
 class TracingConfig(Config):

@@ -13,15 +13,15 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from job.directory import run_ids_in
-from job.tracing.tree import Node, place
-from job.tracking.follow import State
-from job.tracking.sink_process import SinkSpec, run_under_parent
-from transport.files.lock import take_lock
-from transport.files.place import Place
-from transport.files.rotated_lines import RotatedReader
-from transport.files.untrusted import UntrustedFileError, parse_json, read_text
-from transport.telemetry.spans import SPANS_FILE, span_in
+from counterpoint.job.directory import run_ids_in
+from counterpoint.job.tracing.tree import Node, place
+from counterpoint.job.tracking.follow import State
+from counterpoint.job.tracking.sink_process import SinkSpec, run_under_parent
+from counterpoint.transport.files.lock import take_lock
+from counterpoint.transport.files.place import Place
+from counterpoint.transport.files.rotated_lines import RotatedReader
+from counterpoint.transport.files.untrusted import UntrustedFileError, parse_json, read_text
+from counterpoint.transport.telemetry.spans import SPANS_FILE, span_in
 
 logger = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from transport.telemetry.spans import AttributeValue, Span
-from transport.telemetry.trace_context import SPAN_DIGITS, TRACE_DIGITS, is_id, span_in, step_trace
+from counterpoint.transport.telemetry.spans import AttributeValue, Span
+from counterpoint.transport.telemetry.trace_context import SPAN_DIGITS, TRACE_DIGITS, is_id, span_in, step_trace
 
 STEP = "step"
 """The name of the span of a whole step, which orchestrator and trainer have each."""

@@ -8,9 +8,9 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
-from transport.config import Config
-from transport.files.untrusted import read_text
-from transport.loopback import is_loopback
+from counterpoint.transport.config import Config
+from counterpoint.transport.files.untrusted import read_text
+from counterpoint.transport.loopback import is_loopback
 
 MOST_URL_BYTES = 4096
 

@@ -7,9 +7,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from job.tracing.config import TracingConfig
-from job.tracking.alerts import AlertsConfig
-from transport.config import Config
+from counterpoint.job.tracing.config import TracingConfig
+from counterpoint.job.tracking.alerts import AlertsConfig
+from counterpoint.transport.config import Config
 
 
 class TensorboardConfig(Config):

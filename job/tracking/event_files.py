@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from transport.process.imports import without_modules
+from counterpoint.transport.process.imports import without_modules
 
 _PATTERN = "events.out.tfevents.*"
 _LARGEST_EVENT = 64 * 2**20

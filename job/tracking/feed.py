@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from job.inspection.metrics_lines import is_number, step_of
-from job.tracking.rows import Evaluation, Row
-from transport.files.appended_lines import Line
-from transport.files.place import Place
-from transport.files.untrusted import UntrustedFileError, parse_json
+from counterpoint.job.inspection.metrics_lines import is_number, step_of
+from counterpoint.job.tracking.rows import Evaluation, Row
+from counterpoint.transport.files.appended_lines import Line
+from counterpoint.transport.files.place import Place
+from counterpoint.transport.files.untrusted import UntrustedFileError, parse_json
 
 REMEMBERED_STEPS = 256
 """Steps whose lines' checksums are kept, to notice that one was trained again."""

@@ -16,15 +16,15 @@ from typing import Any
 
 import orjson
 
-from job.directory import run_ids_in
-from job.inspection.metrics_lines import step_of
-from job.tracking.feed import Feed
-from orchestrator.evaluation.lines import EVALUATIONS_FILE
-from transport.config import IDENTIFIER_PATTERN
-from transport.files.appended_lines import AppendedLines
-from transport.files.atomic import write_atomically
-from transport.files.place import BEGINNING, Place
-from transport.files.untrusted import UntrustedFileError, read_json
+from counterpoint.job.directory import run_ids_in
+from counterpoint.job.inspection.metrics_lines import step_of
+from counterpoint.job.tracking.feed import Feed
+from counterpoint.orchestrator.evaluation.lines import EVALUATIONS_FILE
+from counterpoint.transport.config import IDENTIFIER_PATTERN
+from counterpoint.transport.files.appended_lines import AppendedLines
+from counterpoint.transport.files.atomic import write_atomically
+from counterpoint.transport.files.place import BEGINNING, Place
+from counterpoint.transport.files.untrusted import UntrustedFileError, read_json
 
 logger = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """The process of one sink: reads the job's files, gives the rows to the sink, and reports after each pass that it is alive.
 
-`python -m job.tracking.sink_process DESCRIPTOR SPECIFICATION`: the descriptor gets a line after each pass, with the number of
-rows sent. When its input is closed, it sends what is left and ends with 0. `job/tracking/tracking.py` starts it.
+`python -m counterpoint.job.tracking.sink_process DESCRIPTOR SPECIFICATION`: the descriptor gets a line after each pass, with the
+number of rows sent. When its input is closed, it sends what is left and ends with 0. `job/tracking/tracking.py` starts it.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from job.tracking.feed import Feed
-from job.tracking.follow import Follower, State
-from job.tracking.rows import Sink, Target
-from transport.exact_json import dumps, loads
-from transport.files.lock import take_lock
+from counterpoint.job.tracking.feed import Feed
+from counterpoint.job.tracking.follow import Follower, State
+from counterpoint.job.tracking.rows import Sink, Target
+from counterpoint.transport.exact_json import dumps, loads
+from counterpoint.transport.files.lock import take_lock
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class SinkSpec:
     group: str
     options: dict[str, Any] = field(default_factory=dict)
     poll_seconds: float = POLL_SECONDS
-    program: str = "job.tracking.sink_process"
+    program: str = "counterpoint.job.tracking.sink_process"
     """The module that its process runs."""
 
     def to_json(self) -> str:

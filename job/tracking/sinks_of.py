@@ -6,16 +6,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from job.tracing.export_process import read_headers
-from job.tracking.alerts import address_of
-from job.tracking.config import Destinations, TrackingConfig
-from job.tracking.sink_process import SinkSpec
-from transport.errors import UserError
+from counterpoint.job.tracing.export_process import read_headers
+from counterpoint.job.tracking.alerts import address_of
+from counterpoint.job.tracking.config import Destinations, TrackingConfig
+from counterpoint.job.tracking.sink_process import SinkSpec
+from counterpoint.transport.errors import UserError
 
 SINKS = {
-    "tensorboard": ("job.tracking.sinks.tensorboard:TensorboardSink", "tensorboardX"),
-    "trackio": ("job.tracking.sinks.trackio:TrackioSink", "trackio"),
-    "wandb": ("job.tracking.sinks.wandb:WandbSink", "wandb"),
+    "tensorboard": ("counterpoint.job.tracking.sinks.tensorboard:TensorboardSink", "tensorboardX"),
+    "trackio": ("counterpoint.job.tracking.sinks.trackio:TrackioSink", "trackio"),
+    "wandb": ("counterpoint.job.tracking.sinks.wandb:WandbSink", "wandb"),
 }
 """Each sink's class, and the package that it needs."""
 
@@ -45,10 +45,12 @@ def sinks_of(given: Destinations, directory: Path, lives: bool = True) -> list[S
     sinks = [SinkSpec(name, SINKS[name][0], str(job), group, options) for name, options in tables.items()]
     if given.tracing is not None:
         options = given.tracing.model_dump(mode="json")
-        sinks.append(SinkSpec("otel", "", str(job), group, options, program="job.tracing.export_process"))
+        sinks.append(SinkSpec("otel", "", str(job), group, options, program="counterpoint.job.tracing.export_process"))
     if given.alerts is not None and lives:
         options = given.alerts.model_dump(mode="json")
         sinks.append(
-            SinkSpec("alerts", "", str(job), group, options, program="serve.alerting.process", poll_seconds=5.0)
+            SinkSpec(
+                "alerts", "", str(job), group, options, program="counterpoint.serve.alerting.process", poll_seconds=5.0
+            )
         )
     return sinks

@@ -22,9 +22,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from job.tracking.sink_process import SinkSpec
-from transport.process.child import kill_guarded
-from transport.process.launch import guarded
+from counterpoint.job.tracking.sink_process import SinkSpec
+from counterpoint.transport.process.child import kill_guarded
+from counterpoint.transport.process.launch import guarded
 
 logger = logging.getLogger(__name__)
 

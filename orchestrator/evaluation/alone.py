@@ -12,20 +12,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from environments.chat import Chat
-from inference.base import WeightUpdate
-from inference.pool.pool import InferencePool
-from orchestrator.evaluation.attempt import Attempt
-from orchestrator.evaluation.lines import EVALUATIONS_FILE
-from orchestrator.evaluation.loading import LoadedEvaluation, environments_started, load_evaluation
-from orchestrator.evaluation.result import EvaluationResult
-from orchestrator.loop_health.threads import give_environments_threads, in_thread
-from orchestrator.opponents import opponents_of
-from orchestrator.rollouts.transcripts import Transcriber
-from orchestrator.step.records import write_records
-from run.config import RunConfig
-from transport.files.atomic import flush
-from transport.files.json_lines import append_line
+from counterpoint.environments.chat import Chat
+from counterpoint.inference.base import WeightUpdate
+from counterpoint.inference.pool.pool import InferencePool
+from counterpoint.orchestrator.evaluation.attempt import Attempt
+from counterpoint.orchestrator.evaluation.lines import EVALUATIONS_FILE
+from counterpoint.orchestrator.evaluation.loading import LoadedEvaluation, environments_started, load_evaluation
+from counterpoint.orchestrator.evaluation.result import EvaluationResult
+from counterpoint.orchestrator.loop_health.threads import give_environments_threads, in_thread
+from counterpoint.orchestrator.opponents import opponents_of
+from counterpoint.orchestrator.rollouts.transcripts import Transcriber
+from counterpoint.orchestrator.step.records import write_records
+from counterpoint.run.config import RunConfig
+from counterpoint.transport.files.atomic import flush
+from counterpoint.transport.files.json_lines import append_line
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,13 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 
-from orchestrator.evaluation.loading import LoadedEvaluation
-from orchestrator.evaluation.result import EvaluationResult, result_of
-from orchestrator.logging_setup import set_context
-from orchestrator.loop_health.threads import in_thread
-from orchestrator.rollouts.play import PolicyModel, play, score_group
-from orchestrator.rollouts.players import GroupsPool
-from transport.records import Rollout
+from counterpoint.orchestrator.evaluation.loading import LoadedEvaluation
+from counterpoint.orchestrator.evaluation.result import EvaluationResult, result_of
+from counterpoint.orchestrator.logging_setup import set_context
+from counterpoint.orchestrator.loop_health.threads import in_thread
+from counterpoint.orchestrator.rollouts.play import PolicyModel, play, score_group
+from counterpoint.orchestrator.rollouts.players import GroupsPool
+from counterpoint.transport.records import Rollout
 
 
 class Attempt:

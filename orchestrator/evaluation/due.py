@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from run.evaluations import EvaluationConfig
+from counterpoint.run.evaluations import EvaluationConfig
 
 
 class DueEvaluations:

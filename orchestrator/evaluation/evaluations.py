@@ -13,19 +13,19 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from cluster.notify import notify
-from inference.base import InferenceError
-from orchestrator.evaluation import weights
-from orchestrator.evaluation.attempt import Attempt
-from orchestrator.evaluation.due import DueEvaluations
-from orchestrator.evaluation.lines import EVALUATIONS_FILE, evaluated_steps
-from orchestrator.evaluation.loading import LoadedEvaluation
-from orchestrator.evaluation.result import EvaluationResult
-from orchestrator.evaluation.versions import serving_adapter
-from orchestrator.loop_health.threads import in_thread
-from orchestrator.rollouts.players import GroupsPool
-from orchestrator.rollouts.transcripts import Transcriber
-from orchestrator.scheduling.events import (
+from counterpoint.cluster.notify import notify
+from counterpoint.inference.base import InferenceError
+from counterpoint.orchestrator.evaluation import weights
+from counterpoint.orchestrator.evaluation.attempt import Attempt
+from counterpoint.orchestrator.evaluation.due import DueEvaluations
+from counterpoint.orchestrator.evaluation.lines import EVALUATIONS_FILE, evaluated_steps
+from counterpoint.orchestrator.evaluation.loading import LoadedEvaluation
+from counterpoint.orchestrator.evaluation.result import EvaluationResult
+from counterpoint.orchestrator.evaluation.versions import serving_adapter
+from counterpoint.orchestrator.loop_health.threads import in_thread
+from counterpoint.orchestrator.rollouts.players import GroupsPool
+from counterpoint.orchestrator.rollouts.transcripts import Transcriber
+from counterpoint.orchestrator.scheduling.events import (
     CancelEvaluation,
     EndEvaluation,
     EvaluationInstruction,
@@ -33,11 +33,11 @@ from orchestrator.scheduling.events import (
     EvaluationRolloutEnded,
     StartEvaluationRollouts,
 )
-from orchestrator.step.records import write_records
-from run.config import RunConfig
-from transport.files.atomic import publish_directory, published_steps, remove_directory
-from transport.files.json_lines import append_line
-from transport.records import Rollout
+from counterpoint.orchestrator.step.records import write_records
+from counterpoint.run.config import RunConfig
+from counterpoint.transport.files.atomic import publish_directory, published_steps, remove_directory
+from counterpoint.transport.files.json_lines import append_line
+from counterpoint.transport.records import Rollout
 
 logger = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from transport.files.json_lines import read_lines
+from counterpoint.transport.files.json_lines import read_lines
 
 EVALUATIONS_FILE = "evaluations.jsonl"
 

@@ -11,16 +11,16 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from environments.base import EnvironmentContext
-from environments.chat import Chat
-from environments.lifecycle import check_chat, started
-from environments.registry import load_environment
-from environments.shuffle import shuffled
-from inference.base import SamplingParameters
-from orchestrator.rollouts.play import LoadedEnvironment, sampling_parameters
-from run.config import RunConfig
-from run.evaluations import EvaluationConfig
-from transport.config import Config
+from counterpoint.environments.base import EnvironmentContext
+from counterpoint.environments.chat import Chat
+from counterpoint.environments.lifecycle import check_chat, started
+from counterpoint.environments.registry import load_environment
+from counterpoint.environments.shuffle import shuffled
+from counterpoint.inference.base import SamplingParameters
+from counterpoint.orchestrator.rollouts.play import LoadedEnvironment, sampling_parameters
+from counterpoint.run.config import RunConfig
+from counterpoint.run.evaluations import EvaluationConfig
+from counterpoint.transport.config import Config
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from environments.reward import RewardBounds
-from orchestrator.evaluation.estimates import Estimate, mean, pass_at_k, proportion
-from run.evaluations import EvaluationConfig
-from transport.config import Config
-from transport.printable import shortened
-from transport.records import Rollout
+from counterpoint.environments.reward import RewardBounds
+from counterpoint.orchestrator.evaluation.estimates import Estimate, mean, pass_at_k, proportion
+from counterpoint.run.evaluations import EvaluationConfig
+from counterpoint.transport.config import Config
+from counterpoint.transport.printable import shortened
+from counterpoint.transport.records import Rollout
 
 MOST_FAILED = 0.1
 """Share of failed rollouts above which a result says more about failures than about the policy."""

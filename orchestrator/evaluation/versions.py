@@ -11,14 +11,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from inference.base import Probe, WeightUpdate
-from inference.model_facts import read_bounds
-from inference.pool.pool import InferencePool
-from inference.pool.sources import OPERATOR_FILE
-from orchestrator.loop_health.threads import in_thread
-from orchestrator.loop_health.watchdog import awaiting
-from orchestrator.run_directory import claim_of
-from run.config import RunConfig
+from counterpoint.inference.base import Probe, WeightUpdate
+from counterpoint.inference.model_facts import read_bounds
+from counterpoint.inference.pool.pool import InferencePool
+from counterpoint.inference.pool.sources import OPERATOR_FILE
+from counterpoint.orchestrator.loop_health.threads import in_thread
+from counterpoint.orchestrator.loop_health.watchdog import awaiting
+from counterpoint.orchestrator.run_directory import claim_of
+from counterpoint.run.config import RunConfig
 
 SUFFIX = ".evaluation"
 

@@ -18,11 +18,11 @@ from typing import Any
 
 import orjson
 
-from inference.delta import make_whole
-from inference.plugin.checkpoint import is_delta
-from orchestrator.evaluation.result import EvaluationResult
-from transport.files.atomic import STABLE, publish_directory, published_steps, remove_directory
-from transport.files.untrusted import UntrustedFileError, read_json
+from counterpoint.inference.delta import make_whole
+from counterpoint.inference.plugin.checkpoint import is_delta
+from counterpoint.orchestrator.evaluation.result import EvaluationResult
+from counterpoint.transport.files.atomic import STABLE, publish_directory, published_steps, remove_directory
+from counterpoint.transport.files.untrusted import UntrustedFileError, read_json
 
 logger = logging.getLogger(__name__)
 

@@ -19,10 +19,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 
-from orchestrator.loop_health.blame_evidence import Evidence, Kind, shares
-from orchestrator.loop_health.slow_spots import SlowSpot, SlowSpots, culprits_first, in_words, merged, pool_name
-from orchestrator.loop_health.stacks import NOWHERE, Stack, describe, is_known, place_of, source_of, stack_of
-from orchestrator.loop_health.thread_clocks import Reading, ThreadClocks
+from counterpoint.orchestrator.loop_health.blame_evidence import Evidence, Kind, shares
+from counterpoint.orchestrator.loop_health.slow_spots import (
+    SlowSpot,
+    SlowSpots,
+    culprits_first,
+    in_words,
+    merged,
+    pool_name,
+)
+from counterpoint.orchestrator.loop_health.stacks import (
+    NOWHERE,
+    Stack,
+    describe,
+    is_known,
+    place_of,
+    source_of,
+    stack_of,
+)
+from counterpoint.orchestrator.loop_health.thread_clocks import Reading, ThreadClocks
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from orchestrator.loop_health.thread_clocks import Doing
+from counterpoint.orchestrator.loop_health.thread_clocks import Doing
 
 _LONG_SECONDS = 0.02
 """A callback that ran for so long is always named."""

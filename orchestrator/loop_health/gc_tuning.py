@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from transport.process.resident import resident_bytes
+from counterpoint.transport.process.resident import resident_bytes
 
 _LOOK_SECONDS = 0.1
 _YOUNG_SECONDS = 0.01

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from orchestrator.loop_health.blame import LoopBlame
-from orchestrator.loop_health.gc_tuning import RolloutCounts
-from orchestrator.loop_health.lag import EventLoopLagMonitor
-from orchestrator.loop_health.threads import give_environments_threads
-from run.config import LagConfig
-from transport.process.descriptors import allow_connections
+from counterpoint.orchestrator.loop_health.blame import LoopBlame
+from counterpoint.orchestrator.loop_health.gc_tuning import RolloutCounts
+from counterpoint.orchestrator.loop_health.lag import EventLoopLagMonitor
+from counterpoint.orchestrator.loop_health.threads import give_environments_threads
+from counterpoint.run.config import LagConfig
+from counterpoint.transport.process.descriptors import allow_connections
 
 
 class LoopHealth:

@@ -15,9 +15,9 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 
-from orchestrator.telemetry.catalogue import LAG
-from run.config import LagConfig
-from transport.telemetry.values import Histogram
+from counterpoint.orchestrator.telemetry.catalogue import LAG
+from counterpoint.run.config import LagConfig
+from counterpoint.transport.telemetry.values import Histogram
 
 logger = logging.getLogger(__name__)
 

@@ -18,9 +18,9 @@ from typing import Any
 
 import orjson
 
-from orchestrator.loop_health.stacks import Stack, frame_name, stack_of
-from orchestrator.loop_health.threads import in_thread
-from transport.files.atomic import write_atomically
+from counterpoint.orchestrator.loop_health.stacks import Stack, frame_name, stack_of
+from counterpoint.orchestrator.loop_health.threads import in_thread
+from counterpoint.transport.files.atomic import write_atomically
 
 INTERVAL_SECONDS = 0.01
 """Between two samples."""

@@ -31,13 +31,8 @@ _LIBRARIES = frozenset(
 """Installed packages that are libraries, like the standard library: their caller is named instead. Any other installed package
 may be an environment, whose code is named."""
 
-_ROOT = PurePath(__file__).parents[2]
-"""Where our packages are: the repository, or the directory of installed packages."""
-
-_OUR_PACKAGES = (
-    "cli", "cluster", "environments", "inference", "job", "models", "orchestrator", "run", "serve", "sweep", "trainer",
-    "transport", "tune",
-)  # fmt: skip
+_OURS = f"{PurePath(__file__).parents[2]}/"
+"""The directory of our package `counterpoint`, in the repository or among the installed ones. Paths are shown from here."""
 
 _SHOWN_FRAMES = 8
 
@@ -130,11 +125,10 @@ def _is_library(file: str) -> bool:
 
 @cache
 def _is_ours(file: str) -> bool:
-    return any(file.startswith(f"{_ROOT}/{package}/") for package in _OUR_PACKAGES)
+    return file.startswith(_OURS)
 
 
 @cache
 def _shown(file: str) -> str:
-    # An editable install is found without an entry of its own.
-    directories = [directory.rstrip("/") + "/" for directory in (*sys.path, str(_ROOT)) if directory]
+    directories = [_OURS, *(directory.rstrip("/") + "/" for directory in sys.path if directory)]
     return file.removeprefix(max((each for each in directories if file.startswith(each)), key=len, default=""))

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
-from transport.process.priority import lower_own_priority, short_slice
+from counterpoint.transport.process.priority import lower_own_priority, short_slice
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")

@@ -17,8 +17,8 @@ import traceback
 from collections.abc import Callable
 from datetime import datetime, timedelta
 
-from cluster.notify import Heartbeat
-from transport.outages import Outages
+from counterpoint.cluster.notify import Heartbeat
+from counterpoint.transport.outages import Outages
 
 logger = logging.getLogger(__name__)
 

@@ -22,12 +22,12 @@ import numpy as np
 import orjson
 from pydantic import Field, ValidationError, field_validator
 
-from orchestrator.rollouts.rollout_file import parse_rollouts, write_rollouts
-from run.config import AdvantageConfig, FilterConfig, GibberishFilter, RunConfig
-from transport.config import Config, Identifier
-from transport.exact_json import JsonError, dumps, loads
-from transport.files.atomic import STABLE, publish_directory, published_steps
-from transport.records import Rollout
+from counterpoint.orchestrator.rollouts.rollout_file import parse_rollouts, write_rollouts
+from counterpoint.run.config import AdvantageConfig, FilterConfig, GibberishFilter, RunConfig
+from counterpoint.transport.config import Config, Identifier
+from counterpoint.transport.exact_json import JsonError, dumps, loads
+from counterpoint.transport.files.atomic import STABLE, publish_directory, published_steps
+from counterpoint.transport.records import Rollout
 
 FORMAT: Final = "counterpoint raw rollouts"
 VERSION: Final = 1

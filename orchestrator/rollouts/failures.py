@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from transport.printable import shortened
-from transport.records import Rollout
+from counterpoint.transport.printable import shortened
+from counterpoint.transport.records import Rollout
 
 PREFIX = "failures/"
 """Prefix of the metrics `failures/<environment>/<kind>`, each a number of rollouts."""

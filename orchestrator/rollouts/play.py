@@ -14,19 +14,19 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
-from environments.base import Environment, Model, Reply, Unavailable
-from environments.chat import Chat, Tool
-from environments.config import EnvironmentConfig
-from environments.describe_error import describe_error
-from environments.reward import RewardBounds, Rewards, as_rewards, check_bounds, own_bounds
-from environments.sampling import SAMPLED, CallOverrides, SamplingConfig, SamplingOverrides
-from environments.tools.calls import read_calls
-from inference.base import InferenceError, ParsedText, RequestRefused, SamplingParameters
-from orchestrator.loop_health.watchdog import awaiting
-from orchestrator.rollouts.players import GeneratingPool, OpponentModel, PlayerModel, as_prompt
-from orchestrator.rollouts.tracing import RolloutTrace
-from orchestrator.rollouts.trajectories import OpenBranches
-from transport.records import Int32Array, OpponentTurn, Rollout, Turn
+from counterpoint.environments.base import Environment, Model, Reply, Unavailable
+from counterpoint.environments.chat import Chat, Tool
+from counterpoint.environments.config import EnvironmentConfig
+from counterpoint.environments.describe_error import describe_error
+from counterpoint.environments.reward import RewardBounds, Rewards, as_rewards, check_bounds, own_bounds
+from counterpoint.environments.sampling import SAMPLED, CallOverrides, SamplingConfig, SamplingOverrides
+from counterpoint.environments.tools.calls import read_calls
+from counterpoint.inference.base import InferenceError, ParsedText, RequestRefused, SamplingParameters
+from counterpoint.orchestrator.loop_health.watchdog import awaiting
+from counterpoint.orchestrator.rollouts.players import GeneratingPool, OpponentModel, PlayerModel, as_prompt
+from counterpoint.orchestrator.rollouts.tracing import RolloutTrace
+from counterpoint.orchestrator.rollouts.trajectories import OpenBranches
+from counterpoint.transport.records import Int32Array, OpponentTurn, Rollout, Turn
 
 logger = logging.getLogger(__name__)
 

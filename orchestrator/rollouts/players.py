@@ -11,12 +11,12 @@ from typing import Protocol
 
 import numpy as np
 
-from environments.base import Model, Reply
-from environments.chat import Tool
-from environments.sampling import SamplingOverrides
-from inference.base import SamplingParameters
-from transport.config import IDENTIFIER_PATTERN
-from transport.records import Int32Array, Turn
+from counterpoint.environments.base import Model, Reply
+from counterpoint.environments.chat import Tool
+from counterpoint.environments.sampling import SamplingOverrides
+from counterpoint.inference.base import SamplingParameters
+from counterpoint.transport.config import IDENTIFIER_PATTERN
+from counterpoint.transport.records import Int32Array, Turn
 
 
 class GeneratingPool(Protocol):

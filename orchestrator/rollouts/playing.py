@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from environments.chat import Chat
-from inference.base import SamplingParameters
-from orchestrator.rollouts.play import LoadedEnvironment, PolicyModel, play, sampling_parameters
-from orchestrator.rollouts.players import GroupsPool
-from orchestrator.rollouts.tracing import RolloutTracing
-from orchestrator.teacher import Teacher
-from run.config import RunConfig
-from transport.records import Rollout
+from counterpoint.environments.chat import Chat
+from counterpoint.inference.base import SamplingParameters
+from counterpoint.orchestrator.rollouts.play import LoadedEnvironment, PolicyModel, play, sampling_parameters
+from counterpoint.orchestrator.rollouts.players import GroupsPool
+from counterpoint.orchestrator.rollouts.tracing import RolloutTracing
+from counterpoint.orchestrator.teacher import Teacher
+from counterpoint.run.config import RunConfig
+from counterpoint.transport.records import Rollout
 
 
 class Playing:

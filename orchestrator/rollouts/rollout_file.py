@@ -20,12 +20,12 @@ from typing import Any, TypeVar
 import numpy as np
 import orjson
 
-from transport.arrays import AnyArray, pack_arrays, unpack_arrays
-from transport.exact_json import loads
-from transport.files.atomic import Buffer, as_bytes_view, write_buffers
-from transport.json_values import encode_values
-from transport.process.yield_gil import yielding_gil
-from transport.records import TOKEN_COLUMNS, Int32Array, OpponentTurn, Rollout, SavedState, Turn
+from counterpoint.transport.arrays import AnyArray, pack_arrays, unpack_arrays
+from counterpoint.transport.exact_json import loads
+from counterpoint.transport.files.atomic import Buffer, as_bytes_view, write_buffers
+from counterpoint.transport.json_values import encode_values
+from counterpoint.transport.process.yield_gil import yielding_gil
+from counterpoint.transport.records import TOKEN_COLUMNS, Int32Array, OpponentTurn, Rollout, SavedState, Turn
 
 Record = TypeVar("Record", Rollout, Turn, OpponentTurn)
 

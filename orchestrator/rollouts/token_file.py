@@ -18,12 +18,12 @@ from typing import BinaryIO
 
 import numpy as np
 
-from orchestrator.rollouts.rollout_file import framed
-from orchestrator.rollouts.transcripts import TurnText
-from transport.arrays import AnyArray, unpack_arrays
-from transport.files.atomic import as_bytes_view
-from transport.files.untrusted import open_regular
-from transport.records import Float32Array, Int32Array, Rollout, Turn, UInt8Array
+from counterpoint.orchestrator.rollouts.rollout_file import framed
+from counterpoint.orchestrator.rollouts.transcripts import TurnText
+from counterpoint.transport.arrays import AnyArray, unpack_arrays
+from counterpoint.transport.files.atomic import as_bytes_view
+from counterpoint.transport.files.untrusted import open_regular
+from counterpoint.transport.records import Float32Array, Int32Array, Rollout, Turn, UInt8Array
 
 TOKENS_FILE = "tokens.bin"
 

@@ -10,9 +10,9 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from transport.records import Rollout
-from transport.telemetry.spans import AttributeValue, Span, SpanLog, now
-from transport.telemetry.trace_context import header, new_span, new_trace, traceparent
+from counterpoint.transport.records import Rollout
+from counterpoint.transport.telemetry.spans import AttributeValue, Span, SpanLog, now
+from counterpoint.transport.telemetry.trace_context import header, new_span, new_trace, traceparent
 
 
 class RolloutTracing:

@@ -30,7 +30,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from transport.records import (
+from counterpoint.transport.records import (
     Batch,
     Branch,
     Float32Array,

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from transport.files.atomic import as_bytes_view
-from transport.records import Int32Array, Rollout, Turn
+from counterpoint.transport.files.atomic import as_bytes_view
+from counterpoint.transport.records import Int32Array, Rollout, Turn
 
 Decode = Callable[[Sequence[Sequence[int]]], list[str]]
 """Decodes sequences of token ids (`environments.chat.Chat.transcribe`)."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orchestrator.scheduling.outcomes import DropReason, RolloutOutcome
+from counterpoint.orchestrator.scheduling.outcomes import DropReason, RolloutOutcome
 
 # --- events: what happened ---
 

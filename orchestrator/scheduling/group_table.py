@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator
 from heapq import heapify, heappop, heappush
 from typing import get_args
 
-from orchestrator.scheduling.group import Group, Phase
-from run.config import ScheduleConfig
+from counterpoint.orchestrator.scheduling.group import Group, Phase
+from counterpoint.run.config import ScheduleConfig
 
 
 class GroupTable:

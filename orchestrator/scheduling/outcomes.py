@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from transport.records import Rollout
+from counterpoint.transport.records import Rollout
 
 
 class RolloutOutcome(StrEnum):

@@ -42,8 +42,8 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from typing import Any
 
-from orchestrator.scheduling.evaluation_share import EvaluationShare
-from orchestrator.scheduling.events import (
+from counterpoint.orchestrator.scheduling.evaluation_share import EvaluationShare
+from counterpoint.orchestrator.scheduling.events import (
     BatchCommitted,
     CancelEvaluation,
     CancelGroup,
@@ -69,13 +69,13 @@ from orchestrator.scheduling.events import (
     StartEvaluationRollouts,
     StartGroup,
 )
-from orchestrator.scheduling.example_source import ExampleSource
-from orchestrator.scheduling.group import Group, Phase, Snapshot, restored
-from orchestrator.scheduling.group_table import GroupTable
-from orchestrator.scheduling.outcomes import DropReason, RolloutOutcome
-from orchestrator.step.phases import Awaited
-from run.config import ScheduleConfig
-from transport.files.format_number import check_format
+from counterpoint.orchestrator.scheduling.example_source import ExampleSource
+from counterpoint.orchestrator.scheduling.group import Group, Phase, Snapshot, restored
+from counterpoint.orchestrator.scheduling.group_table import GroupTable
+from counterpoint.orchestrator.scheduling.outcomes import DropReason, RolloutOutcome
+from counterpoint.orchestrator.step.phases import Awaited
+from counterpoint.run.config import ScheduleConfig
+from counterpoint.transport.files.format_number import check_format
 
 STATE_FORMAT = 1
 

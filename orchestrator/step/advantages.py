@@ -9,7 +9,6 @@ groups are known: `batch_form.py` calls `Advantage.over_step` at the step bounda
 from __future__ import annotations
 
 import difflib
-import importlib
 import inspect
 import logging
 from collections.abc import Callable, Iterable, Sequence
@@ -18,10 +17,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from environments.describe_error import describe_error
-from environments.import_path import check_allowed, import_advice
-from run.config import AdvantageConfig, OverlongConfig
-from transport.records import Rollout, Turn
+from counterpoint.environments.describe_error import describe_error
+from counterpoint.environments.import_path import check_allowed, import_advice, import_module
+from counterpoint.run.config import AdvantageConfig, OverlongConfig
+from counterpoint.transport.records import Rollout, Turn
 
 logger = logging.getLogger(__name__)
 
@@ -338,7 +337,7 @@ def _imported(path: str) -> AdvantageFunction:
         )
     check_allowed(path, "advantage.kind")
     try:
-        module = importlib.import_module(module_name)
+        module = import_module(module_name)
     except (Exception, SystemExit) as error:  # an operator's module may fail in any way while it is imported
         raise ValueError(
             f"advantage.kind = {path!r}: cannot import {module_name!r} ({type(error).__name__}: {error})"

@@ -14,12 +14,12 @@ from pathlib import Path
 import orjson
 from pydantic import ValidationError
 
-from orchestrator.changes import Steps
-from orchestrator.loop_health.threads import in_thread
-from run.requests import Answer
-from transport.config import Config, Identifier
-from transport.files.atomic import STABLE, write_atomically
-from transport.files.untrusted import UntrustedFileError, read_json
+from counterpoint.orchestrator.changes import Steps
+from counterpoint.orchestrator.loop_health.threads import in_thread
+from counterpoint.run.requests import Answer
+from counterpoint.transport.config import Config, Identifier
+from counterpoint.transport.files.atomic import STABLE, write_atomically
+from counterpoint.transport.files.untrusted import UntrustedFileError, read_json
 
 logger = logging.getLogger(__name__)
 

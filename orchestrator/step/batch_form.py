@@ -10,8 +10,8 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 
-from orchestrator.step.advantages import Advantage
-from transport.records import Rollout
+from counterpoint.orchestrator.step.advantages import Advantage
+from counterpoint.transport.records import Rollout
 
 logger = logging.getLogger(__name__)
 

@@ -17,25 +17,25 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from orchestrator.loop_health.threads import record_in_thread, run_cpu_bound
-from orchestrator.loop_health.watchdog import awaiting
-from orchestrator.metrics import MetricsLine
-from orchestrator.rollouts.dump import DumpHeader, write_dump
-from orchestrator.rollouts.token_file import TOKENS_FILE
-from orchestrator.rollouts.trajectories import assemble_batch, merge_rollout
-from orchestrator.rollouts.transcripts import Transcriber
-from orchestrator.run_directory import prune_rollouts
-from orchestrator.step.checkpoint import Checkpoint, write_checkpoint
-from orchestrator.step.discarded import with_unrecorded
-from orchestrator.step.phases import PhaseClock
-from orchestrator.step.records import write_records
-from orchestrator.step.routing_ahead import RoutingAhead
-from orchestrator.step.step_metrics import step_metrics
-from transport import codec
-from transport.files.atomic import publish_directory
-from transport.files.json_lines import append_line
-from transport.process.yield_gil import yielding_gil
-from transport.records import Batch, Rollout, Sample
+from counterpoint.orchestrator.loop_health.threads import record_in_thread, run_cpu_bound
+from counterpoint.orchestrator.loop_health.watchdog import awaiting
+from counterpoint.orchestrator.metrics import MetricsLine
+from counterpoint.orchestrator.rollouts.dump import DumpHeader, write_dump
+from counterpoint.orchestrator.rollouts.token_file import TOKENS_FILE
+from counterpoint.orchestrator.rollouts.trajectories import assemble_batch, merge_rollout
+from counterpoint.orchestrator.rollouts.transcripts import Transcriber
+from counterpoint.orchestrator.run_directory import prune_rollouts
+from counterpoint.orchestrator.step.checkpoint import Checkpoint, write_checkpoint
+from counterpoint.orchestrator.step.discarded import with_unrecorded
+from counterpoint.orchestrator.step.phases import PhaseClock
+from counterpoint.orchestrator.step.records import write_records
+from counterpoint.orchestrator.step.routing_ahead import RoutingAhead
+from counterpoint.orchestrator.step.step_metrics import step_metrics
+from counterpoint.transport import codec
+from counterpoint.transport.files.atomic import publish_directory
+from counterpoint.transport.files.json_lines import append_line
+from counterpoint.transport.process.yield_gil import yielding_gil
+from counterpoint.transport.records import Batch, Rollout, Sample
 
 MergeChunk = Callable[[Sequence[Rollout]], Awaitable[list[Sample]]]
 """Merges rollouts outside the loop's thread."""

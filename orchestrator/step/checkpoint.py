@@ -17,17 +17,23 @@ from typing import Any
 import msgpack
 import orjson
 
-from environments.config import EnvironmentConfig
-from orchestrator import metrics
-from orchestrator.metrics import MetricsLine
-from orchestrator.rollouts.rollout_file import read_rollouts, write_rollouts
-from orchestrator.run_directory import ConfigurationError
-from run.config import LoraConfig, RunConfig
-from transport.configuration.toml_file import without_places
-from transport.files.atomic import flush, publish_directory, published_steps, remove_directory, write_atomically
-from transport.files.format_number import OtherFormatError, check_format
-from transport.records import Rollout
-from transport.unpacked import long_integer, read_long_integer
+from counterpoint.environments.config import EnvironmentConfig
+from counterpoint.orchestrator import metrics
+from counterpoint.orchestrator.metrics import MetricsLine
+from counterpoint.orchestrator.rollouts.rollout_file import read_rollouts, write_rollouts
+from counterpoint.orchestrator.run_directory import ConfigurationError
+from counterpoint.run.config import LoraConfig, RunConfig
+from counterpoint.transport.configuration.toml_file import without_places
+from counterpoint.transport.files.atomic import (
+    flush,
+    publish_directory,
+    published_steps,
+    remove_directory,
+    write_atomically,
+)
+from counterpoint.transport.files.format_number import OtherFormatError, check_format
+from counterpoint.transport.records import Rollout
+from counterpoint.transport.unpacked import long_integer, read_long_integer
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from transport.messages import Acknowledged, Bye, Evicted, Ready, Rejected, ToOrchestrator, Waiting
+from counterpoint.transport.messages import Acknowledged, Bye, Evicted, Ready, Rejected, ToOrchestrator, Waiting
 
 
 class EvictedError(RuntimeError):

@@ -19,12 +19,12 @@ from typing import Literal
 
 import orjson
 
-from orchestrator.step.filters import ZERO
-from run.config import RunConfig
-from transport.files.atomic import write_atomically
-from transport.files.untrusted import UntrustedFileError, read_json
-from transport.printable import printable, shortened
-from transport.records import Rollout
+from counterpoint.orchestrator.step.filters import ZERO
+from counterpoint.run.config import RunConfig
+from counterpoint.transport.files.atomic import write_atomically
+from counterpoint.transport.files.untrusted import UntrustedFileError, read_json
+from counterpoint.transport.printable import printable, shortened
+from counterpoint.transport.records import Rollout
 
 logger = logging.getLogger(__name__)
 

@@ -18,13 +18,13 @@ from typing import Any
 
 import orjson
 
-from orchestrator.rollouts.failures import MAX_KINDS, OTHER, failures_in_words, kind_of, sum_failures
-from orchestrator.scheduling.outcomes import DropReason
-from orchestrator.step.step_metrics import additive_metrics
-from run.config import ScheduleConfig
-from transport.files.atomic import write_atomically
-from transport.printable import shortened
-from transport.records import Rollout
+from counterpoint.orchestrator.rollouts.failures import MAX_KINDS, OTHER, failures_in_words, kind_of, sum_failures
+from counterpoint.orchestrator.scheduling.outcomes import DropReason
+from counterpoint.orchestrator.step.step_metrics import additive_metrics
+from counterpoint.run.config import ScheduleConfig
+from counterpoint.transport.files.atomic import write_atomically
+from counterpoint.transport.printable import shortened
+from counterpoint.transport.records import Rollout
 
 logger = logging.getLogger(__name__)
 

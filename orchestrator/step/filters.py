@@ -14,9 +14,9 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from orchestrator.rollouts.trajectories import join_floats
-from run.config import FilterConfig, GibberishFilter, RepetitionFilter, ZeroAdvantageFilter
-from transport.records import Float32Array, Int32Array, Int64Array, Rollout, Turn
+from counterpoint.orchestrator.rollouts.trajectories import join_floats
+from counterpoint.run.config import FilterConfig, GibberishFilter, RepetitionFilter, ZeroAdvantageFilter
+from counterpoint.transport.records import Float32Array, Int32Array, Int64Array, Rollout, Turn
 
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 """2**64 over the golden ratio: odd and without a pattern."""

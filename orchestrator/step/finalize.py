@@ -14,18 +14,18 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from orchestrator.loop_health.threads import advantage_in_thread, run_cpu_bound
-from orchestrator.rollouts.rollout_file import StateError, saved_state
-from orchestrator.rollouts.trajectories import join_floats, merge_turns, share_tokens
-from orchestrator.scheduling.events import GroupFinalized
-from orchestrator.scheduling.outcomes import DropReason
-from orchestrator.step.advantages import LARGEST_FLOAT32, Advantage, AdvantageError
-from orchestrator.step.filters import FilterCounts, apply_filters
-from orchestrator.step.players import fault_of_players, set_advantages
-from run.config import FilterConfig
-from transport.process.yield_gil import yielding_gil
-from transport.records import TOKEN_COLUMNS, Branch, Rollout, SavedState, Turn
-from transport.validation import LOG_PROBABILITY_ROUNDING
+from counterpoint.orchestrator.loop_health.threads import advantage_in_thread, run_cpu_bound
+from counterpoint.orchestrator.rollouts.rollout_file import StateError, saved_state
+from counterpoint.orchestrator.rollouts.trajectories import join_floats, merge_turns, share_tokens
+from counterpoint.orchestrator.scheduling.events import GroupFinalized
+from counterpoint.orchestrator.scheduling.outcomes import DropReason
+from counterpoint.orchestrator.step.advantages import LARGEST_FLOAT32, Advantage, AdvantageError
+from counterpoint.orchestrator.step.filters import FilterCounts, apply_filters
+from counterpoint.orchestrator.step.players import fault_of_players, set_advantages
+from counterpoint.run.config import FilterConfig
+from counterpoint.transport.process.yield_gil import yielding_gil
+from counterpoint.transport.records import TOKEN_COLUMNS, Branch, Rollout, SavedState, Turn
+from counterpoint.transport.validation import LOG_PROBABILITY_ROUNDING
 
 _INT32, _FLOAT32 = np.dtype(np.int32), np.dtype(np.float32)
 

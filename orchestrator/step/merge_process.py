@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from orchestrator.loop_health.threads import in_thread
-from orchestrator.loop_health.watchdog import awaiting
-from orchestrator.rollouts.rollout_file import framed, frames, parse_rollouts, rollout_buffers
-from orchestrator.step.boundary import merge_all
-from transport.arrays import AnyArray
-from transport.files.atomic import Buffer, as_bytes_view, write_buffers
-from transport.records import Rollout, Sample
+from counterpoint.orchestrator.loop_health.threads import in_thread
+from counterpoint.orchestrator.loop_health.watchdog import awaiting
+from counterpoint.orchestrator.rollouts.rollout_file import framed, frames, parse_rollouts, rollout_buffers
+from counterpoint.orchestrator.step.boundary import merge_all
+from counterpoint.transport.arrays import AnyArray
+from counterpoint.transport.files.atomic import Buffer, as_bytes_view, write_buffers
+from counterpoint.transport.records import Rollout, Sample
 
 _LENGTH = struct.Struct("<Q")
 _COLUMNS = ("token_ids_T", "loss_mask_T", "log_probabilities_T", "advantages_T")

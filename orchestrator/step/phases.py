@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
-from transport.telemetry.intervals import BusyIntervals, Interval
+from counterpoint.transport.telemetry.intervals import BusyIntervals, Interval
 
 Awaited = Literal["generation", "finalize", "wait_trainer", "wait_inference", "paused"]
 """What a batch waits for: rollouts in flight; groups being finalized; newer weights, without which nothing may start or ship;

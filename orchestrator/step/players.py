@@ -9,8 +9,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from orchestrator.step.advantages import LARGEST_FLOAT32, Advantage, AdvantageError
-from transport.records import Rollout
+from counterpoint.orchestrator.step.advantages import LARGEST_FLOAT32, Advantage, AdvantageError
+from counterpoint.transport.records import Rollout
 
 
 def set_advantages(advantage: Advantage, rollouts: Sequence[Rollout]) -> None:

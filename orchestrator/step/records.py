@@ -15,13 +15,13 @@ from typing import Any
 
 import orjson
 
-from orchestrator.rollouts.rollout_file import in_portions, saved_state
-from orchestrator.rollouts.token_file import write_tokens
-from orchestrator.rollouts.transcripts import Transcriber, TurnText
-from orchestrator.scheduling.outcomes import outcome_of
-from transport.exact_json import dumps, loads
-from transport.process.yield_gil import yielding_gil
-from transport.records import Rollout
+from counterpoint.orchestrator.rollouts.rollout_file import in_portions, saved_state
+from counterpoint.orchestrator.rollouts.token_file import write_tokens
+from counterpoint.orchestrator.rollouts.transcripts import Transcriber, TurnText
+from counterpoint.orchestrator.scheduling.outcomes import outcome_of
+from counterpoint.transport.exact_json import dumps, loads
+from counterpoint.transport.process.yield_gil import yielding_gil
+from counterpoint.transport.records import Rollout
 
 logger = logging.getLogger(__name__)
 

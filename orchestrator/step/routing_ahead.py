@@ -17,10 +17,10 @@ from threading import Lock
 
 import numpy as np
 
-from transport import codec
-from transport.files.atomic import Buffer, as_bytes_view, naming, write_buffers
-from transport.process.yield_gil import yielding_gil
-from transport.records import Batch, Rollout, RoutingArray
+from counterpoint.transport import codec
+from counterpoint.transport.files.atomic import Buffer, as_bytes_view, naming, write_buffers
+from counterpoint.transport.process.yield_gil import yielding_gil
+from counterpoint.transport.records import Batch, Rollout, RoutingArray
 
 logger = logging.getLogger(__name__)
 

@@ -14,14 +14,21 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from orchestrator import take_over
-from orchestrator.loop_health.threads import in_thread
-from orchestrator.loop_health.watchdog import awaiting
-from orchestrator.run_directory import ConfigurationError
-from orchestrator.step.delivery import ConflictError, Delivery, Due, MissingBatchError, SendBatch, SendCommit
-from transport import codec
-from transport.files.atomic import published_steps
-from transport.messages import (
+from counterpoint.orchestrator import take_over
+from counterpoint.orchestrator.loop_health.threads import in_thread
+from counterpoint.orchestrator.loop_health.watchdog import awaiting
+from counterpoint.orchestrator.run_directory import ConfigurationError
+from counterpoint.orchestrator.step.delivery import (
+    ConflictError,
+    Delivery,
+    Due,
+    MissingBatchError,
+    SendBatch,
+    SendCommit,
+)
+from counterpoint.transport import codec
+from counterpoint.transport.files.atomic import published_steps
+from counterpoint.transport.messages import (
     NO_LIMIT,
     PROTOCOL_VERSION,
     Acknowledged,
@@ -33,10 +40,10 @@ from transport.messages import (
     Ready,
     Waiting,
 )
-from transport.outages import Outage
-from transport.records import Batch
-from transport.telemetry.spans import SpanLog, now
-from transport.wires.base import TrainerLink
+from counterpoint.transport.outages import Outage
+from counterpoint.transport.records import Batch
+from counterpoint.transport.telemetry.spans import SpanLog, now
+from counterpoint.transport.wires.base import TrainerLink
 
 logger = logging.getLogger(__name__)
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from orchestrator.rollouts.failures import count_failures
-from transport.exact_json import loads
-from transport.records import Batch, Rollout
+from counterpoint.orchestrator.rollouts.failures import count_failures
+from counterpoint.transport.exact_json import loads
+from counterpoint.transport.records import Batch, Rollout
 
 ENVIRONMENT_PREFIX = "environment/"
 """Prefix of the metrics `environment/<environment>/<metric>/mean`."""

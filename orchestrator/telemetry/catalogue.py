@@ -5,8 +5,15 @@ Those of its pool of servers are in `inference/pool/meters.py`.
 
 from __future__ import annotations
 
-from inference.pool import meters
-from transport.telemetry.metric import LONG_SECONDS, PROMPT_SECONDS, RESIDENT_MEMORY, LineName, Metric, Process
+from counterpoint.inference.pool import meters
+from counterpoint.transport.telemetry.metric import (
+    LONG_SECONDS,
+    PROMPT_SECONDS,
+    RESIDENT_MEMORY,
+    LineName,
+    Metric,
+    Process,
+)
 
 STEP = Metric("counterpoint_step", "gauge", "newest committed step")
 STEPS_PLANNED = Metric("counterpoint_steps_planned", "gauge", "configured number of steps")

@@ -13,21 +13,21 @@ from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any
 
-from inference.pool import meters as of_pool
-from inference.pool.meters import PoolMeters
-from inference.pool.pool import InferencePool
-from orchestrator.activity import MAX_OUTAGES
-from orchestrator.loop_health.lag import EventLoopLagMonitor
-from orchestrator.run_directory import ConfigurationError
-from orchestrator.scheduling.scheduler import Scheduler
-from orchestrator.telemetry import catalogue
-from run.config import RunConfig
-from transport.outages import Outages
-from transport.process.permanent_errors import is_permanent
-from transport.telemetry.endpoint import Endpoint
-from transport.telemetry.lines import LineReader
-from transport.telemetry.metric import Metric
-from transport.telemetry.values import Labels
+from counterpoint.inference.pool import meters as of_pool
+from counterpoint.inference.pool.meters import PoolMeters
+from counterpoint.inference.pool.pool import InferencePool
+from counterpoint.orchestrator.activity import MAX_OUTAGES
+from counterpoint.orchestrator.loop_health.lag import EventLoopLagMonitor
+from counterpoint.orchestrator.run_directory import ConfigurationError
+from counterpoint.orchestrator.scheduling.scheduler import Scheduler
+from counterpoint.orchestrator.telemetry import catalogue
+from counterpoint.run.config import RunConfig
+from counterpoint.transport.outages import Outages
+from counterpoint.transport.process.permanent_errors import is_permanent
+from counterpoint.transport.telemetry.endpoint import Endpoint
+from counterpoint.transport.telemetry.lines import LineReader
+from counterpoint.transport.telemetry.metric import Metric
+from counterpoint.transport.telemetry.values import Labels
 
 NOTE_SECONDS = 1.0
 """Between two notes of the servers and the rollouts in flight."""

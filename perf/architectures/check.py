@@ -14,15 +14,15 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
+from counterpoint.run.config import LoraConfig
+from counterpoint.trainer.lora.layer import MultiLora
+from counterpoint.trainer.lora.multi_lora import adapter_spans, apply_lora_to_model
+from counterpoint.trainer.lora.targets import adaptable, check_targets, prove_layers
+from counterpoint.trainer.model.load import load_model, log_probabilities, trainable_parameters
+from counterpoint.trainer.model.packing_proof import can_pack, can_share_prompts, prove_packing
+from counterpoint.trainer.model.shared_prompts import Family
 from perf.architectures.peft_export import check_export
 from perf.architectures.tiny import VOCABULARY
-from run.config import LoraConfig
-from trainer.lora.layer import MultiLora
-from trainer.lora.multi_lora import adapter_spans, apply_lora_to_model
-from trainer.lora.targets import adaptable, check_targets, prove_layers
-from trainer.model.load import load_model, log_probabilities, trainable_parameters
-from trainer.model.packing_proof import can_pack, can_share_prompts, prove_packing
-from trainer.model.shared_prompts import Family
 
 ROUNDING_FACTOR = 4.0
 LEAST_BOUND = {"float32": 1e-3, "bfloat16": 5e-2}

@@ -15,10 +15,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from run.config import LoraConfig
-from trainer.lora.multi_lora import adapter_spans, apply_lora_to_model, export_adapter
-from trainer.lora.targets import adaptable, check_targets, prove_layers
-from trainer.model.load import load_model, log_probabilities
+from counterpoint.run.config import LoraConfig
+from counterpoint.trainer.lora.multi_lora import adapter_spans, apply_lora_to_model, export_adapter
+from counterpoint.trainer.lora.targets import adaptable, check_targets, prove_layers
+from counterpoint.trainer.model.load import load_model, log_probabilities
 
 _CPU = torch.device("cpu")
 _TOKENS = 12

@@ -10,10 +10,10 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
+from counterpoint.transport.process.launch import guarded
 from perf.bench.command import Size
 from perf.figures import Case
 from perf.noise import TOO_NOISY, settle
-from transport.process.launch import guarded
 
 CASES = {
     "step": "the step boundary, beside an idle loop, a copy and a write of its bytes, and the plain path",

@@ -6,23 +6,23 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-from environments.base import Environment
-from environments.chat import Chat
-from orchestrator.decisions import DecisionLog
-from orchestrator.dispatcher import Dispatcher
-from orchestrator.evaluation.evaluations import Evaluations
-from orchestrator.loop_health.gc_tuning import RolloutCounts
-from orchestrator.loop_health.health import LoopHealth
-from orchestrator.rollouts.play import LoadedEnvironment
-from orchestrator.rollouts.players import GroupsPool
-from orchestrator.rollouts.playing import Playing
-from orchestrator.scheduling.events import CapacityChanged, PolicyUpdated
-from orchestrator.scheduling.scheduler import Scheduler
-from orchestrator.step.advantages import load_advantage
-from orchestrator.step.boundary import StepBoundary
-from orchestrator.step.sender import Sender
-from run.config import RunConfig
-from transport.records import Batch
+from counterpoint.environments.base import Environment
+from counterpoint.environments.chat import Chat
+from counterpoint.orchestrator.decisions import DecisionLog
+from counterpoint.orchestrator.dispatcher import Dispatcher
+from counterpoint.orchestrator.evaluation.evaluations import Evaluations
+from counterpoint.orchestrator.loop_health.gc_tuning import RolloutCounts
+from counterpoint.orchestrator.loop_health.health import LoopHealth
+from counterpoint.orchestrator.rollouts.play import LoadedEnvironment
+from counterpoint.orchestrator.rollouts.players import GroupsPool
+from counterpoint.orchestrator.rollouts.playing import Playing
+from counterpoint.orchestrator.scheduling.events import CapacityChanged, PolicyUpdated
+from counterpoint.orchestrator.scheduling.scheduler import Scheduler
+from counterpoint.orchestrator.step.advantages import load_advantage
+from counterpoint.orchestrator.step.boundary import StepBoundary
+from counterpoint.orchestrator.step.sender import Sender
+from counterpoint.run.config import RunConfig
+from counterpoint.transport.records import Batch
 
 
 async def run_to_the_end(

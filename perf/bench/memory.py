@@ -14,14 +14,14 @@ from pathlib import Path
 
 import numpy as np
 
-from job.replay.boundary import Recording, Rig, rig
-from job.replay.replay import on_daemons_loop
-from job.replay.synthesize import Shape, header_of, synthetic_rollouts
-from orchestrator.rollouts.dump import open_dump, write_dump
+from counterpoint.job.replay.boundary import Recording, Rig, rig
+from counterpoint.job.replay.replay import on_daemons_loop
+from counterpoint.job.replay.synthesize import Shape, header_of, synthetic_rollouts
+from counterpoint.orchestrator.rollouts.dump import open_dump, write_dump
+from counterpoint.transport.process.resident import peak_bytes, resident_bytes
+from counterpoint.transport.records import Rollout, Turn
 from perf.bench.command import Size, show
 from perf.figures import Case, Figure
-from transport.process.resident import peak_bytes, resident_bytes
-from transport.records import Rollout, Turn
 
 LARGE = Shape(64, 32, 16_384, even=True)
 SMALL = Shape(16, 8, 1024, even=True)

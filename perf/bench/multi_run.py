@@ -25,16 +25,16 @@ from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging as transformers_logging
 
+from counterpoint.trainer.config import TrainerConfig
+from counterpoint.trainer.fair_share import FairShare
+from counterpoint.trainer.learner import Learner
+from counterpoint.trainer.ranks import Ranks
+from counterpoint.trainer.runs.control_files import run_directory
+from counterpoint.trainer.runs.manager import MultiRunManager
+from counterpoint.transport.process.resident import resident_bytes
+from counterpoint.transport.records import Batch, SampleInfo
 from perf.bench.command import Size, show
 from perf.figures import Case, Figure
-from trainer.config import TrainerConfig
-from trainer.fair_share import FairShare
-from trainer.learner import Learner
-from trainer.ranks import Ranks
-from trainer.runs.control_files import run_directory
-from trainer.runs.manager import MultiRunManager
-from transport.process.resident import resident_bytes
-from transport.records import Batch, SampleInfo
 
 RUNS = 4
 ROUNDS = 8

@@ -24,25 +24,30 @@ from pathlib import Path
 import openai
 import uvloop
 
-from environments.base import Environment, EnvironmentContext
-from environments.config import EnvironmentConfig
-from environments.lifecycle import started
-from environments.registry import load_environment
-from environments.sampling import SamplingConfig
-from environments.workers.proxy import WorkerEnvironment
-from inference.config import PoolConfig
-from inference.pool.pool import InferencePool
-from job.replay.lag_trace import LagTrace
-from orchestrator.loop_health.gc_tuning import RolloutCounts, collect_as_memory_grows, freeze_gc, infrequent_gc
-from orchestrator.loop_health.lag import LagDistribution
-from orchestrator.loop_health.threads import prompt_switching
+from counterpoint.environments.base import Environment, EnvironmentContext
+from counterpoint.environments.config import EnvironmentConfig
+from counterpoint.environments.lifecycle import started
+from counterpoint.environments.registry import load_environment
+from counterpoint.environments.sampling import SamplingConfig
+from counterpoint.environments.workers.proxy import WorkerEnvironment
+from counterpoint.inference.config import PoolConfig
+from counterpoint.inference.pool.pool import InferencePool
+from counterpoint.job.replay.lag_trace import LagTrace
+from counterpoint.orchestrator.loop_health.gc_tuning import (
+    RolloutCounts,
+    collect_as_memory_grows,
+    freeze_gc,
+    infrequent_gc,
+)
+from counterpoint.orchestrator.loop_health.lag import LagDistribution
+from counterpoint.orchestrator.loop_health.threads import prompt_switching
+from counterpoint.run.config import RunConfig, ScheduleConfig
 from perf.bench.command import Size, show
 from perf.bench.dispatching import run_to_the_end
 from perf.bench.servers import load_server
 from perf.bench.short_turns import REPLY, TURNS, first_prompt
 from perf.figures import Case, Figure
 from perf.stalls import Stalls, recorded_stalls
-from run.config import RunConfig, ScheduleConfig
 
 DELAY_SECONDS = 0.05
 COMPLETION_TOKENS = 16

@@ -18,19 +18,19 @@ from pathlib import Path
 import numpy as np
 import zmq
 
-from job.replay.consumer import bare_consumer, consumer
-from job.replay.lag_trace import LagTrace
-from job.replay.replay import on_daemons_loop, rows_of
-from orchestrator.loop_health.threads import in_thread
-from orchestrator.step.sender import Sender
+from counterpoint.job.replay.consumer import bare_consumer, consumer
+from counterpoint.job.replay.lag_trace import LagTrace
+from counterpoint.job.replay.replay import on_daemons_loop, rows_of
+from counterpoint.orchestrator.loop_health.threads import in_thread
+from counterpoint.orchestrator.step.sender import Sender
+from counterpoint.transport import codec
+from counterpoint.transport.config import TransportConfig
+from counterpoint.transport.files.atomic import as_bytes_view
+from counterpoint.transport.records import Batch, SampleInfo
+from counterpoint.transport.wires.open import open_link
 from perf.bench.command import Size, show
 from perf.figures import Case, Figure
 from perf.stalls import recorded_stalls
-from transport import codec
-from transport.config import TransportConfig
-from transport.files.atomic import as_bytes_view
-from transport.records import Batch, SampleInfo
-from transport.wires.open import open_link
 
 RUN_ID = "bench"
 SAMPLES, CHUNKS, LAYERS, TOP_K = 128, 24, 48, 8

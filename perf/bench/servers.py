@@ -21,9 +21,9 @@ import numpy as np
 import orjson
 import uvloop
 
-from inference import identity, wire
-from inference.base import REQUEST_ID_BYTES, Completion
-from inference.loads import Origin
+from counterpoint.inference import identity, wire
+from counterpoint.inference.base import REQUEST_ID_BYTES, Completion
+from counterpoint.inference.loads import Origin
 
 RAW_PATH = "/raw"
 COMPLETIONS_PATH = "/v1/completions"

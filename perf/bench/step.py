@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from job.replay.boundary import Recording
-from job.replay.consumer import bare_consumer
-from job.replay.lag_trace import INTERVAL_SECONDS, LagTrace, Span
-from job.replay.replay import (
+from counterpoint.job.replay.boundary import Recording
+from counterpoint.job.replay.consumer import bare_consumer
+from counterpoint.job.replay.lag_trace import INTERVAL_SECONDS, LagTrace, Span
+from counterpoint.job.replay.replay import (
     AHEAD,
     BASELINE,
     BOUNDARY,
@@ -33,16 +33,16 @@ from job.replay.replay import (
     replay,
     rows_of,
 )
-from job.replay.synthesize import Shape, header_of, synthetic_rollouts
-from job.replay.traffic import synthetic_traffic
-from orchestrator.loop_health.lag import LagDistribution
-from orchestrator.loop_health.threads import in_thread
-from orchestrator.rollouts.dump import open_dump, write_dump
+from counterpoint.job.replay.synthesize import Shape, header_of, synthetic_rollouts
+from counterpoint.job.replay.traffic import synthetic_traffic
+from counterpoint.orchestrator.loop_health.lag import LagDistribution
+from counterpoint.orchestrator.loop_health.threads import in_thread
+from counterpoint.orchestrator.rollouts.dump import open_dump, write_dump
+from counterpoint.transport.arrays import AnyArray
 from perf import plain
 from perf.bench.command import Size, show
 from perf.figures import Case, Figure
 from perf.stalls import Stalls, recorded_stalls
-from transport.arrays import AnyArray
 
 SYNTHETIC_TASKS = 200
 COPY_THREADS = 2

@@ -14,8 +14,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from environments.tasks.guess_number import GuessNumber
-from environments.tasks.reverse_text import ReverseText
+from counterpoint.environments.tasks.guess_number import GuessNumber
+from counterpoint.environments.tasks.reverse_text import ReverseText
 from perf.chaos.witness import Witness
 
 

@@ -20,12 +20,12 @@ from typing import Any
 
 import tomli_w
 
-from cluster.process import last_lines
-from job.evaluation.server import free_port
+from counterpoint.cluster.process import last_lines
+from counterpoint.job.evaluation.server import free_port
+from counterpoint.transport.process.launch import descendants, guarded
 from perf.chaos import batch_copies
 from perf.chaos.progress import ChaosError
 from perf.chaos.witness import Witness
-from transport.process.launch import descendants, guarded
 
 LOOK_SECONDS = 0.1
 """Between two reads by the witness; a step takes several times as long."""
@@ -110,7 +110,7 @@ class ChaosJob:
     def start(self, *arguments: str) -> None:
         """Starts the command; does not wait."""
         self._file.write_text(tomli_w.dumps(self._settings))
-        command = [sys.executable, "-P", "-m", "cli.main", "run", str(self._file), *arguments]
+        command = [sys.executable, "-P", "-m", "counterpoint.cli.main", "run", str(self._file), *arguments]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 guarded(command), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
@@ -227,6 +227,6 @@ def _part_of_vllm(pid: int) -> str | None:
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    if b"inference.plugin.program" in command:
+    if b"counterpoint.inference.plugin.program" in command:
         return "API server"
     return "engine core" if b"EngineCore" in command else None

@@ -21,10 +21,10 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
+from counterpoint.sweep.status import sweep_status
 from perf.chaos.progress import say
 from perf.chaos.sweep_worker import Witness, targets, work
 from perf.figures import Case, Figure
-from sweep.status import sweep_status
 
 BODY_SECONDS = 0.1
 ROUND_SECONDS = 300.0

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from sweep.claim import SweepTarget, claim_and_run
-from sweep.lock import Claim
+from counterpoint.sweep.claim import SweepTarget, claim_and_run
+from counterpoint.sweep.lock import Claim
 
 Event = Literal["begin", "end", "stopped", "overlap"]
 

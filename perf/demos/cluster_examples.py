@@ -16,7 +16,7 @@ import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
-from cluster import JobSpec, load_spec
+from counterpoint.cluster import JobSpec, load_spec
 from perf.demos.disturbed_job import DisturbedJob, Kill, Place
 from perf.demos.paced_trainer import ALLOWED, PacedTrainer
 

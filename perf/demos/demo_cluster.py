@@ -22,7 +22,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from cluster import ClusterError
+from counterpoint.cluster import ClusterError
 from perf.demos import cluster_examples
 from perf.demos.cluster_examples import Result
 from perf.demos.disturbed_job import DemoError, Place

@@ -40,7 +40,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from transport.process.launch import guarded
+from counterpoint.transport.process.launch import guarded
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 JOB, GUEST = CONFIGS / "demo-multi.toml", CONFIGS / "roles" / "guest.toml"
@@ -179,7 +179,7 @@ def command(*words: str, log: Path | None = None) -> Iterator[subprocess.Popen[b
     with open(log or os.devnull, "ab") as file:
         output = file if log else None
         process = subprocess.Popen(
-            guarded([sys.executable, "-m", "cli.main", *words]),
+            guarded([sys.executable, "-m", "counterpoint.cli.main", *words]),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,

@@ -15,12 +15,12 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from cluster.process import last_lines
-from job.configuration.load import load
-from job.directory import is_running
-from job.sweep.rows import Row, rows_reader_of
-from job.sweep.targets import SweepConfig, targets_of
-from transport.process.launch import guarded
+from counterpoint.cluster.process import last_lines
+from counterpoint.job.configuration.load import load
+from counterpoint.job.directory import is_running
+from counterpoint.job.sweep.rows import Row, rows_reader_of
+from counterpoint.job.sweep.targets import SweepConfig, targets_of
+from counterpoint.transport.process.launch import guarded
 
 FLEET, SWEEP = "configs/demo-fleet.toml", "configs/demo-sweep.toml"
 OUTPUT = Path("outputs/demo-sweep")
@@ -60,7 +60,7 @@ def main() -> int:
         for command in Command.started[::-1]:
             command.stop()
     rows = look()
-    subprocess.run([sys.executable, "-m", "cli.main", "sweep", "status", SWEEP], check=True)
+    subprocess.run([sys.executable, "-m", "counterpoint.cli.main", "sweep", "status", SWEEP], check=True)
     say(
         f"after {time.monotonic() - began:.0f} s: {(verdict := verdict_of(rows, row_of(name, rows))) or 'every target succeeded'}"
     )
@@ -75,7 +75,7 @@ class Command:
     def __init__(self, name: str, *words: str) -> None:
         self.log = OUTPUT.with_name(f"{OUTPUT.name}-{name}.log")
         self.log.parent.mkdir(exist_ok=True)
-        command = guarded([sys.executable, "-m", "cli.main", *words])
+        command = guarded([sys.executable, "-m", "counterpoint.cli.main", *words])
         with open(self.log, "wb") as log:
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0)
         self.started.append(self)

@@ -31,11 +31,11 @@ import tomli_w
 from rich.console import Console
 from rich.table import Table
 
-from cluster.process import last_lines
-from job.directory import is_running
-from job.processes_file import read_workers
+from counterpoint.cluster.process import last_lines
+from counterpoint.job.directory import is_running
+from counterpoint.job.processes_file import read_workers
+from counterpoint.transport.process.launch import guarded
 from perf.demos.population_picture import TrialCurve, draw
-from transport.process.launch import guarded
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 JOB, TUNE = CONFIGS / "demo-tune-job.toml", CONFIGS / "demo-tune.toml"
@@ -166,7 +166,7 @@ class Command:
         self.log = log
         with open(log, "wb") as output:
             self._process = subprocess.Popen(
-                guarded([sys.executable, "-m", "cli.main", *words]),
+                guarded([sys.executable, "-m", "counterpoint.cli.main", *words]),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

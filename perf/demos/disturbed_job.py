@@ -11,9 +11,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from cluster import JobFailed, JobHandle, JobSpec, JobStatus, NoMaster, WorkerStatus, submit
-from cluster.job_files import read_master
-from cluster.spec import MASTER, role_of
+from counterpoint.cluster import JobFailed, JobHandle, JobSpec, JobStatus, NoMaster, WorkerStatus, submit
+from counterpoint.cluster.job_files import read_master
+from counterpoint.cluster.spec import MASTER, role_of
 
 PATIENCE_SECONDS = 300.0
 """The deadline of each wait."""

@@ -27,17 +27,17 @@ import numpy as np
 import uvloop
 from rich.console import Console
 
-from environments.chat import Chat
-from environments.gateway import Gateway, Session
-from environments.sampling import SamplingOverrides
-from environments.scripted import ScriptedModel
-from models.tiny_tokenizer import write_tokenizer
-from orchestrator.step.boundary import give_memory_back
+from counterpoint.environments.chat import Chat
+from counterpoint.environments.gateway import Gateway, Session
+from counterpoint.environments.sampling import SamplingOverrides
+from counterpoint.environments.scripted import ScriptedModel
+from counterpoint.models.tiny_tokenizer import write_tokenizer
+from counterpoint.orchestrator.step.boundary import give_memory_back
+from counterpoint.transport.process.resident import resident_bytes
+from counterpoint.transport.records import Turn
 from perf.figures import Case, Figure
 from perf.fuzz.hostile_requests import HostileRequests, Target
 from perf.fuzz.raw_client import RawClient
-from transport.process.resident import resident_bytes
-from transport.records import Turn
 
 CLIENTS = 16
 REQUESTS_A_ROUND = 4_000

@@ -24,8 +24,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from counterpoint.transport.files.shared_memory import SHARED_MEMORY
 from perf.gpu.rows import ROWS
-from transport.files.shared_memory import SHARED_MEMORY
 
 ROW_SECONDS = 120.0
 ALL_SECONDS = 480.0

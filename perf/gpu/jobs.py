@@ -15,17 +15,17 @@ from typing import Any
 
 import tomli_w
 
-from job.evaluation.server import cause_in, free_port
-from models import smollm2
-from models.make_model import resolve_model
+from counterpoint.job.evaluation.server import cause_in, free_port
+from counterpoint.models import smollm2
+from counterpoint.models.build import resolve_model
+from counterpoint.run.config import LoraConfig
+from counterpoint.transport.process.launch import guarded
+from counterpoint.transport.telemetry.spans import SPANS_FILE, Span, span_in
 from perf.architectures.peft_export import export_random
 from perf.gpu.models import write
 from perf.gpu.steps import Figures
 from perf.time_to_reward.ours import job_of, records_of
 from perf.time_to_reward.settings import Settings
-from run.config import LoraConfig
-from transport.process.launch import guarded
-from transport.telemetry.spans import SPANS_FILE, Span, span_in
 
 NO_CHANGE = 1e-30
 """A learning rate that changes nothing: it is below the rounding of every weight but zero, and what it makes of zero vanishes."""
@@ -166,7 +166,7 @@ def _run(job: dict[str, Any], directory: Path, seconds: float = JOB_SECONDS) -> 
     """Runs the job to its end; returns its directory. Raises `RuntimeError` with the end of its output if it fails."""
     file = directory / "job.toml"
     file.write_text(tomli_w.dumps(job))
-    command = guarded([sys.executable, "-P", "-m", "cli.main", "run", str(file)])
+    command = guarded([sys.executable, "-P", "-m", "counterpoint.cli.main", "run", str(file)])
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, check=False)
     output = Path(job["output_dir"])
     if done.returncode:

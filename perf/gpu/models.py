@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, Qwen3Config, Qwen3MoeConfig
 
-from models.tiny_tokenizer import END_OF_TURN, PADDING, write_tokenizer
+from counterpoint.models.tiny_tokenizer import END_OF_TURN, PADDING, write_tokenizer
 from perf.step_speed import SHAPES
 
 CONTEXT = 2048

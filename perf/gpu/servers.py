@@ -15,7 +15,7 @@ from typing import Any
 
 import tomli_w
 
-from job.evaluation.server import cause_in, free_port
+from counterpoint.job.evaluation.server import cause_in, free_port
 from perf.gpu.models import write
 from perf.gpu.steps import Figures
 
@@ -68,7 +68,7 @@ def server(settings: dict[str, Any], directory: Path) -> Iterator[str]:
     port = free_port("127.0.0.1", 0)
     file = directory / "inference.toml"
     file.write_text(tomli_w.dumps(settings | {"port": port, "log_file": str(log)}))
-    process = subprocess.Popen([sys.executable, "-P", "-m", "cli.main", "inference", str(file)])
+    process = subprocess.Popen([sys.executable, "-P", "-m", "counterpoint.cli.main", "inference", str(file)])
     try:
         url = f"http://127.0.0.1:{port}"
         _wait(process, url, log)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from job.plan.trainer_memory import rank_parts
+from counterpoint.job.plan.trainer_memory import rank_parts
 from perf.step_speed import (
     SHAPES,
     Settings,

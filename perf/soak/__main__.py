@@ -33,11 +33,11 @@ import tomli_w
 from rich.console import Console
 from rich.table import Table
 
-from job.evaluation.server import free_port
+from counterpoint.job.evaluation.server import free_port
+from counterpoint.transport.files.json_lines import append_line
+from counterpoint.transport.process.launch import guarded
 from perf.soak.growth import Growth, growths
 from perf.soak.held import COUNTING, COUNTS_VARIABLE, files_below, held_below
-from transport.files.json_lines import append_line
-from transport.process.launch import guarded
 
 STEPS, DEMO_STEPS = 20_000, 2_000
 START_SECONDS = 600.0
@@ -84,7 +84,7 @@ def soak(directory: Path, steps: int, *, demo: bool, pause: float) -> int:
     with _answering(environment, demo) as url:
         file = directory / "job.toml"
         file.write_text(tomli_w.dumps(_settings(directory / "job", steps, url)))
-        command = guarded([sys.executable, "-P", "-m", "cli.main", "run", str(file)])
+        command = guarded([sys.executable, "-P", "-m", "counterpoint.cli.main", "run", str(file)])
         with (directory / "job.log").open("wb") as log:
             job = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
         samples: list[dict[str, Any]] = []
@@ -185,7 +185,7 @@ def _newest_step(job: Path) -> int:
 @contextmanager
 def _viewed(job: Path, environment: dict[str, str]) -> Iterator[None]:
     """Serves the page, and polls what it polls: overview, a run's curves, its loop."""
-    command = [sys.executable, "-P", "-m", "cli.main", "serve", str(job), "--port", "0"]
+    command = [sys.executable, "-P", "-m", "counterpoint.cli.main", "serve", str(job), "--port", "0"]
     run = next(job.glob("run_*")).name.removeprefix("run_")
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
         assert server.stdout is not None

@@ -15,9 +15,9 @@ import numpy as np
 import orjson
 import uvloop
 
-from inference import identity, wire
-from inference.base import Completion, Probe
-from inference.loads import Claim, Loads, Origin
+from counterpoint.inference import identity, wire
+from counterpoint.inference.base import Completion, Probe
+from counterpoint.inference.loads import Claim, Loads, Origin
 from perf.bench.servers import INSTANCE, Answers, Connection, response, serve
 
 LETTERS = (ord("a") - ord("!"), ord("z") - ord("!") + 1)

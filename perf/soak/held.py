@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
-from transport.process.launch import descendants
+from counterpoint.transport.process.launch import descendants
 
 COUNTS_VARIABLE = "SOAK_COUNTS"
 """Names the directory where each process of Python writes its counts."""
@@ -49,14 +49,14 @@ if "{COUNTS_VARIABLE}" in os.environ:
 
 _NAMES = (
     ("launch.py", "guardians"),
-    ("cluster.agent", "agent"),
-    ("cli.main run", "supervisor"),
-    ("cli.main orchestrator", "orchestrator"),
-    ("cli.main trainer", "trainer"),
-    ("cli.main inference", "inference"),
-    ("cli.main serve", "serve"),
+    ("counterpoint.cluster.agent", "agent"),
+    ("counterpoint.cli.main run", "supervisor"),
+    ("counterpoint.cli.main orchestrator", "orchestrator"),
+    ("counterpoint.cli.main trainer", "trainer"),
+    ("counterpoint.cli.main inference", "inference"),
+    ("counterpoint.cli.main serve", "serve"),
     ("perf.soak.answering", "answering server"),
-    ("inference.plugin.program", "vLLM API server"),
+    ("counterpoint.inference.plugin.program", "vLLM API server"),
     ("EngineCore", "vLLM engine"),
 )
 """What a command line has, and the name of such a process."""

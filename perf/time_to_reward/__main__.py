@@ -19,7 +19,7 @@ from typing import Any
 
 from rich.console import Console
 
-from models.make_model import resolve_model
+from counterpoint.models.build import resolve_model
 from perf.time_to_reward.measure import SIDES, run_side
 from perf.time_to_reward.report import summary, tables
 from perf.time_to_reward.settings import GROUP_SIZE, TASKS, Settings

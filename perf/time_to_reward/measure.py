@@ -17,10 +17,10 @@ from typing import Any
 
 import tomli_w
 
+from counterpoint.transport.process.launch import guarded
 from perf.noise import CpuTimes
 from perf.time_to_reward.ours import job_of, records_of
 from perf.time_to_reward.settings import BatchRecord, Settings, Task, read_records
-from transport.process.launch import guarded
 
 OURS = {"ours": 1, "ours-ahead": 2}
 """Our job, on-policy as TRL is, and one step ahead of the trainer, as it is by default; with `max_lead_steps`."""
@@ -154,7 +154,7 @@ def _command(side: str, settings: Settings, directory: Path, records: Path) -> l
     if side in OURS:
         file = directory / "job.toml"
         file.write_text(tomli_w.dumps(job_of(settings, directory / "job", OURS[side])))
-        return [sys.executable, "-m", "cli.main", "run", str(file)]
+        return [sys.executable, "-m", "counterpoint.cli.main", "run", str(file)]
     if side not in SIDES:
         raise ValueError(f"side {side!r} is none of {', '.join(SIDES)}")
     file = directory / "settings.json"

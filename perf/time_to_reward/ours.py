@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from job.evaluation.server import free_port
+from counterpoint.job.evaluation.server import free_port
 from perf.time_to_reward.settings import BatchRecord, Settings
 
 

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from environments.config import EnvironmentConfig
+from counterpoint.environments.config import EnvironmentConfig
 
 GROUP_SIZE = 8
 """Rollouts of a group, on all sides."""

@@ -21,12 +21,12 @@ from typing import Any
 
 import torch
 
-from environments.base import Environment, EnvironmentContext
-from environments.lifecycle import started
-from environments.mix import ExampleMix
-from environments.registry import load_here
+from counterpoint.environments.base import Environment, EnvironmentContext
+from counterpoint.environments.lifecycle import started
+from counterpoint.environments.mix import ExampleMix
+from counterpoint.environments.registry import load_here
+from counterpoint.transport.records import Rollout
 from perf.time_to_reward.settings import BatchRecord, Settings, append_record
-from transport.records import Rollout
 
 
 def train(settings: Settings, records: Path, with_vllm: bool) -> None:
@@ -119,7 +119,7 @@ def _load_weights(generation: Any) -> None:
     """
     from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-    from inference.plugin.weights import pack_head
+    from counterpoint.inference.plugin.weights import pack_head
 
     engine = generation.llm.llm_engine
     model = engine.model_executor.driver_worker.model_runner.model

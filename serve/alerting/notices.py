@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from cluster.worker_view import State
-from job.inspection.metrics_lines import is_number
-from job.inspection.redaction import redact_line
-from job.number_format import duration
-from serve.readers.job_facts import JobFacts
-from serve.readers.problems import Problem
-from transport.printable import shortened
+from counterpoint.cluster.worker_view import State
+from counterpoint.job.inspection.metrics_lines import is_number
+from counterpoint.job.inspection.redaction import redact_line
+from counterpoint.job.number_format import duration
+from counterpoint.serve.readers.job_facts import JobFacts
+from counterpoint.serve.readers.problems import Problem
+from counterpoint.transport.printable import shortened
 
 GONE_SECONDS = 30.0
 """A problem has ended once it was not seen for so long: one that comes and goes is one."""

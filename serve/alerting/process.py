@@ -1,7 +1,8 @@
 """The process of `[alerts]`: looks at the job as the page does, and posts what is due to the webhook. No role waits for it.
 
-`python -m serve.alerting.process DESCRIPTOR SPECIFICATION`: it speaks with its parent as `job/tracking/sink_process.py` does.
-What was told is in `tracking/alerts.json`, so that a restart tells nothing twice, and knows which problems have ended meanwhile.
+`python -m counterpoint.serve.alerting.process DESCRIPTOR SPECIFICATION`: its parent and it exchange what
+`job/tracking/sink_process.py` does. What was told is in `tracking/alerts.json`, so that a restart tells nothing twice, and
+knows which problems have ended meanwhile.
 """
 
 from __future__ import annotations
@@ -14,21 +15,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cluster.worker_view import ENDED
-from job.directory import JOB_FILE
-from job.serving.config import ServeConfig, url_of
-from job.tracing.export_process import read_headers
-from job.tracking.alerts import address_of
-from job.tracking.follow import State
-from job.tracking.sink_process import SinkSpec, run_under_parent
-from serve.alerting.notices import Ledger, Notice, body_of, end_of
-from serve.alerting.webhook import LONGEST_PAUSE_SECONDS, Webhook
-from serve.jobs import Jobs
-from serve.readers.job_facts import JobFacts, JobReader
-from serve.readers.problems import problems_of
-from transport.files.lock import take_lock
-from transport.files.untrusted import UntrustedFileError, read_json
-from transport.loopback import WILDCARD_HOSTS
+from counterpoint.cluster.worker_view import ENDED
+from counterpoint.job.directory import JOB_FILE
+from counterpoint.job.serving.config import ServeConfig, url_of
+from counterpoint.job.tracing.export_process import read_headers
+from counterpoint.job.tracking.alerts import address_of
+from counterpoint.job.tracking.follow import State
+from counterpoint.job.tracking.sink_process import SinkSpec, run_under_parent
+from counterpoint.serve.alerting.notices import Ledger, Notice, body_of, end_of
+from counterpoint.serve.alerting.webhook import LONGEST_PAUSE_SECONDS, Webhook
+from counterpoint.serve.jobs import Jobs
+from counterpoint.serve.readers.job_facts import JobFacts, JobReader
+from counterpoint.serve.readers.problems import problems_of
+from counterpoint.transport.files.lock import take_lock
+from counterpoint.transport.files.untrusted import UntrustedFileError, read_json
+from counterpoint.transport.loopback import WILDCARD_HOSTS
 
 logger = logging.getLogger(__name__)
 

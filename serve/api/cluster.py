@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from cluster.attended.views import shown_name
-from cluster.manager.state import WorkerRecord
-from serve.api.population import JobParameters
-from serve.endpoint import Endpoint
-from serve.errors import NotFound
-from serve.jobs import Job, Jobs
-from serve.readers.cluster import Change, ClusterReader, ClusterState, cluster_directory, workers_of
-from serve.readers.processes import Said, said_by_workers
-from serve.readers.rollouts.step_indexes import moment
-from transport.config import Config
-from transport.printable import printable
+from counterpoint.cluster.attended.views import shown_name
+from counterpoint.cluster.manager.state import WorkerRecord
+from counterpoint.serve.api.population import JobParameters
+from counterpoint.serve.endpoint import Endpoint
+from counterpoint.serve.errors import NotFound
+from counterpoint.serve.jobs import Job, Jobs
+from counterpoint.serve.readers.cluster import Change, ClusterReader, ClusterState, cluster_directory, workers_of
+from counterpoint.serve.readers.processes import Said, said_by_workers
+from counterpoint.serve.readers.rollouts.step_indexes import moment
+from counterpoint.transport.config import Config
+from counterpoint.transport.printable import printable
 
 READ_SECONDS = 1.0
 MOST_WORKERS = 2_000

@@ -6,12 +6,12 @@ import time
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from job.inspection import fleet
-from job.inspection.rollout_records import finite_number
-from serve.endpoint import Endpoint
-from serve.jobs import Jobs
-from serve.readers.rollouts.view import name_of as shown
-from transport.config import Config
+from counterpoint.job.inspection import fleet
+from counterpoint.job.inspection.rollout_records import finite_number
+from counterpoint.serve.endpoint import Endpoint
+from counterpoint.serve.jobs import Jobs
+from counterpoint.serve.readers.rollouts.view import name_of as shown
+from counterpoint.transport.config import Config
 
 
 class FleetParameters(Config):

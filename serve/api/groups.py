@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from orchestrator.rollouts.failures import kind_of
-from serve.api.rollout_entries import (
+from counterpoint.orchestrator.rollouts.failures import kind_of
+from counterpoint.serve.api.rollout_entries import (
     INDEX_SECONDS,
     RUN,
     IndexProgress,
@@ -21,14 +21,14 @@ from serve.api.rollout_entries import (
     job_of,
     progress_of,
 )
-from serve.endpoint import Endpoint
-from serve.errors import NotFound
-from serve.jobs import Jobs
-from serve.readers.activity.group_fates import GroupFate, GroupFates, StepFates
-from serve.readers.rollouts.line_index import Row
-from serve.readers.rollouts.step_indexes import StepIndexes, moment, recorded_steps
-from serve.readers.rollouts.view import name_of as shown
-from transport.config import Config
+from counterpoint.serve.endpoint import Endpoint
+from counterpoint.serve.errors import NotFound
+from counterpoint.serve.jobs import Jobs
+from counterpoint.serve.readers.activity.group_fates import GroupFate, GroupFates, StepFates
+from counterpoint.serve.readers.rollouts.line_index import Row
+from counterpoint.serve.readers.rollouts.step_indexes import StepIndexes, moment, recorded_steps
+from counterpoint.serve.readers.rollouts.view import name_of as shown
+from counterpoint.transport.config import Config
 
 MAX_GROUPS = 500
 """The groups of one step that are listed."""

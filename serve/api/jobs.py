@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from cluster.job_files import JOB_FILE as CLUSTER_JOB_FILE
-from job.directory import JOB_FILE, run_ids_in
-from serve.endpoint import Endpoint
-from serve.jobs import Job, Jobs
-from serve.readers.population import is_experiment
-from serve.readers.sweep import is_sweep
-from transport.config import Config
-from transport.printable import printable
+from counterpoint.cluster.job_files import JOB_FILE as CLUSTER_JOB_FILE
+from counterpoint.job.directory import JOB_FILE, run_ids_in
+from counterpoint.serve.endpoint import Endpoint
+from counterpoint.serve.jobs import Job, Jobs
+from counterpoint.serve.readers.population import is_experiment
+from counterpoint.serve.readers.sweep import is_sweep
+from counterpoint.transport.config import Config
+from counterpoint.transport.printable import printable
 
 Kind = Literal["job", "cluster", "experiment", "sweep", "other", "missing"]
 

@@ -7,14 +7,14 @@ from typing import Any
 
 from pydantic import Field
 
-from job.inspection.log_files import log_files_in
-from job.inspection.redaction import redact_line
-from serve.endpoint import Endpoint, NotFound
-from serve.jobs import Jobs
-from serve.readers.rollouts.view import name_of as shown
-from transport.config import Config
-from transport.files.untrusted import UntrustedFileError, open_regular
-from transport.printable import shortened
+from counterpoint.job.inspection.log_files import log_files_in
+from counterpoint.job.inspection.redaction import redact_line
+from counterpoint.serve.endpoint import Endpoint, NotFound
+from counterpoint.serve.jobs import Jobs
+from counterpoint.serve.readers.rollouts.view import name_of as shown
+from counterpoint.transport.config import Config
+from counterpoint.transport.files.untrusted import UntrustedFileError, open_regular
+from counterpoint.transport.printable import shortened
 
 MAX_BYTES = 256 * 1024
 """What is read of a log: its end."""

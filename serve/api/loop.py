@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
-from orchestrator.loop_health.blame_evidence import Kind
-from orchestrator.loop_health.slow_spots import SlowSpot, slow_spots_of
-from serve.api.runs import Series, WindowParameters, series_of
-from serve.endpoint import Endpoint
-from serve.jobs import Jobs
-from serve.readers.run_series import JobSeries, Window
-from transport.config import Config, Identifier
-from transport.files.untrusted import UntrustedFileError
-from transport.printable import printable
+from counterpoint.orchestrator.loop_health.blame_evidence import Kind
+from counterpoint.orchestrator.loop_health.slow_spots import SlowSpot, slow_spots_of
+from counterpoint.serve.api.runs import Series, WindowParameters, series_of
+from counterpoint.serve.endpoint import Endpoint
+from counterpoint.serve.jobs import Jobs
+from counterpoint.serve.readers.run_series import JobSeries, Window
+from counterpoint.transport.config import Config, Identifier
+from counterpoint.transport.files.untrusted import UntrustedFileError
+from counterpoint.transport.printable import printable
 
 CURVES = ("event_loop_lag/median", "event_loop_lag/p99", "event_loop_lag/max")
 LATE = "event_loop_late/n"

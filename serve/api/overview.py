@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from serve.api.jobs import Kind as JobKind
-from serve.api.jobs import kind_of
-from serve.endpoint import Endpoint
-from serve.jobs import Job, Jobs
-from serve.readers.job_facts import JobFacts, JobReader, RunFacts
-from serve.readers.problems import Kind, Problem, problems_of
-from transport.config import Config, Identifier
-from transport.printable import printable
+from counterpoint.serve.api.jobs import Kind as JobKind
+from counterpoint.serve.api.jobs import kind_of
+from counterpoint.serve.endpoint import Endpoint
+from counterpoint.serve.jobs import Job, Jobs
+from counterpoint.serve.readers.job_facts import JobFacts, JobReader, RunFacts
+from counterpoint.serve.readers.problems import Kind, Problem, problems_of
+from counterpoint.transport.config import Config, Identifier
+from counterpoint.transport.printable import printable
 
 LONGEST_TEXT = 2_000
 """Characters of a reason, or of another text that a guest may have written."""

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from job.inspection.rollout_records import finite_number
-from serve.endpoint import Endpoint
-from serve.errors import NotFound
-from serve.jobs import Jobs
-from serve.readers.population import Copy, Population, PopulationReader, TrialState, is_experiment
-from serve.readers.rollouts.step_indexes import moment
-from serve.readers.rollouts.view import shown_value
-from transport.config import Config
-from transport.printable import printable
-from tune.result import lookup
+from counterpoint.job.inspection.rollout_records import finite_number
+from counterpoint.serve.endpoint import Endpoint
+from counterpoint.serve.errors import NotFound
+from counterpoint.serve.jobs import Jobs
+from counterpoint.serve.readers.population import Copy, Population, PopulationReader, TrialState, is_experiment
+from counterpoint.serve.readers.rollouts.step_indexes import moment
+from counterpoint.serve.readers.rollouts.view import shown_value
+from counterpoint.transport.config import Config
+from counterpoint.transport.printable import printable
+from counterpoint.tune.result import lookup
 
 READ_SECONDS = 1.0
 

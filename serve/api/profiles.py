@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from serve.endpoint import Endpoint, NotFound
-from serve.jobs import Jobs
-from serve.readers.profiles import Frame, list_profiles, place_of, read_profile
-from transport.config import Config, Identifier
-from transport.files.untrusted import UntrustedFileError
-from transport.printable import printable
+from counterpoint.serve.endpoint import Endpoint, NotFound
+from counterpoint.serve.jobs import Jobs
+from counterpoint.serve.readers.profiles import Frame, list_profiles, place_of, read_profile
+from counterpoint.transport.config import Config, Identifier
+from counterpoint.transport.files.untrusted import UntrustedFileError
+from counterpoint.transport.printable import printable
 
 
 class ProfilesParameters(Config):

@@ -6,15 +6,15 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints
 
-from job.inspection.rollout_records import RolloutRecord
-from serve.errors import NotFound
-from serve.jobs import Job, Jobs
-from serve.readers.rollouts.line_index import Outcome
-from serve.readers.rollouts.selection import Placed, RowFilter
-from serve.readers.rollouts.step_indexes import Progress, StepIndexes, moment, recorded_steps
-from serve.readers.rollouts.view import name_of
-from transport.config import Config
-from transport.printable import printable
+from counterpoint.job.inspection.rollout_records import RolloutRecord
+from counterpoint.serve.errors import NotFound
+from counterpoint.serve.jobs import Job, Jobs
+from counterpoint.serve.readers.rollouts.line_index import Outcome
+from counterpoint.serve.readers.rollouts.selection import Placed, RowFilter
+from counterpoint.serve.readers.rollouts.step_indexes import Progress, StepIndexes, moment, recorded_steps
+from counterpoint.serve.readers.rollouts.view import name_of
+from counterpoint.transport.config import Config
+from counterpoint.transport.printable import printable
 
 RUN = "/jobs/{job}/runs/{run}"
 ROLLOUT = RUN + "/steps/{step}/rollouts/{number}"

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints
 
-from serve.api.rollout_entries import (
+from counterpoint.serve.api.rollout_entries import (
     INDEX_SECONDS,
     RUN,
     Filtered,
@@ -21,13 +21,13 @@ from serve.api.rollout_entries import (
     job_of,
     progress_of,
 )
-from serve.endpoint import Endpoint
-from serve.jobs import Jobs
-from serve.readers.rollouts.line_index import Row
-from serve.readers.rollouts.search import Place, search
-from serve.readers.rollouts.selection import Placed
-from serve.readers.rollouts.step_indexes import StepIndexes, moment, recorded_steps
-from transport.config import Config
+from counterpoint.serve.endpoint import Endpoint
+from counterpoint.serve.jobs import Jobs
+from counterpoint.serve.readers.rollouts.line_index import Row
+from counterpoint.serve.readers.rollouts.search import Place, search
+from counterpoint.serve.readers.rollouts.selection import Placed
+from counterpoint.serve.readers.rollouts.step_indexes import StepIndexes, moment, recorded_steps
+from counterpoint.transport.config import Config
 
 SEARCH_SECONDS = 2.0
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
-from serve.api.rollout_entries import (
+from counterpoint.serve.api.rollout_entries import (
     INDEX_SECONDS,
     ROLLOUT,
     RUN,
@@ -20,15 +20,15 @@ from serve.api.rollout_entries import (
     line_of,
     progress_of,
 )
-from serve.endpoint import Endpoint
-from serve.errors import NotFound
-from serve.jobs import Jobs
-from serve.readers.rollouts.line_index import record_in
-from serve.readers.rollouts.selection import Sort
-from serve.readers.rollouts.step_indexes import StepIndexes, moment, recorded_steps
-from serve.readers.rollouts.view import Parts, Text, parts_of
-from transport.config import Config
-from transport.printable import printable
+from counterpoint.serve.endpoint import Endpoint
+from counterpoint.serve.errors import NotFound
+from counterpoint.serve.jobs import Jobs
+from counterpoint.serve.readers.rollouts.line_index import record_in
+from counterpoint.serve.readers.rollouts.selection import Sort
+from counterpoint.serve.readers.rollouts.step_indexes import StepIndexes, moment, recorded_steps
+from counterpoint.serve.readers.rollouts.view import Parts, Text, parts_of
+from counterpoint.transport.config import Config
+from counterpoint.transport.printable import printable
 
 LISTED_BYTES = 256 * 2**10
 """Longer lines are listed without their texts."""

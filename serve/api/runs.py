@@ -7,17 +7,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints
 
-from job.inspection.redaction import run_configuration
-from run.changes import JournalError, read_journal
-from serve.api.overview import ProblemEntry, RunEntry, facts_of, problem_entry, run_entry
-from serve.endpoint import Endpoint
-from serve.errors import NotFound
-from serve.jobs import Job, Jobs
-from serve.readers.downsample import rounded
-from serve.readers.problems import problems_of_run
-from serve.readers.run_series import READING_SECONDS, Axis, JobSeries, RunSeries, Window
-from transport.config import Config, Identifier
-from transport.printable import printable
+from counterpoint.job.inspection.redaction import run_configuration
+from counterpoint.run.changes import JournalError, read_journal
+from counterpoint.serve.api.overview import ProblemEntry, RunEntry, facts_of, problem_entry, run_entry
+from counterpoint.serve.endpoint import Endpoint
+from counterpoint.serve.errors import NotFound
+from counterpoint.serve.jobs import Job, Jobs
+from counterpoint.serve.readers.downsample import rounded
+from counterpoint.serve.readers.problems import problems_of_run
+from counterpoint.serve.readers.run_series import READING_SECONDS, Axis, JobSeries, RunSeries, Window
+from counterpoint.transport.config import Config, Identifier
+from counterpoint.transport.printable import printable
 
 MOST_RUNS, MOST_METRICS = 16, 32
 

@@ -11,19 +11,19 @@ from typing import Annotated, Any, get_type_hints
 
 from pydantic import Field, create_model
 
-from job.admin.inspect import inspect_run
-from job.admin.join import Joined, join_run
-from job.admin.servers import Server, list_servers
-from job.admin.verbs import RUN_VERBS, SERVER_VERBS, Verb, sentence_of
-from job.serving.config import WORKER_VARIABLE
-from run.requests import LONGEST_PROFILE_SECONDS, RunRequest
-from serve.api.jobs import NoParameters
-from serve.endpoint import Endpoint, Refused
-from serve.jobs import Jobs
-from serve.openapi import Described
-from serve.readers.rollouts.view import name_of
-from transport.config import Config, Identifier
-from transport.configuration.docstrings import docstring_of
+from counterpoint.job.admin.inspect import inspect_run
+from counterpoint.job.admin.join import Joined, join_run
+from counterpoint.job.admin.servers import Server, list_servers
+from counterpoint.job.admin.verbs import RUN_VERBS, SERVER_VERBS, Verb, sentence_of
+from counterpoint.job.serving.config import WORKER_VARIABLE
+from counterpoint.run.requests import LONGEST_PROFILE_SECONDS, RunRequest
+from counterpoint.serve.api.jobs import NoParameters
+from counterpoint.serve.endpoint import Endpoint, Refused
+from counterpoint.serve.jobs import Jobs
+from counterpoint.serve.openapi import Described
+from counterpoint.serve.readers.rollouts.view import name_of
+from counterpoint.transport.config import Config, Identifier
+from counterpoint.transport.configuration.docstrings import docstring_of
 
 MOST_WAIT_SECONDS = 600.0
 SPARE_SECONDS = 30.0

@@ -5,16 +5,16 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from job.inspection.rollout_records import finite_number
-from job.sweep.rows import Row
-from serve.api.population import JobParameters
-from serve.endpoint import Endpoint
-from serve.errors import NotFound
-from serve.jobs import Jobs
-from serve.readers.rollouts.view import shown_value
-from serve.readers.sweep import SweepReader, is_sweep, reward_of
-from transport.config import Config
-from transport.printable import printable
+from counterpoint.job.inspection.rollout_records import finite_number
+from counterpoint.job.sweep.rows import Row
+from counterpoint.serve.api.population import JobParameters
+from counterpoint.serve.endpoint import Endpoint
+from counterpoint.serve.errors import NotFound
+from counterpoint.serve.jobs import Jobs
+from counterpoint.serve.readers.rollouts.view import shown_value
+from counterpoint.serve.readers.sweep import SweepReader, is_sweep, reward_of
+from counterpoint.transport.config import Config
+from counterpoint.transport.printable import printable
 
 MOST_KEYS = 32
 

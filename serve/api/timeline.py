@@ -6,14 +6,14 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from job.inspection import fleet
-from serve.api.rollout_entries import RUN, RunParameters, Step, job_of
-from serve.endpoint import Endpoint
-from serve.errors import NotFound
-from serve.jobs import Jobs
-from serve.readers.activity.timeline import Bar, Lane, Timelines
-from serve.readers.rollouts.view import name_of as shown
-from transport.config import Config
+from counterpoint.job.inspection import fleet
+from counterpoint.serve.api.rollout_entries import RUN, RunParameters, Step, job_of
+from counterpoint.serve.endpoint import Endpoint
+from counterpoint.serve.errors import NotFound
+from counterpoint.serve.jobs import Jobs
+from counterpoint.serve.readers.activity.timeline import Bar, Lane, Timelines
+from counterpoint.serve.readers.rollouts.view import name_of as shown
+from counterpoint.transport.config import Config
 
 STEPS_NAMED = 1_000
 

@@ -6,14 +6,14 @@ from typing import Any
 
 from pydantic import Field
 
-from serve.api.rollout_entries import ROLLOUT, OneRollout, line_of
-from serve.endpoint import Endpoint
-from serve.errors import NotFound
-from serve.jobs import Jobs
-from serve.readers.rollouts.line_index import record_in
-from serve.readers.rollouts.step_indexes import moment
-from serve.readers.rollouts.tokens import turn_tokens
-from transport.config import Config
+from counterpoint.serve.api.rollout_entries import ROLLOUT, OneRollout, line_of
+from counterpoint.serve.endpoint import Endpoint
+from counterpoint.serve.errors import NotFound
+from counterpoint.serve.jobs import Jobs
+from counterpoint.serve.readers.rollouts.line_index import record_in
+from counterpoint.serve.readers.rollouts.step_indexes import moment
+from counterpoint.serve.readers.rollouts.tokens import turn_tokens
+from counterpoint.transport.config import Config
 
 TOKENS_SECONDS = 3.0
 

@@ -17,12 +17,12 @@ from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cluster.errors import ClusterError
-from cluster.job_files import JOURNAL, JobFile, OutcomeFile, holds_job, read_job, read_outcome
-from cluster.manager.manager import PrimeManager
-from cluster.manager.state import WorkerRecord
-from cluster.master.event_codec import UnknownEvent, decode
-from cluster.master.journal_format import (
+from counterpoint.cluster.errors import ClusterError
+from counterpoint.cluster.job_files import JOURNAL, JobFile, OutcomeFile, holds_job, read_job, read_outcome
+from counterpoint.cluster.manager.manager import PrimeManager
+from counterpoint.cluster.manager.state import WorkerRecord
+from counterpoint.cluster.master.event_codec import UnknownEvent, decode
+from counterpoint.cluster.master.journal_format import (
     SNAPSHOT,
     JournalError,
     entry_key,
@@ -31,9 +31,9 @@ from cluster.master.journal_format import (
     snapshot_key,
     snapshot_of_bytes,
 )
-from job.directory import control_directory
-from sweep.store import LARGEST_OBJECT_BYTES
-from transport.files.untrusted import UntrustedFileError, read_bytes
+from counterpoint.job.directory import control_directory
+from counterpoint.sweep.store import LARGEST_OBJECT_BYTES
+from counterpoint.transport.files.untrusted import UntrustedFileError, read_bytes
 
 MOST_CHANGES = 500
 """Changes that are kept, the newest."""

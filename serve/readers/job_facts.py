@@ -18,23 +18,23 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from cluster.job_files import holds_job
-from job.directory import JOB_FILE, is_running, lock_file_of, orchestrator_of, own_runs, run_ids_in
-from job.inspection.fleet import Server, View, join, join_outages, read_views
-from job.inspection.history import History
-from job.inspection.metrics_lines import Line, read_discarded
-from job.inspection.status import RATE_STEPS, JobStatus
-from job.processes_file import PROCESSES_FILE
-from job.run_state import current_state, exclusion_of, is_to_start
-from orchestrator.step.differences import read_notice
-from run.notes import NO_NOTES, Notes
-from serve.readers.newest_steps import NewestSteps, NewestTrained, TrainedEnd, nulls_of
-from serve.readers.run_file import RunFile, RunFiles
-from trainer.telemetry.mismatch import read_jump
-from transport.config import IDENTIFIER_PATTERN
-from transport.files.atomic import published_steps
-from transport.files.untrusted import UntrustedFileError, read_json
-from transport.outages import Outage
+from counterpoint.cluster.job_files import holds_job
+from counterpoint.job.directory import JOB_FILE, is_running, lock_file_of, orchestrator_of, own_runs, run_ids_in
+from counterpoint.job.inspection.fleet import Server, View, join, join_outages, read_views
+from counterpoint.job.inspection.history import History
+from counterpoint.job.inspection.metrics_lines import Line, read_discarded
+from counterpoint.job.inspection.status import RATE_STEPS, JobStatus
+from counterpoint.job.processes_file import PROCESSES_FILE
+from counterpoint.job.run_state import current_state, exclusion_of, is_to_start
+from counterpoint.orchestrator.step.differences import read_notice
+from counterpoint.run.notes import NO_NOTES, Notes
+from counterpoint.serve.readers.newest_steps import NewestSteps, NewestTrained, TrainedEnd, nulls_of
+from counterpoint.serve.readers.run_file import RunFile, RunFiles
+from counterpoint.trainer.telemetry.mismatch import read_jump
+from counterpoint.transport.config import IDENTIFIER_PATTERN
+from counterpoint.transport.files.atomic import published_steps
+from counterpoint.transport.files.untrusted import UntrustedFileError, read_json
+from counterpoint.transport.outages import Outage
 
 MOST_RUNS = 5_000
 """Runs of a job that are shown; the others, by id, are not."""

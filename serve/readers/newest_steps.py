@@ -6,11 +6,11 @@ from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from job.inspection.metrics_lines import SHORTEST_BYTES, Line, is_number, step_of
-from job.inspection.status import RATE_STEPS
-from job.inspection.trained_lines import METRICS_FILE
-from transport.files.appended_lines import AppendedLines
-from transport.files.untrusted import UntrustedFileError, parse_json
+from counterpoint.job.inspection.metrics_lines import SHORTEST_BYTES, Line, is_number, step_of
+from counterpoint.job.inspection.status import RATE_STEPS
+from counterpoint.job.inspection.trained_lines import METRICS_FILE
+from counterpoint.transport.files.appended_lines import AppendedLines
+from counterpoint.transport.files.untrusted import UntrustedFileError, parse_json
 
 KEPT_STEPS = RATE_STEPS + 2
 """Steps that are read: those of the token rate, and the one before them."""

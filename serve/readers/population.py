@@ -14,20 +14,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from job.inspection.rollout_records import finite_number
-from serve.readers.rollouts.line_index import shown_name
-from transport.config import IDENTIFIER_PATTERN
-from transport.exact_json import JsonError, loads
-from transport.files.appended_lines import AppendedLines
-from transport.files.untrusted import UntrustedFileError, parse_json, read_bytes, read_json, read_toml
-from transport.printable import printable
-from tune.callbacks.json_logger import RESULT_FILE
-from tune.errors import in_one_line
-from tune.file_experiment import FILE
-from tune.result import DEFAULT_METRIC, TIME_TOTAL_S, TRAINING_ITERATION, lookup
-from tune.runner.journal import holds_experiment
-from tune.runner.trial_files import STATE_FILE
-from tune.runs.exploit import read_note
+from counterpoint.job.inspection.rollout_records import finite_number
+from counterpoint.serve.readers.rollouts.line_index import shown_name
+from counterpoint.transport.config import IDENTIFIER_PATTERN
+from counterpoint.transport.exact_json import JsonError, loads
+from counterpoint.transport.files.appended_lines import AppendedLines
+from counterpoint.transport.files.untrusted import UntrustedFileError, parse_json, read_bytes, read_json, read_toml
+from counterpoint.transport.printable import printable
+from counterpoint.tune.callbacks.json_logger import RESULT_FILE
+from counterpoint.tune.errors import in_one_line
+from counterpoint.tune.file_experiment import FILE
+from counterpoint.tune.result import DEFAULT_METRIC, TIME_TOTAL_S, TRAINING_ITERATION, lookup
+from counterpoint.tune.runner.journal import holds_experiment
+from counterpoint.tune.runner.trial_files import STATE_FILE
+from counterpoint.tune.runs.exploit import read_note
 
 MAX_STATE_BYTES = 128 * 2**20
 MAX_COPIES_BYTES = 16 * 2**20

@@ -15,18 +15,18 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Literal
 
-from cluster.worker_view import State
-from job.inspection.metrics_lines import Line
-from job.number_format import duration, scientific
-from orchestrator.loop_health.slow_spots import in_words as slow_spots_in_words
-from orchestrator.loop_health.slow_spots import slow_spots_of
-from orchestrator.rollouts.failures import PREFIX, failures_in_words, sum_failures
-from orchestrator.step.differences import show_command
-from orchestrator.step.discarded import in_words
-from orchestrator.step.shares import REMEDY, shortfalls
-from serve.readers.job_facts import JobFacts, RunFacts
-from trainer.telemetry import mismatch
-from transport.outages import Kind as OutageKind
+from counterpoint.cluster.worker_view import State
+from counterpoint.job.inspection.metrics_lines import Line
+from counterpoint.job.number_format import duration, scientific
+from counterpoint.orchestrator.loop_health.slow_spots import in_words as slow_spots_in_words
+from counterpoint.orchestrator.loop_health.slow_spots import slow_spots_of
+from counterpoint.orchestrator.rollouts.failures import PREFIX, failures_in_words, sum_failures
+from counterpoint.orchestrator.step.differences import show_command
+from counterpoint.orchestrator.step.discarded import in_words
+from counterpoint.orchestrator.step.shares import REMEDY, shortfalls
+from counterpoint.serve.readers.job_facts import JobFacts, RunFacts
+from counterpoint.trainer.telemetry import mismatch
+from counterpoint.transport.outages import Kind as OutageKind
 
 GIB = 2**30
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from job.inspection.rollout_records import finite_number
-from job.processes_file import PROCESSES_FILE
-from serve.readers.rollouts.view import name_of
-from transport.files.untrusted import UntrustedFileError, read_json
+from counterpoint.job.inspection.rollout_records import finite_number
+from counterpoint.job.processes_file import PROCESSES_FILE
+from counterpoint.serve.readers.rollouts.view import name_of
+from counterpoint.transport.files.untrusted import UntrustedFileError, read_json
 
 MAX_BYTES = 16 * 2**20
 

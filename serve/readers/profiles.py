@@ -16,12 +16,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from job.inspection.metrics_lines import is_number
-from orchestrator.loop_health.profile import MAX_DEPTH, MAX_STACKS, SPEEDSCOPE
-from orchestrator.steering import PROFILES
-from transport.config import IDENTIFIER_PATTERN
-from transport.files.untrusted import UntrustedFileError, read_json
-from transport.printable import printable
+from counterpoint.job.inspection.metrics_lines import is_number
+from counterpoint.orchestrator.loop_health.profile import MAX_DEPTH, MAX_STACKS, SPEEDSCOPE
+from counterpoint.orchestrator.steering import PROFILES
+from counterpoint.transport.config import IDENTIFIER_PATTERN
+from counterpoint.transport.files.untrusted import UntrustedFileError, read_json
+from counterpoint.transport.printable import printable
 
 MAX_BYTES = 8 * 2**20
 """The size of a file. The largest that is written, of `MAX_STACKS` stacks of `MAX_DEPTH` frames each, has about as many."""

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from job.directory import as_steps
-from job.inspection.metrics_lines import is_number
-from run.config import LagConfig
-from run.notes import NO_NOTES, NOTES_FILE, Notes, read_notes
-from trainer.runs.control_files import MAX_CONFIG_BYTES
-from transport.files.untrusted import UntrustedFileError, parse_toml, read_bytes
+from counterpoint.job.directory import as_steps
+from counterpoint.job.inspection.metrics_lines import is_number
+from counterpoint.run.config import LagConfig
+from counterpoint.run.notes import NO_NOTES, NOTES_FILE, Notes, read_notes
+from counterpoint.trainer.runs.control_files import MAX_CONFIG_BYTES
+from counterpoint.transport.files.untrusted import UntrustedFileError, parse_toml, read_bytes
 
 STALL_WARNING_SECONDS = 60.0
 """`RunConfig.stall_warning_seconds` by default."""

@@ -16,12 +16,12 @@ from typing import Literal
 
 import numpy as np
 
-from job.inspection.metrics_lines import Line, step_of
-from job.inspection.trained_lines import TrainedLines
-from serve.readers.downsample import Curve, Floats, downsample
-from serve.readers.step_table import Integers, StepTable
-from transport.files.appended_lines import LONGEST_LINE, AppendedLines
-from transport.files.untrusted import UntrustedFileError, open_regular
+from counterpoint.job.inspection.metrics_lines import Line, step_of
+from counterpoint.job.inspection.trained_lines import TrainedLines
+from counterpoint.serve.readers.downsample import Curve, Floats, downsample
+from counterpoint.serve.readers.step_table import Integers, StepTable
+from counterpoint.transport.files.appended_lines import LONGEST_LINE, AppendedLines
+from counterpoint.transport.files.untrusted import UntrustedFileError, open_regular
 
 NEWEST_BYTES, NEWEST_TRAINED = 2**25, 20_000
 """What is read of a file that is met anew: of an orchestrator's the bytes at its end, some 20,000 steps; of the trainer's the

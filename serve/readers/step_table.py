@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from job.inspection.metrics_lines import LARGEST, SHORTEST_BYTES, is_number
-from transport.files.untrusted import UntrustedFileError, parse_json
+from counterpoint.job.inspection.metrics_lines import LARGEST, SHORTEST_BYTES, is_number
+from counterpoint.transport.files.untrusted import UntrustedFileError, parse_json
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]

@@ -11,13 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from job.sweep.result import RunResult
-from job.sweep.rows import Row, rows_reader
-from sweep.record import LARGEST_BYTES, Record, RecordError, checked_id
-from sweep.status import TargetStatus, status_of
-from sweep.store import StoreError, UnsafeStoreError
-from transport.errors import UserError
-from transport.files.untrusted import UntrustedFileError, read_bytes, read_toml
+from counterpoint.job.sweep.result import RunResult
+from counterpoint.job.sweep.rows import Row, rows_reader
+from counterpoint.sweep.record import LARGEST_BYTES, Record, RecordError, checked_id
+from counterpoint.sweep.status import TargetStatus, status_of
+from counterpoint.sweep.store import StoreError, UnsafeStoreError
+from counterpoint.transport.errors import UserError
+from counterpoint.transport.files.untrusted import UntrustedFileError, read_bytes, read_toml
 
 MOST_TARGETS = 5_000
 """Targets that are read."""

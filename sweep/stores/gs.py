@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sweep.store import LARGEST_OBJECT_BYTES, Busy, Conflict, Stored, StoreError, Unavailable
+from counterpoint.sweep.store import LARGEST_OBJECT_BYTES, Busy, Conflict, Stored, StoreError, Unavailable
 
 SUFFIX = ".json"
 TIMEOUT = (5, 10)

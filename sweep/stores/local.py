@@ -27,7 +27,7 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from sweep.store import LARGEST_OBJECT_BYTES, Conflict, Stored, StoreError, Unavailable, UnsafeStoreError
+from counterpoint.sweep.store import LARGEST_OBJECT_BYTES, Conflict, Stored, StoreError, Unavailable, UnsafeStoreError
 
 SUFFIX = ".json"
 GUARDS = 64

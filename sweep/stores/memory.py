@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 
-from sweep.store import Conflict, Stored
+from counterpoint.sweep.store import Conflict, Stored
 
 _objects: dict[str, dict[str, Stored]] = {}
 _lock = threading.Lock()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from contextlib import closing
 from typing import Any
 
-from sweep.store import LARGEST_OBJECT_BYTES, Conflict, Stored, StoreError, Unavailable
+from counterpoint.sweep.store import LARGEST_OBJECT_BYTES, Conflict, Stored, StoreError, Unavailable
 
 SUFFIX = ".json"
 CONNECT_SECONDS, READ_SECONDS = 5, 10

@@ -10,16 +10,16 @@ import signal
 import sys
 from pathlib import Path
 
-import cli.run
-import cluster.manager.restarts
-from cluster.spec import JobSpec, RoleSpec
-from job.config import JobConfig
-from job.placement import placements
-from job.workers import worker_of
+import counterpoint.cli.run
+import counterpoint.cluster.manager.restarts
+from counterpoint.cluster.spec import JobSpec, RoleSpec
+from counterpoint.job.config import JobConfig
+from counterpoint.job.placement import placements
+from counterpoint.job.workers import worker_of
 
 SERVICE = """
 import signal, sys, time
-from cluster.notify import notify
+from counterpoint.cluster.notify import notify
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 notify("READY=1\\nSTATUS=serving")
 time.sleep(600)
@@ -69,11 +69,11 @@ if __name__ == "__main__":
     # As a terminal starts it, also where the tests were started by nohup, which has it ignored.
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     if "return" in behaviour:
-        cluster.manager.restarts.FIRST_BACKOFF_SECONDS = 5.0  # a test looks at what waits for its return
+        counterpoint.cluster.manager.restarts.FIRST_BACKOFF_SECONDS = 5.0  # a test looks at what waits for its return
     if "picture" not in behaviour:  # its library takes most of a second of CPU, at each job's end
-        cli.run._draw_curves = lambda *_: None
-        cli.run._prepare_curves = lambda: None
-    cli.run.specification = pretend  # type: ignore[attr-defined]
-    from cli.main import main
+        counterpoint.cli.run._draw_curves = lambda *_: None
+        counterpoint.cli.run._prepare_curves = lambda: None
+    counterpoint.cli.run.specification = pretend  # type: ignore[attr-defined]
+    from counterpoint.cli.main import main
 
     sys.exit(main(["run", *sys.argv[2:]]))

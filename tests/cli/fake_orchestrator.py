@@ -15,9 +15,9 @@ import sys
 import time
 from pathlib import Path
 
-from cluster.notify import notify_ready
+from counterpoint.cluster.notify import notify_ready
+from counterpoint.transport.files.lock import take_lock
 from tests.support.jobs import shipped_line, trained_line
-from transport.files.lock import take_lock
 
 
 def append(file: Path, line: dict[str, object]) -> None:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import sys
 
-import job.sweep.submit_workers
-import job.sweep.target_process
-from job.sweep.targets import Target
-from run.config import RunConfig
+import counterpoint.job.sweep.submit_workers
+import counterpoint.job.sweep.target_process
+from counterpoint.job.sweep.targets import Target
+from counterpoint.run.config import RunConfig
 
 
 def pretended(target: Target) -> list[str]:
@@ -26,8 +26,8 @@ def has_all_steps(run: RunConfig) -> bool:
 if __name__ == "__main__":
     behaviour = sys.argv[1]
     Target.command = property(pretended)  # type: ignore[assignment]
-    job.sweep.target_process.is_finished = has_all_steps  # type: ignore[attr-defined]
-    job.sweep.submit_workers.SWEEP = (sys.executable, "-m", "tests.cli.fake_sweep", behaviour)
-    from cli.main import main
+    counterpoint.job.sweep.target_process.is_finished = has_all_steps  # type: ignore[attr-defined]
+    counterpoint.job.sweep.submit_workers.SWEEP = (sys.executable, "-m", "tests.cli.fake_sweep", behaviour)
+    from counterpoint.cli.main import main
 
     sys.exit(main(["sweep", *sys.argv[2:]]))

@@ -10,12 +10,12 @@ from typing import Any
 
 import tomli_w
 
-from job.config import JobConfig
-from job.directory import orchestrator_of
-from sweep.status import TargetStatus, sweep_status
+from counterpoint.job.config import JobConfig
+from counterpoint.job.directory import orchestrator_of
+from counterpoint.sweep.status import TargetStatus, sweep_status
+from counterpoint.transport.files.lock import take_lock
 from tests.support.polling import DEADLINE_SECONDS, wait_until
 from tests.support.running_job import steps_of
-from transport.files.lock import take_lock
 
 ALL_STEPS = list(range(1, 21))
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.main import COMMANDS, main
+from counterpoint.cli.main import COMMANDS, main
 
 REPOSITORY = Path(__file__).parents[2]
 

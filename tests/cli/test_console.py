@@ -8,8 +8,8 @@ import threading
 import pytest
 from rich.console import Console
 
-from cli.display import console as module
-from cli.display.console import printed_beside
+from counterpoint.cli.display import console as module
+from counterpoint.cli.display.console import printed_beside
 
 
 class PausedReader(io.StringIO):

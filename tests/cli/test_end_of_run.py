@@ -10,17 +10,17 @@ from typing import Any, cast
 import pytest
 from rich.console import Console
 
-import cli.run
-from cluster.manager.events import Outcome
-from job.config import JobConfig
-from job.configuration.load import load
-from job.supervision import Show, SupervisedJob
-from run.changes import Change, write_journal
+import counterpoint.cli.run
+from counterpoint.cluster.manager.events import Outcome
+from counterpoint.job.config import JobConfig
+from counterpoint.job.configuration.load import load
+from counterpoint.job.supervision import Show, SupervisedJob
+from counterpoint.run.changes import Change, write_journal
 
 
 def test_curves_are_prepared_once_when_the_runs_have_their_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
-    monkeypatch.setattr(cli.run, "_prepare_curves", lambda: calls.append("prepared"))
+    monkeypatch.setattr(counterpoint.cli.run, "_prepare_curves", lambda: calls.append("prepared"))
     job = SimpleNamespace(histories={}, is_complete=False)
 
     def run(show: Show) -> Outcome:
@@ -32,18 +32,18 @@ def test_curves_are_prepared_once_when_the_runs_have_their_steps(monkeypatch: py
         return Outcome(0, "done")
 
     job.run = run
-    assert cli.run._run(cast(SupervisedJob, cast(Any, job)), Console()).code == 0
+    assert counterpoint.cli.run._run(cast(SupervisedJob, cast(Any, job)), Console()).code == 0
     assert calls == ["prepared"]
 
 
 def test_a_resume_names_the_keys_that_have_changed(job_file: Path) -> None:
     console = Console(file=io.StringIO(), width=300)
-    cli.run._print_changed_keys(load(JobConfig, job_file, []), console)
+    counterpoint.cli.run._print_changed_keys(load(JobConfig, job_file, []), console)
     assert console.file.getvalue() == "", "there is no job yet"  # type: ignore[attr-defined]
     before = load(JobConfig, job_file, ["--orchestrator.steps=7", "--max_restarts=1"])
     before.output_dir.mkdir(parents=True)
     (before.output_dir / "job.json").write_text(before.model_dump_json())
-    cli.run._print_changed_keys(
+    counterpoint.cli.run._print_changed_keys(
         load(JobConfig, job_file, ["--orchestrator.steps=9", "--max_restarts=1", "--resume=true"]), console
     )
     said = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
@@ -54,10 +54,10 @@ def test_a_resume_names_what_was_changed_while_the_run_was_trained(job_file: Pat
     console, key = Console(file=io.StringIO(), width=300), "training.learning_rate"
     config = load(JobConfig, job_file, ["--orchestrator.training.learning_rate=1e-4", "--resume=true"])
     (run_dir := config.orchestrator.run_dir / "control").mkdir(parents=True)
-    cli.run._print_kept_changes(config, console)
+    counterpoint.cli.run._print_kept_changes(config, console)
     write_journal(run_dir.parent, [Change(request_id="a", step=3, changes={key: 2e-3}, given={key: 1e-4})])
-    cli.run._print_kept_changes(config, console)
+    counterpoint.cli.run._print_kept_changes(config, console)
     edited = load(JobConfig, job_file, ["--orchestrator.training.learning_rate=3e-4", "--resume=true"])
-    cli.run._print_kept_changes(edited, console)
+    counterpoint.cli.run._print_kept_changes(edited, console)
     said = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert [key in line and "0.002" in line and "0.0001" in line for line in said] == [True], "an edit holds again"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.main import main
+from counterpoint.cli.main import main
 
 
 def test_its_help_names_both_commands(capsys: pytest.CaptureFixture[str]) -> None:
@@ -23,14 +23,16 @@ def test_an_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_new_environment_says_how_to_check_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["env", "new", "my_task", "--directory", str(tmp_path)]) == 0
-    assert f"PYTHONPATH={tmp_path} counterpoint env check my_task:MyTask" in capsys.readouterr().out
+    assert f"cd {tmp_path} && counterpoint env check my_task:MyTask" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("kind", ["singel-turn", "tools"])
 def test_an_environment_that_cannot_be_loaded_is_refused_before_a_model_is_resolved(
     kind: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("job.resolve_model.resolve_model", lambda name: pytest.fail("a model was resolved"))
+    monkeypatch.setattr(
+        "counterpoint.job.resolve_model.resolve_model", lambda name: pytest.fail("a model was resolved")
+    )
     assert main(["env", "check", kind]) == 2
     assert "environment 'checked': " in capsys.readouterr().err
 
@@ -43,8 +45,8 @@ def test_arguments_that_are_no_table(given: str, capsys: pytest.CaptureFixture[s
 
 
 TASK = """
-from environments.base import Example
-from environments.data.load import load_rows
+from counterpoint.environments.base import Example
+from counterpoint.environments.data.load import load_rows
 
 
 class Task:
@@ -83,7 +85,9 @@ def test_a_bad_row_is_named_before_a_model_is_resolved(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("job.resolve_model.resolve_model", lambda name: pytest.fail("a model was resolved"))
+    monkeypatch.setattr(
+        "counterpoint.job.resolve_model.resolve_model", lambda name: pytest.fail("a model was resolved")
+    )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "task_of_rows", raising=False)
     (tmp_path / "task_of_rows.py").write_text(TASK)

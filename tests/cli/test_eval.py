@@ -15,12 +15,12 @@ import pytest
 import tomli_w
 from rich.console import Console
 
-from cli.eval import evaluation_table
-from cli.main import main
-from inference.base import InferenceError
-from inference.config import InferenceConfig
-from inference.port_claim import claimed
-from job.evaluation.server import (
+from counterpoint.cli.eval import evaluation_table
+from counterpoint.cli.main import main
+from counterpoint.inference.base import InferenceError
+from counterpoint.inference.config import InferenceConfig
+from counterpoint.inference.port_claim import claimed
+from counterpoint.job.evaluation.server import (
     LOG,
     NAMED_SERVER_SECONDS,
     at_servers,
@@ -30,18 +30,18 @@ from job.evaluation.server import (
     server_running,
     unless_ended,
 )
-from job.evaluation.subject import find_checkpoint, subject_of
-from orchestrator.evaluation.result import result_of
-from orchestrator.evaluation.versions import adapter_name
-from run.config import RunConfig
-from run.evaluations import EvaluationConfig
+from counterpoint.job.evaluation.subject import find_checkpoint, subject_of
+from counterpoint.orchestrator.evaluation.result import result_of
+from counterpoint.orchestrator.evaluation.versions import adapter_name
+from counterpoint.run.config import RunConfig
+from counterpoint.run.evaluations import EvaluationConfig
+from counterpoint.transport.errors import UserError
+from counterpoint.transport.files.atomic import publish_directory
+from counterpoint.transport.process.launch import guarded
 from tests.orchestrator.toy_model import make_toy_model
 from tests.support.fake_inference import PROBE_TOKENS, FakeInference, probe_answer
 from tests.support.polling import until
 from tests.support.rollouts import make_rollout
-from transport.errors import UserError
-from transport.files.atomic import publish_directory
-from transport.process.launch import guarded
 
 EVALUATION = {
     "name": "toy-eval",
@@ -294,7 +294,9 @@ async def test_a_server_does_not_see_the_variables_of_a_jobs_keys(
     monkeypatch.setenv("COUNTERPOINT_CACHE", "models")
     file = tmp_path / "seen"
     program = f"import os, pathlib; pathlib.Path({str(file)!r}).write_text(chr(10).join(os.environ))"
-    monkeypatch.setattr("job.evaluation.server.guarded", lambda command: guarded([sys.executable, "-c", program]))
+    monkeypatch.setattr(
+        "counterpoint.job.evaluation.server.guarded", lambda command: guarded([sys.executable, "-c", program])
+    )
     async with server_running(InferenceConfig(model="of-no-matter"), tmp_path, {"ADDED": "1"}) as ended:
         assert await ended == 0
     seen = file.read_text().split()
@@ -305,10 +307,12 @@ async def test_a_server_does_not_see_the_variables_of_a_jobs_keys(
 @pytest.mark.slow
 async def test_a_server_that_runs_ends_with_the_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its command here is one that ignores SIGTERM; its guardian kills it."""
-    monkeypatch.setattr("job.evaluation.server._STOP_SECONDS", 0.5)
+    monkeypatch.setattr("counterpoint.job.evaluation.server._STOP_SECONDS", 0.5)
     pid_file, waits = tmp_path / "pid", "import signal; signal.signal(15, signal.SIG_IGN); signal.pause()"
     program = f"import os, pathlib; pathlib.Path({str(pid_file)!r}).write_text(str(os.getpid())); {waits}"
-    monkeypatch.setattr("job.evaluation.server.guarded", lambda command: guarded([sys.executable, "-c", program]))
+    monkeypatch.setattr(
+        "counterpoint.job.evaluation.server.guarded", lambda command: guarded([sys.executable, "-c", program])
+    )
     async with server_running(InferenceConfig(model="of-no-matter"), tmp_path, {}) as ended:
         await until(lambda: pid_file.exists() and bool(pid_file.read_text()), "the server's process")
         assert await unless_ended(asyncio.sleep(0, "done"), ended, lambda: "") == "done"

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-import cli.inference
-import cli.trainer
+import counterpoint.cli.inference
+import counterpoint.cli.trainer
 from tests.support.polling import wait_until
 
 
 @pytest.mark.parametrize(
     ("command", "role", "text"),
     [
-        (cli.inference, "inference.server.serve", 'model = "MODEL"\n'),
-        (cli.trainer, "cli.trainer.run", 'model = "MODEL"\noutput_dir = "MODEL"\n'),
+        (counterpoint.cli.inference, "counterpoint.inference.server.serve", 'model = "MODEL"\n'),
+        (counterpoint.cli.trainer, "counterpoint.cli.trainer.run", 'model = "MODEL"\noutput_dir = "MODEL"\n'),
     ],
 )
 def test_a_role_goes_on(

@@ -17,24 +17,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from cli.display.plot import plot
-from cli.display.progress import LiveProgress, describe_step
-from cli.display.status_tables import status_parts
-from cli.display.summary_tables import print_summary
-from cli.stop import main as stop
-from cluster.process import last_lines
-from job.directory import orchestrator_of, run_ids_in, steps_of, written_config
-from job.inspection.history import History
-from job.inspection.status import read_status
-from job.inspection.summary import summarize, summarize_runs
-from job.run_state import exclusion_of
-from job.stop_run import GRACE_SECONDS, stop_timeout
-from orchestrator.loop_health.slow_spots import METRIC
-from run.config import LARGEST_STEP
+from counterpoint.cli.display.plot import plot
+from counterpoint.cli.display.progress import LiveProgress, describe_step
+from counterpoint.cli.display.status_tables import status_parts
+from counterpoint.cli.display.summary_tables import print_summary
+from counterpoint.cli.stop import main as stop
+from counterpoint.cluster.process import last_lines
+from counterpoint.job.directory import orchestrator_of, run_ids_in, steps_of, written_config
+from counterpoint.job.inspection.history import History
+from counterpoint.job.inspection.status import read_status
+from counterpoint.job.inspection.summary import summarize, summarize_runs
+from counterpoint.job.run_state import exclusion_of
+from counterpoint.job.stop_run import GRACE_SECONDS, stop_timeout
+from counterpoint.orchestrator.loop_health.slow_spots import METRIC
+from counterpoint.run.config import LARGEST_STEP
+from counterpoint.transport.errors import UserError
+from counterpoint.transport.files.appended_lines import LONGEST_LINE
+from counterpoint.transport.files.lock import take_lock
 from tests.support.jobs import shipped_line
-from transport.errors import UserError
-from transport.files.appended_lines import LONGEST_LINE
-from transport.files.lock import take_lock
 
 NAMES = st.sampled_from(
     [

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from cli.arguments.job import job_of
-from cli.main import main
+from counterpoint.cli.arguments.job import job_of
+from counterpoint.cli.main import main
 from tests.support.past_jobs import make_job
 
 ON_A_JOB = (["status"], ["logs"], ["show", "--step", "1"], ["servers"], ["stop", "absent"], ["pause", "absent"])

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from cli.logs import main as logs
-from job.inspection.log_files import appended, log_files_in
+from counterpoint.cli.logs import main as logs
+from counterpoint.job.inspection.log_files import appended, log_files_in
+from counterpoint.transport.errors import UserError
 from tests.support.past_jobs import make_job
-from transport.errors import UserError
 
 
 @pytest.fixture

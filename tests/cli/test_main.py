@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from cli.main import COMMANDS, main
+from counterpoint.cli.main import COMMANDS, main
 from tests.support.ports import free_port, taken_port
 
 
 def counterpoint(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "cli.main", *arguments]
+    command = [sys.executable, "-m", "counterpoint.cli.main", *arguments]
     return subprocess.run(
         command, capture_output=True, text=True, timeout=120, env=os.environ | variables, check=False, stdin=subprocess.DEVNULL
     )  # fmt: skip
@@ -60,9 +60,9 @@ def test_the_first_process_of_a_container_ends_by_sigterm_before_its_command_han
     program = """
 import os, signal
 os.getpid = lambda: 1
-import cli.main
-cli.main._module = lambda name: signal.raise_signal(signal.SIGTERM)
-cli.main.main(["orchestrator", "run.toml"])
+import counterpoint.cli.main
+counterpoint.cli.main._module = lambda name: signal.raise_signal(signal.SIGTERM)
+counterpoint.cli.main.main(["orchestrator", "run.toml"])
 """
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 128 + signal.SIGTERM
 
@@ -70,12 +70,12 @@ cli.main.main(["orchestrator", "run.toml"])
 @pytest.mark.slow
 def test_help_costs_little_more_than_python_itself() -> None:
     bare = processor_seconds([sys.executable, "-c", "pass"])
-    helped = processor_seconds([sys.executable, "-m", "cli.main", "--help"])
+    helped = processor_seconds([sys.executable, "-m", "counterpoint.cli.main", "--help"])
     assert helped < 3 * bare
 
 
 def test_help_imports_nothing_heavy() -> None:
-    code = "import sys, cli.main; cli.main.main(['--help']); print(*sys.modules, file=sys.stderr)"
+    code = "import sys, counterpoint.cli.main; counterpoint.cli.main.main(['--help']); print(*sys.modules, file=sys.stderr)"
     completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(completed.stderr.split())
     assert not loaded & {"pydantic", "numpy", "rich", "asyncio", "aiohttp", "torch", "vllm", "argparse"}
@@ -86,7 +86,8 @@ def test_help_imports_nothing_heavy() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["run", "orchestrator", "trainer", "inference"])
 def test_the_help_of_a_command_lists_its_keys_without_torch(command: str) -> None:
-    code = f"import sys, cli.main; cli.main.main(['{command}', '--help', 'all']); print(*sys.modules, file=sys.stderr)"
+    call = f"import sys; from counterpoint.cli.main import main; main(['{command}', '--help', 'all'])"
+    code = f"{call}; print(*sys.modules, file=sys.stderr)"
     completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert f"usage: counterpoint {command} FILE" in completed.stdout
     assert "--model" in completed.stdout
@@ -154,9 +155,9 @@ def test_an_import_that_fails_for_want_of_an_extra_names_it(
     def fail(name: str) -> None:
         importlib.import_module("vllm.sampling_params")
 
-    monkeypatch.setattr("cli.main._module", fail)
+    monkeypatch.setattr("counterpoint.cli.main._module", fail)
     assert "needs vllm, which is not installed" in refused_here(capfd, "serve")
-    monkeypatch.setattr("cli.main._module", lambda name: importlib.import_module("no_such_module"))
+    monkeypatch.setattr("counterpoint.cli.main._module", lambda name: importlib.import_module("no_such_module"))
     with pytest.raises(ModuleNotFoundError, match="no_such_module"):
         main(["serve"])
 
@@ -195,12 +196,12 @@ def test_bad_input_is_refused_before_anything_is_written(
 
 
 MY_TASKS = """
-from environments.tasks.guess_number import GuessNumber as Sums
-from orchestrator.step.advantages import group_mean as advantage
+from counterpoint.environments.tasks.guess_number import GuessNumber as Sums
+from counterpoint.orchestrator.step.advantages import group_mean as advantage
 
 
 def loss(inputs):
-    from trainer.losses.contract import LossOutputs
+    from counterpoint.trainer.losses.contract import LossOutputs
 
     loss_P = -inputs.advantages_P * inputs.trainer_log_probabilities_P
     return LossOutputs(loss_P, loss_P.isnan())
@@ -271,7 +272,7 @@ def test_a_cache_that_cannot_be_written_is_named() -> None:
 
 INTERRUPTIBLE = """
 import signal, sys
-from cli.main import main
+from counterpoint.cli.main import main
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background of a shell
 sys.exit(main(sys.argv[1:]))
 """

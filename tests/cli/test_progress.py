@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-import cli.display.progress
-from cli.display.plot import plot
-from cli.display.progress import LiveProgress, PlainProgress, choose, describe_step
-from cluster.worker_view import State, WorkerView
-from job.inspection.history import History
-from orchestrator.step.differences import Notice
+import counterpoint.cli.display.progress
+from counterpoint.cli.display.plot import plot
+from counterpoint.cli.display.progress import LiveProgress, PlainProgress, choose, describe_step
+from counterpoint.cluster.worker_view import State, WorkerView
+from counterpoint.job.inspection.history import History
+from counterpoint.orchestrator.step.differences import Notice
 from tests.support.jobs import shipped_line, write_lines
 from tests.support.past_jobs import history_of
 
@@ -38,7 +38,7 @@ def test_plain_progress_tells_changes_and_steps_and_beats(past: Path, monkeypatc
     progress.update([worker(State.STARTING)], [])
     progress.update([worker(State.STARTING)], [])
     progress.update([worker(State.READY)], [(history, line) for line in history.refresh()])
-    monkeypatch.setattr(cli.display.progress, "HEARTBEAT_SECONDS", -1.0)
+    monkeypatch.setattr(counterpoint.cli.display.progress, "HEARTBEAT_SECONDS", -1.0)
     progress.update([worker(State.READY, "generating")], [])
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert len(lines) == 2 + 20 + 1

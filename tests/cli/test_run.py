@@ -21,30 +21,30 @@ from typing import Any
 import pytest
 import tomli_w
 
-from cli.run import _how_to_go_on, resuming_command
-from cluster.attended.left_running import has_agents
-from cluster.errors import ClusterError
-from cluster.job_files import control_path, read_outcome
-from cluster.manager.events import Outcome
-from cluster.master.control import ask
-from cluster.notify import NotifySocket
-from job.config import JobConfig
-from job.configuration.load import load
-from job.directory import control_directory, is_running, orchestrator_of
-from job.processes_file import read_workers
-from job.run_state import is_finished
-from job.workers import specification
-from job.write_job import write_job
-from orchestrator.step.checkpoint import Checkpoint, identity_of, write_checkpoint
-from run.config import RunConfig
+from counterpoint.cli.run import _how_to_go_on, resuming_command
+from counterpoint.cluster.attended.left_running import has_agents
+from counterpoint.cluster.errors import ClusterError
+from counterpoint.cluster.job_files import control_path, read_outcome
+from counterpoint.cluster.manager.events import Outcome
+from counterpoint.cluster.master.control import ask
+from counterpoint.cluster.notify import NotifySocket
+from counterpoint.job.config import JobConfig
+from counterpoint.job.configuration.load import load
+from counterpoint.job.directory import control_directory, is_running, orchestrator_of
+from counterpoint.job.processes_file import read_workers
+from counterpoint.job.run_state import is_finished
+from counterpoint.job.workers import specification
+from counterpoint.job.write_job import write_job
+from counterpoint.orchestrator.step.checkpoint import Checkpoint, identity_of, write_checkpoint
+from counterpoint.run.config import RunConfig
+from counterpoint.trainer.config import TrainerConfig
+from counterpoint.transport.files.atomic import publish_directory
+from counterpoint.transport.files.lock import take_lock
 from tests.support.agents import end_agents
 from tests.support.jobs import shipped_line
 from tests.support.polling import DEADLINE_SECONDS, wait_until
 from tests.support.ports import free_port
 from tests.transport.telemetry.scraping import families
-from trainer.config import TrainerConfig
-from transport.files.atomic import publish_directory
-from transport.files.lock import take_lock
 
 pytestmark = pytest.mark.slow
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from cluster.agent.remains import marked
-from cluster.agent.settings import mark_of, read_endpoint
-from cluster.backends.local import AGENTS
-from job.directory import control_directory, orchestrator_of
-from job.processes_file import read_workers
+from counterpoint.cluster.agent.remains import marked
+from counterpoint.cluster.agent.settings import mark_of, read_endpoint
+from counterpoint.cluster.backends.local import AGENTS
+from counterpoint.job.directory import control_directory, orchestrator_of
+from counterpoint.job.processes_file import read_workers
 from tests.support.polling import DEADLINE_SECONDS, wait_until
 from tests.support.ray_nodes import RayNodes
 

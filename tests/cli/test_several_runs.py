@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 import tomli_w
 
-from cli.orchestrator import main as orchestrator
-from cli.status import main as status
-from cli.stop import main as stop
-from job.claim_directory import NothingLeft
-from job.directory import control_directory, is_running, orchestrator_of
+from counterpoint.cli.orchestrator import main as orchestrator
+from counterpoint.cli.status import main as status
+from counterpoint.cli.stop import main as stop
+from counterpoint.job.claim_directory import NothingLeft
+from counterpoint.job.directory import control_directory, is_running, orchestrator_of
+from counterpoint.transport.errors import UserError
 from tests.support.agents import end_agents
 from tests.support.polling import DEADLINE_SECONDS, wait_until
 from tests.support.ports import free_port
-from transport.errors import UserError
 
 pytestmark = pytest.mark.slow
 

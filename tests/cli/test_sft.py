@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import tomli_w
 
-import cli.sft
-from cli.main import main
+import counterpoint.cli.sft
+from counterpoint.cli.main import main
+from counterpoint.trainer.sft.config import SftConfig
+from counterpoint.transport.files.lock import take_lock
 from tests.orchestrator.toy_model import make_toy_model
-from trainer.sft.config import SftConfig
-from transport.files.lock import take_lock
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         (config.output_dir / "trainer").mkdir(exist_ok=True)
         return 0
 
-    monkeypatch.setattr(cli.sft, "run", run)
+    monkeypatch.setattr(counterpoint.cli.sft, "run", run)
     return found
 
 

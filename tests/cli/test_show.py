@@ -11,16 +11,16 @@ from typing import Any
 import orjson
 import pytest
 
-from cli.show import main
-from environments.chat import Chat
-from orchestrator.rollouts.transcripts import Transcriber
-from orchestrator.step.records import write_records
+from counterpoint.cli.show import main
+from counterpoint.environments.chat import Chat
+from counterpoint.orchestrator.rollouts.transcripts import Transcriber
+from counterpoint.orchestrator.step.records import write_records
+from counterpoint.transport.errors import UserError
+from counterpoint.transport.files.atomic import publish_directory
+from counterpoint.transport.printable import printable
+from counterpoint.transport.records import OpponentTurn, Rollout
 from tests.orchestrator.toy_model import make_toy_model
 from tests.support.rollouts import make_rollout, make_turn
-from transport.errors import UserError
-from transport.files.atomic import publish_directory
-from transport.printable import printable
-from transport.records import OpponentTurn, Rollout
 
 HOSTILE = "\x1b]0;title\x07\x1b[2J[red]not markup[/red]\rreward 1\u202eevil\u202c\nrollout 9-9 of run one"
 

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from cli.main import main
-from cli.status import main as status
-from job.directory import JOB_LOCK
-from orchestrator.loop_health.slow_spots import METRIC
+from counterpoint.cli.main import main
+from counterpoint.cli.status import main as status
+from counterpoint.job.directory import JOB_LOCK
+from counterpoint.orchestrator.loop_health.slow_spots import METRIC
+from counterpoint.trainer.telemetry.mismatch import MismatchWatch
+from counterpoint.transport.errors import UserError
+from counterpoint.transport.files.lock import take_lock
 from tests.support.jobs import shipped_line, write_lines
 from tests.support.past_jobs import make_job, write_discarded
-from trainer.telemetry.mismatch import MismatchWatch
-from transport.errors import UserError
-from transport.files.lock import take_lock
 
 
 def shown_by_status(output: Path, capsys: pytest.CaptureFixture[str]) -> str:
@@ -247,9 +247,9 @@ def test_status_names_a_damaged_file(
 @pytest.mark.slow
 def test_watching_looks_again_and_ctrl_c_ends_it(past: Path) -> None:
     code = (
-        "import signal, sys, cli.status; cli.status.WATCH_SECONDS = 0.05\n"
+        "import signal, sys, counterpoint.cli.status; counterpoint.cli.status.WATCH_SECONDS = 0.05\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "sys.exit(cli.status.main(sys.argv[1:]))"
+        "sys.exit(counterpoint.cli.status.main(sys.argv[1:]))"
     )
     command = [sys.executable, "-c", code, str(past), "--watch", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watch:

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from cli.main import main
-from run.requests import Answer, ChangeRequest, DamagedRequest, waiting_requests, write_answer
+from counterpoint.cli.main import main
+from counterpoint.run.requests import Answer, ChangeRequest, DamagedRequest, waiting_requests, write_answer
+from counterpoint.transport.files.lock import take_lock
 from tests.support.past_jobs import make_job
 from tests.support.polling import wait_until
-from transport.files.lock import take_lock
 
 KINDS = ("save", "change", "pause", "resume", "dump", "profile")
 

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import tomli_w
 
-from cli.main import main
-from cluster import JobFailed, JobHandle, JobSpec, RoleSpec, load_spec, submit
-from cluster.job_files import JOB_FILE, OUTCOME_FILE, JobFile, read_master, read_outcome, write_privately
+from counterpoint.cli.main import main
+from counterpoint.cluster import JobFailed, JobHandle, JobSpec, RoleSpec, load_spec, submit
+from counterpoint.cluster.job_files import JOB_FILE, OUTCOME_FILE, JobFile, read_master, read_outcome, write_privately
 from tests.support.job_processes import kill_processes_of, processes_of
 from tests.support.polling import wait_until
 
@@ -47,7 +47,7 @@ def test_a_job_is_submitted_watched_and_awaited(
     tmp_path: Path, directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = [str(file_of_job(tmp_path)), "--directory", str(directory)]
-    command = [sys.executable, "-m", "cli.main", "submit", *given, "--detach"]
+    command = [sys.executable, "-m", "counterpoint.cli.main", "submit", *given, "--detach"]
     completed = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     assert f"counterpoint status, wait or stop {directory}" in completed.stdout
     assert main(["submit", *given]) == 2
@@ -108,7 +108,15 @@ def test_a_job_without_a_master_is_said_to_have_none_and_is_stopped_in_order(
 
 @pytest.mark.slow
 def test_a_signal_stops_the_job_in_order(tmp_path: Path, directory: Path) -> None:
-    command = [sys.executable, "-m", "cli.main", "submit", str(file_of_job(tmp_path)), "--directory", str(directory)]
+    command = [
+        sys.executable,
+        "-m",
+        "counterpoint.cli.main",
+        "submit",
+        str(file_of_job(tmp_path)),
+        "--directory",
+        str(directory),
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True) as process:
         wait_until((directory / "task-0.started").exists, "the task")
         process.send_signal(signal.SIGINT)

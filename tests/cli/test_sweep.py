@@ -14,24 +14,24 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from cli.display.sweep_table import show_live
-from cli.main import main
-from cli.sweep import main as sweep
-from cli.sweep import print_status
-from job.claim_directory import NothingLeft
-from job.configuration.load import load
-from job.join import check_goes_on
-from job.sweep.rows import Row
-from job.sweep.targets import SweepConfig, Target, targets_of
-from sweep.lock import step_lock
-from sweep.open_store import open_store
-from sweep.status import TargetStatus
-from sweep.store import StoreError
+from counterpoint.cli.display.sweep_table import show_live
+from counterpoint.cli.main import main
+from counterpoint.cli.sweep import main as sweep
+from counterpoint.cli.sweep import print_status
+from counterpoint.job.claim_directory import NothingLeft
+from counterpoint.job.configuration.load import load
+from counterpoint.job.join import check_goes_on
+from counterpoint.job.sweep.rows import Row
+from counterpoint.job.sweep.targets import SweepConfig, Target, targets_of
+from counterpoint.sweep.lock import step_lock
+from counterpoint.sweep.open_store import open_store
+from counterpoint.sweep.status import TargetStatus
+from counterpoint.sweep.store import StoreError
+from counterpoint.transport.errors import UserError
+from counterpoint.transport.files.lock import take_lock
+from counterpoint.transport.process.stop_requests import REPETITION_SECONDS
 from tests.cli.fleet import ALL_STEPS, Fleet
 from tests.support.polling import wait_until
-from transport.errors import UserError
-from transport.files.lock import take_lock
-from transport.process.stop_requests import REPETITION_SECONDS
 
 
 @pytest.mark.slow
@@ -344,7 +344,7 @@ async def test_the_live_table_outlives_what_cannot_be_read_for_a_moment() -> Non
 
     shown = io.StringIO()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("cli.display.sweep_table.REFRESH_SECONDS", 0.0)
+        patch.setattr("counterpoint.cli.display.sweep_table.REFRESH_SECONDS", 0.0)
         await show_live(look, "rates", Console(file=shown, force_terminal=True, width=140), until_settled=True)
     assert "rates: run_a/metrics.jsonl" in shown.getvalue()
     assert "1 SUCCESS" in shown.getvalue()

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from cli.main import main
-from cluster import ClusterError, JobHandle
-from job.sweep.submit_workers import GivenSweep, specification_of
+from counterpoint.cli.main import main
+from counterpoint.cluster import ClusterError, JobHandle
+from counterpoint.job.sweep.submit_workers import GivenSweep, specification_of
 from tests.cli.fleet import ALL_STEPS, Fleet
 from tests.support.job_processes import kill_processes_of
 from tests.support.polling import wait_until
@@ -118,7 +118,7 @@ def test_the_workers_have_the_targets_of_the_command(
         sweeps.append(sweep)
         raise ClusterError("seen enough")
 
-    monkeypatch.setattr("cli.sweep.submit_workers", refuse)
+    monkeypatch.setattr("counterpoint.cli.sweep.submit_workers", refuse)
     assert main(["sweep", *given, *SUBMIT]) == 2
     capsys.readouterr()
     role = specification_of(sweeps[0], fleet.file.parent).role("worker")

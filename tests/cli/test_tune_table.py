@@ -6,9 +6,9 @@ import io
 
 from rich.console import Console
 
-from cli.display.tune_table import LiveTable, Row, best_of, table_of
-from tune.checkpoint import Checkpoint
-from tune.trial import Trial
+from counterpoint.cli.display.tune_table import LiveTable, Row, best_of, table_of
+from counterpoint.tune.checkpoint import Checkpoint
+from counterpoint.tune.trial import Trial
 
 
 def shown(rows: list[Row]) -> str:

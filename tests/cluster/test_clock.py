@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.clock import LONGEST_GAP_SECONDS, RunningClock
+from counterpoint.cluster.clock import LONGEST_GAP_SECONDS, RunningClock
 
 
 def test_a_gap_counts_as_a_moment_only() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.exit_codes import describe_exit
+from counterpoint.cluster.exit_codes import describe_exit
 
 
 @pytest.mark.parametrize(

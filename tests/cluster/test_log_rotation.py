@@ -10,8 +10,8 @@ from typing import BinaryIO
 
 import pytest
 
-from cluster import log_rotation
-from cluster.log_rotation import rotate_if_full
+from counterpoint.cluster import log_rotation
+from counterpoint.cluster.log_rotation import rotate_if_full
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.notify import MAX_STATUS, Heartbeat, NotifySocket, StatusLine, beating, notify, notify_ready
+from counterpoint.cluster.notify import MAX_STATUS, Heartbeat, NotifySocket, StatusLine, beating, notify, notify_ready
 
 
 def test_what_is_said_is_heard_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,7 +42,7 @@ def test_a_supervisor_that_has_gone_is_a_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("NOTIFY_SOCKET", "@counterpoint-nobody-listens-here")
-    monkeypatch.setattr("cluster.notify._failure", "")
+    monkeypatch.setattr("counterpoint.cluster.notify._failure", "")
     with caplog.at_level(logging.WARNING):
         assert notify("READY=1") is False
         assert notify("WATCHDOG=1") is False
@@ -65,7 +65,7 @@ def test_a_supervisor_that_does_not_keep_up_never_blocks_the_caller_and_is_a_war
     assert delivered[0]
     assert not delivered[-1]
     assert not caplog.records
-    monkeypatch.setattr("cluster.notify._full_since", -math.inf)
+    monkeypatch.setattr("counterpoint.cluster.notify._full_since", -math.inf)
     assert not notify("WATCHDOG=1")
     assert not notify("WATCHDOG=1")
     assert len(caplog.records) == 1
@@ -96,7 +96,7 @@ def test_a_ready_that_was_lost_is_sent_again_with_and_without_a_watchdog(
 ) -> None:
     listener = NotifySocket()
     monkeypatch.setenv("NOTIFY_SOCKET", listener.address)
-    monkeypatch.setattr("cluster.notify.READY_AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr("counterpoint.cluster.notify.READY_AGAIN_SECONDS", 0.01)
     if watchdog:
         monkeypatch.setenv("WATCHDOG_USEC", "1000000")
     else:
@@ -116,7 +116,7 @@ def test_a_ready_that_was_lost_is_sent_again_with_and_without_a_watchdog(
 def test_a_ready_that_was_lost_is_not_sent_after_the_process_stops(monkeypatch: pytest.MonkeyPatch) -> None:
     listener = NotifySocket()
     monkeypatch.setenv("NOTIFY_SOCKET", listener.address)
-    monkeypatch.setattr("cluster.notify.READY_AGAIN_SECONDS", 60.0)
+    monkeypatch.setattr("counterpoint.cluster.notify.READY_AGAIN_SECONDS", 60.0)
     while notify("STATUS=busy"):
         pass
     notify_ready()

@@ -25,7 +25,7 @@ def test_the_job_of_the_page_works_as_written(tmp_path: Path, way: str) -> None:
     (tmp_path / "adding.py").write_text(block("python", "class Adder"))
     (tmp_path / "adding.toml").write_text(block("toml", 'name = "adding"'))
     (tmp_path / "run.py").write_text(block("python", "JobBuilder"))
-    program = ["-m", "cli.main", "submit", "adding.toml"] if way == "toml" else ["run.py"]
+    program = ["-m", "counterpoint.cli.main", "submit", "adding.toml"] if way == "toml" else ["run.py"]
     completed = subprocess.run(
         [sys.executable, *program],
         cwd=tmp_path,

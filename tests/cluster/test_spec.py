@@ -7,8 +7,8 @@ import math
 import pytest
 from pydantic import ValidationError
 
-from cluster.job_files import JobFile
-from cluster.spec import JobSpec, RoleSpec
+from counterpoint.cluster.job_files import JobFile
+from counterpoint.cluster.spec import JobSpec, RoleSpec
 
 
 def test_a_worker_without_a_deadline_is_the_same_after_its_job_was_written() -> None:

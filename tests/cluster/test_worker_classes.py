@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from cluster import JobBuilder, PrimeMaster, SubMaster
-from cluster.spec import JobSpec, RoleSpec
-from cluster.worker_classes import require_classes
-from transport.errors import UserError
+from counterpoint.cluster import JobBuilder, PrimeMaster, SubMaster
+from counterpoint.cluster.spec import JobSpec, RoleSpec
+from counterpoint.cluster.worker_classes import require_classes
+from counterpoint.transport.errors import UserError
 
 BASES = """
 from counterpoint.cluster import Worker
@@ -59,7 +59,7 @@ if T:
     class Twice(Work): ...
 class Itself(Itself): ...
 class Lost(nowhere.Base): ...
-from cluster.nowhere import Gone
+from counterpoint.cluster.nowhere import Gone
 class Later(Gone): ...
 """
 

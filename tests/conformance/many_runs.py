@@ -16,11 +16,11 @@ import tomli_w
 import torch
 import torch.distributed as dist
 
+from counterpoint.run.config import RunConfig
 from counterpoint.trainer.lora import MultiLoRALinear
 from counterpoint.trainer.runs import get_multi_run_manager, setup_multi_run_manager
-from run.config import RunConfig
+from counterpoint.transport.files.atomic import write_atomically
 from tests.trainer.conftest import make_run_config
-from transport.files.atomic import write_atomically
 
 
 def write_run(output_dir: Path, run_id: str, age: float = 0.0, **keys: Any) -> Path:

@@ -12,14 +12,14 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from counterpoint.orchestrator.run_directory import check_control
+from counterpoint.run.config import LoraConfig, RunConfig
 from counterpoint.trainer.lora import MultiLoRALinear, apply_lora_to_model
+from counterpoint.trainer.lora.multi_lora import adapter_spans, peft_state
 from counterpoint.trainer.runs import HookError, MultiRunManager, get_multi_run_manager, setup_multi_run_manager
-from orchestrator.run_directory import check_control
-from run.config import LoraConfig, RunConfig
+from counterpoint.trainer.runs import manager as manager_module
 from tests.conformance.many_runs import write_run
 from tests.trainer.forked_ranks import launch
-from trainer.lora.multi_lora import adapter_spans, peft_state
-from trainer.runs import manager as manager_module
 
 
 @pytest.fixture(autouse=True)

@@ -27,10 +27,10 @@ from counterpoint.sweep import (
     step_lock,
     sweep_status,
 )
+from counterpoint.sweep.open_store import open_store
+from counterpoint.transport.errors import UserError
 from examples.sweep.train_tiny_sweep import targets as grid
-from sweep.open_store import open_store
 from tests.support.job_processes import kill_processes_of
-from transport.errors import UserError
 
 REPOSITORY = Path(__file__).parents[2]
 EXAMPLE = REPOSITORY / "examples" / "sweep" / "train_tiny_sweep.py"
@@ -87,7 +87,7 @@ def test_a_store_without_a_conditional_write_here_is_refused_by_name(scheme: str
 def test_other_names_of_known_stores_open_them(tmp_path: Path) -> None:
     assert open_store(f"local://{tmp_path}").root == str(tmp_path)
     assert open_store("s3a://bucket/a").root == open_store("s3://bucket/a").root
-    with patch("sweep.stores.gs.GoogleStore", lambda bucket, prefix: (bucket, prefix)):
+    with patch("counterpoint.sweep.stores.gs.GoogleStore", lambda bucket, prefix: (bucket, prefix)):
         assert open_store("gcs://bucket/a") == ("bucket", "a")  # type: ignore[comparison-overlap]
 
 

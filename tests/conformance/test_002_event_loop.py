@@ -10,23 +10,23 @@ from pathlib import Path
 import orjson
 import pytest
 
-from cli.main import main
 from counterpoint.advantages import AdvantageInputs, AdvantageOutputs
+from counterpoint.cli.main import main
+from counterpoint.environments.config import ALL, EnvironmentConfig
+from counterpoint.environments.registry import load_environment
+from counterpoint.inference.base import ServerFailure
+from counterpoint.inference.clients.http_sessions import HttpSessions
+from counterpoint.inference.clients.openai_client import OpenAIClient
+from counterpoint.inference.config import PoolConfig
+from counterpoint.job.replay.synthesize import Shape, header_of, synthetic_rollouts
+from counterpoint.job.tracking.feed import Feed
 from counterpoint.orchestrator import EventLoopLagMonitor, LagDistribution
-from environments.config import ALL, EnvironmentConfig
-from environments.registry import load_environment
-from inference.base import ServerFailure
-from inference.clients.http_sessions import HttpSessions
-from inference.clients.openai_client import OpenAIClient
-from inference.config import PoolConfig
-from job.replay.synthesize import Shape, header_of, synthetic_rollouts
-from job.tracking.feed import Feed
-from orchestrator.rollouts.dump import write_dump
-from orchestrator.step.advantages import load_advantage
-from run.config import AdvantageConfig, LagConfig, RunConfig
+from counterpoint.orchestrator.rollouts.dump import write_dump
+from counterpoint.orchestrator.step.advantages import load_advantage
+from counterpoint.run.config import AdvantageConfig, LagConfig, RunConfig
+from counterpoint.transport.files.appended_lines import Line
+from counterpoint.transport.files.place import Place
 from tests.support.rollouts import make_group
-from transport.files.appended_lines import Line
-from transport.files.place import Place
 
 CONFIGURATION = """
 [orchestrator]

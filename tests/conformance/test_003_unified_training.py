@@ -11,21 +11,6 @@ from typing import Any
 import msgpack
 import pytest
 
-from cluster.manager.events import (
-    Allocate,
-    Allocated,
-    Create,
-    Created,
-    Event,
-    ManagerStage,
-    Start,
-    Stop,
-    WorkerReady,
-    WorkerStarted,
-)
-from cluster.manager.state import Place
-from cluster.master.faults import Faults
-from cluster.master.orders import Orders
 from counterpoint.cluster import (
     Backend,
     ElasticMaster,
@@ -40,6 +25,21 @@ from counterpoint.cluster import (
     Worker,
     WorkLoad,
 )
+from counterpoint.cluster.manager.events import (
+    Allocate,
+    Allocated,
+    Create,
+    Created,
+    Event,
+    ManagerStage,
+    Start,
+    Stop,
+    WorkerReady,
+    WorkerStarted,
+)
+from counterpoint.cluster.manager.state import Place
+from counterpoint.cluster.master.faults import Faults
+from counterpoint.cluster.master.orders import Orders
 from tests.cluster.master.fake_backend import FakeBackend, World
 from tests.conformance import work_loads
 from tests.support.job_workers import running, send

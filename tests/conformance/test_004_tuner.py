@@ -29,10 +29,10 @@ from counterpoint.tune import (
     TuneError,
     env_creator,
 )
+from counterpoint.tune.runner.experiment_server import TOKENS
+from counterpoint.tune.runner.search_thread import SearchThread
 from tests.support.polling import wait_until
 from tests.tune.runner.scripted import ScriptedExecutor
-from tune.runner.experiment_server import TOKENS
-from tune.runner.search_thread import SearchThread
 
 HERE = "tests.conformance.test_004_tuner"
 
@@ -132,7 +132,7 @@ def raises(config: dict[str, Any]) -> None:
 def _own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test registers is not left to others: with a closure, each runner forks."""
     for names in ("_closures", "_trainables", "_environments"):
-        monkeypatch.setattr(f"tune.registry.{names}", {})
+        monkeypatch.setattr(f"counterpoint.tune.registry.{names}", {})
 
 
 @contextmanager
@@ -443,7 +443,7 @@ def test_a_closure_is_refused_with_the_reason_where_no_fork_is_possible(tmp_path
     finally:
         done.set()
         other.join()
-    from tune.registry import why_not_imported
+    from counterpoint.tune.registry import why_not_imported
 
     assert "a lambda of" in why_not_imported("closure:inner")
 

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from run.changes import JOURNAL
+from counterpoint.run.changes import JOURNAL
 
 HERE = Path(__file__).resolve().parents[2]
 LAB = HERE / "build" / "systemd-test"
@@ -125,7 +125,7 @@ class Machine:
 
     def pid_of(self, role: str) -> str:
         """Returns the process of a role; empty for none."""
-        return self.run(f"pgrep --full '^[^ ]*python -m cli.main {role} '", check=False).strip()
+        return self.run(f"pgrep --full '^[^ ]*python -m counterpoint.cli.main {role} '", check=False).strip()
 
     def until_it_goes_on(self) -> None:
         """Waits until the unit is active and a further step is committed."""
@@ -210,7 +210,7 @@ def stop(machine: Machine) -> str:
     """A stop drains, is no failure, and leaves nothing behind."""
     machine.run(f"systemctl stop {UNIT}")
     assert (machine.show("ActiveState"), machine.show("Result")) == ("inactive", "success")
-    left = machine.run("pgrep --full --list-full cli.main", check=False)
+    left = machine.run("pgrep --full --list-full counterpoint.cli.main", check=False)
     assert not left, left
     litter = machine.run("find /run/counterpoint -type s -o -type f -o -name 'cntp-tmp-*'")
     assert not litter, litter
@@ -289,7 +289,13 @@ def write_venv(directory: Path) -> None:
     python, command = directory / "bin" / "python", directory / "bin" / "counterpoint"
     python.unlink(missing_ok=True)
     python.symlink_to("/usr/bin/python3")
-    lines = (f"#!{INSTALLED}/.venv/bin/python", "import sys", "from cli.main import main", "sys.exit(main())", "")
+    lines = (
+        f"#!{INSTALLED}/.venv/bin/python",
+        "import sys",
+        "from counterpoint.cli.main import main",
+        "sys.exit(main())",
+        "",
+    )
     command.write_text("\n".join(lines))
     command.chmod(0o755)
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from environments.chat import Chat
-from models.tiny_tokenizer import write_tokenizer
+from counterpoint.environments.chat import Chat
+from counterpoint.models.tiny_tokenizer import write_tokenizer
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from environments.chat import LONG_TEXT, Chat, Message
+from counterpoint.environments.chat import LONG_TEXT, Chat, Message
 from tests.support.polling import wait_until
 from tests.support.rollouts import make_turn
 

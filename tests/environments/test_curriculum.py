@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from environments.config import CurriculumConfig, EnvironmentConfig
-from environments.curriculum import MOST_EXAMPLES
-from environments.mix import ExampleMix, mix_of
+from counterpoint.environments.config import CurriculumConfig, EnvironmentConfig
+from counterpoint.environments.curriculum import MOST_EXAMPLES
+from counterpoint.environments.mix import ExampleMix, mix_of
 
 
 def make_mix(size: int = 40, seed: int = 0, **curriculum: Any) -> ExampleMix:

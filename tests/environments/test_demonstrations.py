@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers
 
-from environments.chat import Chat
-from environments.demonstrations import demonstrations_of
+from counterpoint.environments.chat import Chat
+from counterpoint.environments.demonstrations import demonstrations_of
 from tests.orchestrator.toy_model import make_toy_model
 
 USER, ANSWER = {"role": "user", "content": "a question"}, {"role": "assistant", "content": "an answer"}

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from environments.base import EnvironmentContext
-from environments.lifecycle import metrics_of, started
+from counterpoint.environments.base import EnvironmentContext
+from counterpoint.environments.lifecycle import metrics_of, started
 
 CONTEXT = EnvironmentContext("mine", Path("/nowhere"), Path("/model"), 3)
 

@@ -12,7 +12,7 @@ import math_verify
 import pytest
 from math_verify import parse
 
-from environments.main_thread import NeedsMainThread, uses_signals, without_signals
+from counterpoint.environments.main_thread import NeedsMainThread, uses_signals, without_signals
 
 
 def by_alarm() -> None:

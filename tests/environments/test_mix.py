@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from environments.config import EnvironmentConfig
-from environments.mix import ExampleMix
+from counterpoint.environments.config import EnvironmentConfig
+from counterpoint.environments.mix import ExampleMix
 
 Parts = dict[str, tuple[int, float]]
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from environments.chat import Chat
-from environments.config import EnvironmentConfig
-from environments.registry import BUILT_IN, load_environment
-from environments.scripted import play
-from environments.tasks.guess_number import GuessNumber
+from counterpoint.environments.chat import Chat
+from counterpoint.environments.config import EnvironmentConfig
+from counterpoint.environments.registry import BUILT_IN, load_environment
+from counterpoint.environments.scripted import play
+from counterpoint.environments.tasks.guess_number import GuessNumber
 
 GOOD = """
 class {name}:
@@ -98,7 +98,10 @@ async def test_the_documentation_s_example_works(write_module: Any, chat: Chat) 
         ("revers-text", "'revers-text' is not known; did you mean 'reverse-text'? Built in are"),
         ("zzz", "Built in are agent, arithmetic, closest-number"),
         ("no_such_module_here:Task", "importing 'no_such_module_here' failed: ModuleNotFoundError"),
-        ("environments.tasks.guess_number:GuesNumber", "no class 'GuesNumber'; did you mean 'GuessNumber'?"),
+        (
+            "counterpoint.environments.tasks.guess_number:GuesNumber",
+            "no class 'GuesNumber'; did you mean 'GuessNumber'?",
+        ),
         (":Task", "failed: ValueError"),
     ],
 )

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from environments.reward import MOST_PLAYERS, as_bounds, as_rewards, check_bounds, number_in, own_bounds
-from environments.tasks.guess_number import GuessNumber
+from counterpoint.environments.reward import MOST_PLAYERS, as_bounds, as_rewards, check_bounds, number_in, own_bounds
+from counterpoint.environments.tasks.guess_number import GuessNumber
 
 
 def test_the_reward_of_a_rollout_is_the_mean_of_its_players() -> None:

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from environments.base import Environment
-from environments.chat import Chat
-from environments.scripted import play
-from environments.tasks.arithmetic import Arithmetic
-from environments.tasks.closest_number import ClosestNumber
-from environments.tasks.guess_number import GuessNumber
-from environments.tasks.reverse_text import ReverseText
-from environments.tools.hermes import write_hermes
+from counterpoint.environments.base import Environment
+from counterpoint.environments.chat import Chat
+from counterpoint.environments.scripted import play
+from counterpoint.environments.tasks.arithmetic import Arithmetic
+from counterpoint.environments.tasks.closest_number import ClosestNumber
+from counterpoint.environments.tasks.guess_number import GuessNumber
+from counterpoint.environments.tasks.reverse_text import ReverseText
+from counterpoint.environments.tools.hermes import write_hermes
 
 BUILT_IN: list[Environment] = [
     ReverseText(examples=20),

@@ -13,7 +13,7 @@ from tokenizers.models import BPE, WordLevel
 from tokenizers.pre_tokenizers import ByteLevel, Digits, Metaspace, Split, Whitespace
 from tokenizers.pre_tokenizers import Sequence as Both
 
-from environments.text_pieces import PATTERNS, may_be_cut, pieces_of
+from counterpoint.environments.text_pieces import PATTERNS, may_be_cut, pieces_of
 
 BYTES = ByteLevel(add_prefix_space=False, use_regex=False)
 GPT_2 = ByteLevel(add_prefix_space=False, use_regex=True)

@@ -10,21 +10,21 @@ from typing import Any
 
 import pytest
 
-from environments.chat import Chat
-from environments.config import EnvironmentConfig
-from environments.gateway.agent import AgentEnvironment
-from environments.scripted import play as play_scripted
-from environments.tools.hermes import write_hermes
-from inference.base import SamplingParameters
-from inference.config import PoolConfig
-from inference.pool.pool import InferencePool
-from models.tiny_tokenizer import write_tokenizer
-from orchestrator.rollouts.play import LoadedEnvironment, PolicyModel, play
-from orchestrator.rollouts.trajectories import merge_rollout
+from counterpoint.environments.chat import Chat
+from counterpoint.environments.config import EnvironmentConfig
+from counterpoint.environments.gateway.agent import AgentEnvironment
+from counterpoint.environments.scripted import play as play_scripted
+from counterpoint.environments.tools.hermes import write_hermes
+from counterpoint.inference.base import SamplingParameters
+from counterpoint.inference.config import PoolConfig
+from counterpoint.inference.pool.pool import InferencePool
+from counterpoint.models.tiny_tokenizer import write_tokenizer
+from counterpoint.orchestrator.rollouts.play import LoadedEnvironment, PolicyModel, play
+from counterpoint.orchestrator.rollouts.trajectories import merge_rollout
+from counterpoint.transport.records import Rollout, Turn
 from tests.environments.gateway.models import extends
 from tests.support.tiny_model import CHAT_TEMPLATE
 from tests.support.vllm_server import ServerProcess
-from transport.records import Rollout, Turn
 
 EXAMPLES = Path(__file__).parents[2] / "examples/agent"
 GUESSED = [write_hermes("guess", {"number": 2}), write_hermes("guess", {"number": 4}), "It is 4."]

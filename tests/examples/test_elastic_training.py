@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from cluster import JobSpec, load_spec, submit
-from cluster.elastic.ranks import alone
+from counterpoint.cluster import JobSpec, load_spec, submit
+from counterpoint.cluster.elastic.ranks import alone
 from tests.support.job_workers import send
 from tests.support.polling import wait_until
 

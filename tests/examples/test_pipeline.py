@@ -12,7 +12,7 @@ import msgpack
 import numpy as np
 import pytest
 
-from cluster import JobHandle, load_spec, submit
+from counterpoint.cluster import JobHandle, load_spec, submit
 from examples.pipeline import letters
 from tests.support.job_workers import running
 from tests.support.polling import DEADLINE_SECONDS, wait_until

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cluster import JobSpec, load_spec, submit
+from counterpoint.cluster import JobSpec, load_spec, submit
 from examples.ppo.cartpole import CartPoles
 from perf.demos.paced_trainer import ALLOWED
 from tests.support.job_workers import send

@@ -11,10 +11,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from counterpoint.trainer import ranks
+from counterpoint.trainer.config import TrainerConfig
+from counterpoint.trainer.ranks import Ranks
 from tests.gpu.host_device import NAME, host_device
-from trainer import ranks
-from trainer.config import TrainerConfig
-from trainer.ranks import Ranks
 
 
 def main(directory: Path, learner: str, *arguments: object) -> None:

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
+from counterpoint.trainer.model.experts import compute_experts
+from counterpoint.trainer.model.load import load_model
 from tests.trainer.expert_learner import FULL, LORA
 from tests.trainer.forked_ranks import launch
 from tests.trainer.sharded_learner import SCENARIOS
 from tests.trainer.test_sharding import TIMES
-from trainer.model.experts import compute_experts
-from trainer.model.load import load_model
 
 pytestmark = pytest.mark.slow
 

@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from job.plan.dry_run import moments_bytes, step_bytes
-from run.config import TrainingConfig
-from run.loss import LossConfig
+from counterpoint.job.plan.dry_run import moments_bytes, step_bytes
+from counterpoint.run.config import TrainingConfig
+from counterpoint.run.loss import LossConfig
+from counterpoint.trainer.losses.load import load_loss
+from counterpoint.trainer.losses.objectives import divisor, token_weights
+from counterpoint.trainer.ranks import Ranks
 from tests.job.plan.test_against_real_steps import TOKENS, models, two_rows
 from tests.perf.test_step_speed import SMALL, losses_of
 from tests.trainer.lone_run import make_lone_run
@@ -19,9 +22,6 @@ from tests.trainer.losses.cases import CASES
 from tests.trainer.losses.tokens import OPTIONAL_INPUTS, Tokens, make_tokens
 from tests.trainer.sharded_learner import RESUMED, SCENARIOS, train_all, train_on
 from tests.trainer.test_sharding import TIMES
-from trainer.losses.load import load_loss
-from trainer.losses.objectives import divisor, token_weights
-from trainer.ranks import Ranks
 
 __all__ = ["models"]
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from counterpoint.trainer.model import attention, chunks
+from counterpoint.trainer.ranks import Ranks
 from tests.trainer.conftest import make_batch
 from tests.trainer.lone_run import make_lone_run
-from trainer.model import attention, chunks
-from trainer.ranks import Ranks
 
 pytestmark = pytest.mark.slow
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from counterpoint.trainer.ranks import Ranks
 from tests.trainer.conftest import make_batch
 from tests.trainer.lone_run import make_lone_run
-from trainer.ranks import Ranks
 
 pytestmark = pytest.mark.slow
 

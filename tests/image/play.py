@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from models.make_model import make_model
+from counterpoint.models.build import make_model
 from tests.support.polling import wait_until
 from tests.support.ports import free_port
 
@@ -204,7 +204,7 @@ class Player:
     def _role(self, name: str) -> Iterator[None]:
         """Runs a role outside, with the umask that lets the container read what it writes; its log is shown if the play fails."""
         log = self._root / f"{name}.log"
-        command = [sys.executable, "-m", "cli.main", name, str(self._root / "etc" / f"{name}.toml")]
+        command = [sys.executable, "-m", "counterpoint.cli.main", name, str(self._root / "etc" / f"{name}.toml")]
         with log.open("w") as output, subprocess.Popen(command, stdout=output, stderr=output, umask=0o022) as process:
             try:
                 yield

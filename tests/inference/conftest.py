@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from inference.config import LoraServingConfig
+from counterpoint.inference.config import LoraServingConfig
 from tests.support.tiny_model import make_adapter, make_model, write_probe
 from tests.support.vllm_server import PROBE_TOKENS, ServerProcess, run_server, tiny_config
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from inference.base import (
+from counterpoint.inference.base import (
     GenerateRequest,
     HeldWeights,
     Probe,
@@ -22,9 +22,9 @@ from inference.base import (
     Scores,
     WrongAnswer,
 )
-from inference.model_facts import AnswerBounds
-from transport.records import Float32Array, Int32Array
-from transport.validation import LOG_PROBABILITY_ROUNDING
+from counterpoint.inference.model_facts import AnswerBounds
+from counterpoint.transport.records import Float32Array, Int32Array
+from counterpoint.transport.validation import LOG_PROBABILITY_ROUNDING
 
 
 def test_a_probe_is_read_as_it_was_published(tmp_path: Path) -> None:

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from inference import delta
-from inference.config import InferenceConfig
-from inference.plugin.checkpoint import BASE, DELTA, is_delta
-from inference.server import check_configuration
+from counterpoint.inference import delta
+from counterpoint.inference.config import InferenceConfig
+from counterpoint.inference.plugin.checkpoint import BASE, DELTA, is_delta
+from counterpoint.inference.server import check_configuration
 
 LENGTHS = (1, delta.BLOCK - 1, delta.BLOCK, 2 * delta.BLOCK + 3)
 

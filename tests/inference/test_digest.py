@@ -9,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from inference.plugin.digest import DTYPES, add_up, digest_of, digests_of, hash_sum, layer_of, scaled_adapter
+from counterpoint.inference.plugin.digest import (
+    DTYPES,
+    add_up,
+    digest_of,
+    digests_of,
+    hash_sum,
+    layer_of,
+    scaled_adapter,
+)
 
 ROWS, COLUMNS = 12, 8
 

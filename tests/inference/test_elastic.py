@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from inference import wire
-from inference.base import InferenceError
-from inference.config import PoolConfig
-from inference.pool.pool import InferencePool
+from counterpoint.inference import wire
+from counterpoint.inference.base import InferenceError
+from counterpoint.inference.config import PoolConfig
+from counterpoint.inference.pool.pool import InferencePool
 from tests.inference.pool.test_pool import generate, pool_of, until_states
 from tests.support.fake_inference import FakeServer, weight_update
 from tests.support.polling import until
@@ -184,7 +184,7 @@ async def test_a_run_unloads_its_adapter_at_its_end_and_full_weights_stay() -> N
 
 
 async def test_a_server_that_is_gone_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("inference.pool.server_monitor.UNLOAD_SECONDS", 0.05)
+    monkeypatch.setattr("counterpoint.inference.pool.server_monitor.UNLOAD_SECONDS", 0.05)
     async with FakeServer() as gone, FakeServer() as hanging:
         async with pool_of(gone, hanging) as pool:
             await pool.update_weights(weight_update(1, "a-model"))

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference import identity
-from inference.loads import STARTED, Claim, Load, Loads, NotOwner, Origin
+from counterpoint.inference import identity
+from counterpoint.inference.loads import STARTED, Claim, Load, Loads, NotOwner, Origin
 
 MINE, OTHERS = Claim("mine", "run 'a'"), Claim("others", "run 'b'")
 

@@ -9,10 +9,10 @@ from typing import Any
 import orjson
 import pytest
 
-from inference.config import InferenceConfig
-from inference.model_facts import attention_heads, kept_bytes, longest_context
-from inference.server import ALLOW_LONG, check_configuration, server_command, server_environment
-from models.tiny_models import ARCHITECTURES
+from counterpoint.inference.config import InferenceConfig
+from counterpoint.inference.model_facts import attention_heads, kept_bytes, longest_context
+from counterpoint.inference.server import ALLOW_LONG, check_configuration, server_command, server_environment
+from counterpoint.models.tiny_models import ARCHITECTURES
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
 
@@ -166,7 +166,7 @@ def test_a_server_on_a_cpu_gets_no_larger_cache_than_it_has_a_use_for(
 ) -> None:
     model = {"model_type": "qwen3", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 2}
     (tmp_path / "config.json").write_bytes(orjson.dumps(model | {"max_position_embeddings": 1024}))
-    monkeypatch.setattr("inference.server._on_cpu", lambda: True)
+    monkeypatch.setattr("counterpoint.inference.server._on_cpu", lambda: True)
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "9")
     config = InferenceConfig(model=str(tmp_path), max_model_len=128, **settings)
     command = [word.replace("_", "-") for word in server_command(config)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
-from inference.per_tick_limiter import PerTickLimiter
+from counterpoint.inference.per_tick_limiter import PerTickLimiter
 
 
 async def one_pass() -> None:

@@ -16,16 +16,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from environments.chat import Chat
-from environments.gateway.errors import Refused
-from environments.gateway.requests import chat_request
-from environments.sampling import SAMPLED, SHAPING, CallOverrides, Sampling, SamplingConfig, SamplingOverrides
-from inference import wire
-from inference.base import GenerateRequest, SamplingParameters, ScoreRequest
-from inference.clients import openai_client
-from orchestrator.rollouts.play import _overridden, sampling_parameters
+from counterpoint.environments.chat import Chat
+from counterpoint.environments.gateway.errors import Refused
+from counterpoint.environments.gateway.requests import chat_request
+from counterpoint.environments.sampling import (
+    SAMPLED,
+    SHAPING,
+    CallOverrides,
+    Sampling,
+    SamplingConfig,
+    SamplingOverrides,
+)
+from counterpoint.inference import wire
+from counterpoint.inference.base import GenerateRequest, SamplingParameters, ScoreRequest
+from counterpoint.inference.clients import openai_client
+from counterpoint.orchestrator.rollouts.play import _overridden, sampling_parameters
+from counterpoint.transport.records import MOST_ALTERNATIVES
 from tests.support.fake_inference import with_sampling
-from transport.records import MOST_ALTERNATIVES
 
 DEFAULTS = {"temperature": 0.3, "top_p": 0.2, "top_k": 3, "min_p": 0.4, "repetition_penalty": 1.7}
 """What a model's `generation_config.json` may say, which no request leaves to it."""
@@ -50,7 +57,7 @@ def vllm() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TORCHDYNAMO_DISABLE", "1")
 
-        import inference.plugin.routes  # noqa: F401
+        import counterpoint.inference.plugin.routes  # noqa: F401
 
 
 def request_of(sampling: SamplingParameters) -> GenerateRequest:
@@ -59,7 +66,7 @@ def request_of(sampling: SamplingParameters) -> GenerateRequest:
 
 def at_our_route(body: bytes) -> Any:
     """The `SamplingParams` that the plugin gives the engine for a body."""
-    from inference.plugin.routes import CounterpointRoutes
+    from counterpoint.inference.plugin.routes import CounterpointRoutes
 
     class Recorded(CounterpointRoutes):
         async def _run(self, model: str, prompts: Any, *_arguments: Any, **_keywords: Any) -> None:
@@ -194,7 +201,7 @@ def test_no_number_is_one_that_is_not_finite(kind: type[Sampling], name: str) ->
 
 
 def test_a_field_has_its_meaning_also_where_it_overrides() -> None:
-    from transport.configuration.docstrings import docstring_of
+    from counterpoint.transport.configuration.docstrings import docstring_of
 
     for name in SAMPLED:
         assert docstring_of(SamplingOverrides, name) == docstring_of(Sampling, name) != ""

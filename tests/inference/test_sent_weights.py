@@ -10,7 +10,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from inference.sent_weights import LENGTH_BYTES, Offer, opened
+from counterpoint.inference.sent_weights import LENGTH_BYTES, Offer, opened
 from tests.support.fake_inference import CLAIM, weight_update
 
 

@@ -18,14 +18,14 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from cluster.parent_death import bound_command
-from inference import identity, server
-from inference.config import InferenceConfig
+from counterpoint.cluster.parent_death import bound_command
+from counterpoint.inference import identity, server
+from counterpoint.inference.config import InferenceConfig
+from counterpoint.transport.process.cores import CORES_VARIABLE
+from counterpoint.transport.process.launch import SHARED_TMPDIR
 from tests.support.polling import wait_until
 from tests.support.ports import free_port, taken_port
 from tests.support.vllm_server import live_processes
-from transport.process.cores import CORES_VARIABLE
-from transport.process.launch import SHARED_TMPDIR
 
 HEALTHY = """
 import http.server, os, sys
@@ -64,8 +64,8 @@ ANOTHERS = 'import os; os.environ["COUNTERPOINT_INSTANCE"] = "another"\n' + HEAL
 LISTENS_LATE = """
 import sys, time
 from pathlib import Path
-from inference import identity, server
-from inference.config import InferenceConfig
+from counterpoint.inference import identity, server
+from counterpoint.inference.config import InferenceConfig
 wait = "import sys, time\\nfrom pathlib import Path\\nwhile not Path(sys.argv[2]).exists(): time.sleep(0.01)\\n"
 server.server_command = lambda config: [sys.executable, "-c", wait + sys.argv[3], str(config.port), sys.argv[2]]
 start = server._start
@@ -133,7 +133,7 @@ def test_a_server_starts_where_there_can_be_no_temporary_directory_of_its_own(
     stand_in(monkeypatch, HEALTHY)
     monkeypatch.setenv("TMPDIR", str(tmp_path / "missing"))
     monkeypatch.delenv(SHARED_TMPDIR, raising=False)
-    monkeypatch.setattr("transport.process.launch.LONGEST_TEMPORARY", 1000)
+    monkeypatch.setattr("counterpoint.transport.process.launch.LONGEST_TEMPORARY", 1000)
     assert server.serve(config_of(tmp_path, {}), stop_this_process) == 143
     assert "no temporary directory for the server alone" in caplog.text
 
@@ -408,7 +408,7 @@ def test_a_file_that_holds_no_token_is_refused(tmp_path: Path, content: str) -> 
 def test_a_bound_process_dies_with_the_one_that_started_it() -> None:
     parent = f"""
 import subprocess, time
-from cluster.parent_death import bound_command
+from counterpoint.cluster.parent_death import bound_command
 child = subprocess.Popen(bound_command([{sys.executable!r}, "-c", {SILENT!r}]))
 print(child.pid, flush=True)
 time.sleep(600)

@@ -16,18 +16,18 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from inference import server
-from inference.base import InferenceError, SamplingParameters
-from inference.clients import http_sessions
-from inference.clients.http_sessions import HttpSessions
-from inference.config import InferenceConfig, PoolConfig
-from inference.pool.pool import InferencePool
+from counterpoint.inference import server
+from counterpoint.inference.base import InferenceError, SamplingParameters
+from counterpoint.inference.clients import http_sessions
+from counterpoint.inference.clients.http_sessions import HttpSessions
+from counterpoint.inference.config import InferenceConfig, PoolConfig
+from counterpoint.inference.pool.pool import InferencePool
+from counterpoint.transport.files import watched
+from counterpoint.transport.outages import Outages
 from tests.inference.pool.test_pool import timed_out_after_a_look
 from tests.inference.test_server import HEALTHY, config_of, stand_in, stop_this_process
 from tests.support.fake_inference import FakeServer, weight_update
 from tests.support.polling import until
-from transport.files import watched
-from transport.outages import Outages
 
 SAMPLING = SamplingParameters(temperature=1.0, max_tokens=4)
 

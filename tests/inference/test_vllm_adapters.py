@@ -20,17 +20,17 @@ import numpy as np
 import pytest
 import torch
 
-from inference import identity, wire
-from inference.base import InferenceError, Probe, RequestRefused, SamplingParameters, WeightUpdate
-from inference.clients.client import BinaryClient
-from inference.clients.http_sessions import HttpSessions, call
-from inference.config import PoolConfig
-from inference.pool.pool import InferencePool
+from counterpoint.inference import identity, wire
+from counterpoint.inference.base import InferenceError, Probe, RequestRefused, SamplingParameters, WeightUpdate
+from counterpoint.inference.clients.client import BinaryClient
+from counterpoint.inference.clients.http_sessions import HttpSessions, call
+from counterpoint.inference.config import PoolConfig
+from counterpoint.inference.pool.pool import InferencePool
+from counterpoint.transport.records import Int32Array, Turn
 from tests.support.fake_inference import CLAIM
 from tests.support.polling import until
 from tests.support.tiny_model import log_probabilities, make_adapter, write_probe
 from tests.support.vllm_server import PROBE_TOKENS, ServerProcess
-from transport.records import Int32Array, Turn
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 

@@ -10,14 +10,14 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-from environments.chat import Chat
-from inference.base import Probe, RequestRefused, SamplingParameters, WeightUpdate
-from inference.config import PoolConfig
-from inference.pool.pool import InferencePool
-from orchestrator.teacher import Teacher
+from counterpoint.environments.chat import Chat
+from counterpoint.inference.base import Probe, RequestRefused, SamplingParameters, WeightUpdate
+from counterpoint.inference.config import PoolConfig
+from counterpoint.inference.pool.pool import InferencePool
+from counterpoint.orchestrator.teacher import Teacher
+from counterpoint.transport.records import Float32Array, Int32Array
 from tests.support.tiny_model import log_probabilities
 from tests.support.vllm_server import ServerProcess
-from transport.records import Float32Array, Int32Array
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 

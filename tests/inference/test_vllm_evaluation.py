@@ -10,14 +10,14 @@ import orjson
 import pytest
 import tomli_w
 
-from cli.main import main
-from job.derive import IDENTITY_FILE
-from orchestrator.daemon import run
-from run.config import RunConfig
+from counterpoint.cli.main import main
+from counterpoint.job.derive import IDENTITY_FILE
+from counterpoint.orchestrator.daemon import run
+from counterpoint.run.config import RunConfig
+from counterpoint.transport.files.atomic import publish_directory, published_steps
 from tests.orchestrator.scripted_trainer import ScriptedTrainer
 from tests.support.ports import free_port
 from tests.support.vllm_server import ServerProcess
-from transport.files.atomic import publish_directory, published_steps
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 

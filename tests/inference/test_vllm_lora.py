@@ -15,20 +15,20 @@ import aiohttp
 import numpy as np
 import pytest
 
-from inference import identity, wire
-from inference.base import InferenceError, Probe, SamplingParameters, WeightUpdate
-from inference.clients.client import BinaryClient
-from inference.clients.http_sessions import HttpSessions
-from inference.config import PoolConfig
-from inference.plugin.socket_body import HEAD_BYTES
-from inference.pool.pool import InferencePool
-from inference.sent_weights import OFFER_PATH, SEND_PATH
-from inference.token import read_tokens
+from counterpoint.inference import identity, wire
+from counterpoint.inference.base import InferenceError, Probe, SamplingParameters, WeightUpdate
+from counterpoint.inference.clients.client import BinaryClient
+from counterpoint.inference.clients.http_sessions import HttpSessions
+from counterpoint.inference.config import PoolConfig
+from counterpoint.inference.plugin.socket_body import HEAD_BYTES
+from counterpoint.inference.pool.pool import InferencePool
+from counterpoint.inference.sent_weights import OFFER_PATH, SEND_PATH
+from counterpoint.inference.token import read_tokens
+from counterpoint.transport.records import Turn
 from tests.support.fake_inference import CLAIM
 from tests.support.polling import wait_until
 from tests.support.tiny_model import log_probabilities
 from tests.support.vllm_server import ServerProcess, live_processes
-from transport.records import Turn
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 

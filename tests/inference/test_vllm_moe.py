@@ -14,8 +14,8 @@ import aiohttp
 import numpy as np
 import pytest
 
-from inference import delta, wire
-from inference.base import (
+from counterpoint.inference import delta, wire
+from counterpoint.inference.base import (
     Completion,
     GenerateRequest,
     InferenceError,
@@ -26,19 +26,19 @@ from inference.base import (
     WeightsNotSeen,
     WeightUpdate,
 )
-from inference.clients.client import BinaryClient
-from inference.clients.http_sessions import HttpSessions
-from inference.clients.openai_client import OpenAIClient
-from inference.config import PoolConfig
-from inference.plugin.checkpoint import BASE, DELTA
-from inference.pool.pool import InferencePool
-from inference.sent_weights import OFFER_PATH, SEND_PATH, Offer, opened
+from counterpoint.inference.clients.client import BinaryClient
+from counterpoint.inference.clients.http_sessions import HttpSessions
+from counterpoint.inference.clients.openai_client import OpenAIClient
+from counterpoint.inference.config import PoolConfig
+from counterpoint.inference.plugin.checkpoint import BASE, DELTA
+from counterpoint.inference.pool.pool import InferencePool
+from counterpoint.inference.sent_weights import OFFER_PATH, SEND_PATH, Offer, opened
+from counterpoint.trainer.shared_memory import SharedMemory
+from counterpoint.transport.records import Float32Array, Int32Array, Turn
 from tests.support.fake_inference import CLAIM
 from tests.support.polling import until
 from tests.support.tiny_model import END, log_probabilities, misshape, routing
 from tests.support.vllm_server import PROBE_TOKENS, ServerProcess
-from trainer.shared_memory import SharedMemory
-from transport.records import Float32Array, Int32Array, Turn
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 

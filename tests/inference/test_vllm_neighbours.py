@@ -13,9 +13,9 @@ import aiohttp
 import numpy as np
 import pytest
 
-from inference.base import Probe, SamplingParameters, WeightUpdate
-from inference.config import PoolConfig
-from inference.pool.pool import InferencePool
+from counterpoint.inference.base import Probe, SamplingParameters, WeightUpdate
+from counterpoint.inference.config import PoolConfig
+from counterpoint.inference.pool.pool import InferencePool
 from tests.inference.test_vllm_distillation import TOKENS, TOLERANCE, furthest
 from tests.support.vllm_server import ServerProcess
 

@@ -10,15 +10,22 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from inference.base import Completion, GenerateRequest, Probe, RequestRefused, SamplingParameters, WeightUpdate
-from inference.clients.client import BinaryClient, ServerClient
-from inference.clients.http_sessions import HttpSessions
-from inference.clients.openai_client import OpenAIClient
-from inference.config import PoolConfig
+from counterpoint.inference.base import (
+    Completion,
+    GenerateRequest,
+    Probe,
+    RequestRefused,
+    SamplingParameters,
+    WeightUpdate,
+)
+from counterpoint.inference.clients.client import BinaryClient, ServerClient
+from counterpoint.inference.clients.http_sessions import HttpSessions
+from counterpoint.inference.clients.openai_client import OpenAIClient
+from counterpoint.inference.config import PoolConfig
+from counterpoint.transport.records import Float32Array
 from tests.support.fake_inference import CLAIM
 from tests.support.tiny_model import END
 from tests.support.vllm_server import ServerProcess
-from transport.records import Float32Array
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from inference.base import Probe, WeightUpdate
+from counterpoint.inference.base import Probe, WeightUpdate
 from tests.inference.test_vllm_distillation import TOKENS, TOLERANCE, furthest, pool_at
 from tests.support.vllm_server import ServerProcess
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from environments.chat import Chat
-from environments.tools.hermes import write_hermes
-from inference.base import ParsedText, RequestRefused
-from inference.clients.http_sessions import HttpSessions
-from inference.clients.openai_client import OpenAIClient
-from inference.config import PoolConfig
-from inference.pool.pool import InferencePool
+from counterpoint.environments.chat import Chat
+from counterpoint.environments.tools.hermes import write_hermes
+from counterpoint.inference.base import ParsedText, RequestRefused
+from counterpoint.inference.clients.http_sessions import HttpSessions
+from counterpoint.inference.clients.openai_client import OpenAIClient
+from counterpoint.inference.config import PoolConfig
+from counterpoint.inference.pool.pool import InferencePool
 from tests.support.vllm_server import ServerProcess
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
@@ -29,7 +29,9 @@ TOOLS = [
 def parser_processes(server: ServerProcess) -> list[int]:
     """Returns the ids of the server's processes that parse."""
     return [
-        pid for pid in server.family() if b"inference.plugin.parse_worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        pid
+        for pid in server.family()
+        if b"counterpoint.inference.plugin.parse_worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
     ]
 
 

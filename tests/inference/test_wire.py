@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference import wire
-from inference.base import (
+from counterpoint.inference import wire
+from counterpoint.inference.base import (
     AnswerToAnother,
     Completion,
     GenerateRequest,
@@ -21,9 +21,9 @@ from inference.base import (
     Scores,
     ServerFailure,
 )
-from inference.loads import Origin
+from counterpoint.inference.loads import Origin
+from counterpoint.transport.records import MOST_ALTERNATIVES, Alternatives
 from tests.support.fake_inference import with_sampling
-from transport.records import MOST_ALTERNATIVES, Alternatives
 
 REQUEST = GenerateRequest("m", np.array([1, 2], dtype=np.int32), SamplingParameters(temperature=1.0, max_tokens=4))
 ORIGIN = Origin("5c0f", "a", 3, 4, "load 4: version 9, by run 'a'")

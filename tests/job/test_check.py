@@ -10,14 +10,14 @@ from typing import Any
 import orjson
 import pytest
 
-import job.check
-from job.check import check_fit, check_imports, check_runs
-from job.config import JobConfig
-from job.configuration.load import load
-from job.resolve_model import check_model, resolve_model
-from run.config import LoraConfig, RunConfig
+import counterpoint.job.check
+from counterpoint.job.check import check_fit, check_imports, check_runs
+from counterpoint.job.config import JobConfig
+from counterpoint.job.configuration.load import load
+from counterpoint.job.resolve_model import check_model, resolve_model
+from counterpoint.run.config import LoraConfig, RunConfig
+from counterpoint.transport.errors import UserError
 from tests.orchestrator.toy_model import make_toy_model
-from transport.errors import UserError
 
 
 @pytest.mark.slow
@@ -26,7 +26,7 @@ def test_an_advantage_of_the_wrong_length_is_found_before_anything_starts(
 ) -> None:
     (tmp_path / "short_advantage.py").write_text(
         "print('hello')\n"
-        "from orchestrator.step.advantages import AdvantageOutputs\n\n\n"
+        "from counterpoint.orchestrator.step.advantages import AdvantageOutputs\n\n\n"
         "def advantage(inputs):\n    return AdvantageOutputs([1.0])\n"
     )
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.getcwd()}")
@@ -131,8 +131,8 @@ def test_an_operators_environment_with_tools_that_no_server_parses_is_refused(
     job_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "sums_with_tools.py").write_text(
-        "from environments import Example\n"
-        "from environments.tools.environment import ToolEnvironment\n\n\n"
+        "from counterpoint.environments import Example\n"
+        "from counterpoint.environments.tools.environment import ToolEnvironment\n\n\n"
         "class Sums(ToolEnvironment):\n"
         "    def __init__(self):\n        super().__init__(tools=['calculator'])\n\n"
         "    def __len__(self):\n        return 1\n\n"
@@ -204,7 +204,7 @@ def test_a_module_that_waits_while_it_is_imported_is_named(
     os.mkfifo(fifo)
     (tmp_path / "waiting.py").write_text(f"open({str(fifo)!r})\n")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.getcwd()}")
-    monkeypatch.setattr(job.check, "CHECK_SECONDS", 5.0)
+    monkeypatch.setattr(counterpoint.job.check, "CHECK_SECONDS", 5.0)
     config = load(JobConfig, job_file, ["--orchestrator.advantage.kind", "waiting:advantage"])
     with pytest.raises(UserError, match="waiting:advantage: not loaded within 5 s"):
         check_imports([config.orchestrator])

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 import tomli_w
 
-import job.run_state
-import job.write_job
-from job.claim_directory import NothingLeft, check_directory, claim_directory
-from job.config import JobConfig
-from job.configuration.load import load
-from job.directory import JOB_FILE
-from job.write_job import write_job
-from orchestrator.step.checkpoint import Checkpoint, identity_of, write_checkpoint
-from transport.errors import UserError
-from transport.files.atomic import write_atomically
+import counterpoint.job.run_state
+import counterpoint.job.write_job
+from counterpoint.job.claim_directory import NothingLeft, check_directory, claim_directory
+from counterpoint.job.config import JobConfig
+from counterpoint.job.configuration.load import load
+from counterpoint.job.directory import JOB_FILE
+from counterpoint.job.write_job import write_job
+from counterpoint.orchestrator.step.checkpoint import Checkpoint, identity_of, write_checkpoint
+from counterpoint.transport.errors import UserError
+from counterpoint.transport.files.atomic import write_atomically
 
 
 @pytest.mark.parametrize("written_before", range(5))
@@ -37,7 +37,7 @@ def test_a_job_that_could_not_write_its_files_leaves_a_directory_one_can_use(
         write_atomically(path, *buffers)
 
     with monkeypatch.context() as patched:
-        patched.setattr(job.write_job, "write_atomically", fill_the_disk)
+        patched.setattr(counterpoint.job.write_job, "write_atomically", fill_the_disk)
         with claim_directory(config.output_dir, fresh=False), pytest.raises(OSError, match="no space left"):
             write_job(config, job_file.read_bytes())
     for again, fresh in ((config, True), (config.model_copy(update={"resume": True}), False)):
@@ -133,7 +133,7 @@ def test_a_resume_of_evicted_runs_alone_is_refused_with_what_to_remove(
         assert str(files[0]) in str(refused.value)
         assert refused.value.code == 3
         with monkeypatch.context() as patched:  # a run that has all its steps is no reason to refuse
-            patched.setattr(job.run_state, "is_finished", lambda run: True)
+            patched.setattr(counterpoint.job.run_state, "is_finished", lambda run: True)
             check_directory(config, fresh=False)
     files[0].unlink()
     check_directory(config, fresh=False)

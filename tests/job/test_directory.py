@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from job.directory import JOB_FILE, own_runs, own_steps, runs_at_once
-from transport.errors import UserError
+from counterpoint.job.directory import JOB_FILE, own_runs, own_steps, runs_at_once
+from counterpoint.transport.errors import UserError
 
 RUN: dict[str, Any] = {"run_id": "a", "steps": 20}
 ENVIRONMENT = {"name": "reverse", "kind": "reverse-text"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from job.number_format import duration
+from counterpoint.job.number_format import duration
 
 
 def test_durations_read_well() -> None:

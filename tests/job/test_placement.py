@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from cluster.worker_view import State, WorkerView
-from job.config import JobConfig
-from job.configuration.load import load, to_toml
-from job.placement import ServersFile, placements
-from job.workers import sections_of, specification
-from run.config import RunConfig
-from transport.errors import UserError
-from transport.process.cores import CORES_VARIABLE, own_cores
+from counterpoint.cluster.worker_view import State, WorkerView
+from counterpoint.job.config import JobConfig
+from counterpoint.job.configuration.load import load, to_toml
+from counterpoint.job.placement import ServersFile, placements
+from counterpoint.job.workers import sections_of, specification
+from counterpoint.run.config import RunConfig
+from counterpoint.transport.errors import UserError
+from counterpoint.transport.process.cores import CORES_VARIABLE, own_cores
 
 ON_RAY = ("--backend", "ray")
 

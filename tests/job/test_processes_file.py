@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from cluster.worker_view import State, WorkerView
-from job.processes_file import PROCESSES_FILE, ProcessesFile, read_workers, was_stopping
-from transport.errors import UserError
+from counterpoint.cluster.worker_view import State, WorkerView
+from counterpoint.job.processes_file import PROCESSES_FILE, ProcessesFile, read_workers, was_stopping
+from counterpoint.transport.errors import UserError
 
 WORKER: dict[str, Any] = {"name": "trainer", "state": "ready", "since": 0, "pid": 1, "status": "step 19"}
 """As a version wrote it that knew no further keys."""

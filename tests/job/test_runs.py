@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from inference.config import InferenceConfig
-from job.admin.reload import Reload
-from job.check import check_ports
-from job.config import JobConfig
-from job.configuration.load import load, to_toml
-from job.workers import sections_of, specification
-from run.loss import KINDS
-from transport.errors import UserError
+from counterpoint.inference.config import InferenceConfig
+from counterpoint.job.admin.reload import Reload
+from counterpoint.job.check import check_ports
+from counterpoint.job.config import JobConfig
+from counterpoint.job.configuration.load import load, to_toml
+from counterpoint.job.workers import sections_of, specification
+from counterpoint.run.loss import KINDS
+from counterpoint.transport.errors import UserError
 
 RUNS = """
 output_dir = "{output_dir}"

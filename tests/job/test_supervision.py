@@ -12,19 +12,19 @@ from typing import Any
 
 import pytest
 
-from cluster.attended.attended_job import AttendedJob
-from cluster.manager.events import Outcome
-from cluster.notify import Heartbeat
-from cluster.worker_view import State, WorkerView
-from job.config import JobConfig
-from job.configuration.load import load
-from job.inspection.history import History
-from job.inspection.metrics_lines import Line
-from job.supervision import MOST_SHOWN, Show, SupervisedJob
-from job.workers import SERVICE_LEASE_SECONDS, sections_of, specification
+from counterpoint.cluster.attended.attended_job import AttendedJob
+from counterpoint.cluster.manager.events import Outcome
+from counterpoint.cluster.notify import Heartbeat
+from counterpoint.cluster.worker_view import State, WorkerView
+from counterpoint.job.config import JobConfig
+from counterpoint.job.configuration.load import load
+from counterpoint.job.inspection.history import History
+from counterpoint.job.inspection.metrics_lines import Line
+from counterpoint.job.supervision import MOST_SHOWN, Show, SupervisedJob
+from counterpoint.job.workers import SERVICE_LEASE_SECONDS, sections_of, specification
+from counterpoint.transport.files import appended_lines
+from counterpoint.transport.files.atomic import publish_directory
 from tests.support.jobs import shipped_line, write_lines
-from transport.files import appended_lines
-from transport.files.atomic import publish_directory
 
 
 def supervised(job_file: Path, warn: Callable[[str], None] = lambda text: None) -> SupervisedJob:
@@ -55,7 +55,7 @@ def test_what_fails_after_the_job_has_ended_costs_neither_its_outcome_nor_its_su
 
     monkeypatch.setattr(AttendedJob, "run", run)
     if fault == "guests":
-        monkeypatch.setattr("job.supervision.run_ids_in", fail_at_the_end)
+        monkeypatch.setattr("counterpoint.job.supervision.run_ids_in", fail_at_the_end)
     show: Show = fail_at_the_end if fault == "show" else lambda workers, steps: None
     outcome = job.run(show)
     assert (outcome.code, outcome.reason) == (3, "a worker failed")
@@ -89,7 +89,7 @@ def test_heartbeats_do_not_wait_for_a_look_at_the_runs(job_file: Path, monkeypat
 
     monkeypatch.setattr(AttendedJob, "run", run)
     monkeypatch.setattr(Heartbeat, "beat", lambda heartbeat: beats.release())
-    monkeypatch.setattr("job.supervision.POLL_SECONDS", 0.001)
+    monkeypatch.setattr("counterpoint.job.supervision.POLL_SECONDS", 0.001)
     supervised(job_file).run(show)
     assert heard == [True] * 4
 
@@ -103,7 +103,7 @@ def test_a_long_file_of_a_guest_is_read_in_many_looks_and_its_newest_steps_are_s
     looks: list[list[int]] = []
     warnings: list[str] = []
     monkeypatch.setattr(AttendedJob, "run", run)
-    monkeypatch.setattr("job.supervision.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("counterpoint.job.supervision.LOOK_SECONDS", 0.0)
     job = supervised(job_file, warnings.append)
     path = job_file.parent / "out" / "run_guest" / "metrics.jsonl"
     write_lines(path, [shipped_line(step, float(step)) for step in range(1, 4 * MOST_SHOWN + 1)])

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from environments.chat import Chat
-from models.demonstrations import Demonstrator
-from models.tiny_tokenizer import write_tokenizer
+from counterpoint.environments.chat import Chat
+from counterpoint.models.demonstrations import Demonstrator
+from counterpoint.models.tiny_tokenizer import write_tokenizer
 
 
 @pytest.fixture

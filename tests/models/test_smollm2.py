@@ -10,11 +10,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from environments.chat import Chat
-from inference.config import InferenceConfig
-from inference.server import check_sizes, read_model
-from models import smollm2
-from models.make_model import resolve_model
+from counterpoint.environments.chat import Chat
+from counterpoint.inference.config import InferenceConfig
+from counterpoint.inference.server import check_sizes, read_model
+from counterpoint.models import smollm2
+from counterpoint.models.build import resolve_model
 
 QUESTION = [{"role": "user", "content": "What is 7 + 5? Reply with the number only."}]
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from environments.config import EnvironmentConfig
-from environments.sampling import SamplingConfig
-from run.config import RunConfig, ScheduleConfig
+from counterpoint.environments.config import EnvironmentConfig
+from counterpoint.environments.sampling import SamplingConfig
+from counterpoint.run.config import RunConfig, ScheduleConfig
 from tests.orchestrator.daemons import STEPS
 from tests.orchestrator.toy_model import make_toy_model
 from tests.support.fake_inference import FakeInference

@@ -10,8 +10,8 @@ from typing import Any
 
 import orjson
 
-from run.config import RunConfig
-from transport.files.atomic import published_steps
+from counterpoint.run.config import RunConfig
+from counterpoint.transport.files.atomic import published_steps
 
 STEPS = 5
 
@@ -42,7 +42,7 @@ def started(config: RunConfig, fault: str = "") -> Iterator[subprocess.Popen[byt
     directory = config.output_dir.parent
     (directory / "config.json").write_text(config.model_dump_json())
     program = fault + (
-        "import sys, pathlib; from run.config import RunConfig; from orchestrator.daemon import run; "
+        "import sys, pathlib; from counterpoint.run.config import RunConfig; from counterpoint.orchestrator.daemon import run; "
         "sys.exit(run(RunConfig.model_validate_json(pathlib.Path(sys.argv[1]).read_bytes()), lambda: None))"
     )
     command = [sys.executable, "-c", program, str(directory / "config.json")]

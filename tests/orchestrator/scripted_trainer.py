@@ -13,14 +13,14 @@ from types import TracebackType
 
 import orjson
 
+from counterpoint.transport.config import TransportConfig
+from counterpoint.transport.files.atomic import publish_directory, published_steps, remove_directory
+from counterpoint.transport.messages import Acknowledged, Bye, Commit, Evicted, Hello, Ready, Rejected, ToOrchestrator
+from counterpoint.transport.records import Batch
+from counterpoint.transport.wires.base import BatchReceiver
+from counterpoint.transport.wires.open import open_receiver
 from tests.support.fake_inference import PROBE_TOKENS, probe_answer
 from tests.support.polling import wait_until
-from transport.config import TransportConfig
-from transport.files.atomic import publish_directory, published_steps, remove_directory
-from transport.messages import Acknowledged, Bye, Commit, Evicted, Hello, Ready, Rejected, ToOrchestrator
-from transport.records import Batch
-from transport.wires.base import BatchReceiver
-from transport.wires.open import open_receiver
 
 
 class ScriptedTrainer:

@@ -12,15 +12,15 @@ from typing import Any
 import orjson
 import pytest
 
-from orchestrator.activity import FLEET_FILE, Rates, RunActivity
-from orchestrator.daemon import run
-from run.config import RunConfig
+from counterpoint.orchestrator.activity import FLEET_FILE, Rates, RunActivity
+from counterpoint.orchestrator.daemon import run
+from counterpoint.run.config import RunConfig
+from counterpoint.transport.files.json_lines import read_lines
+from counterpoint.transport.telemetry.intervals import busy_seconds
+from counterpoint.transport.telemetry.spans import SPANS_FILE, Span, span_in
 from tests.orchestrator.daemons import STEPS, metrics_of
 from tests.orchestrator.scripted_trainer import ScriptedTrainer
 from tests.support.fake_inference import FakeInference
-from transport.files.json_lines import read_lines
-from transport.telemetry.intervals import busy_seconds
-from transport.telemetry.spans import SPANS_FILE, Span, span_in
 
 
 class Servers:
@@ -94,7 +94,7 @@ async def test_a_value_that_is_no_json_costs_only_the_file(tmp_path: Path, caplo
 
 
 async def test_what_is_written_late_does_not_replace_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orchestrator.activity.PUBLISH_SECONDS", 0.001)
+    monkeypatch.setattr("counterpoint.orchestrator.activity.PUBLISH_SECONDS", 0.001)
     activity = RunActivity(tmp_path, "one")
     activity.observe(Servers(), 3)
     publishing = asyncio.create_task(activity.run())

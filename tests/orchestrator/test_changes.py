@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from environments.config import EnvironmentConfig
-from environments.mix import ExampleMix
-from job.population.exploit import RequestRefused, change_run, outcome, request_change, wait
-from orchestrator.changes import KEPT_ENTRIES, MOST_ENTRIES, _compact, read_changes
-from orchestrator.daemon import run
-from run.changes import (
+from counterpoint.environments.config import EnvironmentConfig
+from counterpoint.environments.mix import ExampleMix
+from counterpoint.job.population.exploit import RequestRefused, change_run, outcome, request_change, wait
+from counterpoint.orchestrator.changes import KEPT_ENTRIES, MOST_ENTRIES, _compact, read_changes
+from counterpoint.orchestrator.daemon import run
+from counterpoint.run.changes import (
     JOURNAL,
     Change,
     ChangeRefused,
@@ -31,12 +31,12 @@ from run.changes import (
     read_journal,
     write_journal,
 )
-from run.config import RunConfig
-from run.requests import Answer, SaveRequest, read_answer, waiting_requests, write_answer, write_request
+from counterpoint.run.config import RunConfig
+from counterpoint.run.requests import Answer, SaveRequest, read_answer, waiting_requests, write_answer, write_request
+from counterpoint.transport.records import Batch
 from tests.orchestrator.daemons import assert_whole, started
 from tests.orchestrator.scripted_trainer import ScriptedTrainer
 from tests.support.polling import wait_until
-from transport.records import Batch
 
 
 def small_config(**fields: Any) -> RunConfig:
@@ -284,7 +284,11 @@ def test_a_running_run_changes_at_a_named_step(make_config: Callable[..., RunCon
 @pytest.mark.parametrize("killed_at", ["write_journal", "write_answer", ""])
 def test_a_change_holds_once_whatever_is_killed(make_config: Callable[..., RunConfig], killed_at: str) -> None:
     config = make_config(steps=8)
-    fault = f"import os, orchestrator.changes as c; c.{killed_at} = lambda *a: os._exit(9); " if killed_at else ""
+    fault = (
+        f"import os, counterpoint.orchestrator.changes as c; c.{killed_at} = lambda *a: os._exit(9); "
+        if killed_at
+        else ""
+    )
     released = threading.Event()
 
     def hold(batch: Batch) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from environments.config import EnvironmentConfig
-from orchestrator.daemon import run
-from orchestrator.step.checkpoint import load_newest
-from run.config import RunConfig, ScheduleConfig
+from counterpoint.environments.config import EnvironmentConfig
+from counterpoint.orchestrator.daemon import run
+from counterpoint.orchestrator.step.checkpoint import load_newest
+from counterpoint.run.config import RunConfig, ScheduleConfig
 from tests.orchestrator.daemons import assert_whole, metrics_of, records_of, started
 from tests.orchestrator.scripted_trainer import ScriptedTrainer
 

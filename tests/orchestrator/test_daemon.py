@@ -15,25 +15,25 @@ import numpy as np
 import pytest
 import uvloop
 
-from environments.chat import Chat
-from environments.config import EnvironmentConfig
-from inference.base import SamplingParameters
-from orchestrator.daemon import run
-from orchestrator.rollouts.dump import open_dump
-from orchestrator.run_directory import taken_over
-from orchestrator.scheduling.scheduler import Scheduler
-from orchestrator.step.boundary import StepBoundary
-from orchestrator.step.checkpoint import Checkpoint, load_newest, write_checkpoint
-from orchestrator.step.routing_ahead import RoutingAhead
-from run.config import RunConfig, ScheduleConfig
+from counterpoint.environments.chat import Chat
+from counterpoint.environments.config import EnvironmentConfig
+from counterpoint.inference.base import SamplingParameters
+from counterpoint.orchestrator.daemon import run
+from counterpoint.orchestrator.rollouts.dump import open_dump
+from counterpoint.orchestrator.run_directory import taken_over
+from counterpoint.orchestrator.scheduling.scheduler import Scheduler
+from counterpoint.orchestrator.step.boundary import StepBoundary
+from counterpoint.orchestrator.step.checkpoint import Checkpoint, load_newest, write_checkpoint
+from counterpoint.orchestrator.step.routing_ahead import RoutingAhead
+from counterpoint.run.config import RunConfig, ScheduleConfig
+from counterpoint.transport.files.atomic import published_steps, write_atomically
+from counterpoint.transport.messages import PROTOCOL_VERSION, Evicted, Rejected
+from counterpoint.transport.records import Batch, Rollout
 from tests.orchestrator.daemons import STEPS, assert_whole, metrics_of, records_of, started
 from tests.orchestrator.scripted_trainer import ScriptedTrainer
 from tests.support.fake_inference import FakeInference
 from tests.support.polling import until, wait_until
 from tests.support.ports import taken_port
-from transport.files.atomic import published_steps, write_atomically
-from transport.messages import PROTOCOL_VERSION, Evicted, Rejected
-from transport.records import Batch, Rollout
 
 pytestmark = pytest.mark.slow
 
@@ -281,7 +281,7 @@ def test_what_the_trainer_refuses_ends_the_run(
 def test_a_trainer_of_another_version_is_a_configuration_to_mend(
     make_config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("transport.codec.PROTOCOL_VERSION", 99)
+    monkeypatch.setattr("counterpoint.transport.codec.PROTOCOL_VERSION", 99)
     config = make_config()
     with ScriptedTrainer(config.output_dir, "one", STEPS):
         assert run(config, lambda: None) == 2
@@ -442,7 +442,7 @@ def test_an_environment_that_will_not_end_is_left_behind(make_config: Callable[.
 
 SLOW_DISK = """
 import itertools, threading, time
-import orchestrator.step.boundary as step
+import counterpoint.orchestrator.step.boundary as step
 timer, timers = threading.Timer, itertools.count()
 threading.Timer = lambda seconds, function: timer(seconds if next(timers) else 0.0, function)
 write = step.write_checkpoint
@@ -518,9 +518,9 @@ def test_a_commit_does_not_write_the_groups_that_are_ready(
         committed.append(checkpoint)
         write(run_dir, checkpoint, keep)
 
-    monkeypatch.setattr("orchestrator.components.Scheduler", Noticed)
+    monkeypatch.setattr("counterpoint.orchestrator.components.Scheduler", Noticed)
     monkeypatch.setattr(StepBoundary, "merge", merge_slowly)
-    monkeypatch.setattr("orchestrator.step.boundary.write_checkpoint", write_noticed)
+    monkeypatch.setattr("counterpoint.orchestrator.step.boundary.write_checkpoint", write_noticed)
     with ScriptedTrainer(config.output_dir, "one", STEPS):
         assert run(config, lambda: None) == 0
     assert [checkpoint.step for checkpoint in committed] == list(range(1, STEPS + 1))

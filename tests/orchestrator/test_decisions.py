@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import decisions
-from orchestrator.decisions import DECISIONS_FILE, Decision, DecisionLog
-from run.config import RunConfig
+from counterpoint.orchestrator import decisions
+from counterpoint.orchestrator.decisions import DECISIONS_FILE, Decision, DecisionLog
+from counterpoint.run.config import RunConfig
+from counterpoint.transport.files.json_lines import read_lines
 from tests.orchestrator.daemons import STEPS, started
 from tests.orchestrator.scripted_trainer import ScriptedTrainer
 from tests.support.polling import wait_until
-from transport.files.json_lines import read_lines
 
 
 def test_decisions_are_written_in_order(tmp_path: Path) -> None:

@@ -8,15 +8,15 @@ from collections.abc import Callable
 
 import pytest
 
-import orchestrator.ending
-from inference.config import PoolConfig
-from orchestrator.daemon import run
-from run.config import RunConfig
+import counterpoint.orchestrator.ending
+from counterpoint.inference.config import PoolConfig
+from counterpoint.orchestrator.daemon import run
+from counterpoint.run.config import RunConfig
+from counterpoint.transport.files.atomic import publish_directory, published_steps
+from counterpoint.transport.messages import Acknowledged
 from tests.orchestrator.daemons import STEPS, assert_whole, metrics_of, started
 from tests.orchestrator.scripted_trainer import ScriptedTrainer
 from tests.support.polling import wait_until
-from transport.files.atomic import publish_directory, published_steps
-from transport.messages import Acknowledged
 
 pytestmark = pytest.mark.slow
 
@@ -86,7 +86,7 @@ def test_a_run_may_be_resumed_with_fewer_steps_than_it_has(committed: RunConfig)
 def test_a_trainer_that_has_left_is_known_by_its_checkpoint(
     committed: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(orchestrator.ending, "SILENCE_SECONDS", 0.1)
+    monkeypatch.setattr(counterpoint.orchestrator.ending, "SILENCE_SECONDS", 0.1)
     leave_checkpoint(committed, STEPS)
     assert run(committed, lambda: None) == 0
     assert batches(committed) == []
@@ -97,7 +97,7 @@ def test_a_trainer_that_was_killed_before_it_could_say_it_is_known_by_its_checkp
     committed: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To us it still seems to be there."""
-    monkeypatch.setattr(orchestrator.ending, "SILENCE_SECONDS", 0.1)
+    monkeypatch.setattr(counterpoint.orchestrator.ending, "SILENCE_SECONDS", 0.1)
 
     def train_silently(batch: object) -> Acknowledged:
         step: int = batch.step  # type: ignore[attr-defined]

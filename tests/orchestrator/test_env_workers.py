@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.daemon import run
-from run.config import RunConfig
+from counterpoint.orchestrator.daemon import run
+from counterpoint.run.config import RunConfig
 from tests.orchestrator.daemons import assert_whole, metrics_of, records_of
 from tests.orchestrator.scripted_trainer import ScriptedTrainer
 

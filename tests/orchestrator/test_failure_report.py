@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.failure_report import report_failure
-from transport.process.permanent_errors import DISK_FULL
+from counterpoint.orchestrator.failure_report import report_failure
+from counterpoint.transport.process.permanent_errors import DISK_FULL
 
 
 @pytest.fixture

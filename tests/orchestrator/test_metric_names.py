@@ -8,22 +8,22 @@ from typing import Any
 
 import pytest
 
-from environments.config import EnvironmentConfig
-from inference.pool import meters as pool
-from orchestrator.daemon import run
-from orchestrator.step.discarded import with_unrecorded
-from orchestrator.step.shares import metric_of
-from orchestrator.step.step_metrics import environment_metrics, step_metrics
-from orchestrator.telemetry.catalogue import LINES, METRICS, OUTAGE_START, SILENT
-from orchestrator.telemetry.endpoint import RunTelemetry
-from run.config import RunConfig, ScheduleConfig
+from counterpoint.environments.config import EnvironmentConfig
+from counterpoint.inference.pool import meters as pool
+from counterpoint.orchestrator.daemon import run
+from counterpoint.orchestrator.step.discarded import with_unrecorded
+from counterpoint.orchestrator.step.shares import metric_of
+from counterpoint.orchestrator.step.step_metrics import environment_metrics, step_metrics
+from counterpoint.orchestrator.telemetry.catalogue import LINES, METRICS, OUTAGE_START, SILENT
+from counterpoint.orchestrator.telemetry.endpoint import RunTelemetry
+from counterpoint.run.config import RunConfig, ScheduleConfig
+from counterpoint.transport.telemetry.lines import NameTable
+from counterpoint.transport.telemetry.metric import EVERYWHERE, LineName
 from tests.orchestrator.daemons import metrics_of
 from tests.orchestrator.scripted_trainer import ScriptedTrainer
 from tests.support.batches import make_batch
 from tests.support.rollouts import make_rollout
 from tests.transport.telemetry.scraping import families
-from transport.telemetry.lines import NameTable
-from transport.telemetry.metric import EVERYWHERE, LineName
 
 pytestmark = pytest.mark.slow
 
@@ -85,7 +85,7 @@ def test_a_run_writes_and_shows_the_names_of_the_catalogue(
 
     monkeypatch.setattr(RunTelemetry, "__exit__", scrape_and_leave)
     monkeypatch.setattr(RunTelemetry, "publish_lasting", note_and_show)
-    monkeypatch.setattr("orchestrator.telemetry.endpoint.NOTE_SECONDS", 0.02)
+    monkeypatch.setattr("counterpoint.orchestrator.telemetry.endpoint.NOTE_SECONDS", 0.02)
     with ScriptedTrainer(config.output_dir, "one", STEPS, train_seconds=0.1):
         assert run(config, lambda: None) == 0
     written = set().union(*map(rows_of, metrics_of(config)))

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.metrics import log_step, repair
-from transport.files import json_lines
-from transport.files.json_lines import append_line
+from counterpoint.orchestrator.metrics import log_step, repair
+from counterpoint.transport.files import json_lines
+from counterpoint.transport.files.json_lines import append_line
 
 
 def steps_in(path: Path) -> list[int]:

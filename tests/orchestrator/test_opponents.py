@@ -10,13 +10,13 @@ import orjson
 import pytest
 from pydantic import ValidationError
 
-from inference.base import SamplingParameters
-from inference.pool.sources import OPERATOR_FILE
-from orchestrator.daemon import run
-from orchestrator.evaluation.versions import serving_adapter
-from orchestrator.opponents import opponents_of
-from run.config import RunConfig
-from run.opponents import OpponentConfig
+from counterpoint.inference.base import SamplingParameters
+from counterpoint.inference.pool.sources import OPERATOR_FILE
+from counterpoint.orchestrator.daemon import run
+from counterpoint.orchestrator.evaluation.versions import serving_adapter
+from counterpoint.orchestrator.opponents import opponents_of
+from counterpoint.run.config import RunConfig
+from counterpoint.run.opponents import OpponentConfig
 from tests.orchestrator.daemons import STEPS, assert_whole, records_of
 from tests.orchestrator.scripted_trainer import ScriptedTrainer
 from tests.support.fake_inference import FakeInference, FakeServer, weight_update

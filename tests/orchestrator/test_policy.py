@@ -9,12 +9,12 @@ from pathlib import Path
 import orjson
 import pytest
 
-from inference.base import InferenceError, ModelNotServed, Probe, WeightsNotSeen, WeightUpdate
-from orchestrator.policy import POLL_SECONDS, ForeignBroadcastError, PolicyWatcher, check_base_model
-from orchestrator.run_directory import ConfigurationError
-from orchestrator.scheduling.events import PolicyUpdated, PolicyUpdateStarting
-from run.config import RunConfig
-from transport.files.atomic import STABLE, publish_directory, remove_directory
+from counterpoint.inference.base import InferenceError, ModelNotServed, Probe, WeightsNotSeen, WeightUpdate
+from counterpoint.orchestrator.policy import POLL_SECONDS, ForeignBroadcastError, PolicyWatcher, check_base_model
+from counterpoint.orchestrator.run_directory import ConfigurationError
+from counterpoint.orchestrator.scheduling.events import PolicyUpdated, PolicyUpdateStarting
+from counterpoint.run.config import RunConfig
+from counterpoint.transport.files.atomic import STABLE, publish_directory, remove_directory
 
 
 class RecordingPool:
@@ -102,7 +102,7 @@ async def test_a_version_that_the_trainer_names_is_opened_though_its_directorys_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a client of NFS keeps a list for a minute. What is named and not there yet is looked for again."""
-    monkeypatch.setattr("orchestrator.policy.published_steps", lambda directory: [0])
+    monkeypatch.setattr("counterpoint.orchestrator.policy.published_steps", lambda directory: [0])
     pool, told = RecordingPool(), [1]
     watcher = PolicyWatcher(
         tmp_path, pool, "one", pool.history.append, lambda version: True, lambda: 9, lambda: told[-1]

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from job.configuration.load import to_toml
-from run.changes import read_journal
-from run.config import RunConfig
+from counterpoint.job.configuration.load import to_toml
+from counterpoint.run.changes import read_journal
+from counterpoint.run.config import RunConfig
+from counterpoint.transport.records import Batch
 from tests.orchestrator.scripted_trainer import ScriptedTrainer
 from tests.support.polling import wait_until
-from transport.records import Batch
 
 
 @pytest.mark.slow
@@ -33,7 +33,7 @@ def test_a_hangup_reads_the_file_again_and_reports_what_cannot_change(make_confi
     def said(words: str) -> None:
         wait_until(lambda: words in log.read_text(), f"{words!r} in the log", details=log.read_text)
 
-    command = [sys.executable, "-m", "cli.main", "orchestrator", str(file), "--sampling.top_k", "7"]
+    command = [sys.executable, "-m", "counterpoint.cli.main", "orchestrator", str(file), "--sampling.top_k", "7"]
     with (
         ScriptedTrainer(config.output_dir, "one", 8, answer=hold) as trainer,
         subprocess.Popen(

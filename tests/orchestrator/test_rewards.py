@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from orchestrator.daemon import run
-from run.config import RunConfig, ScheduleConfig
+from counterpoint.orchestrator.daemon import run
+from counterpoint.run.config import RunConfig, ScheduleConfig
 from tests.environments.rewards.judge.fake_judge import FakeJudge, says
 from tests.orchestrator.daemons import metrics_of, records_of
 from tests.orchestrator.scripted_trainer import ScriptedTrainer

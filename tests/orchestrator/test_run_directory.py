@@ -11,9 +11,9 @@ from pathlib import Path
 import orjson
 import pytest
 
-from orchestrator import logging_setup
-from orchestrator.logging_setup import logging_to, set_context
-from orchestrator.run_directory import (
+from counterpoint.orchestrator import logging_setup
+from counterpoint.orchestrator.logging_setup import logging_to, set_context
+from counterpoint.orchestrator.run_directory import (
     ConfigurationError,
     RunEvictedError,
     check_control,
@@ -23,8 +23,8 @@ from orchestrator.run_directory import (
     taken_over,
     write_config,
 )
+from counterpoint.transport.files.atomic import publish_directory, published_steps
 from tests.orchestrator.step.test_checkpoint import make_config
-from transport.files.atomic import publish_directory, published_steps
 
 
 def test_a_directory_with_a_run_is_refused_unless_resumed(tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_old_rollouts_that_cannot_be_removed_end_no_run(
     def refuse(path: Path) -> None:
         raise OSError(errno.ENOTEMPTY, "Directory not empty", str(path))
 
-    monkeypatch.setattr("orchestrator.run_directory.remove_directory", refuse)
+    monkeypatch.setattr("counterpoint.orchestrator.run_directory.remove_directory", refuse)
     prune_rollouts(tmp_path, 3, 1)
     (record,) = caplog.records
     assert "step_2" in record.getMessage()

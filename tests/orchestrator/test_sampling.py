@@ -10,8 +10,8 @@ import pytest
 import tomli_w
 from pydantic import ValidationError
 
-from environments.sampling import SamplingConfig, SamplingOverrides
-from run.config import RunConfig
+from counterpoint.environments.sampling import SamplingConfig, SamplingOverrides
+from counterpoint.run.config import RunConfig
 
 OWN: dict[str, Any] = {
     "temperature": 0.5,

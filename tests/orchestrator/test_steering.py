@@ -12,23 +12,23 @@ from typing import Any, cast
 import orjson
 import pytest
 
-from environments.mix import mix_of
-from environments.registry import load_environment
-from job.admin.ask import NotAnswered, Refused
-from job.admin.change import change_run, changeable_values
-from job.admin.inspect import inspect_run
-from job.admin.run_requests import dump_next_step, pause_run, profile_loop, resume_run
-from orchestrator.changes import Changes
-from orchestrator.daemon import run
-from orchestrator.decisions import DECISIONS_FILE
-from orchestrator.loop_health.profile import Profile
-from orchestrator.loop_health.watchdog import Watchdog
-from orchestrator.rollouts.dump import open_dump
-from orchestrator.steering import Steering
-from orchestrator.step.asked_dumps import AskedDumps
-from run.config import RunConfig
-from run.pause import read_pause
-from run.requests import (
+from counterpoint.environments.mix import mix_of
+from counterpoint.environments.registry import load_environment
+from counterpoint.job.admin.ask import NotAnswered, Refused
+from counterpoint.job.admin.change import change_run, changeable_values
+from counterpoint.job.admin.inspect import inspect_run
+from counterpoint.job.admin.run_requests import dump_next_step, pause_run, profile_loop, resume_run
+from counterpoint.orchestrator.changes import Changes
+from counterpoint.orchestrator.daemon import run
+from counterpoint.orchestrator.decisions import DECISIONS_FILE
+from counterpoint.orchestrator.loop_health.profile import Profile
+from counterpoint.orchestrator.loop_health.watchdog import Watchdog
+from counterpoint.orchestrator.rollouts.dump import open_dump
+from counterpoint.orchestrator.steering import Steering
+from counterpoint.orchestrator.step.asked_dumps import AskedDumps
+from counterpoint.run.config import RunConfig
+from counterpoint.run.pause import read_pause
+from counterpoint.run.requests import (
     AnyRequest,
     ChangeRequest,
     DumpRequest,
@@ -39,12 +39,12 @@ from run.requests import (
     read_answer,
     write_request,
 )
+from counterpoint.trainer.runs.control_files import evict
+from counterpoint.transport.files.atomic import published_steps
+from counterpoint.transport.records import Batch
 from tests.orchestrator.daemons import assert_whole, metrics_of, records_of, started
 from tests.orchestrator.scripted_trainer import ScriptedTrainer
 from tests.support.polling import wait_until
-from trainer.runs.control_files import evict
-from transport.files.atomic import published_steps
-from transport.records import Batch
 
 FILTERS = [{"kind": "zero_advantage", "mode": "monitor"}, {"kind": "gibberish", "mode": "monitor"}]
 
@@ -101,7 +101,7 @@ def beside(config: RunConfig, work: Callable[[], None]) -> Iterator[None]:
 def test_a_pause_holds_whatever_is_killed(make_config: Callable[..., RunConfig], killed_at: str) -> None:
     """Between request and answer, and then in the pause itself; nothing starts meanwhile, and nothing is lost."""
     config = make_config(steps=8)
-    fault = f"import os, orchestrator.steering as s; s.{killed_at} = lambda *a: os._exit(9); "
+    fault = f"import os, counterpoint.orchestrator.steering as s; s.{killed_at} = lambda *a: os._exit(9); "
     released = threading.Event()
 
     def hold(batch: Batch) -> None:
@@ -250,7 +250,7 @@ async def test_a_profile_that_fails_is_refused_and_ends_nothing(
     async def fail(seconds: float) -> Profile:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr("orchestrator.steering.profile_loop", fail)
+    monkeypatch.setattr("counterpoint.orchestrator.steering.profile_loop", fail)
     steering = steering_of(tmp_path)
     write_request(tmp_path, ProfileRequest(request_id="flames"))
     async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:

@@ -11,19 +11,19 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from environments.chat import Chat
-from inference.base import InferenceError, RequestRefused, ServerFailure
-from orchestrator.daemon import run
-from orchestrator.rollouts.trajectories import OpenBranches
-from orchestrator.run_directory import ConfigurationError
-from orchestrator.teacher import Teacher, teacher_of
-from run.config import RunConfig
+from counterpoint.environments.chat import Chat
+from counterpoint.inference.base import InferenceError, RequestRefused, ServerFailure
+from counterpoint.orchestrator.daemon import run
+from counterpoint.orchestrator.rollouts.trajectories import OpenBranches
+from counterpoint.orchestrator.run_directory import ConfigurationError
+from counterpoint.orchestrator.teacher import Teacher, teacher_of
+from counterpoint.run.config import RunConfig
+from counterpoint.transport.records import TEACHER_LOG_PROBABILITIES, Float32Array, Int32Array, Rollout
 from tests.orchestrator.daemons import STEPS, assert_whole, records_of
 from tests.orchestrator.scripted_trainer import ScriptedTrainer
 from tests.orchestrator.toy_model import make_toy_model
 from tests.support.fake_inference import FakeInference
 from tests.support.rollouts import make_rollout, make_turn
-from transport.records import TEACHER_LOG_PROBABILITIES, Float32Array, Int32Array, Rollout
 
 DISTILLING: dict[str, Any] = {"training": {"lora": {}, "loss": {"kind": "distillation"}}}
 

@@ -11,12 +11,12 @@ from typing import Any
 
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from inference.base import ServerStatus
-from inference.pool.meters import PoolMeters
-from orchestrator.loop_health.lag import EventLoopLagMonitor
-from orchestrator.telemetry.endpoint import RunTelemetry
-from run.config import LagConfig, RunConfig
-from transport.outages import Kind, Outages
+from counterpoint.inference.base import ServerStatus
+from counterpoint.inference.pool.meters import PoolMeters
+from counterpoint.orchestrator.loop_health.lag import EventLoopLagMonitor
+from counterpoint.orchestrator.telemetry.endpoint import RunTelemetry
+from counterpoint.run.config import LagConfig, RunConfig
+from counterpoint.transport.outages import Kind, Outages
 
 
 def samples(port: int) -> dict[str, dict[tuple[str, ...], float]]:

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from environments.base import EnvironmentContext, Example, Model
-from environments.data.load import load_rows
-from orchestrator.step.advantages import AdvantageInputs, AdvantageOutputs, group_mean
-from transport.records import Rollout
+from counterpoint.environments.base import EnvironmentContext, Example, Model
+from counterpoint.environments.data.load import load_rows
+from counterpoint.orchestrator.step.advantages import AdvantageInputs, AdvantageOutputs, group_mean
+from counterpoint.transport.records import Rollout
 
 
 class Unusual(BaseException):

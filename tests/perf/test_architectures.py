@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from counterpoint.trainer.model import attention
 from perf.architectures import __main__ as architectures
 from perf.architectures.check import Outcome
 from perf.architectures.table import Row, table
-from trainer.model import attention
 
 
 @pytest.mark.slow

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from counterpoint.transport import codec
+from counterpoint.transport.records import Batch
 from perf.chaos import audit as faults
 from perf.chaos.audit import audit
 from perf.chaos.disk import json_lines, read_batch
 from perf.chaos.witness import COMMITTED, TRAINED, Witness
 from tests.support.batches import make_batch
 from tests.support.jobs import write_lines
-from transport import codec
-from transport.records import Batch
 
 STEPS = 4
 ROLLOUTS_A_STEP = 4

@@ -19,8 +19,8 @@ from perf.chaos.witness import COMMITTED, Witness
 DELETE = """
 import shutil, sys
 from pathlib import Path
-from environments.config import EnvironmentConfig
-from environments.registry import load_environment
+from counterpoint.environments.config import EnvironmentConfig
+from counterpoint.environments.registry import load_environment
 
 kept, abandoned = map(Path, sys.argv[1:3])
 for text in sys.argv[3:]:

@@ -14,8 +14,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from job.config import JobConfig
-from models import smollm2
+from counterpoint.job.config import JobConfig
+from counterpoint.models import smollm2
 from perf.gpu import jobs
 from perf.gpu.__main__ import Result, run_row, table
 from perf.gpu.profile import kind_of

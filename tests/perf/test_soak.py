@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import orjson
 
-from inference import wire
-from inference.base import GenerateRequest, SamplingParameters
-from inference.loads import Claim, Origin
+from counterpoint.inference import wire
+from counterpoint.inference.base import GenerateRequest, SamplingParameters
+from counterpoint.inference.loads import Claim, Origin
 from perf.soak.answering import LETTERS, WholeJobAnswers
 from perf.soak.growth import growths
 from perf.soak.held import COUNTING, files_below, held_below

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from counterpoint.transport.process.launch import descendants
 from perf.stalls import Stalls, at_once, recorded_stalls
 from tests.support.polling import wait_until
-from transport.process.launch import descendants
 
 MOMENTS = st.lists(st.integers(0, 40), unique=True, max_size=12).map(sorted)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from job.replay.lag_trace import LagTrace, Span
-from job.replay.replay import BASELINE, BOUNDARY, DELIVERY, FINALIZE
+from counterpoint.job.replay.lag_trace import LagTrace, Span
+from counterpoint.job.replay.replay import BASELINE, BOUNDARY, DELIVERY, FINALIZE
 from perf.bench.step import _added_over_ours
 
 ROUND = {BASELINE: (0.0, 2.0), FINALIZE: (2.0, 2.2), BOUNDARY: (2.2, 2.5), DELIVERY: (2.5, 3.0)}

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from environments.mix import mix_of
-from environments.registry import load_environment
-from job.config import JobConfig
+from counterpoint.environments.mix import mix_of
+from counterpoint.environments.registry import load_environment
+from counterpoint.job.config import JobConfig
 from perf.time_to_reward.measure import Outcome
 from perf.time_to_reward.ours import job_of, records_of
 from perf.time_to_reward.report import summary, tables

@@ -11,22 +11,22 @@ from typing import Any
 
 import pytest
 
-from environments.config import EnvironmentConfig
-from environments.import_path import only_imports
-from environments.registry import load_environment, load_here
-from job.admin import join
-from job.config import JobConfig
-from job.configuration.layers import read_environment
-from job.configuration.load import load
-from job.join import allowed_imports, check_joins, named_imports
-from orchestrator.step.advantages import load_advantage
-from run.changes import ChangeRefused, apply
-from run.config import AdvantageConfig, RunConfig
-from run.loss import LossConfig
-from trainer.losses.load import load_loss
-from transport.configuration.schema import keys_of
-from transport.errors import UserError
-from tune.runs.host_job import HostJob
+from counterpoint.environments.config import EnvironmentConfig
+from counterpoint.environments.import_path import only_imports
+from counterpoint.environments.registry import load_environment, load_here
+from counterpoint.job.admin import join
+from counterpoint.job.config import JobConfig
+from counterpoint.job.configuration.layers import read_environment
+from counterpoint.job.configuration.load import load
+from counterpoint.job.join import allowed_imports, check_joins, named_imports
+from counterpoint.orchestrator.step.advantages import load_advantage
+from counterpoint.run.changes import ChangeRefused, apply
+from counterpoint.run.config import AdvantageConfig, RunConfig
+from counterpoint.run.loss import LossConfig
+from counterpoint.trainer.losses.load import load_loss
+from counterpoint.transport.configuration.schema import keys_of
+from counterpoint.transport.errors import UserError
+from counterpoint.tune.runs.host_job import HostJob
 
 PATH = "evil_guest_module:anything"
 
@@ -112,7 +112,7 @@ def test_a_guest_is_refused_for_what_the_job_does_not_name(
     )
     (tmp_path / "job.json").write_text(json.dumps(job.table(), default=str))
     assert {"theirs:Task", "my:own"} <= allowed_imports(tmp_path)
-    monkeypatch.setattr("job.join.is_running", lambda directory: True)
+    monkeypatch.setattr("counterpoint.job.join.is_running", lambda directory: True)
     for change, refused in (
         ({}, None),
         ({"environments": [{"name": "task", "kind": "theirs:Task"}], "advantage": {"kind": "my:own"}}, None),
@@ -177,7 +177,9 @@ def test_a_tuner_lets_the_trials_of_its_job_import_what_its_file_names(
     }
     assert named_imports(table) == {"my.tasks:Sums", "gsm8k", "a:b"}
     started: dict[str, Any] = {}
-    monkeypatch.setattr("tune.runs.host_job.subprocess.Popen", lambda command, **given: started.update(given))
+    monkeypatch.setattr(
+        "counterpoint.tune.runs.host_job.subprocess.Popen", lambda command, **given: started.update(given)
+    )
     HostJob(tmp_path / "job", tmp_path / "job.toml", ["a:b"]).start()
     monkeypatch.setenv("COUNTERPOINT_TRAINER__ALLOWED_IMPORTS", started["env"]["COUNTERPOINT_TRAINER__ALLOWED_IMPORTS"])
     assert read_environment(JobConfig, keys_of(JobConfig)) == {"trainer": {"allowed_imports": ["a:b"]}}

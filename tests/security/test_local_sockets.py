@@ -13,21 +13,21 @@ from typing import Any
 
 import pytest
 
-from cluster.agent.main import _bound
-from cluster.agent.settings import AgentSettings
-from cluster.master import control
-from cluster.master.control import ControlServer
-from cluster.notify import NotifySocket, notify
-from environments.base import EnvironmentContext
-from environments.config import EnvironmentConfig
-from environments.gateway import server as gateway
-from environments.seats.table import Table
-from environments.workers import pool
-from inference.config import InferenceConfig
-from transport.loopback import is_loopback
-from transport.telemetry import endpoint
-from transport.wires.endpoint import socket_path
-from transport.wires.zmq_wire import ZmqListener
+from counterpoint.cluster.agent.main import _bound
+from counterpoint.cluster.agent.settings import AgentSettings
+from counterpoint.cluster.master import control
+from counterpoint.cluster.master.control import ControlServer
+from counterpoint.cluster.notify import NotifySocket, notify
+from counterpoint.environments.base import EnvironmentContext
+from counterpoint.environments.config import EnvironmentConfig
+from counterpoint.environments.gateway import server as gateway
+from counterpoint.environments.seats.table import Table
+from counterpoint.environments.workers import pool
+from counterpoint.inference.config import InferenceConfig
+from counterpoint.transport.loopback import is_loopback
+from counterpoint.transport.telemetry import endpoint
+from counterpoint.transport.wires.endpoint import socket_path
+from counterpoint.transport.wires.zmq_wire import ZmqListener
 
 
 @pytest.fixture(autouse=True)

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from environments.chat import Chat
-from environments.gateway import Gateway
-from environments.scripted import ScriptedModel
-from serve.listening import listening
+from counterpoint.environments.chat import Chat
+from counterpoint.environments.gateway import Gateway
+from counterpoint.environments.scripted import ScriptedModel
+from counterpoint.serve.listening import listening
+from counterpoint.transport.telemetry.endpoint import Endpoint
+from counterpoint.transport.telemetry.metric import Process
 from tests.serve.api_client import app_of
-from transport.telemetry.endpoint import Endpoint
-from transport.telemetry.metric import Process
 
 MOST_BYTES = 8 << 20
 """Far more than any of them takes."""
@@ -55,9 +55,9 @@ SERVERS = pytest.mark.parametrize("server", [gateway, page, metrics])
 @pytest.fixture
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (
-        "environments.gateway.server.HEAD_SECONDS",
-        "serve.listening.IDLE_SECONDS",
-        "transport.telemetry.endpoint.REQUEST_SECONDS",
+        "counterpoint.environments.gateway.server.HEAD_SECONDS",
+        "counterpoint.serve.listening.IDLE_SECONDS",
+        "counterpoint.transport.telemetry.endpoint.REQUEST_SECONDS",
     ):
         monkeypatch.setattr(name, SECONDS)
 

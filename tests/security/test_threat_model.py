@@ -9,8 +9,8 @@ from typing import get_args, get_type_hints
 
 import pytest
 
-from environments.registry import BUILT_IN
-from environments.rewards.rubric import AnyPart
+from counterpoint.environments.registry import BUILT_IN
+from counterpoint.environments.rewards.rubric import AnyPart
 
 REPOSITORY = Path(__file__).parents[2]
 PAGE = REPOSITORY / "docs" / "security.md"

@@ -12,12 +12,12 @@ from typing import Any
 from aiohttp import ClientResponse, web
 from aiohttp.test_utils import TestClient, TestServer
 
-from serve.access import Tokens
-from serve.app import ENDPOINTS, Access, build_app
-from serve.audit import AuditLog
-from serve.endpoint import ROOT, Endpoint
-from serve.jobs import Jobs
-from serve.origin import own_names
+from counterpoint.serve.access import Tokens
+from counterpoint.serve.app import ENDPOINTS, Access, build_app
+from counterpoint.serve.audit import AuditLog
+from counterpoint.serve.endpoint import ROOT, Endpoint
+from counterpoint.serve.jobs import Jobs
+from counterpoint.serve.origin import own_names
 
 ADMIN, READ = "admin-token-of-the-tests", "read-token-of-the-tests"
 PATIENT = tuple(replace(each, seconds=max(each.seconds, 120.0)) for each in ENDPOINTS)

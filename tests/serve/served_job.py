@@ -9,11 +9,11 @@ import signal
 import sys
 from pathlib import Path
 
-import cli.run
-import cluster.manager.restarts
-from cluster.spec import JobSpec, RoleSpec
-from job.config import JobConfig
-from job.workers import server_of_the_page, worker_of
+import counterpoint.cli.run
+import counterpoint.cluster.manager.restarts
+from counterpoint.cluster.spec import JobSpec, RoleSpec
+from counterpoint.job.config import JobConfig
+from counterpoint.job.workers import server_of_the_page, worker_of
 
 
 def pretend(config: JobConfig, files: dict[str, Path]) -> JobSpec:
@@ -33,9 +33,9 @@ def pretend(config: JobConfig, files: dict[str, Path]) -> JobSpec:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    cluster.manager.restarts.FIRST_BACKOFF_SECONDS = 0.05
-    cluster.manager.restarts.LONGEST_BACKOFF_SECONDS = 0.05
-    cli.run.specification = pretend  # type: ignore[attr-defined]
-    from cli.main import main
+    counterpoint.cluster.manager.restarts.FIRST_BACKOFF_SECONDS = 0.05
+    counterpoint.cluster.manager.restarts.LONGEST_BACKOFF_SECONDS = 0.05
+    counterpoint.cli.run.specification = pretend  # type: ignore[attr-defined]
+    from counterpoint.cli.main import main
 
     sys.exit(main(["run", *sys.argv[1:]]))

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from serve.access import load_tokens
-from transport.errors import UserError
+from counterpoint.serve.access import load_tokens
+from counterpoint.transport.errors import UserError
 
 
 def both(directory: Path) -> tuple[Path, Path]:

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from serve.endpoint import ROOT, Endpoint, NotFound
-from serve.jobs import Jobs
+from counterpoint.serve.endpoint import ROOT, Endpoint, NotFound
+from counterpoint.serve.jobs import Jobs
+from counterpoint.transport.config import Config, Identifier
+from counterpoint.transport.errors import UserError
 from tests.serve.api_client import ADMIN, READ, api
-from transport.config import Config, Identifier
-from transport.errors import UserError
 
 
 class Named(Config):

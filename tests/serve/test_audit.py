@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from serve.audit import FILE, FORMER, AuditLog, Caller
-from serve.endpoint import Endpoint, Refused
-from serve.errors import StorageFull
-from serve.jobs import Jobs
+from counterpoint.serve.audit import FILE, FORMER, AuditLog, Caller
+from counterpoint.serve.endpoint import Endpoint, Refused
+from counterpoint.serve.errors import StorageFull
+from counterpoint.serve.jobs import Jobs
+from counterpoint.transport.config import Config
 from tests.serve.api_client import api
-from transport.config import Config
 
 CALLER = Caller("127.0.0.1")
 

@@ -8,15 +8,15 @@ from typing import Any
 import orjson
 import pytest
 
-from cluster.job_files import JOB_FILE, JOURNAL, JobFile, OutcomeFile, write_privately
-from cluster.manager.events import Event, Instruction
-from cluster.manager.manager import PrimeManager
-from cluster.master.event_codec import encode
-from cluster.master.journal import Journal, perform
-from cluster.master.restore import state_of
-from serve.readers.cluster import ClusterReader, ClusterState
-from serve.readers.rollouts.step_indexes import moment
-from sweep.open_store import open_store
+from counterpoint.cluster.job_files import JOB_FILE, JOURNAL, JobFile, OutcomeFile, write_privately
+from counterpoint.cluster.manager.events import Event, Instruction
+from counterpoint.cluster.manager.manager import PrimeManager
+from counterpoint.cluster.master.event_codec import encode
+from counterpoint.cluster.master.journal import Journal, perform
+from counterpoint.cluster.master.restore import state_of
+from counterpoint.serve.readers.cluster import ClusterReader, ClusterState
+from counterpoint.serve.readers.rollouts.step_indexes import moment
+from counterpoint.sweep.open_store import open_store
 from tests.cluster.manager.driver import Driver, command
 from tests.serve.api_client import api
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-import serve.jobs
-from serve.answers import MOST_WAITING, THREADS
-from serve.endpoint import Endpoint
-from serve.jobs import Jobs
+import counterpoint.serve.jobs
+from counterpoint.serve.answers import MOST_WAITING, THREADS
+from counterpoint.serve.endpoint import Endpoint
+from counterpoint.serve.jobs import Jobs
+from counterpoint.transport.config import Config
 from tests.serve.api_client import api
-from transport.config import Config
 
 
 class Reader:
@@ -44,7 +44,7 @@ def test_a_reader_is_kept_until_its_directory_is_another(tmp_path: Path) -> None
 
 
 def test_a_reader_that_failed_is_used_again_and_few_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve.jobs, "MOST_READERS", 2)
+    monkeypatch.setattr(counterpoint.serve.jobs, "MOST_READERS", 2)
     jobs = Jobs([tmp_path / "job"])
     assert use(jobs) == 1
     with pytest.raises(KeyError), jobs.reading(jobs.get("job"), Reader):

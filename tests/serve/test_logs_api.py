@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from serve.api.logs import MAX_BYTES
+from counterpoint.serve.api.logs import MAX_BYTES
 from tests.serve.api_client import api
 
 

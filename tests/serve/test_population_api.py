@@ -9,13 +9,13 @@ from typing import Any
 import orjson
 import pytest
 
+from counterpoint.serve.readers import population as reading
+from counterpoint.serve.readers.population import PopulationReader, TrialResults
+from counterpoint.serve.readers.rollouts.step_indexes import moment
+from counterpoint.tune.runner.trial_files import write_state
+from counterpoint.tune.trial import Trial
 from examples.tune.two_slopes import ITERATIONS, best, population
-from serve.readers import population as reading
-from serve.readers.population import PopulationReader, TrialResults
-from serve.readers.rollouts.step_indexes import moment
 from tests.serve.api_client import api
-from tune.runner.trial_files import write_state
-from tune.trial import Trial
 
 
 def experiment(directory: Path, trials: list[Trial]) -> Path:

@@ -19,19 +19,19 @@ from pathlib import Path
 
 import pytest
 
-from job.directory import read_json
-from job.processes_file import read_workers
-from job.serving.config import ServeConfig
-from serve.certificate import Certificate
-from serve.main import serve
+from counterpoint.job.directory import read_json
+from counterpoint.job.processes_file import read_workers
+from counterpoint.job.serving.config import ServeConfig
+from counterpoint.serve.certificate import Certificate
+from counterpoint.serve.main import serve
+from counterpoint.transport.errors import UserError
 from tests.support.jobs import JOB
 from tests.support.polling import DEADLINE_SECONDS, wait_until
 from tests.support.ports import free_port
-from transport.errors import UserError
 
 pytestmark = pytest.mark.slow
 
-SERVE = [sys.executable, "-m", "cli.main", "serve"]
+SERVE = [sys.executable, "-m", "counterpoint.cli.main", "serve"]
 KILLS = 10
 
 
@@ -130,7 +130,7 @@ def test_files_that_are_replaced_while_they_are_read_change_nothing(
             load(context, certfile, keyfile)
             certificate.write_bytes(newer.read_bytes())  # its key is still to come
 
-        monkeypatch.setattr("transport.files.watched.LOOK_SECONDS", 0.0)
+        monkeypatch.setattr("counterpoint.transport.files.watched.LOOK_SECONDS", 0.0)
         with monkeypatch.context() as within:
             within.setattr(ssl.SSLContext, "load_cert_chain", load_and_replace)
             given.refresh()

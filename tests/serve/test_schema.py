@@ -19,9 +19,9 @@ import uvloop
 from aiohttp.test_utils import TestServer
 from hypothesis import HealthCheck, given, settings
 
-from serve.app import ENDPOINTS
-from serve.endpoint import ROOT, Endpoint
-from serve.openapi import document_of
+from counterpoint.serve.app import ENDPOINTS
+from counterpoint.serve.endpoint import ROOT, Endpoint
+from counterpoint.serve.openapi import document_of
 from tests.serve.api_client import ADMIN, app_of
 from tests.support.synthetic_jobs import write_job
 

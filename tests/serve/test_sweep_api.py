@@ -9,11 +9,11 @@ import orjson
 import pytest
 import tomli_w
 
-from serve.readers import sweep as reading
-from serve.readers.sweep import SweepReader
-from sweep.lease import Terms, claimed
-from sweep.lock import step_lock
-from sweep.open_store import open_store
+from counterpoint.serve.readers import sweep as reading
+from counterpoint.serve.readers.sweep import SweepReader
+from counterpoint.sweep.lease import Terms, claimed
+from counterpoint.sweep.lock import step_lock
+from counterpoint.sweep.open_store import open_store
 from tests.serve.api_client import api
 
 

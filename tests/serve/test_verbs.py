@@ -9,15 +9,15 @@ from typing import Any, get_type_hints
 
 import pytest
 
-from cli.main import COMMANDS, main
-from job.admin.ask import Outcome
-from job.admin.verbs import RUN_VERBS, SERVER_VERBS, Verb
-from orchestrator.steering import KINDS
-from run.requests import Answer, ChangeRequest, RunRequest, write_answer
-from serve.app import ENDPOINTS
-from serve.endpoint import ROOT, Endpoint
-from serve.jobs import Jobs
-from serve.openapi import document_of
+from counterpoint.cli.main import COMMANDS, main
+from counterpoint.job.admin.ask import Outcome
+from counterpoint.job.admin.verbs import RUN_VERBS, SERVER_VERBS, Verb
+from counterpoint.orchestrator.steering import KINDS
+from counterpoint.run.requests import Answer, ChangeRequest, RunRequest, write_answer
+from counterpoint.serve.app import ENDPOINTS
+from counterpoint.serve.endpoint import ROOT, Endpoint
+from counterpoint.serve.jobs import Jobs
+from counterpoint.serve.openapi import document_of
 
 POSTS = {endpoint.path: endpoint for endpoint in ENDPOINTS if endpoint.method == "POST"}
 

@@ -7,11 +7,11 @@ import os
 import signal
 from pathlib import Path
 
-from cluster.agent.remains import marked
-from cluster.agent.settings import mark_of
-from cluster.agent.starting import agent_in
-from cluster.attended.left_running import has_agents
-from cluster.backends.local import AGENTS
+from counterpoint.cluster.agent.remains import marked
+from counterpoint.cluster.agent.settings import mark_of
+from counterpoint.cluster.agent.starting import agent_in
+from counterpoint.cluster.attended.left_running import has_agents
+from counterpoint.cluster.backends.local import AGENTS
 from tests.support.polling import wait_until
 
 

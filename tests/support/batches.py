@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies
 
-from transport.arrays import AnyArray
-from transport.records import TOKEN_COLUMNS, Batch, RoutingArray, SampleInfo
+from counterpoint.transport.arrays import AnyArray
+from counterpoint.transport.records import TOKEN_COLUMNS, Batch, RoutingArray, SampleInfo
 
 NAMES = strategies.text(max_size=20)
 TEMPERATURES = strategies.floats(1e-3, 100.0)

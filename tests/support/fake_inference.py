@@ -24,10 +24,10 @@ import numpy as np
 import orjson
 from aiohttp import web
 
-from inference import identity, wire
-from inference.base import Completion, GenerateRequest, Probe, ScoreRequest, Scores, WeightUpdate
-from inference.loads import Claim, Load, Loads, NotOwner, Origin
-from inference.sent_weights import LENGTH_BYTES, OFFER_PATH, SEND_PATH, Offer
+from counterpoint.inference import identity, wire
+from counterpoint.inference.base import Completion, GenerateRequest, Probe, ScoreRequest, Scores, WeightUpdate
+from counterpoint.inference.loads import Claim, Load, Loads, NotOwner, Origin
+from counterpoint.inference.sent_weights import LENGTH_BYTES, OFFER_PATH, SEND_PATH, Offer
 
 LAYERS, TOP_K = 2, 2
 """The shape of every completion's routing."""

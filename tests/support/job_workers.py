@@ -6,7 +6,7 @@ import os
 import signal
 from collections.abc import Collection
 
-from cluster import JobHandle, WorkerStatus
+from counterpoint.cluster import JobHandle, WorkerStatus
 from tests.support.polling import DEADLINE_SECONDS, wait_until
 
 RUNNING = ("RUNNING",)

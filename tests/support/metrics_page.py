@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from job.inspection.telemetry import SUPERVISOR
-from job.sweep.telemetry import SWEEP
-from orchestrator.telemetry.catalogue import ORCHESTRATOR
-from trainer.telemetry.catalogue import TRAINER
-from transport.telemetry.metric import EVERYWHERE, LineName, Metric, Process
-from tune.telemetry import TUNE
+from counterpoint.job.inspection.telemetry import SUPERVISOR
+from counterpoint.job.sweep.telemetry import SWEEP
+from counterpoint.orchestrator.telemetry.catalogue import ORCHESTRATOR
+from counterpoint.trainer.telemetry.catalogue import TRAINER
+from counterpoint.transport.telemetry.metric import EVERYWHERE, LineName, Metric, Process
+from counterpoint.tune.telemetry import TUNE
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 from aiohttp import web
 
-from inference import wire
-from inference.base import Completion, GenerateRequest, Probe
-from inference.loads import Claim
+from counterpoint.inference import wire
+from counterpoint.inference.base import Completion, GenerateRequest, Probe
+from counterpoint.inference.loads import Claim
 from tests.support.fake_inference import FakeInference, make_completion
 from tests.support.tiny_model import END
 

@@ -65,7 +65,7 @@ def main(count: int) -> None:
     """Runs the cluster until the end of the input."""
     from ray.cluster_utils import Cluster
 
-    from cluster.backends.ray_places import _ID_CHARACTERS
+    from counterpoint.cluster.backends.ray_places import _ID_CHARACTERS
 
     with ray_files() as files:
         cluster = Cluster(initialize_head=True, head_node_args=NODE | {"num_cpus": 0, "temp_dir": files})

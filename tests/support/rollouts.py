@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from transport.records import Rollout, Turn
+from counterpoint.transport.records import Rollout, Turn
 
 
 def routing(token_ids: Sequence[int]) -> npt.NDArray[np.uint8]:

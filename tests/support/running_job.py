@@ -70,7 +70,7 @@ class RunningJob:
         self.log = self.config_file.with_name(f"run_{self.mark}.txt")
         with open(self.log, "wb") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "cli.main", "run", str(self.config_file), *self.arguments],
+                [sys.executable, "-m", "counterpoint.cli.main", "run", str(self.config_file), *self.arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

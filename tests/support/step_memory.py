@@ -12,12 +12,12 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from run.config import LoraConfig
+from counterpoint.run.config import LoraConfig
+from counterpoint.trainer.lora.multi_lora import adapter_spans, apply_lora_to_model
+from counterpoint.trainer.model import attention
+from counterpoint.trainer.model.load import log_probabilities
+from counterpoint.trainer.model.recompute import checkpoint_layers
 from tests.support.live_bytes import LiveBytes
-from trainer.lora.multi_lora import adapter_spans, apply_lora_to_model
-from trainer.model import attention
-from trainer.model.load import log_probabilities
-from trainer.model.recompute import checkpoint_layers
 
 HIDDEN, VOCABULARY = 1024, 151_936
 SAMPLE = 128

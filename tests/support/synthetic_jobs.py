@@ -22,11 +22,11 @@ import numpy as np
 import orjson
 import tomli_w
 
-from cluster.worker_view import State, WorkerView
-from job.directory import JOB_FILE, JOB_LOCK, lock_file_of
-from job.processes_file import ProcessesFile
-from run.config import RunConfig
-from transport.files.lock import take_lock
+from counterpoint.cluster.worker_view import State, WorkerView
+from counterpoint.job.directory import JOB_FILE, JOB_LOCK, lock_file_of
+from counterpoint.job.processes_file import ProcessesFile
+from counterpoint.run.config import RunConfig
+from counterpoint.transport.files.lock import take_lock
 
 STEP_SECONDS = 10.0
 """The mean duration of a step."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from transport.records import Float32Array, Int32Array, Int64Array
+from counterpoint.transport.records import Float32Array, Int32Array, Int64Array
 
 VOCABULARY = 260
 """256 bytes and four special tokens."""
@@ -85,7 +85,7 @@ def published_digests(directory: Path) -> dict[str, dict[str, str]]:
     """The digests of the weights in `directory`, by precision of a server."""
     from safetensors.torch import load_file
 
-    from inference.plugin.digest import DTYPES, digest_of, digests_of, scaled_adapter
+    from counterpoint.inference.plugin.digest import DTYPES, digest_of, digests_of, scaled_adapter
 
     settings = directory / "adapter_config.json"
     if not settings.exists():

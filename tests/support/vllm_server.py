@@ -17,15 +17,15 @@ from typing import Any
 
 import pytest
 
-from inference.config import InferenceConfig
+from counterpoint.inference.config import InferenceConfig
 from tests.support.ports import free_port
 
 PROBE_TOKENS = list(range(10, 42))
 
 RUN_SERVER = """
 import sys
-from inference.config import InferenceConfig
-from inference.server import serve
+from counterpoint.inference.config import InferenceConfig
+from counterpoint.inference.server import serve
 sys.exit(serve(InferenceConfig.model_validate_json(sys.argv[1]), lambda: print("ready", flush=True)))
 """
 

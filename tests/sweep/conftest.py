@@ -9,8 +9,8 @@ from pathlib import Path
 import boto3
 import pytest
 
+from counterpoint.sweep.stores.gs import GoogleStore
 from perf.chaos.s3_server import point_at, s3_application, serving
-from sweep.stores.gs import GoogleStore
 from tests.sweep.gcs_server import Bucket, google_server
 
 _numbers = itertools.count()

@@ -11,8 +11,8 @@ import sys
 import time
 from pathlib import Path
 
-from sweep.claim import SweepTarget, claim_and_run
-from sweep.lock import Claim
+from counterpoint.sweep.claim import SweepTarget, claim_and_run
+from counterpoint.sweep.lock import Claim
 
 DEADLINE_SECONDS = 60.0
 

@@ -18,16 +18,16 @@ from typing import Any
 
 import pytest
 
-import sweep
-from sweep.claim import BodyExited, SweepFailed, SweepTarget, claim_and_run, claim_and_run_async
-from sweep.identity import Identity
-from sweep.lease import Terms
-from sweep.lock import REAL_CLOCKS, Claim, LeaseHolder, PreviousTaskFailed, StepAlreadyDone, step_lock
-from sweep.open_store import open_store
-from sweep.protocol import Observer, OwnedLease, perform
-from sweep.status import sweep_status
-from sweep.store import StoreError
-from sweep.stores.memory import MemoryStore
+from counterpoint import sweep
+from counterpoint.sweep.claim import BodyExited, SweepFailed, SweepTarget, claim_and_run, claim_and_run_async
+from counterpoint.sweep.identity import Identity
+from counterpoint.sweep.lease import Terms
+from counterpoint.sweep.lock import REAL_CLOCKS, Claim, LeaseHolder, PreviousTaskFailed, StepAlreadyDone, step_lock
+from counterpoint.sweep.open_store import open_store
+from counterpoint.sweep.protocol import Observer, OwnedLease, perform
+from counterpoint.sweep.status import sweep_status
+from counterpoint.sweep.store import StoreError
+from counterpoint.sweep.stores.memory import MemoryStore
 
 DEADLINE_SECONDS = 60.0
 _numbers = itertools.count()

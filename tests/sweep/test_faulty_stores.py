@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from sweep.claim import SweepTarget, claim_and_run
-from sweep.lock import step_lock
-from sweep.record import State
-from sweep.status import sweep_status
-from sweep.store import Busy, Store, Unavailable
-from sweep.stores.gs import GoogleStore
-from sweep.stores.s3 import S3Store
+from counterpoint.sweep.claim import SweepTarget, claim_and_run
+from counterpoint.sweep.lock import step_lock
+from counterpoint.sweep.record import State
+from counterpoint.sweep.status import sweep_status
+from counterpoint.sweep.store import Busy, Store, Unavailable
+from counterpoint.sweep.stores.gs import GoogleStore
+from counterpoint.sweep.stores.s3 import S3Store
 from tests.sweep.faulty_wire import CUT_ANSWERS, NO_ANSWERS, OTHER_ANSWERS, Wire, faulty_wire
 
 pytestmark = pytest.mark.slow  # the servers' imports, and answers that do not come
@@ -41,7 +41,7 @@ class Faulty:
 @pytest.fixture(params=["s3", "gs"])
 def faulty(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Faulty]:
     """A store of each kind that is reached by a network."""
-    monkeypatch.setattr("sweep.store.FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr("counterpoint.sweep.store.FIRST_PAUSE_SECONDS", 0.01)
     name, variable = f"faulty-{next(_numbers)}", "STORAGE_EMULATOR_HOST"
     kind: Callable[[str, str], Store] = GoogleStore
     if request.param == "s3":
@@ -50,7 +50,7 @@ def faulty(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     true = kind("bucket", name)
     with faulty_wire(os.environ[variable]) as (address, wire):
         monkeypatch.setenv(variable, address)
-        monkeypatch.setattr("sweep.stores.s3.READ_SECONDS", PATIENCE_SECONDS)
+        monkeypatch.setattr("counterpoint.sweep.stores.s3.READ_SECONDS", PATIENCE_SECONDS)
         yield Faulty(f"{request.param}://bucket/{name}", kind("bucket", name), true, wire)
 
 
@@ -74,7 +74,7 @@ def test_a_fault_of_the_wire_passes_or_changes_nothing(
         faulty.wire.spoil(fault, 1, is_carried_out)
         try:
             with monkeypatch.context() as patch:
-                patch.setattr("sweep.stores.gs.TIMEOUT", (5, PATIENCE_SECONDS))
+                patch.setattr("counterpoint.sweep.stores.gs.TIMEOUT", (5, PATIENCE_SECONDS))
                 result = OPERATIONS[operation](faulty.store, key, version)
         except (Unavailable, Busy):
             pass

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from sweep.lease import (
+from counterpoint.sweep.lease import (
     LONGEST_BACKOFF_SECONDS,
     Assessment,
     Done,
@@ -25,7 +25,7 @@ from sweep.lease import (
     succeeded,
     with_heartbeat,
 )
-from sweep.record import LARGEST_BYTES, Record, RecordError, checked_id
+from counterpoint.sweep.record import LARGEST_BYTES, Record, RecordError, checked_id
 
 TERMS = Terms(heartbeat=30, lease=90)
 RUNNING = claimed(None, "target", "owner", "host", 7, TERMS, 1000.0)

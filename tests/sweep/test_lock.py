@@ -14,15 +14,23 @@ from pathlib import Path
 
 import pytest
 
-from sweep.claim import SweepTarget, claim_and_run, claim_and_run_async
-from sweep.interruption import Interruptions
-from sweep.lease import Terms, monotonic
-from sweep.lock import REAL_CLOCKS, LeaseHolder, PreviousTaskFailed, StepAlreadyDone, StepHeld, holding, step_lock
-from sweep.protocol import LeaseLost, Observer, OwnedLease, perform
-from sweep.record import Record
-from sweep.status import TargetStatus, sweep_status
-from sweep.store import Stored, StoreError
-from sweep.stores.memory import MemoryStore
+from counterpoint.sweep.claim import SweepTarget, claim_and_run, claim_and_run_async
+from counterpoint.sweep.interruption import Interruptions
+from counterpoint.sweep.lease import Terms, monotonic
+from counterpoint.sweep.lock import (
+    REAL_CLOCKS,
+    LeaseHolder,
+    PreviousTaskFailed,
+    StepAlreadyDone,
+    StepHeld,
+    holding,
+    step_lock,
+)
+from counterpoint.sweep.protocol import LeaseLost, Observer, OwnedLease, perform
+from counterpoint.sweep.record import Record
+from counterpoint.sweep.status import TargetStatus, sweep_status
+from counterpoint.sweep.store import Stored, StoreError
+from counterpoint.sweep.stores.memory import MemoryStore
 from tests.support.polling import wait_until
 
 DEADLINE_SECONDS = 60.0
@@ -284,7 +292,7 @@ def test_a_heartbeat_that_breaks_is_told_and_logged(
     def broken(record: Record, wall_time: float) -> Record:
         raise MemoryError("injected")
 
-    monkeypatch.setattr("sweep.protocol.with_heartbeat", broken)
+    monkeypatch.setattr("counterpoint.sweep.protocol.with_heartbeat", broken)
     with (
         pytest.raises(LeaseLost, match=r"the heartbeat failed: MemoryError"),
         holding(claim(TroubledStore(), PATIENT), Interruptions()) as held,

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from counterpoint.sweep.lock import step_lock
+from counterpoint.sweep.status import TargetStatus, sweep_status
 from perf.chaos.sweep_worker import Witness, targets, work
-from sweep.lock import step_lock
-from sweep.status import TargetStatus, sweep_status
 from tests.support.polling import DEADLINE_SECONDS, wait_until
 
 

@@ -28,12 +28,12 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from sweep.lease import Terms, failed, interrupted, succeeded
-from sweep.protocol import Clocks, Exchange, LeaseLost, Observer, OwnedLease, Pause, Read, Write
-from sweep.record import Record, State
-from sweep.store import Conflict, Store, StoreError
-from sweep.stores.local import LocalStore
-from sweep.stores.memory import MemoryStore
+from counterpoint.sweep.lease import Terms, failed, interrupted, succeeded
+from counterpoint.sweep.protocol import Clocks, Exchange, LeaseLost, Observer, OwnedLease, Pause, Read, Write
+from counterpoint.sweep.record import Record, State
+from counterpoint.sweep.store import Conflict, Store, StoreError
+from counterpoint.sweep.stores.local import LocalStore
+from counterpoint.sweep.stores.memory import MemoryStore
 
 TERMS = Terms(heartbeat=10.0, lease=30.0, max_attempts=None)
 FEW = Terms(heartbeat=10.0, lease=30.0, max_attempts=3)
@@ -383,7 +383,7 @@ def tearing(torn: bool) -> Iterator[None]:
         raise OSError("injected: the disk is gone")
 
     write = os.write
-    with patch("sweep.stores.local.os.write", half):
+    with patch("counterpoint.sweep.stores.local.os.write", half):
         yield
 
 

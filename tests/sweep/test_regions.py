@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from job.configuration.layers import NOT_CONFIGURATION
-from sweep import InputName, OutputName, region_root, resolve_names, sweep_root
-from sweep.identity import Identity
-from sweep.regions import REGION_VARIABLE, ROOT_VARIABLE
+from counterpoint.job.configuration.layers import NOT_CONFIGURATION
+from counterpoint.sweep import InputName, OutputName, region_root, resolve_names, sweep_root
+from counterpoint.sweep.identity import Identity
+from counterpoint.sweep.regions import REGION_VARIABLE, ROOT_VARIABLE
 
 
 def test_a_sweeps_root_is_the_same_in_every_region(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from sweep.claim import SweepTarget, claim_and_run
-from sweep.lease import Terms, claimed
-from sweep.lock import Claim, step_lock
-from sweep.open_store import open_store
-from sweep.status import TargetStatus, sweep_status
+from counterpoint.sweep.claim import SweepTarget, claim_and_run
+from counterpoint.sweep.lease import Terms, claimed
+from counterpoint.sweep.lock import Claim, step_lock
+from counterpoint.sweep.open_store import open_store
+from counterpoint.sweep.status import TargetStatus, sweep_status
 
 
 @pytest.mark.slow

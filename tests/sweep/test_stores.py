@@ -20,13 +20,21 @@ from typing import Any
 import boto3
 import pytest
 
+from counterpoint.sweep.open_store import open_proven, open_store, prove
+from counterpoint.sweep.status import sweep_status
+from counterpoint.sweep.store import (
+    LARGEST_OBJECT_BYTES,
+    Busy,
+    Conflict,
+    Stored,
+    StoreError,
+    Unavailable,
+    UnsafeStoreError,
+)
+from counterpoint.sweep.stores.gs import GoogleStore
+from counterpoint.sweep.stores.local import GUARDS, MARK_BYTES, LocalStore
+from counterpoint.sweep.stores.s3 import S3Store
 from perf.chaos.s3_server import Application, s3_application, serving
-from sweep.open_store import open_proven, open_store, prove
-from sweep.status import sweep_status
-from sweep.store import LARGEST_OBJECT_BYTES, Busy, Conflict, Stored, StoreError, Unavailable, UnsafeStoreError
-from sweep.stores.gs import GoogleStore
-from sweep.stores.local import GUARDS, MARK_BYTES, LocalStore
-from sweep.stores.s3 import S3Store
 from tests.sweep.gcs_server import Bucket, google_server
 
 pytestmark = pytest.mark.slow  # the servers' imports
@@ -133,7 +141,7 @@ def flaky(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[str, Callable[[int], None]]]:
     """A root, and what makes its next requests fail with a 503."""
-    monkeypatch.setattr("sweep.store.FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr("counterpoint.sweep.store.FIRST_PAUSE_SECONDS", 0.01)
     if request.param == "gs":
         bucket = Bucket()
         monkeypatch.setattr(GoogleStore, "write_interval", 0.0)
@@ -206,7 +214,7 @@ def test_a_google_storage_that_ignores_conditions_is_refused(monkeypatch: pytest
 
 
 def test_a_store_that_cannot_be_reached_says_where(s3_bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sweep.store.FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr("counterpoint.sweep.store.FIRST_PAUSE_SECONDS", 0.01)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     with pytest.raises(StoreError, match=r"s3://bucket/sweep/\.probe-\w+ cannot be written: .*127\.0\.0\.1:9"):
         prove(S3Store("bucket", "sweep"))
@@ -386,7 +394,7 @@ def test_a_cached_lookup_of_what_was_replaced_does_not_let_a_second_worker_repla
 
 
 def test_a_guard_lists_what_was_replaced_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sweep.stores.local.MARKS", 8)
+    monkeypatch.setattr("counterpoint.sweep.stores.local.MARKS", 8)
     stale, peer = Client(tmp_path), LocalStore(tmp_path)
     versions = [peer.write("a", b"0", None)]
     for number in range(1, 21):
@@ -411,7 +419,7 @@ def test_a_file_system_without_hard_links_is_refused(tmp_path: Path, monkeypatch
 def test_a_process_forked_in_the_middle_of_a_write_does_not_keep_its_guard(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sweep.stores.local.GUARD_SECONDS", 1.0)
+    monkeypatch.setattr("counterpoint.sweep.stores.local.GUARD_SECONDS", 1.0)
     store = LocalStore(tmp_path)
     real_read, children = LocalStore.read, []
 
@@ -465,7 +473,7 @@ def test_the_half_written_file_of_a_killed_process_is_no_object_and_goes_in_time
 def test_a_guard_is_never_unlinked_and_one_that_is_held_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sweep.stores.local.GUARD_SECONDS", 0.05)
+    monkeypatch.setattr("counterpoint.sweep.stores.local.GUARD_SECONDS", 0.05)
     store = LocalStore(tmp_path)
     version = store.write("a", b"zero", None)
     version = store.write("a", b"one", version)
@@ -496,7 +504,8 @@ def test_sweep_imports_only_the_standard_library() -> None:
     script = """
 import json, sys
 before = set(sys.modules)
-import sweep.claim, sweep.lock, sweep.status, sweep.stores.gs, sweep.stores.local, sweep.stores.memory, sweep.stores.s3
+from counterpoint.sweep import claim, lock, status
+from counterpoint.sweep.stores import gs, local, memory, s3
 print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules.keys() - before} - sys.stdlib_module_names)))
 """
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

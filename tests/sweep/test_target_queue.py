@@ -8,7 +8,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sweep.target_queue import FIRST_WAIT_SECONDS, Backoff, TargetQueue, Try, Wait
+from counterpoint.sweep.target_queue import FIRST_WAIT_SECONDS, Backoff, TargetQueue, Try, Wait
 
 HEARTBEAT = 30.0
 

@@ -18,11 +18,11 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
+from counterpoint.trainer import ranks
+from counterpoint.trainer.config import TrainerConfig
+from counterpoint.trainer.model import compiled
 from tests.trainer.lone_run import ALONE
 from tests.trainer.sharded_learner import train_all
-from trainer import ranks
-from trainer.config import TrainerConfig
-from trainer.model import compiled
 
 DENSE, MIXTURE = "dense-full", "moe-full"
 """The layers of the mixture are computed again in the backward pass."""

@@ -17,12 +17,12 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from run.config import RunConfig
+from counterpoint.run.config import RunConfig
+from counterpoint.trainer.runs.control_files import RunDirectory
+from counterpoint.trainer.runs.registry import RunRegistry
+from counterpoint.trainer.runs.run import Run
+from counterpoint.transport.records import Batch, SampleInfo
 from tests.trainer.orchestrator_end import preload
-from trainer.runs.control_files import RunDirectory
-from trainer.runs.registry import RunRegistry
-from trainer.runs.run import Run
-from transport.records import Batch, SampleInfo
 
 VOCABULARY = 96
 LAYERS = 2

@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
+from counterpoint.trainer import ranks
+from counterpoint.trainer.config import TrainerConfig
+from counterpoint.trainer.ranks import Ranks
 from tests.trainer.lone_run import ALONE
 from tests.trainer.sharded_learner import FITS, SCENARIOS, Bench, train_all, train_failing
-from trainer import ranks
-from trainer.config import TrainerConfig
-from trainer.ranks import Ranks
 
 REFERENCE = "dense-full-reference"
 

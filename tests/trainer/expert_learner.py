@@ -19,15 +19,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from counterpoint.trainer import ranks
+from counterpoint.trainer.config import TrainerConfig
+from counterpoint.trainer.faults import LacksMemory
+from counterpoint.trainer.model.experts import form_groups
+from counterpoint.trainer.model.load import choose_device
+from counterpoint.trainer.ranks import Ranks
 from tests.trainer.conftest import TOP_K
 from tests.trainer.lone_run import ALONE
 from tests.trainer.sharded_learner import MARK, SCENARIOS, Bench, train_all, train_on
-from trainer import ranks
-from trainer.config import TrainerConfig
-from trainer.faults import LacksMemory
-from trainer.model.experts import form_groups
-from trainer.model.load import choose_device
-from trainer.ranks import Ranks
 
 FULL, LORA, MEASURED = "moe-full", "moe-lora-two", "moe-lora-measured"
 

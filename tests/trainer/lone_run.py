@@ -8,17 +8,17 @@ from typing import Any
 import torch
 from torch import nn
 
+from counterpoint.trainer.config import TrainerConfig
+from counterpoint.trainer.fair_share import FairShare
+from counterpoint.trainer.learner import Learner
+from counterpoint.trainer.metrics import MetricValue
+from counterpoint.trainer.ranks import Ranks
+from counterpoint.trainer.runs import checkpoint
+from counterpoint.trainer.runs.manager import MultiRunManager
+from counterpoint.trainer.runs.run import OpenStep, Progress, Run
+from counterpoint.transport.records import Batch
 from tests.trainer.conftest import make_run_config
 from tests.trainer.orchestrator_end import write_run
-from trainer.config import TrainerConfig
-from trainer.fair_share import FairShare
-from trainer.learner import Learner
-from trainer.metrics import MetricValue
-from trainer.ranks import Ranks
-from trainer.runs import checkpoint
-from trainer.runs.manager import MultiRunManager
-from trainer.runs.run import OpenStep, Progress, Run
-from transport.records import Batch
 
 ALONE = Ranks(0, 1, torch.device("cpu"), None)
 

@@ -8,22 +8,22 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from run.config import LoraConfig
+from counterpoint.run.config import LoraConfig
+from counterpoint.trainer.lora.layer import MultiLora
+from counterpoint.trainer.lora.multi_lora import apply_lora_to_model
+from counterpoint.trainer.lora.targets import is_target
+from counterpoint.trainer.losses.contract import Loss, LossInputs, LossOutputs
+from counterpoint.trainer.losses.load import load_loss
+from counterpoint.trainer.metrics import MetricValue
+from counterpoint.trainer.model.load import load_model
+from counterpoint.trainer.model.router_replay import RouterReplay
+from counterpoint.trainer.optimizer import Optimizer
+from counterpoint.trainer.packer import ModelLimits
+from counterpoint.trainer.ranks import Ranks
+from counterpoint.trainer.runs.run import OpenStep, Run
+from counterpoint.trainer.step import finish, train_row
+from counterpoint.transport.records import Batch
 from tests.trainer.conftest import make_run_config
-from trainer.lora.layer import MultiLora
-from trainer.lora.multi_lora import apply_lora_to_model
-from trainer.lora.targets import is_target
-from trainer.losses.contract import Loss, LossInputs, LossOutputs
-from trainer.losses.load import load_loss
-from trainer.metrics import MetricValue
-from trainer.model.load import load_model
-from trainer.model.router_replay import RouterReplay
-from trainer.optimizer import Optimizer
-from trainer.packer import ModelLimits
-from trainer.ranks import Ranks
-from trainer.runs.run import OpenStep, Run
-from trainer.step import finish, train_row
-from transport.records import Batch
 
 CPU = torch.device("cpu")
 ALONE = Ranks(0, 1, CPU, None)

@@ -20,18 +20,18 @@ import pytest
 from safetensors.torch import load_file
 from torch import Tensor
 
-from run.config import RunConfig
+from counterpoint.run.config import RunConfig
+from counterpoint.trainer.config import TrainerConfig
+from counterpoint.trainer.learner import Learner
+from counterpoint.trainer.runs.manager import MultiRunManager
+from counterpoint.trainer.runs.run import Run
+from counterpoint.trainer.train import Trainer
+from counterpoint.transport.messages import Acknowledged, Bye, Commit, Evicted, Hello, Ready, ToOrchestrator
+from counterpoint.transport.records import Batch
 from tests.support.polling import DEADLINE_SECONDS
 from tests.trainer.conftest import make_batch, make_run_config
 from tests.trainer.lone_run import ALONE
 from tests.trainer.orchestrator_end import write_run
-from trainer.config import TrainerConfig
-from trainer.learner import Learner
-from trainer.runs.manager import MultiRunManager
-from trainer.runs.run import Run
-from trainer.train import Trainer
-from transport.messages import Acknowledged, Bye, Commit, Evicted, Hello, Ready, ToOrchestrator
-from transport.records import Batch
 
 RUNS = ("loser", "third", "winner")
 STEPS = 6

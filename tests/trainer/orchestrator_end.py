@@ -22,13 +22,13 @@ from typing import Any
 import orjson
 import tomli_w
 
-from run.config import RunConfig
+from counterpoint.run.config import RunConfig
+from counterpoint.trainer.config import TrainerConfig
+from counterpoint.transport.messages import Acknowledged, Commit, Hello, Offer, Ready, ToOrchestrator
+from counterpoint.transport.records import Batch
+from counterpoint.transport.wires.base import TrainerLink
+from counterpoint.transport.wires.open import open_link
 from tests.support.polling import DEADLINE_SECONDS
-from trainer.config import TrainerConfig
-from transport.messages import Acknowledged, Commit, Hello, Offer, Ready, ToOrchestrator
-from transport.records import Batch
-from transport.wires.base import TrainerLink
-from transport.wires.open import open_link
 
 sys.path.append(str(Path(__file__).parents[2]))  # each trainer imports this module by its name, and gets our path
 processes = multiprocessing.get_context("forkserver")
@@ -40,11 +40,11 @@ def preload() -> None:
     A process has one such server, which imports only what was named before it started. So the one of other tests is ended.
     """
     forkserver._forkserver._stop()  # type: ignore[attr-defined]
-    processes.set_forkserver_preload(["trainer.rank_process", "transformers.models.auto.modeling_auto"])
+    processes.set_forkserver_preload(["counterpoint.trainer.rank_process", "transformers.models.auto.modeling_auto"])
 
 
 def _main(config_json: str, log: str, ready: Connection, largest_file: int | None) -> None:
-    from trainer.launch import run
+    from counterpoint.trainer.launch import run
 
     if largest_file is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
-from run.updates import ValueHeadConfig
+from counterpoint.run.updates import ValueHeadConfig
+from counterpoint.transport.records import Batch
 from tests.trainer.conftest import make_batch
-from transport.records import Batch
 
 RATE = 0.05
 CLIP = 0.2

@@ -16,15 +16,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from counterpoint.trainer import ranks
+from counterpoint.trainer.config import TrainerConfig
+from counterpoint.trainer.faults import is_fatal
+from counterpoint.trainer.learner import Learner
+from counterpoint.trainer.ranks import Ranks
+from counterpoint.trainer.runs.manager import MultiRunManager
+from counterpoint.transport.files.atomic import write_atomically
 from tests.support.freezing import freeze
 from tests.support.polling import wait_until
-from trainer import ranks
-from trainer.config import TrainerConfig
-from trainer.faults import is_fatal
-from trainer.learner import Learner
-from trainer.ranks import Ranks
-from trainer.runs.manager import MultiRunManager
-from transport.files.atomic import write_atomically
 
 TIMEOUT = 8.0
 

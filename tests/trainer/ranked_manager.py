@@ -16,10 +16,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from counterpoint.trainer.runs.manager import MultiRunManager
+from counterpoint.trainer.runs.run import Progress
+from counterpoint.transport.files.atomic import write_atomically
 from tests.trainer.runs.test_manager import write
-from trainer.runs.manager import MultiRunManager
-from trainer.runs.run import Progress
-from transport.files.atomic import write_atomically
 
 
 def main(directory: Path) -> None:

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from trainer.ranks import is_follower
-from trainer.runs import manager
-from trainer.sft import train
-from trainer.sft.batches import SftBatches
-from trainer.sft.config import SftConfig
-from trainer.train import train as follow
+from counterpoint.trainer.ranks import is_follower
+from counterpoint.trainer.runs import manager
+from counterpoint.trainer.sft import train
+from counterpoint.trainer.sft.batches import SftBatches
+from counterpoint.trainer.sft.config import SftConfig
+from counterpoint.trainer.train import train as follow
 
 
 def stop_at(last: int, patch: pytest.MonkeyPatch) -> None:

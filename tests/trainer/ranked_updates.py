@@ -15,15 +15,15 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from counterpoint.trainer import ranks
+from counterpoint.trainer.config import TrainerConfig
+from counterpoint.trainer.learner import Learner
+from counterpoint.trainer.metrics import MetricValue
+from counterpoint.trainer.packer import InvalidBatch
+from counterpoint.trainer.runs.manager import MultiRunManager
 from tests.trainer.conftest import make_batch, make_run_config
 from tests.trainer.lone_run import LoneRun
 from tests.trainer.orchestrator_end import write_run
-from trainer import ranks
-from trainer.config import TrainerConfig
-from trainer.learner import Learner
-from trainer.metrics import MetricValue
-from trainer.packer import InvalidBatch
-from trainer.runs.manager import MultiRunManager
 
 MAX_TOKENS = 20
 

@@ -19,27 +19,27 @@ import pytest
 import torch
 from torch import nn
 
-from inference.plugin.digest import digests_of
-from run.config import RunConfig
+from counterpoint.inference.plugin.digest import digests_of
+from counterpoint.run.config import RunConfig
+from counterpoint.trainer import batch_parts, learner, ranks
+from counterpoint.trainer.broadcast import own_memory
+from counterpoint.trainer.config import TrainerConfig
+from counterpoint.trainer.fair_share import FairShare
+from counterpoint.trainer.learner import Learner
+from counterpoint.trainer.metrics import MetricValue
+from counterpoint.trainer.packer import InvalidBatch
+from counterpoint.trainer.ranks import Ranks
+from counterpoint.trainer.runs import checkpoint, shard_files
+from counterpoint.trainer.runs.checkpoints import Checkpoints
+from counterpoint.trainer.runs.manager import MultiRunManager
+from counterpoint.trainer.runs.run import Progress
+from counterpoint.trainer.updates import reference
+from counterpoint.transport.files.atomic import published_steps
+from counterpoint.transport.telemetry.spans import SpanLog
 from tests.support.polling import wait_until
 from tests.trainer.conftest import EXPERTS, TOP_K, make_batch, make_run_config
 from tests.trainer.lone_run import ALONE
 from tests.trainer.orchestrator_end import write_run
-from trainer import batch_parts, learner, ranks
-from trainer.broadcast import own_memory
-from trainer.config import TrainerConfig
-from trainer.fair_share import FairShare
-from trainer.learner import Learner
-from trainer.metrics import MetricValue
-from trainer.packer import InvalidBatch
-from trainer.ranks import Ranks
-from trainer.runs import checkpoint, shard_files
-from trainer.runs.checkpoints import Checkpoints
-from trainer.runs.manager import MultiRunManager
-from trainer.runs.run import Progress
-from trainer.updates import reference
-from transport.files.atomic import published_steps
-from transport.telemetry.spans import SpanLog
 
 STEPS = 7
 """Enough for a wrong gradient or optimizer state to show: Adam makes a whole update of either."""

@@ -8,10 +8,10 @@ import msgpack
 import numpy as np
 import torch
 
+from counterpoint.trainer import batch_parts
+from counterpoint.trainer.packer import ModelLimits, pack
+from counterpoint.transport import codec
 from tests.trainer.conftest import EXPERTS, LAYERS, TOP_K, VOCABULARY, make_batch
-from trainer import batch_parts
-from trainer.packer import ModelLimits, pack
-from transport import codec
 
 LIMITS = ModelLimits(VOCABULARY, 64, LAYERS, EXPERTS, TOP_K)
 

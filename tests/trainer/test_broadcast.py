@@ -17,14 +17,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from inference import delta
-from inference.plugin.checkpoint import BASE, DELTA, is_delta
-from inference.plugin.digest import DTYPES, digests_of
+from counterpoint.inference import delta
+from counterpoint.inference.plugin.checkpoint import BASE, DELTA, is_delta
+from counterpoint.inference.plugin.digest import DTYPES, digests_of
+from counterpoint.trainer.broadcast import Broadcaster, own_memory
+from counterpoint.transport.files.atomic import published_steps
 from tests.trainer.conftest import make_batch
 from tests.trainer.lone_run import make_lone_run
 from tests.trainer.one_process_trainer import life, write_member
-from trainer.broadcast import Broadcaster, own_memory
-from transport.files.atomic import published_steps
 
 
 @pytest.fixture(params=[0o022, 0o027, 0o077])

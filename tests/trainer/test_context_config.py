@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from run.config import TrainingConfig
-from trainer.config import TrainerConfig
+from counterpoint.run.config import TrainingConfig
+from counterpoint.trainer.config import TrainerConfig
 
 
 def test_groups_divide_the_ranks(tmp_path: Path) -> None:

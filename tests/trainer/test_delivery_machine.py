@@ -21,19 +21,19 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from orchestrator.step.delivery import Delivery, SendBatch
+from counterpoint.orchestrator.step.delivery import Delivery, SendBatch
+from counterpoint.trainer.config import TrainerConfig
+from counterpoint.trainer.early_steps import EarlySteps
+from counterpoint.trainer.fair_share import FairShare
+from counterpoint.trainer.runs.manager import MultiRunManager
+from counterpoint.trainer.runs.run import Run
+from counterpoint.trainer.runs.sessions import Sessions
+from counterpoint.transport import codec
+from counterpoint.transport.files.atomic import Buffer
+from counterpoint.transport.messages import Acknowledged, Bye, Commit, Hello, Offer, Ready, Rejected, ToOrchestrator
+from counterpoint.transport.records import Batch, SampleInfo
+from counterpoint.transport.wires.receiver import Arrival, Receiver
 from tests.trainer.conftest import make_run_config, occupy_slot
-from trainer.config import TrainerConfig
-from trainer.early_steps import EarlySteps
-from trainer.fair_share import FairShare
-from trainer.runs.manager import MultiRunManager
-from trainer.runs.run import Run
-from trainer.runs.sessions import Sessions
-from transport import codec
-from transport.files.atomic import Buffer
-from transport.messages import Acknowledged, Bye, Commit, Hello, Offer, Ready, Rejected, ToOrchestrator
-from transport.records import Batch, SampleInfo
-from transport.wires.receiver import Arrival, Receiver
 
 STEPS = 9
 CREDIT = 3

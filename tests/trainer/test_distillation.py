@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from run.loss import LossConfig
-from trainer.losses.contract import LossInputs
-from trainer.losses.load import load_loss
+from counterpoint.run.loss import LossConfig
+from counterpoint.trainer.losses.contract import LossInputs
+from counterpoint.trainer.losses.load import load_loss
 
 VOCABULARY = 7
 

@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 import torch
 
-from run.changes import Change, write_journal
+from counterpoint.run.changes import Change, write_journal
+from counterpoint.trainer.fair_share import Row
+from counterpoint.trainer.runs import copies
+from counterpoint.transport.files.atomic import published_steps
+from counterpoint.transport.messages import Bye, Hello
+from counterpoint.transport.process.stop_requests import StopSignals
+from counterpoint.transport.records import Batch
 from tests.trainer.conftest import make_batch
 from tests.trainer.one_process_trainer import Life, broadcast, life, write_member
 from tests.trainer.orchestrator_end import metrics_lines
-from trainer.fair_share import Row
-from trainer.runs import copies
-from transport.files.atomic import published_steps
-from transport.messages import Bye, Hello
-from transport.process.stop_requests import StopSignals
-from transport.records import Batch
 
 pytestmark = pytest.mark.slow
 

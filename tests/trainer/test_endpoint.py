@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from run.config import TrainingConfig
+from counterpoint.run.config import TrainingConfig
+from counterpoint.trainer.config import TrainerConfig
+from counterpoint.trainer.runs.run import optional_means
+from counterpoint.trainer.telemetry import catalogue
+from counterpoint.trainer.telemetry.endpoint import TrainerEndpoint
+from counterpoint.transport.outages import Kind, Outages
+from counterpoint.transport.telemetry.lines import NameTable
+from counterpoint.transport.telemetry.metric import LineName
 from tests.trainer.one_process_trainer import life, write_member
 from tests.transport.telemetry.scraping import families
-from trainer.config import TrainerConfig
-from trainer.runs.run import optional_means
-from trainer.telemetry import catalogue
-from trainer.telemetry.endpoint import TrainerEndpoint
-from transport.outages import Kind, Outages
-from transport.telemetry.lines import NameTable
-from transport.telemetry.metric import LineName
 
 pytestmark = pytest.mark.slow
 

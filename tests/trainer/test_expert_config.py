@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from run.config import TrainingConfig
-from trainer.config import TrainerConfig
+from counterpoint.run.config import TrainingConfig
+from counterpoint.trainer.config import TrainerConfig
 
 
 def configure(directory: Path, model: dict[str, Any], **trainer: Any) -> TrainerConfig:

@@ -12,7 +12,12 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from inference.plugin.digest import digests_of
+from counterpoint.inference.plugin.digest import digests_of
+from counterpoint.trainer.broadcast import own_memory
+from counterpoint.trainer.config import TrainerConfig
+from counterpoint.trainer.model.experts import WEIGHTS
+from counterpoint.trainer.model.load import load_model
+from counterpoint.transport.messages import Acknowledged, Ready
 from tests.trainer.conftest import make_batch, make_run_config
 from tests.trainer.expert_learner import FULL, LONGEST, LORA, WAYS
 from tests.trainer.forked_ranks import launch
@@ -20,11 +25,6 @@ from tests.trainer.lone_run import make_lone_run
 from tests.trainer.orchestrator_end import ended, feeder, log_path, send_signal, trainer_process, write_run
 from tests.trainer.sharded_learner import SCENARIOS, STEPS
 from tests.trainer.test_sharding import assert_close, assert_published_whole
-from trainer.broadcast import own_memory
-from trainer.config import TrainerConfig
-from trainer.model.experts import WEIGHTS
-from trainer.model.load import load_model
-from transport.messages import Acknowledged, Ready
 
 pytestmark = pytest.mark.slow
 

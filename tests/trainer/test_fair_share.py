@@ -7,7 +7,7 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.fair_share import FairShare, Row
+from counterpoint.trainer.fair_share import FairShare, Row
 
 CAPACITY = 64
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from cluster.notify import NotifySocket, notify
-from trainer.launch import _supervise
-from transport.process.stop_requests import StopSignals
+from counterpoint.cluster.notify import NotifySocket, notify
+from counterpoint.trainer.launch import _supervise
+from counterpoint.transport.process.stop_requests import StopSignals
 
 
 class EndingRanks:

@@ -12,15 +12,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from run.loss import LossConfig
+from counterpoint.run.loss import LossConfig
+from counterpoint.trainer.config import TrainerConfig
+from counterpoint.trainer.learner import Learner
+from counterpoint.trainer.losses.contract import Loss, LossInputs, LossOutputs
+from counterpoint.trainer.losses.load import load_loss
+from counterpoint.trainer.runs.manager import MultiRunManager
 from tests.trainer.conftest import make_run_config
 from tests.trainer.lone_run import ALONE
 from tests.trainer.orchestrator_end import write_run
-from trainer.config import TrainerConfig
-from trainer.learner import Learner
-from trainer.losses.contract import Loss, LossInputs, LossOutputs
-from trainer.losses.load import load_loss
-from trainer.runs.manager import MultiRunManager
 
 
 def inputs_of(trainer_P: Tensor, inference_P: Tensor, advantages_P: Tensor) -> LossInputs:

@@ -12,14 +12,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from counterpoint.trainer.losses.contract import LossInputs, LossOutputs
+from counterpoint.trainer.metrics import MetricValue
+from counterpoint.trainer.packer import InvalidBatch
+from counterpoint.trainer.runs.run import Run
+from counterpoint.trainer.step import finish
+from counterpoint.transport.records import Batch
 from tests.trainer.conftest import make_batch
 from tests.trainer.many_runs import ALONE, STEPS, Bench, gradients
-from trainer.losses.contract import LossInputs, LossOutputs
-from trainer.metrics import MetricValue
-from trainer.packer import InvalidBatch
-from trainer.runs.run import Run
-from trainer.step import finish
-from transport.records import Batch
 
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from counterpoint.trainer.faults import ModelLost
+from counterpoint.trainer.model.load import load_model
+from counterpoint.transport.messages import Bye, Hello
 from tests.trainer.conftest import make_run_config
 from tests.trainer.one_process_trainer import life, write_member
 from tests.trainer.orchestrator_end import write_run
-from trainer.faults import ModelLost
-from trainer.model.load import load_model
-from transport.messages import Bye, Hello
 
 pytestmark = pytest.mark.slow
 
@@ -31,7 +31,7 @@ def test_the_former_model_is_given_back_before_it_is_loaded_again(
         alive.append(sum(each() is not None for each in former))
         return load_model(*arguments)
 
-    monkeypatch.setattr("trainer.loaded_model.load_model", load_and_count)
+    monkeypatch.setattr("counterpoint.trainer.loaded_model.load_model", load_and_count)
     for run_id in ("adapter", "later"):
         write_member(tmp_path, dense_directory, run_id, steps=1)
     full = make_run_config(tmp_path, dense_directory, steps=1).model_copy(update={"run_id": "full"})

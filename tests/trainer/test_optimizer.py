@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from run.config import TrainingConfig
-from trainer.optimizer import Optimizer, learning_rate
+from counterpoint.run.config import TrainingConfig
+from counterpoint.trainer.optimizer import Optimizer, learning_rate
 
 
 def test_schedules() -> None:

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from run.config import TrainingConfig
+from counterpoint.run.config import TrainingConfig
+from counterpoint.trainer import optimizer as module
+from counterpoint.trainer.optimizer import Optimizer, _halves, _joined
 from tests.support.live_bytes import LiveBytes
-from trainer import optimizer as module
-from trainer.optimizer import Optimizer, _halves, _joined
 
 STEPS = 6
 SHAPES = {"matrix": (9, 17), "vector": (11,), "scalar": ()}

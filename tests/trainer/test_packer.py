@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from counterpoint.trainer.packer import InvalidBatch, ModelLimits, check, environment_names, pack, trained_tokens
 from tests.trainer.conftest import EXPERTS, LAYERS, TOP_K, VOCABULARY, make_batch
-from trainer.packer import InvalidBatch, ModelLimits, check, environment_names, pack, trained_tokens
 
 LIMITS = ModelLimits(vocabulary=VOCABULARY, max_tokens=40, layers=LAYERS, experts=EXPERTS, top_k=TOP_K)
 CPU = torch.device("cpu")

@@ -10,9 +10,9 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from inference.base import Probe
-from trainer.model.load import load_model
-from trainer.probe import Answers, ask, check_base, write_probe
+from counterpoint.inference.base import Probe
+from counterpoint.trainer.model.load import load_model
+from counterpoint.trainer.probe import Answers, ask, check_base, write_probe
 
 
 @pytest.mark.parametrize(("dtype", "known"), [("float32", True), ("bfloat16", False)])

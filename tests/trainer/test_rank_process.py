@@ -12,9 +12,10 @@ pytestmark = pytest.mark.slow
 
 
 STARTS = {
-    "ranks": "import trainer.rank_process",
-    "alone": "import pathlib, sys, tempfile, types; sys.modules['trainer.train'] = types.SimpleNamespace(train=lambda *_: 0)\n"
-    "from trainer import config, launch\n"
+    "ranks": "import counterpoint.trainer.rank_process",
+    "alone": "import pathlib, sys, tempfile, types\n"
+    "sys.modules['counterpoint.trainer.train'] = types.SimpleNamespace(train=lambda *_: 0)\n"
+    "from counterpoint.trainer import config, launch\n"
     "launch.run(config.TrainerConfig(output_dir=pathlib.Path(tempfile.mkdtemp()), model='.'), lambda: None)",
 }
 """A rank among several, and the trainer of one rank."""

@@ -20,7 +20,15 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 
-from cluster.notify import NotifySocket
+from counterpoint.cluster.notify import NotifySocket
+from counterpoint.trainer import ranks
+from counterpoint.trainer.config import TrainerConfig
+from counterpoint.trainer.ranks import Ranks, _buckets
+from counterpoint.trainer.runs.manager import HookError
+from counterpoint.trainer.train import EVICTED
+from counterpoint.transport.files.atomic import published_steps
+from counterpoint.transport.messages import Acknowledged, Evicted, Ready
+from counterpoint.transport.process.launch import descendants
 from tests.support.polling import DEADLINE_SECONDS, until
 from tests.trainer.conftest import make_batch, make_run_config
 from tests.trainer.forked_ranks import launch
@@ -34,14 +42,6 @@ from tests.trainer.orchestrator_end import (
     trainer_process,
     write_run,
 )
-from trainer import ranks
-from trainer.config import TrainerConfig
-from trainer.ranks import Ranks, _buckets
-from trainer.runs.manager import HookError
-from trainer.train import EVICTED
-from transport.files.atomic import published_steps
-from transport.messages import Acknowledged, Evicted, Ready
-from transport.process.launch import descendants
 
 pytestmark = pytest.mark.slow
 
@@ -210,7 +210,7 @@ def test_a_rank_whose_connection_was_cut_is_not_named_and_no_more_is_said_than_i
 
 
 def test_gradients_travel_in_few_whole_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.ranks._BUCKET_ELEMENTS", 10)
+    monkeypatch.setattr("counterpoint.trainer.ranks._BUCKET_ELEMENTS", 10)
     tensors = [torch.full((size,), float(index)) for index, size in enumerate((4, 6, 1, 30, 2))]
     buckets = list(_buckets(tensors))
     assert [[tensor.numel() for tensor in bucket] for bucket in buckets] == [[4, 6], [1], [30], [2]]
@@ -218,9 +218,9 @@ def test_gradients_travel_in_few_whole_buffers(monkeypatch: pytest.MonkeyPatch) 
 
 RUN_TRAINER = """
 import sys
-from cluster.notify import notify_ready
-from trainer.config import TrainerConfig
-from trainer.launch import run
+from counterpoint.cluster.notify import notify_ready
+from counterpoint.trainer.config import TrainerConfig
+from counterpoint.trainer.launch import run
 sys.exit(run(TrainerConfig.model_validate_json(sys.argv[1]), notify_ready))
 """
 

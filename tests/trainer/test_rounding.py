@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
-from inference.base import Probe
-from trainer.model.load import load_model, log_probabilities
-from trainer.model.packing_proof import prove_packing
-from trainer.probe import rounded, write_probe
+from counterpoint.inference.base import Probe
+from counterpoint.trainer.model.load import load_model, log_probabilities
+from counterpoint.trainer.model.packing_proof import prove_packing
+from counterpoint.trainer.probe import rounded, write_probe
 
 CPU = torch.device("cpu")
 

@@ -15,14 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from counterpoint.trainer.losses.contract import LossInputs, LossOutputs
+from counterpoint.trainer.packer import InvalidBatch
+from counterpoint.trainer.rows import Rows
+from counterpoint.trainer.runs.run import OpenStep
+from counterpoint.trainer.step import finish
 from tests.trainer.conftest import WINDOW, make_batch
 from tests.trainer.lone_run import make_lone_run
 from tests.trainer.many_runs import ALONE, Bench, gradients
-from trainer.losses.contract import LossInputs, LossOutputs
-from trainer.packer import InvalidBatch
-from trainer.rows import Rows
-from trainer.runs.run import OpenStep
-from trainer.step import finish
 
 MARK = 77
 """A token that makes the row it is in fail."""

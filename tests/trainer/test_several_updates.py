@@ -18,8 +18,24 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor
 
-from run.config import RunConfig, TrainingConfig
-from run.updates import ReferenceConfig
+from counterpoint.run.config import RunConfig, TrainingConfig
+from counterpoint.run.updates import ReferenceConfig
+from counterpoint.trainer import learner
+from counterpoint.trainer.config import TrainerConfig
+from counterpoint.trainer.losses.contract import LossInputs, LossOutputs
+from counterpoint.trainer.losses.load import TRIED_TOKENS
+from counterpoint.trainer.model.context import ContextGroup
+from counterpoint.trainer.model.load import log_probabilities
+from counterpoint.trainer.packer import InvalidBatch
+from counterpoint.trainer.ranks import Ranks
+from counterpoint.trainer.runs import checkpoint
+from counterpoint.trainer.runs.control_files import evict
+from counterpoint.trainer.runs.manager import MultiRunManager
+from counterpoint.trainer.runs.run import OpenStep
+from counterpoint.trainer.step import finish, next_pass, train_row
+from counterpoint.trainer.updates.measure import measure_row
+from counterpoint.trainer.updates.passes import Pass, plan_passes
+from counterpoint.trainer.updates.reference import References
 from tests.trainer.conftest import VOCABULARY, make_batch, make_run_config
 from tests.trainer.forked_ranks import launch
 from tests.trainer.lone_run import LoneRun, make_lone_run
@@ -27,22 +43,6 @@ from tests.trainer.many_runs import ALONE, CPU, Bench, gradients
 from tests.trainer.one_process_trainer import Death, life, saved_state, write_member
 from tests.trainer.orchestrator_end import metrics_lines, write_run
 from tests.trainer.ranked_updates import MAX_TOKENS, TRAINING, train
-from trainer import learner
-from trainer.config import TrainerConfig
-from trainer.losses.contract import LossInputs, LossOutputs
-from trainer.losses.load import TRIED_TOKENS
-from trainer.model.context import ContextGroup
-from trainer.model.load import log_probabilities
-from trainer.packer import InvalidBatch
-from trainer.ranks import Ranks
-from trainer.runs import checkpoint
-from trainer.runs.control_files import evict
-from trainer.runs.manager import MultiRunManager
-from trainer.runs.run import OpenStep
-from trainer.step import finish, next_pass, train_row
-from trainer.updates.measure import measure_row
-from trainer.updates.passes import Pass, plan_passes
-from trainer.updates.reference import References
 
 UPDATES: dict[str, Any] = {"updates_per_step": 4, "epochs": 2}
 

@@ -23,6 +23,13 @@ import torch
 from pydantic import ValidationError
 from safetensors.torch import load_file
 
+from counterpoint.trainer.runs import manager
+from counterpoint.trainer.sft import train
+from counterpoint.trainer.sft.batches import SftBatches
+from counterpoint.trainer.sft.config import SftConfig
+from counterpoint.trainer.sft.train import newest_weights
+from counterpoint.transport.files.atomic import published_steps
+from counterpoint.transport.process.launch import descendants
 from tests.support.polling import DEADLINE_SECONDS, wait_until
 from tests.support.ports import free_port
 from tests.support.tiny_model import make_model
@@ -30,13 +37,6 @@ from tests.trainer.forked_ranks import launch
 from tests.trainer.lone_run import make_lone_run
 from tests.trainer.ranked_sft import stop_at
 from tests.trainer.test_ranks import process_of_rank
-from trainer.runs import manager
-from trainer.sft import train
-from trainer.sft.batches import SftBatches
-from trainer.sft.config import SftConfig
-from trainer.sft.train import newest_weights
-from transport.files.atomic import published_steps
-from transport.process.launch import descendants
 
 pytestmark = pytest.mark.slow
 
@@ -377,7 +377,7 @@ def test_the_command_ends_when_one_of_its_ranks_was_killed(place: Path, tmp_path
     file, log = tmp_path / "sft.toml", tmp_path / "log"
     file.write_text(tomli_w.dumps(config.model_dump(mode="json", exclude_unset=True, exclude_none=True)))
     with log.open("wb") as output:
-        process = subprocess.Popen([sys.executable, "-m", "cli.main", "sft", str(file)], stderr=output)
+        process = subprocess.Popen([sys.executable, "-m", "counterpoint.cli.main", "sft", str(file)], stderr=output)
     try:
         checkpoints = config.output_dir / "trainer" / "sft" / "checkpoints"
         wait_until(lambda: bool(published_steps(checkpoints)), "a checkpoint")

@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 
-from environments.data.rows import DataError
+from counterpoint.environments.data.rows import DataError
+from counterpoint.trainer.sft.batches import SftBatches
+from counterpoint.trainer.sft.train import newest_weights
+from counterpoint.transport.files.atomic import published_steps
 from tests.support.polling import DEADLINE_SECONDS
 from tests.support.ports import free_port
 from tests.support.tiny_model import make_model
@@ -15,9 +18,6 @@ from tests.trainer.forked_ranks import launch
 from tests.trainer.test_sft import LORA, TEMPLATE, TRAINING, make_config, messages_of, order_of, run, weights_in
 from tests.trainer.test_sft import _no_manager_is_left as _no_manager_is_left
 from tests.trainer.test_sft import place as place
-from trainer.sft.batches import SftBatches
-from trainer.sft.train import newest_weights
-from transport.files.atomic import published_steps
 
 pytestmark = pytest.mark.slow
 

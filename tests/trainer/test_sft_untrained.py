@@ -10,11 +10,11 @@ from typing import Any
 import orjson
 import pytest
 
-from environments.chat import Chat
-from environments.data.rows import DataError
+from counterpoint.environments.chat import Chat
+from counterpoint.environments.data.rows import DataError
+from counterpoint.trainer.sft.batches import SftBatches
+from counterpoint.trainer.sft.config import SftConfig
 from tests.orchestrator.toy_model import make_toy_model
-from trainer.sft.batches import SftBatches
-from trainer.sft.config import SftConfig
 
 Trained = Callable[..., str]
 NAMES = ["weight", "loss_weight", "loss_mask", "loss", "train", "training", "trainable"]

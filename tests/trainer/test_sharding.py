@@ -13,7 +13,13 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from inference.plugin.digest import digests_of
+from counterpoint.inference.plugin.digest import digests_of
+from counterpoint.trainer.broadcast import own_memory
+from counterpoint.trainer.config import TrainerConfig
+from counterpoint.trainer.model.load import load_model, log_probabilities
+from counterpoint.transport.files.atomic import published_steps
+from counterpoint.transport.messages import Acknowledged, Ready
+from counterpoint.transport.process.launch import descendants
 from tests.support.polling import until
 from tests.trainer.conftest import VOCABULARY, make_batch, make_run_config
 from tests.trainer.forked_ranks import launch
@@ -29,12 +35,6 @@ from tests.trainer.orchestrator_end import (
 )
 from tests.trainer.sharded_learner import RESUMED, SCENARIOS, STEPS
 from tests.trainer.test_ranks import process_of_rank, until_gone
-from trainer.broadcast import own_memory
-from trainer.config import TrainerConfig
-from trainer.model.load import load_model, log_probabilities
-from transport.files.atomic import published_steps
-from transport.messages import Acknowledged, Ready
-from transport.process.launch import descendants
 
 pytestmark = pytest.mark.slow
 

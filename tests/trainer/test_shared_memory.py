@@ -18,18 +18,18 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from inference import delta
-from inference.plugin.checkpoint import is_delta
-from inference.plugin.digest import digests_of
+from counterpoint.inference import delta
+from counterpoint.inference.plugin.checkpoint import is_delta
+from counterpoint.inference.plugin.digest import digests_of
+from counterpoint.trainer import shared_memory
+from counterpoint.trainer.broadcast import Broadcaster, Form, own_memory
+from counterpoint.trainer.runs import checkpoint, control_files
+from counterpoint.trainer.shared_memory import SharedMemory, has_lost_weights, remove_left_weights
+from counterpoint.transport.files.atomic import published_steps
+from counterpoint.transport.messages import Hello
 from tests.trainer.conftest import make_batch
 from tests.trainer.lone_run import LoneRun, make_lone_run
 from tests.trainer.one_process_trainer import Death, Deaths, Life, life, write_member
-from trainer import shared_memory
-from trainer.broadcast import Broadcaster, Form, own_memory
-from trainer.runs import checkpoint, control_files
-from trainer.shared_memory import SharedMemory, has_lost_weights, remove_left_weights
-from transport.files.atomic import published_steps
-from transport.messages import Hello
 
 
 @pytest.fixture
@@ -228,7 +228,7 @@ def test_a_trainer_gives_the_memory_of_a_killed_one_back(
 ) -> None:
     """Also if it publishes files itself; a live trainer's stays."""
     script = (
-        "import sys, time; from pathlib import Path; from trainer import shared_memory\n"
+        "import sys, time; from pathlib import Path; from counterpoint.trainer import shared_memory\n"
         "shared_memory.SHARED_MEMORY = Path(sys.argv[1]); memory = shared_memory.SharedMemory()\n"
         "memory.make(Path('run_a/broadcast/step_1'), 1); print('ready', flush=True); time.sleep(600)"
     )

@@ -11,13 +11,13 @@ import orjson
 import pytest
 import torch
 
+from counterpoint.trainer.losses.contract import Loss, LossInputs, LossOutputs
+from counterpoint.trainer.packer import InvalidBatch
+from counterpoint.trainer.runs.run import LARGEST, OpenStep
+from counterpoint.trainer.updates.columns import Columns
+from counterpoint.transport.records import Batch
 from tests.trainer.conftest import make_batch
 from tests.trainer.lone_run import make_lone_run
-from trainer.losses.contract import Loss, LossInputs, LossOutputs
-from trainer.packer import InvalidBatch
-from trainer.runs.run import LARGEST, OpenStep
-from trainer.updates.columns import Columns
-from transport.records import Batch
 
 
 def test_metrics_are_those_of_a_plain_computation(dense_directory: Path, tmp_path: Path) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from counterpoint.trainer.model import chunks
 from tests.support import step_memory
 from tests.support.step_memory import Setting, peak_bytes
-from trainer.model import chunks
 
 HIDDEN = 32
 TOKENS, VOCABULARY = 1024, 4096

@@ -15,8 +15,15 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from inference.plugin.digest import digests_of
-from orchestrator.run_directory import check_control
+from counterpoint.inference.plugin.digest import digests_of
+from counterpoint.orchestrator.run_directory import check_control
+from counterpoint.trainer.config import TrainerConfig
+from counterpoint.trainer.model.load import load_model, log_probabilities
+from counterpoint.trainer.runs import manager
+from counterpoint.trainer.train import EVICTED, train
+from counterpoint.transport.files.atomic import published_steps
+from counterpoint.transport.messages import Acknowledged, Evicted, Hello, Published, Ready, Rejected, Waiting
+from counterpoint.transport.wires.open import open_link, open_receiver
 from tests.support.polling import DEADLINE_SECONDS, until
 from tests.trainer.conftest import make_batch, make_run_config
 from tests.trainer.one_process_trainer import life, write_member
@@ -31,13 +38,6 @@ from tests.trainer.orchestrator_end import (
     trainer_process,
     write_run,
 )
-from trainer.config import TrainerConfig
-from trainer.model.load import load_model, log_probabilities
-from trainer.runs import manager
-from trainer.train import EVICTED, train
-from transport.files.atomic import published_steps
-from transport.messages import Acknowledged, Evicted, Hello, Published, Ready, Rejected, Waiting
-from transport.wires.open import open_link, open_receiver
 
 pytestmark = pytest.mark.slow
 

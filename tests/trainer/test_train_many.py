@@ -15,6 +15,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from counterpoint.trainer.config import TrainerConfig
+from counterpoint.trainer.losses.contract import LossInputs, LossOutputs
+from counterpoint.trainer.losses.load import TRIED_TOKENS
+from counterpoint.trainer.runs.control_files import evict
+from counterpoint.trainer.runs.sessions import MAX_REFUSALS
+from counterpoint.trainer.train import EVICTED
+from counterpoint.transport.files.atomic import published_steps
+from counterpoint.transport.messages import Acknowledged, Evicted, Ready, Waiting
 from tests.support.polling import DEADLINE_SECONDS, until
 from tests.trainer.conftest import WINDOW, make_batch, make_run_config
 from tests.trainer.orchestrator_end import (
@@ -27,14 +35,6 @@ from tests.trainer.orchestrator_end import (
     trainer_process,
     write_run,
 )
-from trainer.config import TrainerConfig
-from trainer.losses.contract import LossInputs, LossOutputs
-from trainer.losses.load import TRIED_TOKENS
-from trainer.runs.control_files import evict
-from trainer.runs.sessions import MAX_REFUSALS
-from trainer.train import EVICTED
-from transport.files.atomic import published_steps
-from transport.messages import Acknowledged, Evicted, Ready, Waiting
 
 pytestmark = pytest.mark.slow
 

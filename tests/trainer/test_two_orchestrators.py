@@ -15,19 +15,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from orchestrator import take_over
-from orchestrator.step.delivery import ConflictError, Delivery, EvictedError, SendBatch
+from counterpoint.orchestrator import take_over
+from counterpoint.orchestrator.step.delivery import ConflictError, Delivery, EvictedError, SendBatch
+from counterpoint.trainer.config import TrainerConfig
+from counterpoint.trainer.runs.epochs import Epochs
+from counterpoint.trainer.runs.manager import MultiRunManager
+from counterpoint.trainer.runs.run import Progress
+from counterpoint.trainer.runs.sessions import Sessions
+from counterpoint.transport import codec
+from counterpoint.transport.files.atomic import Buffer, publish_directory
+from counterpoint.transport.messages import Commit, Hello, Offer, Ready
+from counterpoint.transport.records import Batch, SampleInfo
+from counterpoint.transport.wires.receiver import Arrival, Receiver
 from tests.trainer.conftest import make_run_config, occupy_slot
-from trainer.config import TrainerConfig
-from trainer.runs.epochs import Epochs
-from trainer.runs.manager import MultiRunManager
-from trainer.runs.run import Progress
-from trainer.runs.sessions import Sessions
-from transport import codec
-from transport.files.atomic import Buffer, publish_directory
-from transport.messages import Commit, Hello, Offer, Ready
-from transport.records import Batch, SampleInfo
-from transport.wires.receiver import Arrival, Receiver
 
 
 def make_batch(step: int, author: str) -> Batch:

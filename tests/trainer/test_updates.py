@@ -12,11 +12,11 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from run.updates import ValueHeadConfig
+from counterpoint.run.updates import ValueHeadConfig
+from counterpoint.trainer.losses.contract import LossInputs, LossOutputs
 from tests.trainer.conftest import make_batch
 from tests.trainer.lone_run import LoneRun, make_lone_run
 from tests.trainer.plain_updates import BETA, CLIP, RATE, PlainLoop, of_constant_advantages
-from trainer.losses.contract import LossInputs, LossOutputs
 
 
 def clipped(inputs: LossInputs) -> LossOutputs:

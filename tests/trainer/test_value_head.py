@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from job.plan.live_bytes import LiveBytes
-from run.updates import ValueHeadConfig
-from trainer.updates.advantages import estimate
-from trainer.updates.value_head import differentiate
+from counterpoint.job.plan.live_bytes import LiveBytes
+from counterpoint.run.updates import ValueHeadConfig
+from counterpoint.trainer.updates.advantages import estimate
+from counterpoint.trainer.updates.value_head import differentiate
 
 
 def by_definition(config: ValueHeadConfig, values: list[float], rewards: list[float]) -> list[float]:

@@ -15,8 +15,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from counterpoint.transport.records import Batch
 from tests.trainer.plain_updates import PlainLoop, of_constant_advantages
-from transport.records import Batch
 
 BETA = 0.3
 MINIBATCHES = EPOCHS = 2

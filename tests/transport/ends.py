@@ -14,17 +14,17 @@ from typing import TypeVar
 
 import zmq
 
+from counterpoint.transport.codec import encode_message
+from counterpoint.transport.config import TransportConfig
+from counterpoint.transport.files.atomic import Buffer, as_bytes_view
+from counterpoint.transport.messages import PROTOCOL_VERSION, Acknowledged, Bye, Commit, Hello, Ready, ToOrchestrator
+from counterpoint.transport.records import Batch
+from counterpoint.transport.wires.base import BatchReceiver, TrainerLink
+from counterpoint.transport.wires.endpoint import resolve_address
+from counterpoint.transport.wires.filesystem import DirectoryConnection
+from counterpoint.transport.wires.link import Connected
+from counterpoint.transport.wires.open import EXCHANGE, open_receiver
 from tests.support.polling import DEADLINE_SECONDS, wait_until
-from transport.codec import encode_message
-from transport.config import TransportConfig
-from transport.files.atomic import Buffer, as_bytes_view
-from transport.messages import PROTOCOL_VERSION, Acknowledged, Bye, Commit, Hello, Ready, ToOrchestrator
-from transport.records import Batch
-from transport.wires.base import BatchReceiver, TrainerLink
-from transport.wires.endpoint import resolve_address
-from transport.wires.filesystem import DirectoryConnection
-from transport.wires.link import Connected
-from transport.wires.open import EXCHANGE, open_receiver
 
 SESSION = 7
 """That every READY of these tests opens."""

@@ -13,13 +13,23 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from counterpoint.transport import codec
+from counterpoint.transport.arrays import CodecError
+from counterpoint.transport.config import TransportConfig, machine_memory
+from counterpoint.transport.files.atomic import as_bytes_view
+from counterpoint.transport.messages import (
+    PROTOCOL_VERSION,
+    Acknowledged,
+    Bye,
+    Commit,
+    Evicted,
+    Hello,
+    Published,
+    Ready,
+    Rejected,
+)
+from counterpoint.transport.records import Batch
 from tests.support.batches import assert_equal, batches, make_batch
-from transport import codec
-from transport.arrays import CodecError
-from transport.config import TransportConfig, machine_memory
-from transport.files.atomic import as_bytes_view
-from transport.messages import PROTOCOL_VERSION, Acknowledged, Bye, Commit, Evicted, Hello, Published, Ready, Rejected
-from transport.records import Batch
 
 LIMIT = 2**30
 

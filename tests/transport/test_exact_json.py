@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transport.exact_json import MAX_DEPTH, JsonError, WrittenDecimal, dumps, loads, read_row
+from counterpoint.transport.exact_json import MAX_DEPTH, JsonError, WrittenDecimal, dumps, loads, read_row
 
 LONG = 1180591620717411303425
 """2**70 + 1, which no float holds."""

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transport.framed_maps import FramedMaps
-from transport.frames import BadFrame, Framing
+from counterpoint.transport.framed_maps import FramedMaps
+from counterpoint.transport.frames import BadFrame, Framing
 
 ORDERS: list[Literal["<", ">"]] = ["<", ">"]
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transport.json_values import encode_values
+from counterpoint.transport.json_values import encode_values
 
 
 @dataclass

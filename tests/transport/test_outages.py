@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from transport import outages as module
-from transport.outages import Kind, Outage, Outages
+from counterpoint.transport import outages as module
+from counterpoint.transport.outages import Kind, Outage, Outages
 
 SERVER = "inference server http://a"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from transport.printable import ending, shortened
+from counterpoint.transport.printable import ending, shortened
 
 
 @pytest.mark.parametrize(

@@ -11,17 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.calls import codec as calls
-from cluster.calls import messages as calls_messages
-from cluster.channel import protocol as channel
-from environments.workers import protocol as workers
-from inference import wire
-from inference.base import GenerateRequest, SamplingParameters
-from transport import codec
-from transport.arrays import CodecError, unpack_arrays
-from transport.framed_maps import FramedMaps
-from transport.frames import BadFrame, Framing
-from transport.unpacked import long_integer, read_long_integer, unpacked
+from counterpoint.cluster.calls import codec as calls
+from counterpoint.cluster.calls import messages as calls_messages
+from counterpoint.cluster.channel import protocol as channel
+from counterpoint.environments.workers import protocol as workers
+from counterpoint.inference import wire
+from counterpoint.inference.base import GenerateRequest, SamplingParameters
+from counterpoint.transport import codec
+from counterpoint.transport.arrays import CodecError, unpack_arrays
+from counterpoint.transport.framed_maps import FramedMaps
+from counterpoint.transport.frames import BadFrame, Framing
+from counterpoint.transport.unpacked import long_integer, read_long_integer, unpacked
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**200), 2**200) | st.binary(max_size=20) | st.text(max_size=20),

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 
+from counterpoint.transport.records import Batch, SampleInfo
+from counterpoint.transport.validation import validate
 from tests.support.batches import batches, make_batch
-from transport.records import Batch, SampleInfo
-from transport.validation import validate
 
 
 @given(batches())

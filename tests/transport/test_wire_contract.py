@@ -16,23 +16,10 @@ import msgpack
 import numpy as np
 import pytest
 
-from tests.support.batches import assert_equal, make_batch
-from tests.support.niceness import niceness_of, own_niceness
-from tests.support.polling import wait_until
-from tests.transport.ends import (
-    SESSION,
-    Stranger,
-    handshake,
-    hear,
-    hello_frames,
-    refuse,
-    take,
-    trainer_process,
-)
-from transport import codec
-from transport.config import TransportConfig
-from transport.files.atomic import as_bytes_view
-from transport.messages import (
+from counterpoint.transport import codec
+from counterpoint.transport.config import TransportConfig
+from counterpoint.transport.files.atomic import as_bytes_view
+from counterpoint.transport.messages import (
     PROTOCOL_VERSION,
     Acknowledged,
     Bye,
@@ -46,10 +33,23 @@ from transport.messages import (
     ToOrchestrator,
     Waiting,
 )
-from transport.process.priority import NICENESS
-from transport.records import Batch
-from transport.wires.base import BatchReceiver, TrainerLink
-from transport.wires.open import open_link, open_receiver
+from counterpoint.transport.process.priority import NICENESS
+from counterpoint.transport.records import Batch
+from counterpoint.transport.wires.base import BatchReceiver, TrainerLink
+from counterpoint.transport.wires.open import open_link, open_receiver
+from tests.support.batches import assert_equal, make_batch
+from tests.support.niceness import niceness_of, own_niceness
+from tests.support.polling import wait_until
+from tests.transport.ends import (
+    SESSION,
+    Stranger,
+    handshake,
+    hear,
+    hello_frames,
+    refuse,
+    take,
+    trainer_process,
+)
 
 
 @pytest.fixture(params=["zmq", "filesystem"])

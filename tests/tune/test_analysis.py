@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-import tune
-from tune.analysis import Analysis
-from tune.callbacks.json_logger import JsonLoggerCallback
-from tune.checkpoint import Checkpoint
-from tune.errors import TuneError
-from tune.runner.trial_files import read_runner_state, write_state
-from tune.trial import Trial
+from counterpoint import tune
+from counterpoint.tune.analysis import Analysis
+from counterpoint.tune.callbacks.json_logger import JsonLoggerCallback
+from counterpoint.tune.checkpoint import Checkpoint
+from counterpoint.tune.errors import TuneError
+from counterpoint.tune.runner.trial_files import read_runner_state, write_state
+from counterpoint.tune.trial import Trial
 
 LOSSES = {
     "a": [5.0, 1.0, 4.0],

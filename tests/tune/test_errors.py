@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tune.errors import in_one_line
-from tune.result import what_it_has
+from counterpoint.tune.errors import in_one_line
+from counterpoint.tune.result import what_it_has
 
 RAISED = """Traceback (most recent call last):
   File "train.py", line 3, in training

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from transport.errors import UserError
-from tune.config import TuneConfig
-from tune.from_file import leaves, scheduler_of, search_of, space_of, stopper_of
-from tune.schedulers.pbt import PopulationBasedTraining
-from tune.search import spaces
+from counterpoint.transport.errors import UserError
+from counterpoint.tune.config import TuneConfig
+from counterpoint.tune.from_file import leaves, scheduler_of, search_of, space_of, stopper_of
+from counterpoint.tune.schedulers.pbt import PopulationBasedTraining
+from counterpoint.tune.search import spaces
 
 FILE = Path("tune.toml")
 

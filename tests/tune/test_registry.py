@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.tune.executors import trainables
-from tune.errors import TuneError
-from tune.registry import (
+from counterpoint.tune.errors import TuneError
+from counterpoint.tune.registry import (
     adopt_environments,
     env_creator,
     import_path_of,
@@ -19,6 +18,7 @@ from tune.registry import (
     trainable_name,
     trainable_path,
 )
+from tests.tune.executors import trainables
 
 HERE = "tests.tune.executors.trainables"
 
@@ -91,7 +91,7 @@ def test_no_environment_of_a_name_is_said() -> None:
 def test_a_function_of_a_script_is_named_by_its_file(tmp_path: Path) -> None:
     script = tmp_path / "a script.py"
     script.write_text(
-        "from tune.registry import import_path_of, load\n"
+        "from counterpoint.tune.registry import import_path_of, load\n"
         "def it(config):\n    return 7\n"
         "if __name__ == '__main__':\n"
         "    path = import_path_of(it)\n"

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-import tune
+from counterpoint import tune
+from counterpoint.tune.experiment import check_json
+from counterpoint.tune.trial import Trial
 from tests.tune.executors.trainables import Counter
-from tune.experiment import check_json
-from tune.trial import Trial
 
 COUNTER = "tests.tune.executors.trainables:Counter"
 

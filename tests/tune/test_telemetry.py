@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from counterpoint.tune import telemetry as catalogue
+from counterpoint.tune.config import TuneConfig
+from counterpoint.tune.file_experiment import run_to_end
+from counterpoint.tune.runner.trial_runner import TrialRunner
+from counterpoint.tune.telemetry import ExperimentTelemetry
 from tests.transport.telemetry.scraping import families
 from tests.tune.runner.scripted import ScriptedExecutor, ScriptedTrials
-from tune import telemetry as catalogue
-from tune.config import TuneConfig
-from tune.file_experiment import run_to_end
-from tune.runner.trial_runner import TrialRunner
-from tune.telemetry import ExperimentTelemetry
 
 
 def test_trials_results_and_the_best_score_are_shown(tmp_path: Path) -> None:

@@ -6,9 +6,9 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
-from environments.base import EnvironmentContext, Example, Model
-from environments.seats.table import Table
-from transport.records import Rollout
+from counterpoint.environments.base import EnvironmentContext, Example, Model
+from counterpoint.environments.seats.table import Table
+from counterpoint.transport.records import Rollout
 
 
 class Debate:

@@ -30,7 +30,7 @@ def test_a_killed_orchestrator_and_then_a_killed_trainer_lose_and_repeat_nothing
 ) -> None:
     """One job for both, which spares the start of another."""
     job = started_and_trained(tmp_path, trained=4, server=moe_server, steps=MORE_STEPS, sends_weights=True)
-    kill(job, "cli.main orchestrator", "orchestrator")
+    kill(job, "counterpoint.cli.main orchestrator", "orchestrator")
     committed = records_of(job.output_dir)
     assert committed, "it was killed before it had committed anything: the test proves nothing"
     trained = job.output_dir / "trainer" / "metrics.jsonl"
@@ -41,7 +41,7 @@ def test_a_killed_orchestrator_and_then_a_killed_trainer_lose_and_repeat_nothing
     except BaseException:
         job.end()
         raise
-    kill(job, "cli.main trainer", "trainer")
+    kill(job, "counterpoint.cli.main trainer", "trainer")
     assert_resumes(job, MORE_STEPS)
     records = records_of(job.output_dir)
     assert {step: records[step] for step in committed} == committed, "a committed step was generated again"
@@ -54,7 +54,9 @@ def test_a_trainer_killed_after_the_last_commit_trains_what_it_lost_without_infe
     job = started_and_trained(tmp_path, trained=STEPS - 4, server=moe_server)
     trained = job.output_dir / "trainer" / "metrics.jsonl"
     try:
-        trainer = job.pid_of("cli.main trainer")  # already: the last two batches may wait at it, and are soon trained
+        trainer = job.pid_of(
+            "counterpoint.cli.main trainer"
+        )  # already: the last two batches may wait at it, and are soon trained
         job.wait_for(f"step {STEPS - 2}", lambda: len(steps_of(trained)) >= STEPS - 2)
         os.kill(trainer, signal.SIGSTOP)  # the orchestrator may lead by two steps, which are the last ones
         job.wait_for("the last commit", lambda: steps_of(job.output_dir / "run_killed" / "metrics.jsonl") == ALL_STEPS)

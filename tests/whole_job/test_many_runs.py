@@ -65,7 +65,7 @@ def write_guest(directory: Path) -> Path:
 
 def counterpoint(*words: str) -> str:
     """What a command printed that came to a good end."""
-    command = [sys.executable, "-m", "cli.main", *words]
+    command = [sys.executable, "-m", "counterpoint.cli.main", *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_SECONDS, check=False)
     assert done.returncode == 0, f"{words}: {done.returncode}\n{done.stdout}{done.stderr}"
     return done.stdout

@@ -27,7 +27,11 @@ def test_what_is_killed_comes_back_by_itself_and_a_job_that_ends_is_resumed(tmp_
     job = started_and_trained(tmp_path, trained=1, max_restarts=3, steps=STEPS)
     trained = job.output_dir / "trainer" / "metrics.jsonl"
     try:
-        for victim in ("inference.plugin.program", "cli.main trainer", "cli.main orchestrator"):
+        for victim in (
+            "counterpoint.inference.plugin.program",
+            "counterpoint.cli.main trainer",
+            "counterpoint.cli.main orchestrator",
+        ):
             os.kill(job.pid_of(victim), signal.SIGKILL)
             # The trainer may have the batches of all steps that were committed by then, and one may be about to be written.
             before = len(steps_of(job.output_dir / "run_killed" / "metrics.jsonl")) + 1
@@ -48,7 +52,7 @@ def test_what_is_killed_comes_back_by_itself_and_a_job_that_ends_is_resumed(tmp_
     except BaseException:
         job.end()
         raise
-    kill(job, "inference.plugin.program", "inference_0")
+    kill(job, "counterpoint.inference.plugin.program", "inference_0")
     assert_resumes(job, STEPS)
     records = records_of(job.output_dir)
     assert {step: records[step] for step in committed} == committed, "a committed step was generated again"

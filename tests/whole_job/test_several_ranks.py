@@ -13,13 +13,13 @@ import tomli_w
 import torch
 from safetensors.torch import load_file
 
-from job.processes_file import read_workers
+from counterpoint.job.processes_file import read_workers
+from counterpoint.transport.codec import read_file
 from perf.chaos.witness import Witness
 from tests.support.obedient_inference import ObedientInference
 from tests.support.running_job import STEPS, RunningJob, assert_nothing_is_left, settings, steps_of
 from tests.support.tiny_model import make_model
 from tests.trainer.lone_run import make_lone_run
-from transport.codec import read_file
 
 pytestmark = pytest.mark.slow
 
@@ -54,7 +54,7 @@ def pid_of_rank(job: RunningJob, rank: int) -> int:
     (pid,) = [
         pid
         for pid, command in job.processes().items()
-        if "trainer.rank_process" in command
+        if "counterpoint.trainer.rank_process" in command
         and f"RANK={rank}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     ]
     return pid

@@ -81,7 +81,13 @@ def share_of_taught(directory: Path, step: int) -> float:
 def test_a_job_begins_with_what_sft_taught_and_its_teacher_takes_that_away(
     tmp_path: Path, adapter_server: ServerProcess
 ) -> None:
-    command = [sys.executable, "-m", "cli.main", "sft", str(sft_file(tmp_path, adapter_server.config.model))]
+    command = [
+        sys.executable,
+        "-m",
+        "counterpoint.cli.main",
+        "sft",
+        str(sft_file(tmp_path, adapter_server.config.model)),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_SECONDS, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     loss = trained(tmp_path / "sft", "loss")

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from run.config import LoraConfig
-from transport.files.untrusted import read_json
+from counterpoint.run.config import LoraConfig
+from counterpoint.transport.files.untrusted import read_json
 
 MAX_DESCRIPTION_BYTES = 2**20
 

@@ -17,12 +17,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from run.config import LoraConfig, RunConfig
-from trainer.lora.adapter_description import check_description
-from trainer.lora.layer import MultiLora
-from trainer.lora.multi_lora import export_adapter
-from transport.files.atomic import STABLE, publish_directory, remove_directory
-from transport.files.untrusted import open_regular
+from counterpoint.run.config import LoraConfig, RunConfig
+from counterpoint.trainer.lora.adapter_description import check_description
+from counterpoint.trainer.lora.layer import MultiLora
+from counterpoint.trainer.lora.multi_lora import export_adapter
+from counterpoint.transport.files.atomic import STABLE, publish_directory, remove_directory
+from counterpoint.transport.files.untrusted import open_regular
 
 _ORIGIN = "start_from.txt"
 

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from trainer.lora.layer import LowRank, MultiLora, stacked
-from trainer.lora.peft_names import PROJECTIONS
-from trainer.model.exchange import exchange_of, own_weight
-from trainer.model.experts import compute_experts
-from trainer.model.without_waiting import counts_of
+from counterpoint.trainer.lora.layer import LowRank, MultiLora, stacked
+from counterpoint.trainer.lora.peft_names import PROJECTIONS
+from counterpoint.trainer.model.exchange import exchange_of, own_weight
+from counterpoint.trainer.model.experts import compute_experts
+from counterpoint.trainer.model.without_waiting import counts_of
 
 GATE_UP, DOWN = "gate_up_proj.", "down_proj."
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from trainer.model.without_waiting import on_device
+from counterpoint.trainer.model.without_waiting import on_device
 
 ALIGNMENT = 8
 """Elements: `grouped_mm` takes sizes in multiples of 16 bytes, 8 elements of bfloat16."""

@@ -17,14 +17,14 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from inference.plugin.digest import DTYPES, Digest, digest_of, layer_of, scaled_adapter
-from run.config import LoraConfig
-from trainer.lora.adapter_description import describe
-from trainer.lora.experts import MultiLoraExperts
-from trainer.lora.layer import AdapterSpans, MultiLora, Registry, add_low_rank, applied
-from trainer.lora.peft_names import peft_names
-from trainer.lora.targets import adaptable, is_target
-from trainer.model.context import stretch_of
+from counterpoint.inference.plugin.digest import DTYPES, Digest, digest_of, layer_of, scaled_adapter
+from counterpoint.run.config import LoraConfig
+from counterpoint.trainer.lora.adapter_description import describe
+from counterpoint.trainer.lora.experts import MultiLoraExperts
+from counterpoint.trainer.lora.layer import AdapterSpans, MultiLora, Registry, add_low_rank, applied
+from counterpoint.trainer.lora.peft_names import peft_names
+from counterpoint.trainer.lora.targets import adaptable, is_target
+from counterpoint.trainer.model.context import stretch_of
 
 
 class MultiLoRALinear(MultiLora):

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from transformers.core_model_loading import revert_weight_conversion
 
-from trainer.faults import is_fatal
-from trainer.lora.layer import PeftNames
+from counterpoint.trainer.faults import is_fatal
+from counterpoint.trainer.lora.layer import PeftNames
 
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 """The weights of one expert. In transformers the first is above the second, in one weight."""

@@ -18,11 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from run.config import LoraConfig
-from trainer.lora.layer import ALIGNMENT, MultiLora
-from trainer.lora.peft_names import expert_names
-from trainer.model.experts import are_known_experts
-from trainer.model.load import log_probabilities
+from counterpoint.run.config import LoraConfig
+from counterpoint.trainer.lora.layer import ALIGNMENT, MultiLora
+from counterpoint.trainer.lora.peft_names import expert_names
+from counterpoint.trainer.model.experts import are_known_experts
+from counterpoint.trainer.model.load import log_probabilities
 
 logger = logging.getLogger(__name__)
 

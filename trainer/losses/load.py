@@ -5,7 +5,6 @@ An operator's own is called once, with a made-up batch, before any rollout is sp
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import re
 import traceback
@@ -15,11 +14,11 @@ from typing import Any
 
 import torch
 
-from environments.import_path import check_allowed, import_advice
-from run.loss import KINDS, LossConfig
-from trainer.losses.contract import Loss, LossInputs, LossOutputs
-from trainer.losses.objectives import distillation, policy_gradient
-from transport.configuration.arguments import refuse_booleans
+from counterpoint.environments.import_path import check_allowed, import_advice, import_module
+from counterpoint.run.loss import KINDS, LossConfig
+from counterpoint.trainer.losses.contract import Loss, LossInputs, LossOutputs
+from counterpoint.trainer.losses.objectives import distillation, policy_gradient
+from counterpoint.transport.configuration.arguments import refuse_booleans
 
 TRIED_TOKENS = 8
 """Tokens of the made-up batch, which are in two samples."""
@@ -51,7 +50,7 @@ def _load_custom(kind: str, args: dict[str, Any], given: Collection[str]) -> Los
     module_name, _, function_name = kind.partition(":")
     check_allowed(kind, "training.loss.kind")
     try:
-        function: Callable[..., Any] = getattr(importlib.import_module(module_name), function_name)
+        function: Callable[..., Any] = getattr(import_module(module_name), function_name)
         signature = inspect.signature(function)
     except BaseException as error:  # an operator's module may fail in any way while it is imported
         raise ValueError(

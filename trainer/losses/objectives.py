@@ -22,9 +22,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from run.loss import KINDS, LossConfig, Objective, RatioLevel
-from trainer.losses.contract import LossInputs, LossOutputs
-from trainer.model.without_waiting import counts_of
+from counterpoint.run.loss import KINDS, LossConfig, Objective, RatioLevel
+from counterpoint.trainer.losses.contract import LossInputs, LossOutputs
+from counterpoint.trainer.model.without_waiting import counts_of
 
 LARGEST_LOG_RATIO = 20.0
 """A larger one is cut to this, without a gradient: the product of a long sample's ratios would be infinite."""

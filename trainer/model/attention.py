@@ -23,9 +23,9 @@ from torch.nn.attention.bias import causal_lower_right
 from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface
 
-from trainer.model.context import Stretch
-from trainer.model.shared_prompts import Families, family_attention
-from trainer.model.without_waiting import on_device
+from counterpoint.trainer.model.context import Stretch
+from counterpoint.trainer.model.shared_prompts import Families, family_attention
+from counterpoint.trainer.model.without_waiting import on_device
 
 NAME = "per_sample"
 """The `attn_implementation` to load a model with."""

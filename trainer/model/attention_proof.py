@@ -17,8 +17,8 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 
-from trainer.model import attention
-from trainer.model.load import log_probabilities
+from counterpoint.trainer.model import attention
+from counterpoint.trainer.model.load import log_probabilities
 
 LENGTHS = (5, 12, 1, 9, 3)
 """Lengths of the samples in tokens: shorter than any attention window, and all different."""

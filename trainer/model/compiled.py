@@ -23,13 +23,13 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from trainer.faults import is_fatal
-from trainer.lora.layer import MultiLora
-from trainer.model.attention import SampleLengths
-from trainer.model.compiler import failing_aloud
-from trainer.model.context import ContextGroup, Stretch, shared_rows
-from trainer.model.load import log_probabilities
-from trainer.model.passes import Passes
+from counterpoint.trainer.faults import is_fatal
+from counterpoint.trainer.lora.layer import MultiLora
+from counterpoint.trainer.model.attention import SampleLengths
+from counterpoint.trainer.model.compiler import failing_aloud
+from counterpoint.trainer.model.context import ContextGroup, Stretch, shared_rows
+from counterpoint.trainer.model.load import log_probabilities
+from counterpoint.trainer.model.passes import Passes
 
 logger = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
-from trainer.model.exchange import Call
+from counterpoint.trainer.model.exchange import Call
 
 
 class ContextGroup:

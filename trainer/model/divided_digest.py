@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from inference.plugin.digest import Digest, add_up, digests_of, layer_of
-from trainer.ranks import Ranks
+from counterpoint.inference.plugin.digest import Digest, add_up, digests_of, layer_of
+from counterpoint.trainer.ranks import Ranks
 
 _HALF = 1 << 32
 

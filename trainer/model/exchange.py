@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from trainer.model.without_waiting import counts_of
+from counterpoint.trainer.model.without_waiting import counts_of
 
 Compute = Callable[[Tensor, Tensor], Tensor]
 """Maps the rows `[M, H]` of this rank's experts, sorted by group, and how many each group has, int64 `[G]`, to `[M, H]`."""

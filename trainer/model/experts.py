@@ -18,8 +18,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.nn import functional
 
-from trainer.lora.layer import ALIGNMENT
-from trainer.model.exchange import Exchange, ExpertGroup, exchange_of, own_weight
+from counterpoint.trainer.lora.layer import ALIGNMENT
+from counterpoint.trainer.model.exchange import Exchange, ExpertGroup, exchange_of, own_weight
 
 WEIGHTS = ("gate_up_proj", "down_proj")
 """The fused weights of a layer's experts, `[E, O, I]` each."""

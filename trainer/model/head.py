@@ -20,11 +20,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from trainer.faults import is_fatal
-from trainer.model.chunks import LEAST_LOGARITHM, Arithmetic, chunked_outputs
-from trainer.model.compiler import Fallback, failing_aloud
-from trainer.model.context import Stretch, stretch_of
-from trainer.model.shared_prompts import Families
+from counterpoint.trainer.faults import is_fatal
+from counterpoint.trainer.model.chunks import LEAST_LOGARITHM, Arithmetic, chunked_outputs
+from counterpoint.trainer.model.compiler import Fallback, failing_aloud
+from counterpoint.trainer.model.context import Stretch, stretch_of
+from counterpoint.trainer.model.shared_prompts import Families
 
 logger = logging.getLogger(__name__)
 

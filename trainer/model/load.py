@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from trainer.faults import is_out_of_memory
-from trainer.model import attention
-from trainer.model.exchange import ExpertGroup
-from trainer.model.head import token_outputs
-from trainer.model.sharding import load_divided
-from trainer.model.shared_prompts import Families
+from counterpoint.trainer.faults import is_out_of_memory
+from counterpoint.trainer.model import attention
+from counterpoint.trainer.model.exchange import ExpertGroup
+from counterpoint.trainer.model.head import token_outputs
+from counterpoint.trainer.model.sharding import load_divided
+from counterpoint.trainer.model.shared_prompts import Families
 
 _INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 """The files that say which weights are in which file."""

@@ -24,13 +24,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainer.faults import is_fatal
-from trainer.model import attention
-from trainer.model.attention_proof import made_up_samples, prove_attention, row
-from trainer.model.context import ContextGroup, shared_rows
-from trainer.model.head import prove_head
-from trainer.model.load import log_probabilities
-from trainer.model.shared_prompts import Family
+from counterpoint.trainer.faults import is_fatal
+from counterpoint.trainer.model import attention
+from counterpoint.trainer.model.attention_proof import made_up_samples, prove_attention, row
+from counterpoint.trainer.model.context import ContextGroup, shared_rows
+from counterpoint.trainer.model.head import prove_head
+from counterpoint.trainer.model.load import log_probabilities
+from counterpoint.trainer.model.shared_prompts import Family
 
 logger = logging.getLogger(__name__)
 

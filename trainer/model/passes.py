@@ -23,13 +23,13 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
 from torch.utils.hooks import RemovableHandle
 
-from trainer.faults import LacksMemory, is_fatal, is_out_of_memory
-from trainer.lora.layer import MultiLora, applied
-from trainer.model.context import ContextGroup, Stretch, StretchCall, shared_rows
-from trainer.model.exchange import Call, exchanges
-from trainer.model.load import log_probabilities
-from trainer.model.router_replay import RouterReplay
-from trainer.model.sharding import rest
+from counterpoint.trainer.faults import LacksMemory, is_fatal, is_out_of_memory
+from counterpoint.trainer.lora.layer import MultiLora, applied
+from counterpoint.trainer.model.context import ContextGroup, Stretch, StretchCall, shared_rows
+from counterpoint.trainer.model.exchange import Call, exchanges
+from counterpoint.trainer.model.load import log_probabilities
+from counterpoint.trainer.model.router_replay import RouterReplay
+from counterpoint.trainer.model.sharding import rest
 
 logger = logging.getLogger(__name__)
 

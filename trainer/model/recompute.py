@@ -19,10 +19,10 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from trainer.lora.layer import MultiLora, applied
-from trainer.model.compiled import computes
-from trainer.model.exchange import Exchange, Route, rerouted, routes_of
-from trainer.model.router_replay import RouterReplay
+from counterpoint.trainer.lora.layer import MultiLora, applied
+from counterpoint.trainer.model.compiled import computes
+from counterpoint.trainer.model.exchange import Exchange, Route, rerouted, routes_of
+from counterpoint.trainer.model.router_replay import RouterReplay
 
 
 def checkpoint_layers(model: nn.Module, replay: RouterReplay | None) -> None:

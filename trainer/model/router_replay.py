@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from inference.model_facts import EXPERT_COUNTS
-from trainer.model.context import stretch_of
+from counterpoint.inference.model_facts import EXPERT_COUNTS
+from counterpoint.trainer.model.context import stretch_of
 
 _SOFTMAX_GATES = {
     "Qwen3MoeTopKRouter": None,

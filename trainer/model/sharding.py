@@ -22,8 +22,8 @@ from torch.distributed.tensor import DTensor, Shard
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.distributed import DistributedConfig
 
-from trainer.model.exchange import ExpertGroup
-from trainer.model.experts import divide_experts
+from counterpoint.trainer.model.exchange import ExpertGroup
+from counterpoint.trainer.model.experts import divide_experts
 
 
 def load_divided(

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
-from run.config import RunConfig
-from trainer.runs import control_files
-from trainer.runs.control_files import InvalidConfig, RunDirectory
-from trainer.runs.registry import RunRegistry
-from transport.printable import printable
+from counterpoint.run.config import RunConfig
+from counterpoint.trainer.runs import control_files
+from counterpoint.trainer.runs.control_files import InvalidConfig, RunDirectory
+from counterpoint.trainer.runs.registry import RunRegistry
+from counterpoint.transport.printable import printable
 
 logger = logging.getLogger(__name__)
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from inference.plugin.checkpoint import is_delta
-from trainer.runs import checkpoint
-from trainer.runs.control_files import run_directory
-from trainer.runs.run import Run
-from trainer.shared_memory import has_links, has_lost_weights
-from transport.files.atomic import published_steps
+from counterpoint.inference.plugin.checkpoint import is_delta
+from counterpoint.trainer.runs import checkpoint
+from counterpoint.trainer.runs.control_files import run_directory
+from counterpoint.trainer.runs.run import Run
+from counterpoint.trainer.shared_memory import has_links, has_lost_weights
+from counterpoint.transport.files.atomic import published_steps
 
 
 def refusal(output_dir: Path, run: Run, durable: int) -> str | None:

@@ -22,13 +22,13 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from run.config import RunConfig
-from trainer.runs import control_files, shard_files
-from trainer.runs.run import Progress, Run
-from trainer.runs.slices import OtherSlices
-from transport.config import IDENTIFIER_PATTERN
-from transport.files.atomic import flush_directory, publish_directory, published_steps, remove_directory
-from transport.files.format_number import OtherFormatError, check_format
+from counterpoint.run.config import RunConfig
+from counterpoint.trainer.runs import control_files, shard_files
+from counterpoint.trainer.runs.run import Progress, Run
+from counterpoint.trainer.runs.slices import OtherSlices
+from counterpoint.transport.config import IDENTIFIER_PATTERN
+from counterpoint.transport.files.atomic import flush_directory, publish_directory, published_steps, remove_directory
+from counterpoint.transport.files.format_number import OtherFormatError, check_format
 
 logger = logging.getLogger(__name__)
 

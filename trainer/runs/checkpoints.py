@@ -18,12 +18,12 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.runs import checkpoint, control_files
-from trainer.runs.run import Run
-from trainer.runs.slices import OtherSlices
-from trainer.shared_memory import SharedMemory
-from transport.files.atomic import published_steps
-from transport.telemetry.spans import SpanLog
+from counterpoint.trainer.runs import checkpoint, control_files
+from counterpoint.trainer.runs.run import Run
+from counterpoint.trainer.runs.slices import OtherSlices
+from counterpoint.trainer.shared_memory import SharedMemory
+from counterpoint.transport.files.atomic import published_steps
+from counterpoint.transport.telemetry.spans import SpanLog
 
 logger = logging.getLogger(__name__)
 

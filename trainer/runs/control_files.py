@@ -15,11 +15,11 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from run.config import RunConfig
-from transport.config import IDENTIFIER_PATTERN
-from transport.files.atomic import write_atomically
-from transport.files.untrusted import UntrustedFileError, read_text, read_toml
-from transport.process.permanent_errors import is_passing
+from counterpoint.run.config import RunConfig
+from counterpoint.transport.config import IDENTIFIER_PATTERN
+from counterpoint.transport.files.atomic import write_atomically
+from counterpoint.transport.files.untrusted import UntrustedFileError, read_text, read_toml
+from counterpoint.transport.process.permanent_errors import is_passing
 
 EVICTED = "evicted.txt"
 _REFUSED = "config_validation_error.txt"

@@ -31,13 +31,19 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from trainer.faults import is_fatal
-from trainer.optimizer import STATE_KEYS
-from trainer.runs import checkpoint
-from trainer.runs.run import Run
-from transport.files.atomic import STABLE, publish_directory, published_steps, remove_directory, write_atomically
-from transport.files.format_number import check_format
-from transport.files.untrusted import open_regular, read_json
+from counterpoint.trainer.faults import is_fatal
+from counterpoint.trainer.optimizer import STATE_KEYS
+from counterpoint.trainer.runs import checkpoint
+from counterpoint.trainer.runs.run import Run
+from counterpoint.transport.files.atomic import (
+    STABLE,
+    publish_directory,
+    published_steps,
+    remove_directory,
+    write_atomically,
+)
+from counterpoint.transport.files.format_number import check_format
+from counterpoint.transport.files.untrusted import open_regular, read_json
 
 logger = logging.getLogger(__name__)
 

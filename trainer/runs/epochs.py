@@ -16,13 +16,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.runs import checkpoint
-from trainer.runs.control_files import run_directory
-from trainer.runs.manager import MultiRunManager
-from transport.files.atomic import published_steps, write_atomically
-from transport.files.untrusted import read_json
-from transport.messages import Hello
-from transport.printable import printable
+from counterpoint.trainer.runs import checkpoint
+from counterpoint.trainer.runs.control_files import run_directory
+from counterpoint.trainer.runs.manager import MultiRunManager
+from counterpoint.transport.files.atomic import published_steps, write_atomically
+from counterpoint.transport.files.untrusted import read_json
+from counterpoint.transport.messages import Hello
+from counterpoint.transport.printable import printable
 
 logger = logging.getLogger(__name__)
 

@@ -24,16 +24,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from run.config import LoraConfig, RunConfig
-from trainer.faults import is_fatal
-from trainer.lora.adapter_file import beginning, load_adapter
-from trainer.lora.layer import MultiLora
-from trainer.lora.multi_lora import peft_state
-from trainer.lora.targets import is_target
-from trainer.runs import control_files
-from trainer.runs.admission import Admission, ConfigValidationHook, hook_name
-from trainer.runs.registry import RunRegistry
-from trainer.runs.run import Progress, Run
+from counterpoint.run.config import LoraConfig, RunConfig
+from counterpoint.trainer.faults import is_fatal
+from counterpoint.trainer.lora.adapter_file import beginning, load_adapter
+from counterpoint.trainer.lora.layer import MultiLora
+from counterpoint.trainer.lora.multi_lora import peft_state
+from counterpoint.trainer.lora.targets import is_target
+from counterpoint.trainer.runs import control_files
+from counterpoint.trainer.runs.admission import Admission, ConfigValidationHook, hook_name
+from counterpoint.trainer.runs.registry import RunRegistry
+from counterpoint.trainer.runs.run import Progress, Run
 
 logger = logging.getLogger(__name__)
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Literal
 
-from run.config import RunConfig
-from trainer.runs.control_files import RunDirectory
-from transport.messages import Hello
+from counterpoint.run.config import RunConfig
+from counterpoint.trainer.runs.control_files import RunDirectory
+from counterpoint.transport.messages import Hello
 
 if TYPE_CHECKING:
-    from trainer.runs.run import Run  # which imports torch: status and page read records, too
+    from counterpoint.trainer.runs.run import Run  # which imports torch: status and page read records, too
 
 
 class Stage(Enum):

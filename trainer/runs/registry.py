@@ -12,12 +12,12 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
-from run.config import RunConfig
-from trainer.runs.control_files import RunDirectory
-from trainer.runs.record import TAKES_BATCHES, TRANSITIONS, RunRecord, Stage
-from trainer.runs.run import Progress, Run
-from trainer.runs.slot_plan import Changes, plan
-from transport.messages import Hello
+from counterpoint.run.config import RunConfig
+from counterpoint.trainer.runs.control_files import RunDirectory
+from counterpoint.trainer.runs.record import TAKES_BATCHES, TRANSITIONS, RunRecord, Stage
+from counterpoint.trainer.runs.run import Progress, Run
+from counterpoint.trainer.runs.slot_plan import Changes, plan
+from counterpoint.transport.messages import Hello
 
 
 class RunRegistry:

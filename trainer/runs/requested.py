@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from run.changes import LearningRates
-from run.requests import (
+from counterpoint.run.changes import LearningRates
+from counterpoint.run.requests import (
     Answer,
     AnyRequest,
     CopyRequest,
@@ -20,15 +20,15 @@ from run.requests import (
     waiting_requests,
     write_answer,
 )
-from trainer.lora.adapter_file import start_directory
-from trainer.runs import copies
-from trainer.runs.checkpoints import Checkpoints
-from trainer.runs.control_files import run_directory
-from trainer.runs.copies import Copy, CopyRefused
-from trainer.runs.run import Run
-from transport.files.atomic import published_steps, remove_directory
-from transport.printable import printable
-from transport.process.permanent_errors import DISK_FAULTS
+from counterpoint.trainer.lora.adapter_file import start_directory
+from counterpoint.trainer.runs import copies
+from counterpoint.trainer.runs.checkpoints import Checkpoints
+from counterpoint.trainer.runs.control_files import run_directory
+from counterpoint.trainer.runs.copies import Copy, CopyRefused
+from counterpoint.trainer.runs.run import Run
+from counterpoint.transport.files.atomic import published_steps, remove_directory
+from counterpoint.transport.printable import printable
+from counterpoint.transport.process.permanent_errors import DISK_FAULTS
 
 logger = logging.getLogger(__name__)
 

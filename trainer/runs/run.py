@@ -18,22 +18,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from run.changes import LearningRates
-from run.config import RunConfig, TrainingConfig
-from trainer.losses.contract import Loss
-from trainer.losses.objectives import divisor
-from trainer.model.exchange import ExpertGroup
-from trainer.model.without_waiting import on_device
-from trainer.optimizer import Optimizer
-from trainer.packer import environment_names, trained_tokens
-from trainer.runs.shard_files import slice_of
-from trainer.runs.slices import OtherSlices
-from trainer.telemetry.step_times import StepTimes
-from trainer.telemetry.token_export import TokenExport
-from trainer.updates.columns import Columns
-from trainer.updates.passes import Pass, columns_to_measure, plan_passes
-from trainer.updates.value_head import ValueHead
-from transport.records import Batch
+from counterpoint.run.changes import LearningRates
+from counterpoint.run.config import RunConfig, TrainingConfig
+from counterpoint.trainer.losses.contract import Loss
+from counterpoint.trainer.losses.objectives import divisor
+from counterpoint.trainer.model.exchange import ExpertGroup
+from counterpoint.trainer.model.without_waiting import on_device
+from counterpoint.trainer.optimizer import Optimizer
+from counterpoint.trainer.packer import environment_names, trained_tokens
+from counterpoint.trainer.runs.shard_files import slice_of
+from counterpoint.trainer.runs.slices import OtherSlices
+from counterpoint.trainer.telemetry.step_times import StepTimes
+from counterpoint.trainer.telemetry.token_export import TokenExport
+from counterpoint.trainer.updates.columns import Columns
+from counterpoint.trainer.updates.passes import Pass, columns_to_measure, plan_passes
+from counterpoint.trainer.updates.value_head import ValueHead
+from counterpoint.transport.records import Batch
 
 MEANS = ("loss", "entropy", "mismatch_kl", "importance_ratio/mean", "masked_share", "replayed_share")
 """Metrics that are means over trained tokens. Their sums are the first columns of the metric sums, which have one row for each

@@ -13,18 +13,28 @@ import secrets
 import time
 from collections.abc import Iterator
 
-from trainer.config import TrainerConfig
-from trainer.runs.control_files import run_directory
-from trainer.runs.epochs import Epochs
-from trainer.runs.manager import MultiRunManager
-from trainer.runs.record import TAKES_BATCHES, RunRecord
-from trainer.runs.run import Run
-from transport.codec import digest_of
-from transport.messages import Acknowledged, Bye, Commit, Evicted, Hello, Published, Ready, Rejected, Waiting
-from transport.outages import Kind, Outages
-from transport.rate_limited_log import RateLimitedLog
-from transport.records import Batch
-from transport.wires.base import BatchReceiver
+from counterpoint.trainer.config import TrainerConfig
+from counterpoint.trainer.runs.control_files import run_directory
+from counterpoint.trainer.runs.epochs import Epochs
+from counterpoint.trainer.runs.manager import MultiRunManager
+from counterpoint.trainer.runs.record import TAKES_BATCHES, RunRecord
+from counterpoint.trainer.runs.run import Run
+from counterpoint.transport.codec import digest_of
+from counterpoint.transport.messages import (
+    Acknowledged,
+    Bye,
+    Commit,
+    Evicted,
+    Hello,
+    Published,
+    Ready,
+    Rejected,
+    Waiting,
+)
+from counterpoint.transport.outages import Kind, Outages
+from counterpoint.transport.rate_limited_log import RateLimitedLog
+from counterpoint.transport.records import Batch
+from counterpoint.transport.wires.base import BatchReceiver
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from transport.files.atomic import publish_directory, remove_directory
+from counterpoint.transport.files.atomic import publish_directory, remove_directory
 
 STATE = "state.safetensors"
 

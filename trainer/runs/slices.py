@@ -14,8 +14,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from trainer.faults import is_fatal
-from trainer.runs import shard_files
+from counterpoint.trainer.faults import is_fatal
+from counterpoint.trainer.runs import shard_files
 
 logger = logging.getLogger(__name__)
 

@@ -15,15 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from environments.chat import Chat, Message, Tool
-from environments.data.load import load_rows
-from environments.data.rows import DataError, Row, digest
-from environments.demonstrations import Demonstration, demonstrations_of
-from environments.messages import Faulty, Normaliser
-from environments.shuffle import EpochOrder
-from trainer.sft.config import ENVIRONMENT, SftConfig
-from transport.rate_limited_log import RateLimitedLog
-from transport.records import Batch, SampleInfo
+from counterpoint.environments.chat import Chat, Message, Tool
+from counterpoint.environments.data.load import load_rows
+from counterpoint.environments.data.rows import DataError, Row, digest
+from counterpoint.environments.demonstrations import Demonstration, demonstrations_of
+from counterpoint.environments.messages import Faulty, Normaliser
+from counterpoint.environments.shuffle import EpochOrder
+from counterpoint.trainer.sft.config import ENVIRONMENT, SftConfig
+from counterpoint.transport.rate_limited_log import RateLimitedLog
+from counterpoint.transport.records import Batch, SampleInfo
 
 logger = logging.getLogger(__name__)
 

@@ -7,10 +7,10 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from environments.data.config import DataConfig
-from run.config import RunConfig, TrainingConfig
-from trainer.config import TrainerConfig
-from transport.config import Config, Identifier
+from counterpoint.environments.data.config import DataConfig
+from counterpoint.run.config import RunConfig, TrainingConfig
+from counterpoint.trainer.config import TrainerConfig
+from counterpoint.transport.config import Config, Identifier
 
 ENVIRONMENT = "sft"
 """Stands for the data in the run's configuration and in batches."""

@@ -10,9 +10,9 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from environments.data.rows import DataError
-from transport.messages import Acknowledged, Bye, Commit, Evicted, Hello, Ready, Rejected, ToOrchestrator
-from transport.records import Batch
+from counterpoint.environments.data.rows import DataError
+from counterpoint.transport.messages import Acknowledged, Bye, Commit, Evicted, Hello, Ready, Rejected, ToOrchestrator
+from counterpoint.transport.records import Batch
 
 
 class Feed:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trainer.launch import run_ranks
-from trainer.sft.config import SftConfig
-from transport.process.imports import trainer_imports
+from counterpoint.trainer.launch import run_ranks
+from counterpoint.trainer.sft.config import SftConfig
+from counterpoint.transport.process.imports import trainer_imports
 
 
 def run(config: SftConfig) -> int:
@@ -22,7 +22,7 @@ def run(config: SftConfig) -> int:
     trainer.check_model(Path(config.model))
     if trainer.processes > 1:
         given = config.model_copy(update={"trainer": trainer})  # each rank checks again that both name one model
-        return run_ranks(trainer, "trainer.sft.rank_process", given, lambda: None)
+        return run_ranks(trainer, "counterpoint.trainer.sft.rank_process", given, lambda: None)
     with trainer_imports():
-        from trainer.sft.train import run
+        from counterpoint.trainer.sft.train import run
     return run(config)

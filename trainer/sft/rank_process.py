@@ -1,6 +1,6 @@
-"""The command of each rank of supervised fine-tuning, which torch's agent starts: `python -m trainer.sft.rank_process FILE`.
+"""The command of each rank of supervised fine-tuning: `python -m counterpoint.trainer.sft.rank_process FILE`.
 
-`FILE` has the configuration, complete, in JSON (`trainer/sft/launch.py`). Rank 0 alone reads the data.
+torch's agent starts it. `FILE` has the configuration, complete, in JSON (`trainer/sft/launch.py`). Rank 0 alone reads the data.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import logging
 import sys
 from pathlib import Path
 
-from cluster.notify import notify_ready
-from trainer.rank_process import BAD_CONFIGURATION, run_rank
-from trainer.sft.config import SftConfig
-from trainer.sft.train import run
+from counterpoint.cluster.notify import notify_ready
+from counterpoint.trainer.rank_process import BAD_CONFIGURATION, run_rank
+from counterpoint.trainer.sft.config import SftConfig
+from counterpoint.trainer.sft.train import run
 
-logger = logging.getLogger("trainer.sft")
+logger = logging.getLogger("counterpoint.trainer.sft")
 
 
 def _rank_main(file: Path) -> int:

@@ -15,20 +15,20 @@ from pathlib import Path
 
 import tomli_w
 
-from environments.data.rows import DataError
-from trainer.config import TrainerConfig
-from trainer.learner import Learner
-from trainer.metrics import MetricValue
-from trainer.rank_process import BAD_CONFIGURATION
-from trainer.runs import checkpoint
-from trainer.runs.control_files import run_directory
-from trainer.runs.run import Run
-from trainer.sft.batches import SftBatches
-from trainer.sft.config import ENVIRONMENT, SftConfig
-from trainer.sft.feed import Feed
-from trainer.train import Trainer, train
-from transport.files.atomic import published_steps, write_atomically
-from transport.wires.base import BatchReceiver
+from counterpoint.environments.data.rows import DataError
+from counterpoint.trainer.config import TrainerConfig
+from counterpoint.trainer.learner import Learner
+from counterpoint.trainer.metrics import MetricValue
+from counterpoint.trainer.rank_process import BAD_CONFIGURATION
+from counterpoint.trainer.runs import checkpoint
+from counterpoint.trainer.runs.control_files import run_directory
+from counterpoint.trainer.runs.run import Run
+from counterpoint.trainer.sft.batches import SftBatches
+from counterpoint.trainer.sft.config import ENVIRONMENT, SftConfig
+from counterpoint.trainer.sft.feed import Feed
+from counterpoint.trainer.train import Trainer, train
+from counterpoint.transport.files.atomic import published_steps, write_atomically
+from counterpoint.transport.wires.base import BatchReceiver
 
 logger = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from transport.telemetry.metric import LONG_SECONDS, LineName, Metric, Process, Unit
+from counterpoint.transport.telemetry.metric import LONG_SECONDS, LineName, Metric, Process, Unit
 
 RUN = ("run",)
 

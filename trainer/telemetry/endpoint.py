@@ -12,16 +12,16 @@ from types import TracebackType
 
 import torch
 
-from trainer.config import TrainerConfig
-from trainer.metrics import MetricValue
-from trainer.runs.record import Stage
-from trainer.runs.registry import RunRegistry
-from trainer.telemetry import catalogue
-from transport.outages import Outages
-from transport.telemetry.endpoint import Endpoint
-from transport.telemetry.lines import LineReader
-from transport.telemetry.metric import Metric
-from transport.telemetry.values import Labels
+from counterpoint.trainer.config import TrainerConfig
+from counterpoint.trainer.metrics import MetricValue
+from counterpoint.trainer.runs.record import Stage
+from counterpoint.trainer.runs.registry import RunRegistry
+from counterpoint.trainer.telemetry import catalogue
+from counterpoint.transport.outages import Outages
+from counterpoint.transport.telemetry.endpoint import Endpoint
+from counterpoint.transport.telemetry.lines import LineReader
+from counterpoint.transport.telemetry.metric import Metric
+from counterpoint.transport.telemetry.values import Labels
 
 NOTE_SECONDS = 1.0
 """Shortest time between two notes of the runs and the memory."""

@@ -18,9 +18,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from transport.files.atomic import write_atomically
-from transport.files.untrusted import UntrustedFileError, read_json
-from transport.printable import printable, shortened
+from counterpoint.transport.files.atomic import write_atomically
+from counterpoint.transport.files.untrusted import UntrustedFileError, read_json
+from counterpoint.transport.printable import printable, shortened
 
 logger = logging.getLogger(__name__)
 

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from trainer.telemetry.step_times import StepTimes
-from transport.files.atomic import write_atomically
-from transport.telemetry.intervals import Interval
-from transport.telemetry.spans import SPANS_FILE, SpanLog, unix_time
+from counterpoint.trainer.telemetry.step_times import StepTimes
+from counterpoint.transport.files.atomic import write_atomically
+from counterpoint.transport.telemetry.intervals import Interval
+from counterpoint.transport.telemetry.spans import SPANS_FILE, SpanLog, unix_time
 
 if TYPE_CHECKING:  # a run imports torch, and `status` and the page read what is written here
-    from trainer.runs.record import RunRecord
-    from trainer.runs.registry import RunRegistry
-    from trainer.runs.run import Run
+    from counterpoint.trainer.runs.record import RunRecord
+    from counterpoint.trainer.runs.registry import RunRegistry
+    from counterpoint.trainer.runs.run import Run
 
 logger = logging.getLogger(__name__)
 

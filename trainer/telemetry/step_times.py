@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from transport.telemetry.intervals import BusyIntervals, Interval
+from counterpoint.transport.telemetry.intervals import BusyIntervals, Interval
 
 
 class StepTimes:

@@ -13,8 +13,8 @@ import numpy as np
 import orjson
 from torch import Tensor
 
-from trainer.packer import Part
-from transport.files.atomic import write_atomically
+from counterpoint.trainer.packer import Part
+from counterpoint.transport.files.atomic import write_atomically
 
 
 class TokenExport:

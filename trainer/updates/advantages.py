@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from run.updates import ValueHeadConfig
+from counterpoint.run.updates import ValueHeadConfig
 
 _WHITENED_LEAST = 1e-8
 """Added to a variance before it divides."""

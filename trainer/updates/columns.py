@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from run.config import TrainingConfig
-from trainer.model.without_waiting import on_device
-from trainer.updates.advantages import estimate, penalty
-from trainer.updates.passes import OLD, REFERENCE, VALUES
-from transport.records import Batch
+from counterpoint.run.config import TrainingConfig
+from counterpoint.trainer.model.without_waiting import on_device
+from counterpoint.trainer.updates.advantages import estimate, penalty
+from counterpoint.trainer.updates.passes import OLD, REFERENCE, VALUES
+from counterpoint.transport.records import Batch
 
 
 def trained_positions(batch: Batch, samples: Sequence[int]) -> Tensor:

@@ -13,14 +13,14 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from trainer.lora.multi_lora import adapter_spans
-from trainer.model.load import log_probabilities
-from trainer.model.packing_proof import can_pack, can_share_prompts
-from trainer.model.router_replay import RouterReplay
-from trainer.packer import ModelLimits, pack
-from trainer.runs.run import OpenStep
-from trainer.step import forward
-from trainer.updates.passes import OLD, REFERENCE, VALUES
+from counterpoint.trainer.lora.multi_lora import adapter_spans
+from counterpoint.trainer.model.load import log_probabilities
+from counterpoint.trainer.model.packing_proof import can_pack, can_share_prompts
+from counterpoint.trainer.model.router_replay import RouterReplay
+from counterpoint.trainer.packer import ModelLimits, pack
+from counterpoint.trainer.runs.run import OpenStep
+from counterpoint.trainer.step import forward
+from counterpoint.trainer.updates.passes import OLD, REFERENCE, VALUES
 
 StepRow = Sequence[tuple[OpenStep, Sequence[int]]]
 

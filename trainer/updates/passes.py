@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from run.config import RunConfig, TrainingConfig
+from counterpoint.run.config import RunConfig, TrainingConfig
 
 OLD, REFERENCE, VALUES = "old", "reference", "values"
 """The columns that a measurement may compute: log-probabilities under the weights before the step, under the reference policy,

@@ -12,12 +12,12 @@ from pathlib import Path
 
 from torch import nn
 
-from run.config import TrainingConfig
-from trainer.faults import is_fatal
-from trainer.model.load import load_model
-from trainer.model.packing_proof import prove_packing
-from trainer.model.sharding import rest
-from trainer.ranks import Ranks
+from counterpoint.run.config import TrainingConfig
+from counterpoint.trainer.faults import is_fatal
+from counterpoint.trainer.model.load import load_model
+from counterpoint.trainer.model.packing_proof import prove_packing
+from counterpoint.trainer.model.sharding import rest
+from counterpoint.trainer.ranks import Ranks
 
 
 class References:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from run.updates import ValueHeadConfig
+from counterpoint.run.updates import ValueHeadConfig
 
 PREFIX = "value_head."
 """The prefix of the names of its parameters among those of the run."""

@@ -12,7 +12,7 @@ from typing import Any, get_type_hints
 
 from pydantic import ConfigDict, PydanticUserError, ValidationError, create_model
 
-from transport.config import NO_NUMBER, Config
+from counterpoint.transport.config import NO_NUMBER, Config
 
 
 class _Arguments(Config):

@@ -14,11 +14,11 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from transport.config import Config
-from transport.configuration.lines import Lines, quoted
-from transport.configuration.schema import ITEM, Key, keys_of, nearest, typed, valid_keys
-from transport.configuration.toml_file import Table
-from transport.errors import UserError
+from counterpoint.transport.config import Config
+from counterpoint.transport.configuration.lines import Lines, quoted
+from counterpoint.transport.configuration.schema import ITEM, Key, keys_of, nearest, typed, valid_keys
+from counterpoint.transport.configuration.toml_file import Table
+from counterpoint.transport.errors import UserError
 
 Model = TypeVar("Model", bound=Config)
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Union
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from transport.configuration.docstrings import docstring_of
+from counterpoint.transport.configuration.docstrings import docstring_of
 
 ITEM = "[]"
 """Stands in a path for the position in a list."""

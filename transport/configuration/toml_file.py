@@ -11,9 +11,9 @@ from typing import Any
 
 import tomli_w
 
-from transport.configuration.lines import lines_of, quoted
-from transport.errors import UserError
-from transport.files.untrusted import UntrustedFileError, parse_toml
+from counterpoint.transport.configuration.lines import lines_of, quoted
+from counterpoint.transport.errors import UserError
+from counterpoint.transport.files.untrusted import UntrustedFileError, parse_toml
 
 Table = dict[Any, Any]
 """Values by name; by position if the table overrides entries of a list."""

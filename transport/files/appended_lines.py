@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from transport.files.place import BEGINNING, Place
-from transport.files.untrusted import open_regular
+from counterpoint.transport.files.place import BEGINNING, Place
+from counterpoint.transport.files.untrusted import open_regular
 
 BLOCK_BYTES = 2**18
 """Bytes read at once."""

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from transport.process.permanent_errors import disk_fault
+from counterpoint.transport.process.permanent_errors import disk_fault
 
 if TYPE_CHECKING:  # an agent has no other use for numpy, whose import took a fifth of its start
     import numpy.typing as npt

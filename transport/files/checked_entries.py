@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from transport.files.atomic import Buffer, as_bytes_view, write_buffers
+from counterpoint.transport.files.atomic import Buffer, as_bytes_view, write_buffers
 
 _SIZES = struct.Struct("<QI")
 _CHECKSUM = struct.Struct("<I")

@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from itertools import cycle
 from pathlib import Path
 
-from transport.files.atomic import Buffer, as_bytes_view, write_buffers
+from counterpoint.transport.files.atomic import Buffer, as_bytes_view, write_buffers
 
 _DIRECT_FROM_BYTES = 32 * 2**20
 """Smaller files are written through the page cache, which takes half the time for 10 MB and as long for 60 MB."""

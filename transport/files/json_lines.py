@@ -14,8 +14,8 @@ from typing import Any
 
 import orjson
 
-from transport.exact_json import JsonError, dumps, loads
-from transport.files.atomic import sync, write_buffers
+from counterpoint.transport.exact_json import JsonError, dumps, loads
+from counterpoint.transport.files.atomic import sync, write_buffers
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-from transport.files.untrusted import UntrustedFileError, open_regular
+from counterpoint.transport.files.untrusted import UntrustedFileError, open_regular
 
 _FLOCK = struct.Struct("hhqqi0q")
 """`struct flock`: type, whence, start, length (0: all), pid."""

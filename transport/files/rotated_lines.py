@@ -14,10 +14,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from transport.files.appended_lines import AppendedLines, Line, lines_of
-from transport.files.json_lines import append_lines
-from transport.files.place import BEGINNING, Place
-from transport.files.untrusted import UntrustedFileError, open_regular
+from counterpoint.transport.files.appended_lines import AppendedLines, Line, lines_of
+from counterpoint.transport.files.json_lines import append_lines
+from counterpoint.transport.files.place import BEGINNING, Place
+from counterpoint.transport.files.untrusted import UntrustedFileError, open_regular
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-from transport.config import machine_memory
+from counterpoint.transport.config import machine_memory
 
 SHARED_MEMORY = Path("/dev/shm")
 

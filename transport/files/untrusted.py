@@ -15,8 +15,8 @@ import sys
 import tomllib
 from typing import Any, BinaryIO
 
-from transport.exact_json import JsonError, is_deeper, loads
-from transport.printable import printable
+from counterpoint.transport.exact_json import JsonError, is_deeper, loads
+from counterpoint.transport.printable import printable
 
 MAX_DEPTH = 32
 """Tables and arrays inside one another, and parts of a dotted key, in a TOML file."""

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from transport.process.launch import SYSTEMD_VARIABLES
+from counterpoint.transport.process.launch import SYSTEMD_VARIABLES
 
 AGAIN_SECONDS = 0.1
 """After this a guardian is told to kill once more: where SIGHUP is ignored, as below `nohup`, one that was just started may not

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from transport.errors import UserError
+from counterpoint.transport.errors import UserError
 
 TRAINING = ("torch", "transformers", "safetensors", "peft")
 SERVING = ("vllm",)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 
-from transport.process.launch import reap
+from counterpoint.transport.process.launch import reap
 
 NOT_PASSED_ON = frozenset({signal.SIGCHLD, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGCONT})
 """About a child, and of a terminal's job control, which the kernel sends to the whole process group."""

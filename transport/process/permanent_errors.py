@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 
-from transport.files.mounts import unmounted
+from counterpoint.transport.files.mounts import unmounted
 
 LASTING = frozenset(
     {errno.EACCES, errno.EINVAL, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EPERM, errno.EROFS}

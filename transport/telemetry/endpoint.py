@@ -25,14 +25,14 @@ from typing import Any
 
 import orjson
 
-from transport.errors import Obstructed, UserError
-from transport.files.atomic import write_atomically
-from transport.files.shared_directory import make_shared
-from transport.loopback import is_loopback
-from transport.process.permanent_errors import is_permanent
-from transport.process.resident import resident_bytes
-from transport.telemetry.metric import EVERYWHERE, OPEN_FILES, RESIDENT_MEMORY, Metric, Process
-from transport.telemetry.values import Labels, Values
+from counterpoint.transport.errors import Obstructed, UserError
+from counterpoint.transport.files.atomic import write_atomically
+from counterpoint.transport.files.shared_directory import make_shared
+from counterpoint.transport.loopback import is_loopback
+from counterpoint.transport.process.permanent_errors import is_permanent
+from counterpoint.transport.process.resident import resident_bytes
+from counterpoint.transport.telemetry.metric import EVERYWHERE, OPEN_FILES, RESIDENT_MEMORY, Metric, Process
+from counterpoint.transport.telemetry.values import Labels, Values
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class Endpoint:
         self._targets: list[Path] = []
 
     def __enter__(self) -> Endpoint:
-        from transport.telemetry.exposition import Exposition
+        from counterpoint.transport.telemetry.exposition import Exposition
 
         try:
             self._server = _Server(self._host, self._asked, Exposition(self.values, self._labels))

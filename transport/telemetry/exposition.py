@@ -9,9 +9,9 @@ from prometheus_client import metrics_core
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from transport.process.yield_gil import yielding_gil
-from transport.telemetry.metric import Metric
-from transport.telemetry.values import Histogram, Labels, Values
+from counterpoint.transport.process.yield_gil import yielding_gil
+from counterpoint.transport.telemetry.metric import Metric
+from counterpoint.transport.telemetry.values import Histogram, Labels, Values
 
 
 class Exposition(Collector):

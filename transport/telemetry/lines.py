@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from transport.telemetry.metric import LineName, Metric
-from transport.telemetry.values import Labels, Values
+from counterpoint.transport.telemetry.metric import LineName, Metric
+from counterpoint.transport.telemetry.values import Labels, Values
 
 MOST_KNOWN = 8192
 """Names that are remembered with their rows. A line has a few hundred."""

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from transport.files.rotated_lines import RotatedLines
-from transport.telemetry.intervals import Interval
+from counterpoint.transport.files.rotated_lines import RotatedLines
+from counterpoint.transport.telemetry.intervals import Interval
 
 logger = logging.getLogger(__name__)
 

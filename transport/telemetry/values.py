@@ -10,7 +10,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from transport.telemetry.metric import DROPPED_SERIES, Metric
+from counterpoint.transport.telemetry.metric import DROPPED_SERIES, Metric
 
 Labels = tuple[str, ...]
 """Values of a metric's labels, in their order."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from transport.messages import Bye, Commit, Hello, Offer, ToOrchestrator
-from transport.outages import Outage
-from transport.records import Batch
+from counterpoint.transport.messages import Bye, Commit, Hello, Offer, ToOrchestrator
+from counterpoint.transport.outages import Outage
+from counterpoint.transport.records import Batch
 
 
 class TrainerLink(Protocol):

@@ -19,10 +19,10 @@ import zmq
 import zmq.auth
 from zmq.utils import z85
 
-from transport.config import TransportConfig
-from transport.files.watched import Watched
-from transport.loopback import is_loopback
-from transport.process.launch import SHARED_TMPDIR
+from counterpoint.transport.config import TransportConfig
+from counterpoint.transport.files.watched import Watched
+from counterpoint.transport.loopback import is_loopback
+from counterpoint.transport.process.launch import SHARED_TMPDIR
 
 SOCKET_NAME = "transport.sock"
 

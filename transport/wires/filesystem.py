@@ -25,12 +25,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from transport.codec import MAX_HEADER_BYTES, MAX_MESSAGE_BYTES, CodecError, file_buffers, read_frames
-from transport.files.atomic import Buffer, remove_directory, write_atomically
-from transport.files.lock import take_listener_lock
-from transport.files.shared_directory import make_shared
-from transport.wires.link import Arrived, Connected, Lost
-from transport.wires.receiver import Arrival
+from counterpoint.transport.codec import MAX_HEADER_BYTES, MAX_MESSAGE_BYTES, CodecError, file_buffers, read_frames
+from counterpoint.transport.files.atomic import Buffer, remove_directory, write_atomically
+from counterpoint.transport.files.lock import take_listener_lock
+from counterpoint.transport.files.shared_directory import make_shared
+from counterpoint.transport.wires.link import Arrived, Connected, Lost
+from counterpoint.transport.wires.receiver import Arrival
 
 logger = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import zmq
 
-from transport.errors import UserError
-from transport.files.atomic import write_atomically
-from transport.wires.endpoint import load_pair, load_public
+from counterpoint.transport.errors import UserError
+from counterpoint.transport.files.atomic import write_atomically
+from counterpoint.transport.wires.endpoint import load_pair, load_public
 
 TOKEN = "token"
 TRAINER, TRAINER_SECRET = "trainer.key", "trainer.key_secret"

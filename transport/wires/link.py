@@ -18,9 +18,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from transport import codec
-from transport.files.atomic import Buffer
-from transport.messages import (
+from counterpoint.transport import codec
+from counterpoint.transport.files.atomic import Buffer
+from counterpoint.transport.messages import (
     Acknowledged,
     Bye,
     Commit,
@@ -33,8 +33,8 @@ from transport.messages import (
     ToOrchestrator,
     Waiting,
 )
-from transport.outages import Kind, Outage, Outages
-from transport.process.priority import lower_own_priority
+from counterpoint.transport.outages import Kind, Outage, Outages
+from counterpoint.transport.process.priority import lower_own_priority
 
 logger = logging.getLogger(__name__)
 

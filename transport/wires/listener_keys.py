@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from transport.files.watched import Watched
-from transport.wires.endpoint import AuthorizingFiles, CurveKeys, load_authorized_keys, load_keys
+from counterpoint.transport.files.watched import Watched
+from counterpoint.transport.wires.endpoint import AuthorizingFiles, CurveKeys, load_authorized_keys, load_keys
 
 
 @dataclass(frozen=True, slots=True)

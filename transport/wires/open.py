@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from transport.config import TransportConfig
-from transport.messages import Hello
-from transport.outages import Outages
-from transport.validation import MAX_ARRAY_BYTES
-from transport.wires.base import BatchReceiver, TrainerLink
-from transport.wires.endpoint import resolve_address, watched_keys
-from transport.wires.filesystem import DirectoryConnection, DirectoryListener
-from transport.wires.link import Connection, ThreadedLink
-from transport.wires.listener_keys import listener_keys
-from transport.wires.receiver import Listener, Receiver
-from transport.wires.zmq_wire import ZmqConnection, ZmqListener
+from counterpoint.transport.config import TransportConfig
+from counterpoint.transport.messages import Hello
+from counterpoint.transport.outages import Outages
+from counterpoint.transport.validation import MAX_ARRAY_BYTES
+from counterpoint.transport.wires.base import BatchReceiver, TrainerLink
+from counterpoint.transport.wires.endpoint import resolve_address, watched_keys
+from counterpoint.transport.wires.filesystem import DirectoryConnection, DirectoryListener
+from counterpoint.transport.wires.link import Connection, ThreadedLink
+from counterpoint.transport.wires.listener_keys import listener_keys
+from counterpoint.transport.wires.receiver import Listener, Receiver
+from counterpoint.transport.wires.zmq_wire import ZmqConnection, ZmqListener
 
 EXCHANGE = "exchange"
 """Directory of the filesystem wire within the job's."""

@@ -15,14 +15,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from transport import codec
-from transport.codec import CodecError
-from transport.config import IDENTIFIER_PATTERN
-from transport.files.atomic import Buffer
-from transport.messages import Bye, Commit, Evicted, Hello, Ready, Rejected, ToOrchestrator, Waiting
-from transport.rate_limited_log import RateLimitedLog
-from transport.records import Batch
-from transport.wires.link import LINGER_SECONDS
+from counterpoint.transport import codec
+from counterpoint.transport.codec import CodecError
+from counterpoint.transport.config import IDENTIFIER_PATTERN
+from counterpoint.transport.files.atomic import Buffer
+from counterpoint.transport.messages import Bye, Commit, Evicted, Hello, Ready, Rejected, ToOrchestrator, Waiting
+from counterpoint.transport.rate_limited_log import RateLimitedLog
+from counterpoint.transport.records import Batch
+from counterpoint.transport.wires.link import LINGER_SECONDS
 
 logger = logging.getLogger(__name__)
 

@@ -23,16 +23,16 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils.monitor import recv_monitor_message
 
-from transport.codec import MAX_MESSAGE_BYTES, CodecError
-from transport.files.atomic import Buffer, as_bytes_view
-from transport.files.lock import take_listener_lock
-from transport.files.watched import Watched
-from transport.process.yield_gil import yielding_gil
-from transport.wires.endpoint import IPC, CurveKeys
-from transport.wires.link import Arrived, Connected, Lost
-from transport.wires.listener_keys import WatchedListenerKeys
-from transport.wires.receiver import Arrival
-from transport.wires.reconnecting import find_peer_soon
+from counterpoint.transport.codec import MAX_MESSAGE_BYTES, CodecError
+from counterpoint.transport.files.atomic import Buffer, as_bytes_view
+from counterpoint.transport.files.lock import take_listener_lock
+from counterpoint.transport.files.watched import Watched
+from counterpoint.transport.process.yield_gil import yielding_gil
+from counterpoint.transport.wires.endpoint import IPC, CurveKeys
+from counterpoint.transport.wires.link import Arrived, Connected, Lost
+from counterpoint.transport.wires.listener_keys import WatchedListenerKeys
+from counterpoint.transport.wires.receiver import Arrival
+from counterpoint.transport.wires.reconnecting import find_peer_soon
 
 logger = logging.getLogger(__name__)
 

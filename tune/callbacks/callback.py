@@ -16,12 +16,12 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tune.result import Result
-from tune.trial import Trial
+from counterpoint.tune.result import Result
+from counterpoint.tune.trial import Trial
 
 if TYPE_CHECKING:
-    from tune.checkpoint import Checkpoint
-    from tune.stoppers.stopper import Stopper
+    from counterpoint.tune.checkpoint import Checkpoint
+    from counterpoint.tune.stoppers.stopper import Stopper
 
 logger = logging.getLogger(__name__)
 

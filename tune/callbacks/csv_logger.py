@@ -13,10 +13,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tune.callbacks.logger_callback import LoggerCallback
-from tune.callbacks.numbered_lines import NumberedLines
-from tune.result import Result, flattened
-from tune.trial import Trial
+from counterpoint.tune.callbacks.logger_callback import LoggerCallback
+from counterpoint.tune.callbacks.numbered_lines import NumberedLines
+from counterpoint.tune.result import Result, flattened
+from counterpoint.tune.trial import Trial
 
 logger = logging.getLogger(__name__)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tune.callbacks.callback import Callback
-from tune.callbacks.csv_logger import CSVLoggerCallback
-from tune.callbacks.json_logger import JsonLoggerCallback
+from counterpoint.tune.callbacks.callback import Callback
+from counterpoint.tune.callbacks.csv_logger import CSVLoggerCallback
+from counterpoint.tune.callbacks.json_logger import JsonLoggerCallback
 
 
 def with_default_loggers(callbacks: Sequence[Callback] | None) -> list[Callback]:

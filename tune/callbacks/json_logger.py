@@ -7,11 +7,11 @@ from typing import Any
 
 import orjson
 
-from transport.files.atomic import write_atomically
-from tune.callbacks.logger_callback import LoggerCallback
-from tune.callbacks.numbered_lines import NumberedLines
-from tune.result import Result
-from tune.trial import Trial
+from counterpoint.transport.files.atomic import write_atomically
+from counterpoint.tune.callbacks.logger_callback import LoggerCallback
+from counterpoint.tune.callbacks.numbered_lines import NumberedLines
+from counterpoint.tune.result import Result
+from counterpoint.tune.trial import Trial
 
 PARAMS_FILE = "params.json"
 RESULT_FILE = "result.json"

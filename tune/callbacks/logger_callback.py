@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tune.callbacks.callback import Callback
-from tune.result import Result
-from tune.trial import Trial
+from counterpoint.tune.callbacks.callback import Callback
+from counterpoint.tune.result import Result
+from counterpoint.tune.trial import Trial
 
 
 class LoggerCallback(Callback):

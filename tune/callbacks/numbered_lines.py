@@ -10,7 +10,7 @@ import logging
 import os
 from pathlib import Path
 
-from transport.files.atomic import write_buffers
+from counterpoint.transport.files.atomic import write_buffers
 
 logger = logging.getLogger(__name__)
 

@@ -10,11 +10,11 @@ import math
 from pathlib import Path
 from typing import Any
 
-from job.tracking.event_files import library, open_writer
-from tune.callbacks.logger_callback import LoggerCallback
-from tune.errors import TuneError
-from tune.result import TIME_TOTAL_S, TIMESTEPS_TOTAL, TRAINING_ITERATION, Result, flattened
-from tune.trial import Trial
+from counterpoint.job.tracking.event_files import library, open_writer
+from counterpoint.tune.callbacks.logger_callback import LoggerCallback
+from counterpoint.tune.errors import TuneError
+from counterpoint.tune.result import TIME_TOTAL_S, TIMESTEPS_TOTAL, TRAINING_ITERATION, Result, flattened
+from counterpoint.tune.trial import Trial
 
 _NOT_SHOWN = {"config", "pid", "timestamp", TIME_TOTAL_S, TRAINING_ITERATION}
 _PREFIX = "ray/tune/"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tune.callbacks.logger_callback import LoggerCallback
-from tune.result import Result
-from tune.trial import Trial
+from counterpoint.tune.callbacks.logger_callback import LoggerCallback
+from counterpoint.tune.result import Result
+from counterpoint.tune.trial import Trial
 
 
 class TrialLoggers(LoggerCallback):

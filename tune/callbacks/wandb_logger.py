@@ -13,10 +13,10 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from tune.callbacks.logger_callback import LoggerCallback
-from tune.errors import TuneError
-from tune.result import TRAINING_ITERATION, Result, flattened
-from tune.trial import Trial
+from counterpoint.tune.callbacks.logger_callback import LoggerCallback
+from counterpoint.tune.errors import TuneError
+from counterpoint.tune.result import TRAINING_ITERATION, Result, flattened
+from counterpoint.tune.trial import Trial
 
 logger = logging.getLogger(__name__)
 

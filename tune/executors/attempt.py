@@ -15,11 +15,11 @@ from typing import Any, Protocol
 
 from pydantic import Field
 
-from transport.config import Config
-from transport.frames import BadFrame
-from tune.checkpoint import Checkpoint
-from tune.errors import TuneError
-from tune.executors.executor import (
+from counterpoint.transport.config import Config
+from counterpoint.transport.frames import BadFrame
+from counterpoint.tune.checkpoint import Checkpoint
+from counterpoint.tune.errors import TuneError
+from counterpoint.tune.executors.executor import (
     Completed,
     Event,
     Exported,
@@ -30,8 +30,8 @@ from tune.executors.executor import (
     Started,
     Stopped,
 )
-from tune.executors.raised import made_again
-from tune.trial import Trial
+from counterpoint.tune.executors.raised import made_again
+from counterpoint.tune.trial import Trial
 
 logger = logging.getLogger(__name__)
 

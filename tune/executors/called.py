@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tune.callbacks.trial_loggers import TrialLoggers
-from tune.checkpoint import Checkpoint
-from tune.errors import AbortTrialExecution, TuneError
-from tune.executors.executor import (
+from counterpoint.tune.callbacks.trial_loggers import TrialLoggers
+from counterpoint.tune.checkpoint import Checkpoint
+from counterpoint.tune.errors import AbortTrialExecution, TuneError
+from counterpoint.tune.executors.executor import (
     Completed,
     Event,
     EventExecutor,
@@ -29,10 +29,10 @@ from tune.executors.executor import (
     Started,
     Stopped,
 )
-from tune.executors.trial_executor import Source, as_checkpoint
-from tune.result import DONE, Result
-from tune.runner.trial_files import write_error
-from tune.trial import Trial
+from counterpoint.tune.executors.trial_executor import Source, as_checkpoint
+from counterpoint.tune.result import DONE, Result
+from counterpoint.tune.runner.trial_files import write_error
+from counterpoint.tune.trial import Trial
 
 logger = logging.getLogger(__name__)
 

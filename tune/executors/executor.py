@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from transport.files.atomic import remove_directory
-from tune.checkpoint import Checkpoint
-from tune.executors.trial_executor import TrialExecutor
-from tune.result import Result
-from tune.trial import Trial
+from counterpoint.transport.files.atomic import remove_directory
+from counterpoint.tune.checkpoint import Checkpoint
+from counterpoint.tune.executors.trial_executor import TrialExecutor
+from counterpoint.tune.result import Result
+from counterpoint.tune.trial import Trial
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from transport.process.launch import guarded
-from tune.executors.fork_server import MAX_PACKET, command
-from tune.executors.forked_here import ForkedHere
+from counterpoint.environments.import_path import search_working_directory
+from counterpoint.transport.process.launch import guarded
+from counterpoint.tune.executors.fork_server import MAX_PACKET, command
+from counterpoint.tune.executors.forked_here import ForkedHere
 
 END_SECONDS = 20.0
 """How long a guardian may take to kill everything below a fork server; it needs some milliseconds."""
@@ -151,4 +152,5 @@ def _started(module: str, cold: bool) -> tuple[subprocess.Popen[bytes], socket.s
 
 def search_path() -> list[str]:
     """Where this process finds modules, as another one started elsewhere finds them, too."""
+    search_working_directory()
     return [os.path.abspath(entry) for entry in sys.path]

@@ -32,9 +32,16 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
-from transport.process.launch import become_subreaper, die_with_parent, kill_all, kill_descendants, orphans, reap
-from tune.executors.trial_process import run_trial
-from tune.registry import load_module
+from counterpoint.transport.process.launch import (
+    become_subreaper,
+    die_with_parent,
+    kill_all,
+    kill_descendants,
+    orphans,
+    reap,
+)
+from counterpoint.tune.executors.trial_process import run_trial
+from counterpoint.tune.registry import load_module
 
 MAX_PACKET = 4096
 
@@ -225,7 +232,7 @@ def serve(control: int) -> None:
 def command(control: int, module: str, path: list[str], cold: bool = False) -> list[str]:
     """Returns the command that runs a fork server, to which the descriptor `control` is inherited."""
     given = json.dumps([control, module, path, cold])
-    return [sys.executable, "-P", "-m", "tune.executors.fork_server", given]
+    return [sys.executable, "-P", "-m", "counterpoint.tune.executors.fork_server", given]
 
 
 if __name__ == "__main__":

@@ -17,10 +17,10 @@ from contextlib import suppress
 from functools import partial
 from typing import NoReturn
 
-from transport.process.launch import die_with_parent, kill_descendants
-from tune.errors import TuneError
-from tune.executors.fork_server import CUDA, mind, serve, unfit_to_fork
-from tune.registry import closures
+from counterpoint.transport.process.launch import die_with_parent, kill_descendants
+from counterpoint.tune.errors import TuneError
+from counterpoint.tune.executors.fork_server import CUDA, mind, serve, unfit_to_fork
+from counterpoint.tune.registry import closures
 
 _WAITS = (
     ("threading.py", "wait"),

@@ -12,8 +12,8 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from transport.framed_maps import FramedMaps
-from transport.frames import BadFrame, Framing
+from counterpoint.transport.framed_maps import FramedMaps
+from counterpoint.transport.frames import BadFrame, Framing
 
 MAX_BYTES = 16 * 2**20
 """The size of one message: far more than a result or a config has."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tune.errors import TuneError
+from counterpoint.tune.errors import TuneError
 
 UNITS = 10_000
 """The units of one: one CPU, one GPU, one byte."""

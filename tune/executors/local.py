@@ -15,18 +15,18 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cluster.backends.local import visible_devices
-from cluster.exit_codes import describe_exit
-from transport.config import machine_memory
-from tune.executors.attempt import END, Attempt, Deadlines, ProcessLink
-from tune.executors.fork_client import ForkClient
-from tune.executors.forked_here import ForkedHere, reason_against_a_fork
-from tune.executors.frames import FrameChannel
-from tune.executors.ledger import Ledger
-from tune.executors.process_executor import ProcessTrialExecutor
-from tune.registry import CLOSURE, closures
-from tune.resources import Resources
-from tune.trial import Trial
+from counterpoint.cluster.backends.local import visible_devices
+from counterpoint.cluster.exit_codes import describe_exit
+from counterpoint.transport.config import machine_memory
+from counterpoint.tune.executors.attempt import END, Attempt, Deadlines, ProcessLink
+from counterpoint.tune.executors.fork_client import ForkClient
+from counterpoint.tune.executors.forked_here import ForkedHere, reason_against_a_fork
+from counterpoint.tune.executors.frames import FrameChannel
+from counterpoint.tune.executors.ledger import Ledger
+from counterpoint.tune.executors.process_executor import ProcessTrialExecutor
+from counterpoint.tune.registry import CLOSURE, closures
+from counterpoint.tune.resources import Resources
+from counterpoint.tune.trial import Trial
 
 TAIL_BYTES = 4096
 """How much of its standard error the message about a trial that died has."""

@@ -18,17 +18,17 @@ from typing import Any
 
 import msgpack
 
-from cluster.backends.base import Node
-from cluster.backends.ray_cluster import RayCluster
-from tune.errors import TuneError
-from tune.executors.attempt import END, Attempt, Deadlines, ProcessLink
-from tune.executors.frames import MESSAGES
-from tune.executors.ledger import Ledger
-from tune.executors.process_executor import ProcessTrialExecutor
-from tune.executors.ray_actor import TrialActor
-from tune.registry import CLOSURE, why_not_imported
-from tune.resources import Resources
-from tune.trial import Trial
+from counterpoint.cluster.backends.base import Node
+from counterpoint.cluster.backends.ray_cluster import RayCluster
+from counterpoint.tune.errors import TuneError
+from counterpoint.tune.executors.attempt import END, Attempt, Deadlines, ProcessLink
+from counterpoint.tune.executors.frames import MESSAGES
+from counterpoint.tune.executors.ledger import Ledger
+from counterpoint.tune.executors.process_executor import ProcessTrialExecutor
+from counterpoint.tune.executors.ray_actor import TrialActor
+from counterpoint.tune.registry import CLOSURE, why_not_imported
+from counterpoint.tune.resources import Resources
+from counterpoint.tune.trial import Trial
 
 CONNECT_SECONDS = 60.0
 

@@ -24,15 +24,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from transport.files.atomic import remove_directory, write_atomically
-from tune.checkpoint import Checkpoint
-from tune.errors import TuneError
-from tune.executors.executor import Event, EventExecutor, Failed, Reported, Saved, SaveFailed, Started, Stopped
-from tune.executors.trial_executor import TrialExecutor, as_checkpoint
-from tune.experiment import check_json
-from tune.resources import Resources
-from tune.trainable.values import json_dict
-from tune.trial import Trial
+from counterpoint.transport.files.atomic import remove_directory, write_atomically
+from counterpoint.tune.checkpoint import Checkpoint
+from counterpoint.tune.errors import TuneError
+from counterpoint.tune.executors.executor import (
+    Event,
+    EventExecutor,
+    Failed,
+    Reported,
+    Saved,
+    SaveFailed,
+    Started,
+    Stopped,
+)
+from counterpoint.tune.executors.trial_executor import TrialExecutor, as_checkpoint
+from counterpoint.tune.experiment import check_json
+from counterpoint.tune.resources import Resources
+from counterpoint.tune.trainable.values import json_dict
+from counterpoint.tune.trial import Trial
 
 logger = logging.getLogger(__name__)
 

@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tune.checkpoint import Checkpoint
-from tune.executors.attempt import Attempt, Deadlines, ProcessLink, require_free
-from tune.executors.called import CalledExecutor
-from tune.executors.executor import Event
-from tune.registry import environments, require_no_import, trainable_path
-from tune.trial import Trial
+from counterpoint.tune.checkpoint import Checkpoint
+from counterpoint.tune.executors.attempt import Attempt, Deadlines, ProcessLink, require_free
+from counterpoint.tune.executors.called import CalledExecutor
+from counterpoint.tune.executors.executor import Event
+from counterpoint.tune.registry import environments, require_no_import, trainable_path
+from counterpoint.tune.trial import Trial
 
 logger = logging.getLogger(__name__)
 

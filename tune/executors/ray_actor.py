@@ -15,11 +15,11 @@ import socket
 import subprocess
 import threading
 
-from cluster.exit_codes import describe_exit
-from transport.frames import BadFrame
-from transport.process.launch import guarded
-from tune.executors.frames import MESSAGES, receive
-from tune.executors.trial_process import command
+from counterpoint.cluster.exit_codes import describe_exit
+from counterpoint.transport.frames import BadFrame
+from counterpoint.transport.process.launch import guarded
+from counterpoint.tune.executors.frames import MESSAGES, receive
+from counterpoint.tune.executors.trial_process import command
 
 LONGEST_CRASH = 64 * 2**10
 

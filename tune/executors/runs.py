@@ -23,20 +23,20 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from job.configuration.load import merge
-from run.config import RunConfig
-from transport.errors import UserError
-from tune.checkpoint import Checkpoint
-from tune.errors import TuneError, on_one_line
-from tune.executors.called import CalledExecutor
-from tune.executors.executor import Event, Exported, Failed, SaveFailed
-from tune.resources import Resources
-from tune.runs.attempt import RunAttempt
-from tune.runs.exploit import IN_PLACE, START, CopyNote, changed_keys, note_copy, overridden_keys
-from tune.runs.host_job import HostJob
-from tune.runs.saved import SavedStep, read_saved
-from tune.runs.varied_run import VariedRun
-from tune.trial import Trial
+from counterpoint.job.configuration.load import merge
+from counterpoint.run.config import RunConfig
+from counterpoint.transport.errors import UserError
+from counterpoint.tune.checkpoint import Checkpoint
+from counterpoint.tune.errors import TuneError, on_one_line
+from counterpoint.tune.executors.called import CalledExecutor
+from counterpoint.tune.executors.executor import Event, Exported, Failed, SaveFailed
+from counterpoint.tune.resources import Resources
+from counterpoint.tune.runs.attempt import RunAttempt
+from counterpoint.tune.runs.exploit import IN_PLACE, START, CopyNote, changed_keys, note_copy, overridden_keys
+from counterpoint.tune.runs.host_job import HostJob
+from counterpoint.tune.runs.saved import SavedStep, read_saved
+from counterpoint.tune.runs.varied_run import VariedRun
+from counterpoint.tune.trial import Trial
 
 logger = logging.getLogger(__name__)
 

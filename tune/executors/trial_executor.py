@@ -13,11 +13,11 @@ from collections.abc import Callable
 from os import PathLike
 from typing import Any
 
-from tune.checkpoint import Checkpoint
-from tune.errors import TuneError
-from tune.resources import Resources
-from tune.result import Result
-from tune.trial import Trial
+from counterpoint.tune.checkpoint import Checkpoint
+from counterpoint.tune.errors import TuneError
+from counterpoint.tune.resources import Resources
+from counterpoint.tune.result import Result
+from counterpoint.tune.trial import Trial
 
 logger = logging.getLogger(__name__)
 

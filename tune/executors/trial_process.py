@@ -28,12 +28,12 @@ import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
-from transport.frames import BadFrame
-from tune.executors.frames import MESSAGES, receive
-from tune.executors.raised import as_data
-from tune.registry import adopt_environments, load
-from tune.trainable.functions import FunctionEnded, FunctionTrainable, require_export, trainable_class
-from tune.trainable.trainable import Trainable, TrialInfo
+from counterpoint.transport.frames import BadFrame
+from counterpoint.tune.executors.frames import MESSAGES, receive
+from counterpoint.tune.executors.raised import as_data
+from counterpoint.tune.registry import adopt_environments, load
+from counterpoint.tune.trainable.functions import FunctionEnded, FunctionTrainable, require_export, trainable_class
+from counterpoint.tune.trainable.trainable import Trainable, TrialInfo
 
 LONGEST_ERROR = 64 * 2**10
 """Characters of a traceback that are sent; the middle of a longer one is left out."""
@@ -234,7 +234,13 @@ def _be_ended_first() -> None:
 
 def command(connection: int, crash: int, path: list[str]) -> list[str]:
     """Returns the command of a trial's process that is not forked, to which the two descriptors are inherited."""
-    return [sys.executable, "-P", "-m", "tune.executors.trial_process", json.dumps([connection, crash, path])]
+    return [
+        sys.executable,
+        "-P",
+        "-m",
+        "counterpoint.tune.executors.trial_process",
+        json.dumps([connection, crash, path]),
+    ]
 
 
 if __name__ == "__main__":

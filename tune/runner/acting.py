@@ -9,12 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from transport.files.atomic import remove_directory
-from tune.callbacks.callback import Callbacks
-from tune.checkpoint import Checkpoint
-from tune.executors import executor as executors
-from tune.executors.executor import EventExecutor
-from tune.runner.events import (
+from counterpoint.transport.files.atomic import remove_directory
+from counterpoint.tune.callbacks.callback import Callbacks
+from counterpoint.tune.checkpoint import Checkpoint
+from counterpoint.tune.executors import executor as executors
+from counterpoint.tune.executors.executor import EventExecutor
+from counterpoint.tune.runner.events import (
     AskSearch,
     ContinueTraining,
     DeleteCheckpoint,
@@ -34,12 +34,12 @@ from tune.runner.events import (
     Warn,
     WriteError,
 )
-from tune.runner.machine import ExperimentMachine
-from tune.runner.resume import RemoteCopy, Sync
-from tune.runner.search_thread import SearchThread
-from tune.runner.trial_files import write_error
-from tune.stoppers.stopper import Stopper
-from tune.trial import Trial
+from counterpoint.tune.runner.machine import ExperimentMachine
+from counterpoint.tune.runner.resume import RemoteCopy, Sync
+from counterpoint.tune.runner.search_thread import SearchThread
+from counterpoint.tune.runner.trial_files import write_error
+from counterpoint.tune.stoppers.stopper import Stopper
+from counterpoint.tune.trial import Trial
 
 logger = logging.getLogger(__name__)
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import msgpack
 
-from tune.checkpoint import Checkpoint
-from tune.errors import TuneError
-from tune.executors import executor
-from tune.resources import Resources
-from tune.runner import events
-from tune.runner.events import Event
-from tune.trial import TRAINABLE_OF_RUNS, Trial
+from counterpoint.tune.checkpoint import Checkpoint
+from counterpoint.tune.errors import TuneError
+from counterpoint.tune.executors import executor
+from counterpoint.tune.resources import Resources
+from counterpoint.tune.runner import events
+from counterpoint.tune.runner.events import Event
+from counterpoint.tune.trial import TRAINABLE_OF_RUNS, Trial
 
 _CLASSES = {
     kind.__name__: kind

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from tune.checkpoint import Checkpoint
-from tune.executors import executor
-from tune.result import Result
-from tune.trial import Trial
+from counterpoint.tune.checkpoint import Checkpoint
+from counterpoint.tune.executors import executor
+from counterpoint.tune.result import Result
+from counterpoint.tune.trial import Trial
 
 # --- events ---
 

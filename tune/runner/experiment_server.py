@@ -12,9 +12,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from transport.process.child import NoLineError, end_guarded, line_of
-from transport.process.launch import guarded
-from tune.errors import TuneError, on_one_line
+from counterpoint.transport.process.child import NoLineError, end_guarded, line_of
+from counterpoint.transport.process.launch import guarded
+from counterpoint.tune.errors import TuneError, on_one_line
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class ExperimentServer:
             raise TuneError(f"server_port = {port}, and there is no local_checkpoint_dir whose files could be served")
         if not 0 <= port <= 65535:
             raise TuneError(f"server_port = {port}: expected 0 to 65535")
-        command = [sys.executable, "-P", "-m", "cli.main", "serve", str(directory), "--port", str(port)]
+        command = [sys.executable, "-P", "-m", "counterpoint.cli.main", "serve", str(directory), "--port", str(port)]
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - for as long as the process
         self._process = subprocess.Popen(
             guarded(command),

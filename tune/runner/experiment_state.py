@@ -11,13 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from transport.files.format_number import check_format
-from tune.errors import TuneError
-from tune.runner import codec
-from tune.runner.events import Event, Instruction
-from tune.runner.journal import ExperimentJournal
-from tune.runner.machine import ExperimentMachine
-from tune.runner.machine_state import restore, state_of
+from counterpoint.transport.files.format_number import check_format
+from counterpoint.tune.errors import TuneError
+from counterpoint.tune.runner import codec
+from counterpoint.tune.runner.events import Event, Instruction
+from counterpoint.tune.runner.journal import ExperimentJournal
+from counterpoint.tune.runner.machine import ExperimentMachine
+from counterpoint.tune.runner.machine_state import restore, state_of
 
 FORMAT = 1
 

@@ -17,10 +17,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from transport.files.atomic import write_atomically
-from transport.files.checked_entries import DamagedEntry, EntryFile, head_of, read_entries, read_entry_file
-from transport.files.lock import holder_of, take_lock
-from tune.errors import TuneError
+from counterpoint.transport.files.atomic import write_atomically
+from counterpoint.transport.files.checked_entries import DamagedEntry, EntryFile, head_of, read_entries, read_entry_file
+from counterpoint.transport.files.lock import holder_of, take_lock
+from counterpoint.tune.errors import TuneError
 
 LOCK_NAME = "experiment.lock"
 LOCK_SECONDS = 10.0

@@ -6,9 +6,9 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 
-from tune.checkpoint import Checkpoint
-from tune.result import lookup
-from tune.trial import Trial
+from counterpoint.tune.checkpoint import Checkpoint
+from counterpoint.tune.result import lookup
+from counterpoint.tune.trial import Trial
 
 
 class KeptCheckpoints:

@@ -25,10 +25,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tune.checkpoint import Checkpoint
-from tune.executors.executor import Completed, Failed, Saved, SaveFailed, Started, Stopped
-from tune.result import DONE, SHOULD_CHECKPOINT, TRAINING_ITERATION, Result, lookup, what_it_has
-from tune.runner.events import (
+from counterpoint.tune.checkpoint import Checkpoint
+from counterpoint.tune.executors.executor import Completed, Failed, Saved, SaveFailed, Started, Stopped
+from counterpoint.tune.result import DONE, SHOULD_CHECKPOINT, TRAINING_ITERATION, Result, lookup, what_it_has
+from counterpoint.tune.runner.events import (
     ATTEMPT_EVENTS,
     CannotRun,
     ContinueTraining,
@@ -54,13 +54,13 @@ from tune.runner.events import (
     Warn,
     WriteError,
 )
-from tune.runner.kept_checkpoints import KeptCheckpoints
-from tune.runner.progress import HeldResult, Phase, Progress
-from tune.runner.search_side import SearchSide
-from tune.runner.transfers import Transfers
-from tune.runner.trial_table import TrialTable
-from tune.schedulers.scheduler import TrialScheduler
-from tune.trial import Trial
+from counterpoint.tune.runner.kept_checkpoints import KeptCheckpoints
+from counterpoint.tune.runner.progress import HeldResult, Phase, Progress
+from counterpoint.tune.runner.search_side import SearchSide
+from counterpoint.tune.runner.transfers import Transfers
+from counterpoint.tune.runner.trial_table import TrialTable
+from counterpoint.tune.schedulers.scheduler import TrialScheduler
+from counterpoint.tune.trial import Trial
 
 
 class ExperimentMachine(Transfers):

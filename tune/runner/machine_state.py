@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from tune.checkpoint import Checkpoint
-from tune.runner.codec import checkpoint_of, trial_of
-from tune.runner.events import TellComplete, TellResult
-from tune.runner.machine import ExperimentMachine
-from tune.runner.progress import Exploit, HeldResult, Phase, Progress
+from counterpoint.tune.checkpoint import Checkpoint
+from counterpoint.tune.runner.codec import checkpoint_of, trial_of
+from counterpoint.tune.runner.events import TellComplete, TellResult
+from counterpoint.tune.runner.machine import ExperimentMachine
+from counterpoint.tune.runner.progress import Exploit, HeldResult, Phase, Progress
 
 
 def state_of(machine: ExperimentMachine) -> dict[str, Any]:

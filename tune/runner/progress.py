@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from tune.checkpoint import Checkpoint
-from tune.result import Result
+from counterpoint.tune.checkpoint import Checkpoint
+from counterpoint.tune.result import Result
 
 
 class Phase(StrEnum):

@@ -7,15 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tune.checkpoint import Checkpoint
-from tune.result import TRAINING_ITERATION, Result
-from tune.runner.events import DeleteCheckpoint, Instruction, Warn
-from tune.runner.kept_checkpoints import KeptCheckpoints
-from tune.runner.progress import Exploit, Phase, Progress
-from tune.runner.search_side import SearchSide
-from tune.runner.trial_table import TrialTable
-from tune.schedulers.scheduler import TrialScheduler
-from tune.trial import Trial
+from counterpoint.tune.checkpoint import Checkpoint
+from counterpoint.tune.result import TRAINING_ITERATION, Result
+from counterpoint.tune.runner.events import DeleteCheckpoint, Instruction, Warn
+from counterpoint.tune.runner.kept_checkpoints import KeptCheckpoints
+from counterpoint.tune.runner.progress import Exploit, Phase, Progress
+from counterpoint.tune.runner.search_side import SearchSide
+from counterpoint.tune.runner.trial_table import TrialTable
+from counterpoint.tune.schedulers.scheduler import TrialScheduler
+from counterpoint.tune.trial import Trial
 
 
 class Requests:

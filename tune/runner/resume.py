@@ -9,10 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-from transport.files.atomic import remove_directory, write_atomically
-from tune.errors import TuneError
-from tune.runner.experiment_server import TOKENS
-from tune.runner.journal import LOCK_NAME, holds_experiment
+from counterpoint.transport.files.atomic import remove_directory, write_atomically
+from counterpoint.tune.errors import TuneError
+from counterpoint.tune.runner.experiment_server import TOKENS
+from counterpoint.tune.runner.journal import LOCK_NAME, holds_experiment
 
 Resume = bool | Literal["LOCAL", "REMOTE", "PROMPT", "ERRORED_ONLY", "AUTO"]
 

@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-from tune.result import Result
-from tune.runner.events import AskSearch, TellComplete, TellResult, TrialsProposed
+from counterpoint.tune.result import Result
+from counterpoint.tune.runner.events import AskSearch, TellComplete, TellResult, TrialsProposed
 
 
 class SearchSide:

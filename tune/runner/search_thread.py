@@ -11,10 +11,10 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from tune.errors import TuneError
-from tune.runner.events import SearchSaved, TellComplete, TellResult, TrialsProposed
-from tune.search.search_alg import SearchAlg
-from tune.trial import Trial
+from counterpoint.tune.errors import TuneError
+from counterpoint.tune.runner.events import SearchSaved, TellComplete, TellResult, TrialsProposed
+from counterpoint.tune.search.search_alg import SearchAlg
+from counterpoint.tune.trial import Trial
 
 ASK_AGAIN_SECONDS = 0.5
 """Between two tries while the algorithm has nothing to propose and hears of nothing."""

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tune.callbacks.callback import Callback
-from tune.errors import in_one_line
-from tune.result import TRAINING_ITERATION, Result, lookup
-from tune.trial import Trial
+from counterpoint.tune.callbacks.callback import Callback
+from counterpoint.tune.errors import in_one_line
+from counterpoint.tune.result import TRAINING_ITERATION, Result, lookup
+from counterpoint.tune.trial import Trial
 
 SECONDS = 10.0
 """Between two lines of status."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from tune.checkpoint import Checkpoint
-from tune.result import TRAINING_ITERATION, Result, what_it_has
-from tune.runner.events import DeleteCheckpoint, Notify, ResetTrial, Warn
-from tune.runner.kept_checkpoints import score
-from tune.runner.progress import Phase, Progress
-from tune.runner.requests import Requests
-from tune.trial import Trial
+from counterpoint.tune.checkpoint import Checkpoint
+from counterpoint.tune.result import TRAINING_ITERATION, Result, what_it_has
+from counterpoint.tune.runner.events import DeleteCheckpoint, Notify, ResetTrial, Warn
+from counterpoint.tune.runner.kept_checkpoints import score
+from counterpoint.tune.runner.progress import Phase, Progress
+from counterpoint.tune.runner.requests import Requests
+from counterpoint.tune.trial import Trial
 
 
 class Transfers(Requests):

@@ -10,9 +10,9 @@ from typing import Any
 
 import orjson
 
-from transport.files.atomic import write_atomically
-from transport.files.untrusted import UntrustedFileError, read_json
-from tune.trial import Trial
+from counterpoint.transport.files.atomic import write_atomically
+from counterpoint.transport.files.untrusted import UntrustedFileError, read_json
+from counterpoint.tune.trial import Trial
 
 STATE_FILE = "experiment_state.json"
 """The trials as JSON, for people and tools; the runner itself resumes from the journal."""

@@ -17,18 +17,18 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
-from tune.callbacks.callback import Callback, Callbacks
-from tune.callbacks.trial_loggers import TrialLoggers
-from tune.errors import TuneError
-from tune.executors import executor as executors
-from tune.executors.executor import EventExecutor
-from tune.executors.local import LocalTrialExecutor
-from tune.executors.polled import for_runner
-from tune.executors.trial_executor import TrialExecutor
-from tune.result import Result
-from tune.runner import codec
-from tune.runner.acting import Acting
-from tune.runner.events import (
+from counterpoint.tune.callbacks.callback import Callback, Callbacks
+from counterpoint.tune.callbacks.trial_loggers import TrialLoggers
+from counterpoint.tune.errors import TuneError
+from counterpoint.tune.executors import executor as executors
+from counterpoint.tune.executors.executor import EventExecutor
+from counterpoint.tune.executors.local import LocalTrialExecutor
+from counterpoint.tune.executors.polled import for_runner
+from counterpoint.tune.executors.trial_executor import TrialExecutor
+from counterpoint.tune.result import Result
+from counterpoint.tune.runner import codec
+from counterpoint.tune.runner.acting import Acting
+from counterpoint.tune.runner.events import (
     CannotRun,
     Event,
     Opened,
@@ -40,18 +40,18 @@ from tune.runner.events import (
     TrialAdded,
     TrialStopRequested,
 )
-from tune.runner.experiment_server import ExperimentServer
-from tune.runner.experiment_state import DurableExperiment
-from tune.runner.machine import ExperimentMachine
-from tune.runner.resume import Resume, copy_experiment, prepare
-from tune.runner.search_thread import SearchThread, failed, tell
-from tune.runner.status_lines import StatusLines
-from tune.runner.trial_files import read_runner_state, write_state
-from tune.schedulers.scheduler import TrialScheduler
-from tune.search.json_values import as_json
-from tune.search.search_alg import NoSearch, SearchAlg
-from tune.stoppers.stopper import Stopper
-from tune.trial import Trial
+from counterpoint.tune.runner.experiment_server import ExperimentServer
+from counterpoint.tune.runner.experiment_state import DurableExperiment
+from counterpoint.tune.runner.machine import ExperimentMachine
+from counterpoint.tune.runner.resume import Resume, copy_experiment, prepare
+from counterpoint.tune.runner.search_thread import SearchThread, failed, tell
+from counterpoint.tune.runner.status_lines import StatusLines
+from counterpoint.tune.runner.trial_files import read_runner_state, write_state
+from counterpoint.tune.schedulers.scheduler import TrialScheduler
+from counterpoint.tune.search.json_values import as_json
+from counterpoint.tune.search.search_alg import NoSearch, SearchAlg
+from counterpoint.tune.stoppers.stopper import Stopper
+from counterpoint.tune.trial import Trial
 
 logger = logging.getLogger(__name__)
 

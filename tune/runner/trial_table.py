@@ -6,9 +6,9 @@ from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Collection, Iterable
 
-from tune.runner.events import needs_of
-from tune.runner.progress import Progress
-from tune.trial import LONGEST_DIRECTORY_NAME, Trial
+from counterpoint.tune.runner.events import needs_of
+from counterpoint.tune.runner.progress import Progress
+from counterpoint.tune.trial import LONGEST_DIRECTORY_NAME, Trial
 
 
 class TrialTable:

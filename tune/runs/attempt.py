@@ -11,22 +11,22 @@ import time
 from pathlib import Path
 from typing import Any
 
-from job.directory import orchestrator_of
-from job.join import check_joins
-from job.population.exploit import outcome, request_save
-from job.run_state import committed_steps
-from run.config import RunConfig
-from transport.configuration.toml_file import Table
-from transport.errors import UserError
-from tune.checkpoint import Checkpoint
-from tune.errors import on_one_line
-from tune.executors.executor import Completed, Event, Failed, Reported, Saved, SaveFailed, Started, Stopped
-from tune.result import Result
-from tune.runs.exploit import CopyNote, Exploit
-from tune.runs.host_job import HostJob
-from tune.runs.orchestrator_process import OrchestratorProcess
-from tune.runs.result_lines import ResultLines
-from tune.runs.saved import SavedStep, forget_unnamed, newest_durable, write_saved
+from counterpoint.job.directory import orchestrator_of
+from counterpoint.job.join import check_joins
+from counterpoint.job.population.exploit import outcome, request_save
+from counterpoint.job.run_state import committed_steps
+from counterpoint.run.config import RunConfig
+from counterpoint.transport.configuration.toml_file import Table
+from counterpoint.transport.errors import UserError
+from counterpoint.tune.checkpoint import Checkpoint
+from counterpoint.tune.errors import on_one_line
+from counterpoint.tune.executors.executor import Completed, Event, Failed, Reported, Saved, SaveFailed, Started, Stopped
+from counterpoint.tune.result import Result
+from counterpoint.tune.runs.exploit import CopyNote, Exploit
+from counterpoint.tune.runs.host_job import HostJob
+from counterpoint.tune.runs.orchestrator_process import OrchestratorProcess
+from counterpoint.tune.runs.result_lines import ResultLines
+from counterpoint.tune.runs.saved import SavedStep, forget_unnamed, newest_durable, write_saved
 
 logger = logging.getLogger(__name__)
 

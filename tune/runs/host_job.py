@@ -17,14 +17,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from cluster.exit_codes import describe_exit
-from cluster.process import last_lines
-from job.check import SAFE_PATH
-from job.configuration.layers import variable
-from job.directory import JOB_FILE, is_running, living_runs, runs_at_once
-from job.processes_file import read_workers
-from transport.errors import UserError
-from transport.process.child import own_environment
+from counterpoint.cluster.exit_codes import describe_exit
+from counterpoint.cluster.process import last_lines
+from counterpoint.job.check import SAFE_PATH
+from counterpoint.job.configuration.layers import variable
+from counterpoint.job.directory import JOB_FILE, is_running, living_runs, runs_at_once
+from counterpoint.job.processes_file import read_workers
+from counterpoint.transport.errors import UserError
+from counterpoint.transport.process.child import own_environment
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class HostJob:
         command = [
             sys.executable,
             "-m",
-            "cli.main",
+            "counterpoint.cli.main",
             "run",
             str(self._file),
             "--output_dir",
@@ -78,7 +78,7 @@ class HostJob:
             *resume,
         ]
         allowed = {variable("trainer.allowed_imports"): json.dumps(self._imports)} if self._imports else {}
-        tied = [sys.executable, "-P", "-m", "tune.runs.tied_command", str(os.getpid()), *command]
+        tied = [sys.executable, "-P", "-m", "counterpoint.tune.runs.tied_command", str(os.getpid()), *command]
         self.log_file.parent.mkdir(parents=True, exist_ok=True)
         with open(self.log_file, "ab") as log:
             self._process = subprocess.Popen(

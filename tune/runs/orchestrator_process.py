@@ -12,16 +12,16 @@ from pathlib import Path
 
 import tomli_w
 
-from cluster.exit_codes import describe_exit
-from cluster.process import Command, Process, last_lines
-from job.check import SAFE_PATH
-from job.run_state import exclusion_of
-from run.config import RunConfig
-from transport.configuration.toml_file import Table
-from transport.errors import UserError
-from transport.files.atomic import write_atomically
-from transport.process.launch import exit_code_of
-from tune.errors import on_one_line
+from counterpoint.cluster.exit_codes import describe_exit
+from counterpoint.cluster.process import Command, Process, last_lines
+from counterpoint.job.check import SAFE_PATH
+from counterpoint.job.run_state import exclusion_of
+from counterpoint.run.config import RunConfig
+from counterpoint.transport.configuration.toml_file import Table
+from counterpoint.transport.errors import UserError
+from counterpoint.transport.files.atomic import write_atomically
+from counterpoint.transport.process.launch import exit_code_of
+from counterpoint.tune.errors import on_one_line
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ REASON = re.compile(r"^(?:counterpoint: error: |\S+ \S+ (?:ERROR|CRITICAL) +)")
 """How a line of its output begins that says why it ends; the lines below may belong to it."""
 
 
-PROGRAM: tuple[str, ...] = (sys.executable, "-m", "cli.main", "orchestrator")
+PROGRAM: tuple[str, ...] = (sys.executable, "-m", "counterpoint.cli.main", "orchestrator")
 
 
 class OrchestratorProcess:

@@ -6,9 +6,9 @@ import logging
 from collections import deque
 from pathlib import Path
 
-from job.inspection.metrics_lines import Follower, Line
-from transport.files.untrusted import UntrustedFileError
-from tune.result import (
+from counterpoint.job.inspection.metrics_lines import Follower, Line
+from counterpoint.transport.files.untrusted import UntrustedFileError
+from counterpoint.tune.result import (
     DONE,
     EPISODES_THIS_ITER,
     TIME_THIS_ITER_S,

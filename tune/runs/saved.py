@@ -11,10 +11,10 @@ from pathlib import Path
 
 import orjson
 
-from job.population.exploit import durable_steps, forget_saved
-from transport.files.atomic import published_steps, write_atomically
-from transport.files.untrusted import UntrustedFileError, read_json
-from tune.errors import TuneError
+from counterpoint.job.population.exploit import durable_steps, forget_saved
+from counterpoint.transport.files.atomic import published_steps, write_atomically
+from counterpoint.transport.files.untrusted import UntrustedFileError, read_json
+from counterpoint.tune.errors import TuneError
 
 FILE = "run.json"
 MAX_BYTES = 2**16

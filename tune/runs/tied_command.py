@@ -1,5 +1,6 @@
-"""Executes a command that is killed with the process that started it: `python -m tune.runs.tied_command PARENT COMMAND...`.
+"""Executes a command that is killed with the process that started it.
 
+`python -m counterpoint.tune.runs.tied_command PARENT COMMAND...` starts it.
 A guardian (`transport/process/launch.py`) would also kill what is below the command. Here the command is `counterpoint run`,
 and its roles are to outlive it for the lease of their agent, so that `counterpoint run --resume` takes them over.
 """
@@ -10,7 +11,7 @@ import os
 import signal
 import sys
 
-from transport.process.launch import die_with_parent
+from counterpoint.transport.process.launch import die_with_parent
 
 if __name__ == "__main__":
     die_with_parent(signal.SIGKILL, int(sys.argv[1]))

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from job.check import check_run
-from job.configuration.load import merge
-from job.join import values_of_job
-from job.sweep.grid import with_value_at
-from run.config import RunConfig
-from transport.configuration.explain import validate
-from transport.configuration.schema import ITEM, keys_of, nearest
-from transport.configuration.toml_file import Table
-from transport.errors import UserError
-from tune.trial import Trial
+from counterpoint.job.check import check_run
+from counterpoint.job.configuration.load import merge
+from counterpoint.job.join import values_of_job
+from counterpoint.job.sweep.grid import with_value_at
+from counterpoint.run.config import RunConfig
+from counterpoint.transport.configuration.explain import validate
+from counterpoint.transport.configuration.schema import ITEM, keys_of, nearest
+from counterpoint.transport.configuration.toml_file import Table
+from counterpoint.transport.errors import UserError
+from counterpoint.tune.trial import Trial
 
 RESERVED = ("run_id", "output_dir", "resume")
 """Keys that the tuner sets, and no trial may."""

@@ -11,11 +11,11 @@ from bisect import bisect_right
 from itertools import accumulate
 from typing import Any
 
-from tune.result import Result
-from tune.schedulers.metric_scheduler import MetricScheduler, draws_from_json, draws_to_json
-from tune.schedulers.running_quantile import RunningQuantile
-from tune.schedulers.scheduler import Trials
-from tune.trial import Trial
+from counterpoint.tune.result import Result
+from counterpoint.tune.schedulers.metric_scheduler import MetricScheduler, draws_from_json, draws_to_json
+from counterpoint.tune.schedulers.running_quantile import RunningQuantile
+from counterpoint.tune.schedulers.scheduler import Trials
+from counterpoint.tune.trial import Trial
 
 
 class AsyncHyperBandScheduler(MetricScheduler):

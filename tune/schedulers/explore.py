@@ -8,9 +8,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from tune.errors import TuneError
-from tune.search.spaces import Domain, Function
-from tune.search.variants import copied
+from counterpoint.tune.errors import TuneError
+from counterpoint.tune.search.spaces import Domain, Function
+from counterpoint.tune.search.variants import copied
 
 Mutations = dict[str, Any]
 """By key of the configuration: a list, a domain, a function without arguments, or a dict of the same for nested keys."""

@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tune.result import Result
-from tune.schedulers.hyperband_bracket import Bracket, first_milestone
-from tune.schedulers.metric_scheduler import MetricScheduler
-from tune.schedulers.scheduler import Trials
-from tune.trial import Trial
+from counterpoint.tune.result import Result
+from counterpoint.tune.schedulers.hyperband_bracket import Bracket, first_milestone
+from counterpoint.tune.schedulers.metric_scheduler import MetricScheduler
+from counterpoint.tune.schedulers.scheduler import Trials
+from counterpoint.tune.trial import Trial
 
 
 class HyperBandScheduler(MetricScheduler):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tune.schedulers.metric_scheduler import number_from_json, number_to_json
+from counterpoint.tune.schedulers.metric_scheduler import number_from_json, number_to_json
 
 
 class Bracket:

@@ -11,10 +11,10 @@ from bisect import bisect_left, bisect_right
 from statistics import median
 from typing import Any
 
-from tune.result import Result
-from tune.schedulers.metric_scheduler import MetricScheduler, number_from_json, number_to_json
-from tune.schedulers.scheduler import Trials
-from tune.trial import Trial
+from counterpoint.tune.result import Result
+from counterpoint.tune.schedulers.metric_scheduler import MetricScheduler, number_from_json, number_to_json
+from counterpoint.tune.schedulers.scheduler import Trials
+from counterpoint.tune.trial import Trial
 
 
 class MedianStoppingRule(MetricScheduler):

@@ -10,10 +10,10 @@ import math
 import random
 from typing import Any
 
-from tune.errors import TuneError
-from tune.result import DONE, Result, lookup, what_it_has
-from tune.schedulers.scheduler import Trials, TrialScheduler
-from tune.trial import Trial
+from counterpoint.tune.errors import TuneError
+from counterpoint.tune.result import DONE, Result, lookup, what_it_has
+from counterpoint.tune.schedulers.scheduler import Trials, TrialScheduler
+from counterpoint.tune.trial import Trial
 
 logger = logging.getLogger(__name__)
 

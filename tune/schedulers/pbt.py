@@ -11,19 +11,19 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tune.callbacks.callback import Callback
-from tune.checkpoint import Checkpoint
-from tune.errors import TuneError
-from tune.registry import load
-from tune.result import Result
-from tune.schedulers.explore import Mutations, check_mutations, draw, explore
-from tune.schedulers.metric_scheduler import MetricScheduler, draws_from_json, draws_to_json
-from tune.schedulers.policy_log import Policy, PolicyLog
-from tune.schedulers.population import Member, Population
-from tune.schedulers.scheduler import Trials
-from tune.search.json_values import as_json
-from tune.search.variants import copied, format_vars
-from tune.trial import Trial
+from counterpoint.tune.callbacks.callback import Callback
+from counterpoint.tune.checkpoint import Checkpoint
+from counterpoint.tune.errors import TuneError
+from counterpoint.tune.registry import load
+from counterpoint.tune.result import Result
+from counterpoint.tune.schedulers.explore import Mutations, check_mutations, draw, explore
+from counterpoint.tune.schedulers.metric_scheduler import MetricScheduler, draws_from_json, draws_to_json
+from counterpoint.tune.schedulers.policy_log import Policy, PolicyLog
+from counterpoint.tune.schedulers.population import Member, Population
+from counterpoint.tune.schedulers.scheduler import Trials
+from counterpoint.tune.search.json_values import as_json
+from counterpoint.tune.search.variants import copied, format_vars
+from counterpoint.tune.trial import Trial
 
 
 class PopulationBasedTraining(MetricScheduler):

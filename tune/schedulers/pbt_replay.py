@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tune.errors import TuneError
-from tune.result import TRAINING_ITERATION, Result
-from tune.schedulers.scheduler import Trials, TrialScheduler
-from tune.search.variants import format_vars
-from tune.trial import Trial
+from counterpoint.tune.errors import TuneError
+from counterpoint.tune.result import TRAINING_ITERATION, Result
+from counterpoint.tune.schedulers.scheduler import Trials, TrialScheduler
+from counterpoint.tune.search.variants import format_vars
+from counterpoint.tune.trial import Trial
 
 Change = tuple[int, dict[str, Any]]
 """The iteration from which on it holds, and the configuration that holds then."""

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from transport.files.atomic import write_atomically
-from tune.callbacks.callback import Callback
-from tune.trial import Trial
+from counterpoint.transport.files.atomic import write_atomically
+from counterpoint.tune.callbacks.callback import Callback
+from counterpoint.tune.trial import Trial
 
 Row = list[Any]
 

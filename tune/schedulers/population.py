@@ -8,8 +8,8 @@ from bisect import bisect_left, insort
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tune.checkpoint import Checkpoint
-from tune.schedulers.metric_scheduler import number_from_json, number_to_json
+from counterpoint.tune.checkpoint import Checkpoint
+from counterpoint.tune.schedulers.metric_scheduler import number_from_json, number_to_json
 
 
 @dataclass

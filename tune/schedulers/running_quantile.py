@@ -6,7 +6,7 @@ import math
 from heapq import heappush, heapreplace
 from typing import Any
 
-from tune.schedulers.metric_scheduler import number_from_json, number_to_json
+from counterpoint.tune.schedulers.metric_scheduler import number_from_json, number_to_json
 
 
 class RunningQuantile:

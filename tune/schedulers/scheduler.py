@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any, Protocol
 
-from tune.callbacks.callback import Callback
-from tune.checkpoint import Checkpoint
-from tune.result import DEFAULT_METRIC, Result
-from tune.trial import Trial
+from counterpoint.tune.callbacks.callback import Callback
+from counterpoint.tune.checkpoint import Checkpoint
+from counterpoint.tune.result import DEFAULT_METRIC, Result
+from counterpoint.tune.trial import Trial
 
 
 class Trials(Protocol):

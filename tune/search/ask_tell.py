@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tune.errors import TuneError
-from tune.result import Result
-from tune.search.json_values import as_json
-from tune.search.searcher import Searcher, objectives, values_in
+from counterpoint.tune.errors import TuneError
+from counterpoint.tune.result import Result
+from counterpoint.tune.search.json_values import as_json
+from counterpoint.tune.search.searcher import Searcher, objectives, values_in
 
 
 class AskTellSearch(Searcher):

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from tune.errors import TuneError
-from tune.result import Result
-from tune.search.json_values import as_json
-from tune.search.search_alg import Proposable, SearchAlg
-from tune.search.space_check import check_same_space, describe
-from tune.search.variants import Path, copied, count_variants, flat_name, format_vars, variants, with_point
-from tune.trial import Trial
+from counterpoint.tune.errors import TuneError
+from counterpoint.tune.result import Result
+from counterpoint.tune.search.json_values import as_json
+from counterpoint.tune.search.search_alg import Proposable, SearchAlg
+from counterpoint.tune.search.space_check import check_same_space, describe
+from counterpoint.tune.search.variants import Path, copied, count_variants, flat_name, format_vars, variants, with_point
+from counterpoint.tune.trial import Trial
 
 
 class BasicVariantGenerator(SearchAlg):

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tune.errors import TuneError
-from tune.search.ask_tell import AskTellSearch
-from tune.search.basic_variant import BasicVariantGenerator
-from tune.search.generator import SearchGenerator
-from tune.search.search_alg import SearchAlg
-from tune.search.searcher import Searcher
+from counterpoint.tune.errors import TuneError
+from counterpoint.tune.search.ask_tell import AskTellSearch
+from counterpoint.tune.search.basic_variant import BasicVariantGenerator
+from counterpoint.tune.search.generator import SearchGenerator
+from counterpoint.tune.search.search_alg import SearchAlg
+from counterpoint.tune.search.searcher import Searcher
 
 
 def create_searcher(name: str, **options: Any) -> SearchAlg | Searcher:
@@ -49,6 +49,6 @@ def as_search_alg(search: Any) -> SearchAlg:
 
 
 def _optuna(**options: Any) -> Searcher:
-    from tune.search.optuna_search import OptunaSearch
+    from counterpoint.tune.search.optuna_search import OptunaSearch
 
     return OptunaSearch(**options)

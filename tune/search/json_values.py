@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tune.errors import TuneError
+from counterpoint.tune.errors import TuneError
 
 
 def as_json(value: Any, where: str = "config") -> Any:

@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from tune.errors import TuneError
-from tune.result import Result
-from tune.search.searcher import Searcher, objectives, values_in
-from tune.search.spaces import Categorical, Domain, Float, Function, Integer
-from tune.search.variants import Path, copied, flat_name, unresolved, value_at
+from counterpoint.tune.errors import TuneError
+from counterpoint.tune.result import Result
+from counterpoint.tune.search.searcher import Searcher, objectives, values_in
+from counterpoint.tune.search.spaces import Categorical, Domain, Float, Function, Integer
+from counterpoint.tune.search.variants import Path, copied, flat_name, unresolved, value_at
 
 SAMPLERS = {
     "tpe": "TPESampler",

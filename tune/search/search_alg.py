@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from tune.errors import TuneError
-from tune.result import Result
-from tune.trial import Trial
+from counterpoint.tune.errors import TuneError
+from counterpoint.tune.result import Result
+from counterpoint.tune.trial import Trial
 
 
 class Proposable(Protocol):

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tune.errors import TuneError
-from tune.result import DEFAULT_METRIC, Result, lookup
+from counterpoint.tune.errors import TuneError
+from counterpoint.tune.result import DEFAULT_METRIC, Result, lookup
 
 FINISHED = "FINISHED"
 """Returned by `suggest` instead of a configuration: there will be none any more."""

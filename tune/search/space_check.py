@@ -6,9 +6,9 @@ import hashlib
 import re
 from typing import Any
 
-from tune.errors import TuneError
-from tune.search.spaces import Function
-from tune.search.variants import flat_name, unresolved
+from counterpoint.tune.errors import TuneError
+from counterpoint.tune.search.spaces import Function
+from counterpoint.tune.search.variants import flat_name, unresolved
 
 _LONGEST = 200
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tune.errors import TuneError
+from counterpoint.tune.errors import TuneError
 
 Distribution = Literal["uniform", "loguniform", "normal"]
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from tune.errors import TuneError
-from tune.search.spaces import Categorical, Domain
+from counterpoint.tune.errors import TuneError
+from counterpoint.tune.search.spaces import Categorical, Domain
 
 logger = logging.getLogger(__name__)
 

@@ -6,10 +6,10 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tune.errors import TuneError
-from tune.result import Result, lookup
-from tune.search.searcher import Searcher
-from tune.search.variants import copied
+from counterpoint.tune.errors import TuneError
+from counterpoint.tune.result import Result, lookup
+from counterpoint.tune.search.searcher import Searcher
+from counterpoint.tune.search.variants import copied
 
 TRIAL_INDEX = "__trial_index__"
 """The key of a repeated configuration that counts the repeats from 0, such as for a seed."""

@@ -9,9 +9,9 @@ from datetime import timedelta
 from statistics import pstdev
 from typing import Any
 
-from tune.errors import TuneError
-from tune.result import TRAINING_ITERATION, Result, lookup
-from tune.stoppers.stopper import Stopper
+from counterpoint.tune.errors import TuneError
+from counterpoint.tune.result import TRAINING_ITERATION, Result, lookup
+from counterpoint.tune.stoppers.stopper import Stopper
 
 
 class NoopStopper(Stopper):

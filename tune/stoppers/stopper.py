@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tune.result import Result
+from counterpoint.tune.result import Result
 
 
 class Stopper:

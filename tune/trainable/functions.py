@@ -14,13 +14,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from transport.files.atomic import remove_directory
-from tune.errors import AbortTrialExecution, TuneError
-from tune.result import Result
-from tune.trainable import saved_state
-from tune.trainable.saved_state import METADATA, Progress
-from tune.trainable.session import OWN, FunctionEnded, Session, discard, open_session
-from tune.trainable.trainable import Trainable, TrialInfo
+from counterpoint.transport.files.atomic import remove_directory
+from counterpoint.tune.errors import AbortTrialExecution, TuneError
+from counterpoint.tune.result import Result
+from counterpoint.tune.trainable import saved_state
+from counterpoint.tune.trainable.saved_state import METADATA, Progress
+from counterpoint.tune.trainable.session import OWN, FunctionEnded, Session, discard, open_session
+from counterpoint.tune.trainable.trainable import Trainable, TrialInfo
 
 CHECKPOINT_DIR = "checkpoint_dir"
 

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tune.errors import TuneError
-from tune.trainable.values import json_dict
+from counterpoint.tune.errors import TuneError
+from counterpoint.tune.trainable.values import json_dict
 
 METADATA = "tune_metadata.json"
 DICT = "checkpoint.json"
@@ -34,7 +34,10 @@ def write(path: Path, fill: Callable[[str], Any], progress: Progress, trial_id: 
     `fill` returns None, a dict, or the path of what it wrote in that directory, as `Trainable.save_checkpoint` does. Whatever was
     at `path` is replaced.
     """
-    from transport.files.atomic import publish_directory, remove_directory  # imports numpy: not before a trial saves
+    from counterpoint.transport.files.atomic import (  # imports numpy: not before a trial saves
+        publish_directory,
+        remove_directory,
+    )
 
     remove_directory(path)
     with publish_directory(path) as partial:

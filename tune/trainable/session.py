@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tune.errors import TuneError
-from tune.result import Result
-from tune.trainable.trainable import TrialInfo
-from tune.trainable.values import json_dict
+from counterpoint.tune.errors import TuneError
+from counterpoint.tune.result import Result
+from counterpoint.tune.trainable.trainable import TrialInfo
+from counterpoint.tune.trainable.values import json_dict
 
 logger = logging.getLogger(__name__)
 
@@ -122,7 +122,7 @@ class Session:
 
 def discard(directory: Path) -> None:
     """Removes a checkpoint that nobody will ask for."""
-    from transport.files.atomic import remove_directory
+    from counterpoint.transport.files.atomic import remove_directory
 
     remove_directory(directory)
 

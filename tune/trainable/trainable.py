@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tune.result import (
+from counterpoint.tune.result import (
     DONE,
     EPISODES_THIS_ITER,
     EPISODES_TOTAL,
@@ -29,9 +29,9 @@ from tune.result import (
     TRIAL_ID,
     Result,
 )
-from tune.trainable import saved_state
-from tune.trainable.saved_state import Progress
-from tune.trainable.values import json_dict
+from counterpoint.tune.trainable import saved_state
+from counterpoint.tune.trainable.saved_state import Progress
+from counterpoint.tune.trainable.values import json_dict
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tune.errors import TuneError
+from counterpoint.tune.errors import TuneError
 
 MAX_DEPTH = 32
 """Dicts and lists inside one another."""

@@ -14,7 +14,7 @@ import signal
 import sys
 from typing import Any
 
-from environments.rewards.code.plain_data import Opaque, decode, encode
+from counterpoint.environments.rewards.code.plain_data import Opaque, decode, encode
 
 _DEEPER = 40
 """Levels that a test may put around what a call returned: a value that is too deep is then still known as the program's."""

@@ -11,7 +11,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from environments.rewards.code.plain_data import decode, encode
+from counterpoint.environments.rewards.code.plain_data import decode, encode
 
 _LARGEST = 1 << 18
 """Bytes of one encoded outcome."""

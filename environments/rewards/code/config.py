@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from environments.rewards.config import PartConfig
+from counterpoint.environments.rewards.config import PartConfig
 
 
 class CodeConfig(PartConfig):

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import orjson
 
-from environments.rewards.code.config import CodeConfig
+from counterpoint.environments.rewards.code.config import CodeConfig
 
 _HERE = Path(__file__).parent
 _MOST_ROUNDS = 40
@@ -62,7 +62,7 @@ class Sandbox(Protocol):
 
 def _program(name: str) -> str:
     """Returns the source of a program of this folder, with the module that it imports from here."""
-    module = "environments.rewards.code.plain_data"
+    module = "counterpoint.environments.rewards.code.plain_data"
     return (
         "import sys, types\n"
         f"module = sys.modules[{module!r}] = types.ModuleType({module!r})\n"

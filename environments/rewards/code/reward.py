@@ -8,13 +8,13 @@ from typing import Any
 
 import orjson
 
-from environments.base import EnvironmentContext, Example
-from environments.rewards.base import Attempt, Value
-from environments.rewards.code.blocks import code_of
-from environments.rewards.code.config import CodeConfig
-from environments.rewards.code.functions import FaultyTests, FunctionTests, wall_seconds
-from environments.rewards.code.plain_data import encode
-from environments.tools.sandbox.python_sandbox import Sandbox
+from counterpoint.environments.base import EnvironmentContext, Example
+from counterpoint.environments.rewards.base import Attempt, Value
+from counterpoint.environments.rewards.code.blocks import code_of
+from counterpoint.environments.rewards.code.config import CodeConfig
+from counterpoint.environments.rewards.code.functions import FaultyTests, FunctionTests, wall_seconds
+from counterpoint.environments.rewards.code.plain_data import encode
+from counterpoint.environments.tools.sandbox.python_sandbox import Sandbox
 
 _OUTPUT_BYTES = 1 << 22
 _MOST_HANGS = 2

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import orjson
 
-from environments.rewards.judge.config import BudgetConfig
-from transport.files.atomic import write_atomically
-from transport.files.untrusted import UntrustedFileError, read_json
+from counterpoint.environments.rewards.judge.config import BudgetConfig
+from counterpoint.transport.files.atomic import write_atomically
+from counterpoint.transport.files.untrusted import UntrustedFileError, read_json
 
 _MAX_FILE_BYTES = 4096
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import orjson
 
-from transport.files.atomic import write_atomically
-from transport.files.untrusted import read_json
+from counterpoint.transport.files.atomic import write_atomically
+from counterpoint.transport.files.untrusted import read_json
 
 logger = logging.getLogger(__name__)
 

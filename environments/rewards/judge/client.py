@@ -17,12 +17,12 @@ from typing import Any, TypeVar
 import aiohttp
 import orjson
 
-from environments.rewards.judge.budget import Budget, Cost
-from environments.rewards.judge.cache import Answer
-from environments.rewards.judge.config import JudgeConfig
-from environments.rewards.judge.score import NoScore
-from transport.files.untrusted import read_text
-from transport.printable import printable, shortened
+from counterpoint.environments.rewards.judge.budget import Budget, Cost
+from counterpoint.environments.rewards.judge.cache import Answer
+from counterpoint.environments.rewards.judge.config import JudgeConfig
+from counterpoint.environments.rewards.judge.score import NoScore
+from counterpoint.transport.files.untrusted import read_text
+from counterpoint.transport.printable import printable, shortened
 
 Scored = TypeVar("Scored")
 

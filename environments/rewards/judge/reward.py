@@ -8,15 +8,15 @@ import re
 import time
 from weakref import WeakValueDictionary
 
-from environments.base import EnvironmentContext
-from environments.rewards.base import Attempt, Value
-from environments.rewards.judge.budget import Budget, BudgetExhausted
-from environments.rewards.judge.cache import Answer, AnswerCache, key_of
-from environments.rewards.judge.client import JudgeClient, JudgeFailed
-from environments.rewards.judge.config import JudgeConfig
-from environments.rewards.judge.score import NoScore, score_of
-from environments.rewards.processes import BoundedProcesses
-from environments.rewards.template import Template
+from counterpoint.environments.base import EnvironmentContext
+from counterpoint.environments.rewards.base import Attempt, Value
+from counterpoint.environments.rewards.judge.budget import Budget, BudgetExhausted
+from counterpoint.environments.rewards.judge.cache import Answer, AnswerCache, key_of
+from counterpoint.environments.rewards.judge.client import JudgeClient, JudgeFailed
+from counterpoint.environments.rewards.judge.config import JudgeConfig
+from counterpoint.environments.rewards.judge.score import NoScore, score_of
+from counterpoint.environments.rewards.processes import BoundedProcesses
+from counterpoint.environments.rewards.template import Template
 
 logger = logging.getLogger(__name__)
 

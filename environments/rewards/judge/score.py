@@ -8,11 +8,11 @@ from typing import Any
 
 import orjson
 
-from environments.reward import number_in
-from environments.rewards.judge.config import JudgeConfig
-from environments.rewards.processes import BoundedProcesses, OverLimit
-from environments.rewards.verifiable import seconds_for
-from transport.printable import printable
+from counterpoint.environments.reward import number_in
+from counterpoint.environments.rewards.judge.config import JudgeConfig
+from counterpoint.environments.rewards.processes import BoundedProcesses, OverLimit
+from counterpoint.environments.rewards.verifiable import seconds_for
+from counterpoint.transport.printable import printable
 
 _CPU_SECONDS = 2.0
 

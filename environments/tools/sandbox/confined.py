@@ -25,7 +25,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-from environments.tools.sandbox import namespaces, seccomp
+from counterpoint.environments.tools.sandbox import namespaces, seccomp
 
 PROGRAM = "/program"
 """Where a run finds its own file, and its input, which `/dev/stdin` names."""
@@ -127,7 +127,7 @@ def _program(source: bytes, file: str) -> Program:
     sys.stderr = _stream(2, "<stderr>", "w", "backslashreplace")
     vars(sys).update(__stdin__=sys.stdin, __stdout__=sys.stdout, __stderr__=sys.stderr)
     sys.argv = [FILE_NAME]
-    for name in [name for name in sys.modules if name.partition(".")[0] == "environments"]:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "counterpoint"]:
         del sys.modules[name]
     program = sys.modules["__main__"] = ModuleType("__main__")
     vars(program).update(__annotations__={}, __builtins__=builtins, __file__=file, __cached__=None)

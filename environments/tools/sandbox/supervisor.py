@@ -19,8 +19,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from environments.tools.sandbox import confined, namespaces
-from transport.frames import Framing
+from counterpoint.environments.tools.sandbox import confined, namespaces
+from counterpoint.transport.frames import Framing
 
 REQUESTS = Framing(1 << 24)
 ANSWERS = Framing((1 << 32) - 1)

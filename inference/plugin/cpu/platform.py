@@ -10,7 +10,7 @@ from vllm.utils.import_utils import resolve_obj_by_qualname
 
 _OWN = cpu_platform_plugin()
 """The platform that vLLM itself would choose: there is another one for some processors."""
-assert _OWN is not None, "inference.plugin.platform_plugin is for a CPU only"
+assert _OWN is not None, "counterpoint.inference.plugin.platform_plugin is for a CPU only"
 
 
 class GroupedCpuPlatform(resolve_obj_by_qualname(_OWN)):  # type: ignore[misc]  # chosen when it is imported
@@ -19,4 +19,4 @@ class GroupedCpuPlatform(resolve_obj_by_qualname(_OWN)):  # type: ignore[misc]  
     @classmethod
     def get_punica_wrapper(cls) -> str:
         """Returns the name of the class that computes adapters."""
-        return "inference.plugin.cpu.adapters.GroupedPunicaWrapper"
+        return "counterpoint.inference.plugin.cpu.adapters.GroupedPunicaWrapper"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from job.tracking.event_files import library, open_writer, read_scalars
-from job.tracking.rows import Evaluation, Row, Target
+from counterpoint.job.tracking.event_files import library, open_writer, read_scalars
+from counterpoint.job.tracking.rows import Evaluation, Row, Target
 
 _ROW_MARK = "tracking/time"
 """A scalar that only rows have, so that the last row can be told from an evaluation."""

@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from job.inspection.notes import notes_of
-from job.inspection.redaction import redact, whole_configuration
-from job.tracking.rows import Evaluation, Row, Target
+from counterpoint.job.inspection.notes import notes_of
+from counterpoint.job.inspection.redaction import redact, whole_configuration
+from counterpoint.job.tracking.rows import Evaluation, Row, Target
 
 logger = logging.getLogger(__name__)
 

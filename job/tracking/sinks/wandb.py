@@ -9,10 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from job.inspection.notes import notes_of
-from job.inspection.redaction import redact, whole_configuration
-from job.tracking.rows import Evaluation, Row, Target
-from job.tracking.sinks.wandb_files import last_offline_step
+from counterpoint.job.inspection.notes import notes_of
+from counterpoint.job.inspection.redaction import redact, whole_configuration
+from counterpoint.job.tracking.rows import Evaluation, Row, Target
+from counterpoint.job.tracking.sinks.wandb_files import last_offline_step
 
 
 class WandbSink:

@@ -17,8 +17,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from cluster import JobBuilder, JobHandle, JobSpec, submit
-from cluster.job_handle import GRACE_SECONDS
+from counterpoint.cluster import JobBuilder, JobHandle, JobSpec, submit
+from counterpoint.cluster.job_handle import GRACE_SECONDS
 from perf.chaos.cluster.audit import MARK, ORPHANS, Findings, audit, command_line, environment_of, marked, parent_of
 from perf.chaos.cluster.ray_nodes import PLACE, RayNodes
 from perf.chaos.cluster.witness import Reader
@@ -125,7 +125,7 @@ class ClusterJob:
     def processes(self, target: str) -> list[int]:
         """Returns the processes of a target as of `one_of`, or of all masters; none while it has none."""
         if target in ("masters", "master", "standby"):
-            masters = [pid for pid in marked(self.mark) if "cluster.master" in command_line(pid)]
+            masters = [pid for pid in marked(self.mark) if "counterpoint.cluster.master" in command_line(pid)]
             acting = self._acting_master()
             return (
                 masters if target == "masters" else [pid for pid in masters if (pid == acting) == (target == "master")]
@@ -148,7 +148,7 @@ class ClusterJob:
         """Returns all processes of the job."""
         found = marked(self.mark)
         if self.ray is not None:  # Ray starts what is between its nodes and the workers, and has one job
-            ours = ("AgentActor", "cluster.agent", "transport/process/launch.py")
+            ours = ("AgentActor", "counterpoint.cluster.agent", "transport/process/launch.py")
             found += [pid for pid in self.ray.all_processes() if any(part in command_line(pid) for part in ours)]
         return sorted(set(found))
 

@@ -14,14 +14,14 @@ from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from typing import Any
 
-from cluster.calls.group import RoleGroup
-from cluster.calls.remote import remote
-from cluster.channel.config import ChannelConfig
-from cluster.channel.consumer import ChannelConsumer, Item
-from cluster.channel.exactly_once import CommitFile
-from cluster.channel.producer import ChannelProducer
-from cluster.channel.role import HostWorker
-from cluster.worker import Context, Member, SubMaster, Worker
+from counterpoint.cluster.calls.group import RoleGroup
+from counterpoint.cluster.calls.remote import remote
+from counterpoint.cluster.channel.config import ChannelConfig
+from counterpoint.cluster.channel.consumer import ChannelConsumer, Item
+from counterpoint.cluster.channel.exactly_once import CommitFile
+from counterpoint.cluster.channel.producer import ChannelProducer
+from counterpoint.cluster.channel.role import HostWorker
+from counterpoint.cluster.worker import Context, Member, SubMaster, Worker
 from perf.chaos.cluster.witness import Witness
 
 CHANNEL = "records"

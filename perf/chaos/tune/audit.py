@@ -7,8 +7,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from counterpoint.tune.runner.trial_files import STATE_FILE
 from perf.chaos.tune.experiment import HEARD, MAX_FAILURES, NAME, STEPS, TRIALS
-from tune.runner.trial_files import STATE_FILE
 
 FAULTS = (
     "lost trials",

@@ -21,12 +21,12 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from counterpoint.transport.process.launch import guarded
+from counterpoint.tune.runner.journal import holds_experiment
 from perf.chaos.progress import say
 from perf.chaos.tune.audit import FAULTS, Findings, audit
 from perf.chaos.tune.experiment import HEARD, NAME
 from perf.figures import Case, Figure
-from transport.process.launch import guarded
-from tune.runner.journal import holds_experiment
 
 SCHEDULERS = ("fifo", "asha", "pbt")
 TARGETS = ("runner", "executor", "trial")

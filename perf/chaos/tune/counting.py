@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tune.trainable.trainable import Trainable
+from counterpoint.tune.trainable.trainable import Trainable
 
 SECONDS_A_STEP = 0.02
 

@@ -13,17 +13,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from transport.files.atomic import write_atomically
-from tune.callbacks.defaults import with_default_loggers
-from tune.executors.local import LocalTrialExecutor
-from tune.experiment import Experiment
-from tune.result import TRAINING_ITERATION, Result
-from tune.runner.trial_runner import TrialRunner
-from tune.schedulers.async_hyperband import AsyncHyperBandScheduler
-from tune.schedulers.pbt import PopulationBasedTraining
-from tune.schedulers.scheduler import TrialScheduler
-from tune.search.basic_variant import BasicVariantGenerator
-from tune.search.spaces import uniform
+from counterpoint.transport.files.atomic import write_atomically
+from counterpoint.tune.callbacks.defaults import with_default_loggers
+from counterpoint.tune.executors.local import LocalTrialExecutor
+from counterpoint.tune.experiment import Experiment
+from counterpoint.tune.result import TRAINING_ITERATION, Result
+from counterpoint.tune.runner.trial_runner import TrialRunner
+from counterpoint.tune.schedulers.async_hyperband import AsyncHyperBandScheduler
+from counterpoint.tune.schedulers.pbt import PopulationBasedTraining
+from counterpoint.tune.schedulers.scheduler import TrialScheduler
+from counterpoint.tune.search.basic_variant import BasicVariantGenerator
+from counterpoint.tune.search.spaces import uniform
 
 TRIALS, STEPS, MAX_FAILURES = 6, 12, 4
 NAME = "chaos"

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from job.inspection.rollout_records import finite_number
-from orchestrator.decisions import DECISIONS_FILE, Decision
-from serve.readers.activity.span_files import NEWEST_BYTES
-from transport.files.json_lines import object_in
-from transport.files.rotated_lines import RotatedReader
-from transport.files.untrusted import UntrustedFileError
+from counterpoint.job.inspection.rollout_records import finite_number
+from counterpoint.orchestrator.decisions import DECISIONS_FILE, Decision
+from counterpoint.serve.readers.activity.span_files import NEWEST_BYTES
+from counterpoint.transport.files.json_lines import object_in
+from counterpoint.transport.files.rotated_lines import RotatedReader
+from counterpoint.transport.files.untrusted import UntrustedFileError
 
 MAX_STEPS = 2_000
 """The newest, that are kept."""

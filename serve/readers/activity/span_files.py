@@ -12,11 +12,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from transport.files.json_lines import object_in
-from transport.files.place import Place
-from transport.files.rotated_lines import RotatedReader
-from transport.files.untrusted import UntrustedFileError
-from transport.telemetry.spans import Span, span_in
+from counterpoint.transport.files.json_lines import object_in
+from counterpoint.transport.files.place import Place
+from counterpoint.transport.files.rotated_lines import RotatedReader
+from counterpoint.transport.files.untrusted import UntrustedFileError
+from counterpoint.transport.telemetry.spans import Span, span_in
 
 STEP = "step"
 """The name of the span of a whole step."""

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
-from orchestrator.step.phases import Awaited
-from serve.readers.activity.span_files import STEP, SpanFile
-from transport.telemetry.intervals import Interval, busy_seconds
-from transport.telemetry.spans import SPANS_FILE, Span
+from counterpoint.orchestrator.step.phases import Awaited
+from counterpoint.serve.readers.activity.span_files import STEP, SpanFile
+from counterpoint.transport.telemetry.intervals import Interval, busy_seconds
+from counterpoint.transport.telemetry.spans import SPANS_FILE, Span
 
 Role = Literal["orchestrator", "inference", "trainer"]
 

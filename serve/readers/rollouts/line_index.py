@@ -18,9 +18,9 @@ from typing import BinaryIO, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from job.inspection.rollout_records import RolloutRecord
-from transport.files.untrusted import UntrustedFileError, open_regular, parse_json
-from transport.printable import printable
+from counterpoint.job.inspection.rollout_records import RolloutRecord
+from counterpoint.transport.files.untrusted import UntrustedFileError, open_regular, parse_json
+from counterpoint.transport.printable import printable
 
 Outcome = Literal["completed", "filtered", "stale", "dropped", "failed", "inference_failed", "damaged"]
 """`damaged`: the line is no record. `stale`: its group was too old to be trained; `dropped`: its group was for another reason. A

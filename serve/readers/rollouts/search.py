@@ -15,10 +15,10 @@ from typing import BinaryIO
 
 import orjson
 
-from job.inspection.rollout_records import RolloutRecord, records_file
-from serve.readers.rollouts.line_index import MAX_LINE_BYTES, record_in
-from transport.files.untrusted import UntrustedFileError, open_regular
-from transport.printable import printable
+from counterpoint.job.inspection.rollout_records import RolloutRecord, records_file
+from counterpoint.serve.readers.rollouts.line_index import MAX_LINE_BYTES, record_in
+from counterpoint.transport.files.untrusted import UntrustedFileError, open_regular
+from counterpoint.transport.printable import printable
 
 CONTEXT = 80
 """Characters that are shown on both sides of what was found."""

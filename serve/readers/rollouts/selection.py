@@ -12,8 +12,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from job.inspection.rollout_records import RolloutRecord
-from serve.readers.rollouts.line_index import (
+from counterpoint.job.inspection.rollout_records import RolloutRecord
+from counterpoint.serve.readers.rollouts.line_index import (
     OUTCOMES,
     Columns,
     Outcome,

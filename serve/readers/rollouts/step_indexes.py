@@ -10,16 +10,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from job.inspection.rollout_records import RolloutRecord, records_file
-from serve.readers.rollouts.line_index import (
+from counterpoint.job.inspection.rollout_records import RolloutRecord, records_file
+from counterpoint.serve.readers.rollouts.line_index import (
     Row,
     StepIndex,
     identity_of,
     record_in,
 )
-from serve.readers.rollouts.selection import Placed, RowFilter, Selection, Sort, select
-from transport.files.atomic import published_steps
-from transport.files.untrusted import UntrustedFileError, open_regular
+from counterpoint.serve.readers.rollouts.selection import Placed, RowFilter, Selection, Sort, select
+from counterpoint.transport.files.atomic import published_steps
+from counterpoint.transport.files.untrusted import UntrustedFileError, open_regular
 
 MOST_ROWS = 1_000_000
 """Rows that are kept of all steps of a job, some 70 MB."""

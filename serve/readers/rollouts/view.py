@@ -10,10 +10,10 @@ from typing import Any
 
 import orjson
 
-from job.inspection.rollout_records import RolloutRecord, finite_number
-from transport.config import Config
-from transport.exact_json import dumps
-from transport.printable import printable
+from counterpoint.job.inspection.rollout_records import RolloutRecord, finite_number
+from counterpoint.transport.config import Config
+from counterpoint.transport.exact_json import dumps
+from counterpoint.transport.printable import printable
 
 MAX_PARTS = 2_000
 """Turns of a rollout that are shown, and pairs of a table."""

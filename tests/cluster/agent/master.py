@@ -11,11 +11,11 @@ from typing import Any
 
 import zmq
 
-from cluster.agent import protocol
-from cluster.agent.protocol import MESSAGES
-from cluster.agent.remains import kill_marked, marked
-from cluster.agent.settings import AgentEndpoint, AgentSettings
-from cluster.agent.starting import lives, reap, start_agent
+from counterpoint.cluster.agent import protocol
+from counterpoint.cluster.agent.protocol import MESSAGES
+from counterpoint.cluster.agent.remains import kill_marked, marked
+from counterpoint.cluster.agent.settings import AgentEndpoint, AgentSettings
+from counterpoint.cluster.agent.starting import lives, reap, start_agent
 from tests.support.polling import wait_until
 
 JOB = "job"
@@ -113,7 +113,7 @@ class Node:
         """An order for a Python program, or with `description` for a class."""
         command = [sys.executable, "-c", code]
         if "description" in fields:
-            command = [sys.executable, "-m", "cluster.worker_process"]
+            command = [sys.executable, "-m", "counterpoint.cluster.worker_process"]
         log_file = str(self.directory / f"{worker}.log")
         own = {"worker": worker, "incarnation": incarnation, "bundle": worker, "command": command}
         return {**own, "environment": {}, "log_file": log_file, **fields}

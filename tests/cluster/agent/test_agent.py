@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from cluster.agent import protocol
-from cluster.agent.starting import start_agent
-from cluster.errors import BackendError
+from counterpoint.cluster.agent import protocol
+from counterpoint.cluster.agent.starting import start_agent
+from counterpoint.cluster.errors import BackendError
 from tests.cluster.agent.master import JOB, Master, Node, running_node
 from tests.support.polling import wait_until
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 SERVICE = """
 import signal, sys, time
-from cluster.notify import notify
+from counterpoint.cluster.notify import notify
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
 notify("READY=1\\nSTATUS=serving")
 time.sleep(600)
@@ -70,7 +70,7 @@ def test_a_process_that_has_not_beaten_yet_is_not_said_to_have(node: Node, tmp_p
     """From the first heartbeat on silence counts; loading may take much longer than the limit."""
     code = f"""
 import os, time
-from cluster.notify import notify
+from counterpoint.cluster.notify import notify
 open({str(tmp_path / "runs")!r}, "w").close()
 while not os.path.exists({str(tmp_path / "go")!r}):
     time.sleep(0.02)
@@ -127,7 +127,7 @@ def test_a_killed_agent_leaves_nothing(node: Node) -> None:
 
 STUBBORN = """
 import signal, time
-from cluster.notify import notify
+from counterpoint.cluster.notify import notify
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 notify("READY=1")
 time.sleep(600)
@@ -137,7 +137,7 @@ time.sleep(600)
 WITH_CHILD = """
 import os, subprocess, sys, time
 from multiprocessing.shared_memory import SharedMemory
-from cluster.notify import notify
+from counterpoint.cluster.notify import notify
 memory = SharedMemory(create=True, size=4096)
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
 print("memory", memory.name, flush=True)

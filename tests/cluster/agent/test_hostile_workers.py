@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from cluster.agent import protocol
+from counterpoint.cluster.agent import protocol
 from tests.cluster.agent.master import Master, Node, running_node
 
 pytestmark = pytest.mark.slow
 
 BEGIN = """
 import os, socket, time
-from cluster.agent.protocol import MAX_MESSAGE, MESSAGES
-from cluster.notify import notify
+from counterpoint.cluster.agent.protocol import MAX_MESSAGE, MESSAGES
+from counterpoint.cluster.notify import notify
 control = socket.socket(fileno=int(os.environ["CLUSTER_CONTROL_FD"]))
 """
 

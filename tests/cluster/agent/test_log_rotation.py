@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from cluster import log_rotation
-from cluster.agent import agent as agent_module
-from cluster.agent.agent import Agent
-from cluster.agent.owned_process import OwnedProcess
-from cluster.agent.settings import AgentSettings
+from counterpoint.cluster import log_rotation
+from counterpoint.cluster.agent import agent as agent_module
+from counterpoint.cluster.agent.agent import Agent
+from counterpoint.cluster.agent.owned_process import OwnedProcess
+from counterpoint.cluster.agent.settings import AgentSettings
 
 
 async def test_full_logs_are_put_aside_and_one_that_cannot_be_holds_up_no_other(

@@ -9,10 +9,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from cluster.agent import protocol
-from cluster.agent.instructions import Answer, Finish, Instruction, Kill, Spawn, Tell, Terminate
-from cluster.agent.reports import MOST_REQUESTS
-from cluster.agent.table import Table
+from counterpoint.cluster.agent import protocol
+from counterpoint.cluster.agent.instructions import Answer, Finish, Instruction, Kill, Spawn, Tell, Terminate
+from counterpoint.cluster.agent.reports import MOST_REQUESTS
+from counterpoint.cluster.agent.table import Table
 
 LEASE = 10.0
 WORKERS = ("role-0", "role-1")

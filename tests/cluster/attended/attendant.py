@@ -11,9 +11,9 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from cluster.attended.attended_job import AttendedJob
-from cluster.spec import JobSpec, RoleSpec
-from sweep.stores.local import LocalStore
+from counterpoint.cluster.attended.attended_job import AttendedJob
+from counterpoint.cluster.spec import JobSpec, RoleSpec
+from counterpoint.sweep.stores.local import LocalStore
 
 
 def show(job: AttendedJob) -> None:

@@ -18,10 +18,10 @@ from typing import Any
 
 import pytest
 
-from cluster.attended.attended_job import AttendedJob
-from cluster.attended.left_running import has_agents
-from cluster.process import last_lines
-from cluster.spec import JobSpec, RoleSpec
+from counterpoint.cluster.attended.attended_job import AttendedJob
+from counterpoint.cluster.attended.left_running import has_agents
+from counterpoint.cluster.process import last_lines
+from counterpoint.cluster.spec import JobSpec, RoleSpec
 from tests.support.agents import end_agents
 from tests.support.polling import DEADLINE_SECONDS, wait_until
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow
 
 SERVICE = """
 import signal, sys, time
-from cluster.notify import notify
+from counterpoint.cluster.notify import notify
 signal.signal(signal.SIGTERM, lambda *_: (print("drained", flush=True), sys.exit(143)))
 notify("READY=1\\nSTATUS=serving")
 time.sleep(600)
@@ -37,7 +37,7 @@ time.sleep(600)
 
 STUBBORN = """
 import signal, time
-from cluster.notify import notify
+from counterpoint.cluster.notify import notify
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 notify("READY=1")
 time.sleep(600)
@@ -216,7 +216,7 @@ def test_a_service_that_is_not_essential_may_be_killed_and_may_hang_in_the_end(s
     job = start(
         service("killed", **options),
         service("stubborn", STUBBORN, stop_timeout_seconds=0.5, **options),
-        service("task", f"from cluster.notify import notify\n{waiting}", task=True),
+        service("task", f"from counterpoint.cluster.notify import notify\n{waiting}", task=True),
     )
     ready(job, "killed", "stubborn", "task")
     os.kill(job.state("killed")["pid"], signal.SIGKILL)
@@ -244,7 +244,7 @@ def test_what_a_killed_guardian_left_is_gone_before_the_worker_starts_again(star
 
 BEATS = """
 import time
-from cluster.notify import Heartbeat, notify_ready
+from counterpoint.cluster.notify import Heartbeat, notify_ready
 notify_ready()
 heartbeat = Heartbeat()
 while True:
@@ -436,7 +436,7 @@ def test_a_lease_that_is_damaged_while_an_earlier_job_lives_is_said_and_the_agen
 async def test_a_look_for_guests_that_hangs_does_not_hold_up_the_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cluster.attended.attended_job.LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("counterpoint.cluster.attended.attended_job.LOOK_SECONDS", 0.01)
     looks, go_on = 0, threading.Event()
 
     def hang() -> list[str]:
@@ -451,7 +451,7 @@ async def test_a_look_for_guests_that_hangs_does_not_hold_up_the_job(
     assert await job.guests() is None
     assert looks == 1
     go_on.set()
-    monkeypatch.setattr("cluster.attended.attended_job.LOOK_SECONDS", 60.0)
+    monkeypatch.setattr("counterpoint.cluster.attended.attended_job.LOOK_SECONDS", 60.0)
     async with asyncio.timeout(60):
         while (found := await job.guests()) is None:  # noqa: ASYNC110 - a thread
             await asyncio.sleep(0)
@@ -619,7 +619,7 @@ def test_a_worker_that_cannot_be_started_again_is_tried_again_and_the_others_liv
 
 FAULTY = """
 import sys
-from cluster.manager import manager
+from counterpoint.cluster.manager import manager
 from tests.cluster.attended.attendant import main
 handle = manager.became_ready
 def fail(ledger, event):

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from cluster.attended.attended_job import AttendedJob
-from cluster.master import main as master_main
-from cluster.master.mastership import Mastership, acquire
-from cluster.spec import JobSpec, RoleSpec
+from counterpoint.cluster.attended.attended_job import AttendedJob
+from counterpoint.cluster.master import main as master_main
+from counterpoint.cluster.master.mastership import Mastership, acquire
+from counterpoint.cluster.spec import JobSpec, RoleSpec
 
 
 @pytest.mark.slow

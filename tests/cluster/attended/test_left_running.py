@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from cluster.attended.left_running import left_running
-from cluster.backends.ray_cluster import RayCluster
-from cluster.errors import BackendError
-from cluster.job_files import JOB_FILE, OUTCOME_FILE, JobFile, OutcomeFile, write_privately
-from cluster.spec import JobSpec, RoleSpec
+from counterpoint.cluster.attended.left_running import left_running
+from counterpoint.cluster.backends.ray_cluster import RayCluster
+from counterpoint.cluster.errors import BackendError
+from counterpoint.cluster.job_files import JOB_FILE, OUTCOME_FILE, JobFile, OutcomeFile, write_privately
+from counterpoint.cluster.spec import JobSpec, RoleSpec
 
 SPEC = JobSpec(name="job", roles=(RoleSpec(name="work", command=("true",)),), lease_seconds=3.0)
 

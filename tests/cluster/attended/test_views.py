@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cluster.attended.views import Views, shown_outcome
-from cluster.backends.base import Heartbeat
-from cluster.manager.events import Outcome, WorkerExited
-from cluster.spec import JobSpec
-from cluster.worker_view import State, WorkerView
+from counterpoint.cluster.attended.views import Views, shown_outcome
+from counterpoint.cluster.backends.base import Heartbeat
+from counterpoint.cluster.manager.events import Outcome, WorkerExited
+from counterpoint.cluster.spec import JobSpec
+from counterpoint.cluster.worker_view import State, WorkerView
 from tests.cluster.manager.driver import Driver, command
 
 

@@ -13,9 +13,9 @@ from typing import Any, Protocol, TypeVar
 
 import pytest
 
-from cluster.backends.base import Backend, Bundle, Heartbeat, WorkerOrder
-from cluster.errors import BackendError, CapacityError, StaleMasterError
-from cluster.manager.events import (
+from counterpoint.cluster.backends.base import Backend, Bundle, Heartbeat, WorkerOrder
+from counterpoint.cluster.errors import BackendError, CapacityError, StaleMasterError
+from counterpoint.cluster.manager.events import (
     ChildrenChecked,
     Created,
     Event,
@@ -26,9 +26,9 @@ from cluster.manager.events import (
     WorkerStarted,
     WorkFinished,
 )
-from cluster.member import Member, Stage
-from cluster.spec import JobSpec, Resources, RoleSpec
-from cluster.worker_process.description import COMMAND, description_of
+from counterpoint.cluster.member import Member, Stage
+from counterpoint.cluster.spec import JobSpec, Resources, RoleSpec
+from counterpoint.cluster.worker_process.description import COMMAND, description_of
 from tests.support.polling import until
 
 WORKERS = "tests.cluster.worker_process.workers"
@@ -47,7 +47,7 @@ JOB = JobSpec(
 
 SERVICE = """
 import signal, sys, time
-from cluster.notify import notify
+from counterpoint.cluster.notify import notify
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
 notify("READY=1\\nSTATUS=serving")
 time.sleep(600)

@@ -16,17 +16,17 @@ from typing import Any
 
 import pytest
 
-from cluster.agent.remains import marked
-from cluster.agent.settings import mark_of, read_endpoint
-from cluster.backends.on_ray import RayBackend
-from cluster.backends.ray_cluster import RayCluster
-from cluster.backends.ray_places import job_key
-from cluster.errors import BackendError, CapacityError
-from cluster.job_files import read_master
-from cluster.job_handle import JobHandle, submit
-from cluster.manager.events import Created, NodeLost, WorkerExited, WorkerReady
-from cluster.master.control import NoMaster
-from cluster.spec import JobSpec, Resources, RoleSpec
+from counterpoint.cluster.agent.remains import marked
+from counterpoint.cluster.agent.settings import mark_of, read_endpoint
+from counterpoint.cluster.backends.on_ray import RayBackend
+from counterpoint.cluster.backends.ray_cluster import RayCluster
+from counterpoint.cluster.backends.ray_places import job_key
+from counterpoint.cluster.errors import BackendError, CapacityError
+from counterpoint.cluster.job_files import read_master
+from counterpoint.cluster.job_handle import JobHandle, submit
+from counterpoint.cluster.manager.events import Created, NodeLost, WorkerExited, WorkerReady
+from counterpoint.cluster.master.control import NoMaster
+from counterpoint.cluster.spec import JobSpec, Resources, RoleSpec
 from tests.cluster.backends.contract import *  # noqa: F403
 from tests.cluster.backends.contract import JOB, bundle, raises, watch
 from tests.support.polling import until, wait_until

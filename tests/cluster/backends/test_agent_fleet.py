@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cluster.backends.local import LocalBackend
+from counterpoint.cluster.backends.local import LocalBackend
 from tests.cluster.backends.contract import JOB, Watched
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.backends.base import Bundle, Node
-from cluster.backends.capacity import require_capacity, total_of
-from cluster.errors import CapacityError
-from cluster.spec import Resources
+from counterpoint.cluster.backends.base import Bundle, Node
+from counterpoint.cluster.backends.capacity import require_capacity, total_of
+from counterpoint.cluster.errors import CapacityError
+from counterpoint.cluster.spec import Resources
 
 
 def node(name: str, alive: bool = True, **resources: float) -> Node:

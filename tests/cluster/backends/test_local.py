@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from cluster.agent.remains import marked
-from cluster.agent.settings import mark_of, read_endpoint
-from cluster.backends.local import AGENTS, DEVICES, LocalBackend
-from cluster.errors import ClusterError
-from cluster.manager.events import Created, NodeLost, WorkerExited, WorkerReady
+from counterpoint.cluster.agent.remains import marked
+from counterpoint.cluster.agent.settings import mark_of, read_endpoint
+from counterpoint.cluster.backends.local import AGENTS, DEVICES, LocalBackend
+from counterpoint.cluster.errors import ClusterError
+from counterpoint.cluster.manager.events import Created, NodeLost, WorkerExited, WorkerReady
 from tests.cluster.backends.contract import *  # noqa: F403
 from tests.cluster.backends.contract import JOB, SERVICE, bundle, log_of, watch
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.backends.base import Bundle, Node
-from cluster.backends.capacity import choose, total_of
-from cluster.errors import BackendError, CapacityError
-from cluster.spec import Resources
+from counterpoint.cluster.backends.base import Bundle, Node
+from counterpoint.cluster.backends.capacity import choose, total_of
+from counterpoint.cluster.errors import BackendError, CapacityError
+from counterpoint.cluster.spec import Resources
 
 
 def node(name: str, **resources: float) -> Node:

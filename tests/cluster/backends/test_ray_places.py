@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.backends.ray_keys import master_keys
-from cluster.backends.ray_places import (
+from counterpoint.cluster.backends.ray_keys import master_keys
+from counterpoint.cluster.backends.ray_places import (
     SMALLEST,
     ActorName,
     actor_options,
@@ -19,9 +19,9 @@ from cluster.backends.ray_places import (
     node_name,
     node_of,
 )
-from cluster.backends.ray_threads import in_thread
-from cluster.errors import BackendError, CapacityError
-from cluster.spec import Resources
+from counterpoint.cluster.backends.ray_threads import in_thread
+from counterpoint.cluster.errors import BackendError, CapacityError
+from counterpoint.cluster.spec import Resources
 
 
 def entry(number: int, alive: bool = True) -> dict[str, object]:

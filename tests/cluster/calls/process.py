@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from cluster.calls.remote import remote
-from cluster.calls.server import CallServer
-from cluster.member import Member, Stage
+from counterpoint.cluster.calls.remote import remote
+from counterpoint.cluster.calls.server import CallServer
+from counterpoint.cluster.member import Member, Stage
 from tests.support.polling import wait_until
 
 

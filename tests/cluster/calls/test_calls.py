@@ -12,12 +12,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cluster.calls.caller import Caller
-from cluster.calls.group import RoleGroup
-from cluster.calls.server import CallServer
-from cluster.calls.server_socket import call_address
-from cluster.errors import ActorBusy, ActorDied, ActorRestarting, CallError, CallTimeout, NoSuchActor, RemoteError
-from cluster.member import Stage
+from counterpoint.cluster.calls.caller import Caller
+from counterpoint.cluster.calls.group import RoleGroup
+from counterpoint.cluster.calls.server import CallServer
+from counterpoint.cluster.calls.server_socket import call_address
+from counterpoint.cluster.errors import (
+    ActorBusy,
+    ActorDied,
+    ActorRestarting,
+    CallError,
+    CallTimeout,
+    NoSuchActor,
+    RemoteError,
+)
+from counterpoint.cluster.member import Stage
 from tests.cluster.calls.process import Callee, member, until_no_thread_is_left
 from tests.support.polling import wait_until
 

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as np_st
 
-from cluster.calls import codec
-from cluster.calls.codec import CodecError, decode, encode
+from counterpoint.cluster.calls import codec
+from counterpoint.cluster.calls.codec import CodecError, decode, encode
 
 DTYPES = st.sampled_from(["bool", "int8", "int64", "uint16", "float16", "float32", "float64", "complex64", ">i4"])
 

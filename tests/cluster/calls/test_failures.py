@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from cluster.calls.caller import Caller
-from cluster.calls.group import RoleGroup
-from cluster.calls.server_socket import call_address
-from cluster.errors import ActorDied, ActorRestarting, CallTimeout
-from cluster.member import Stage
+from counterpoint.cluster.calls.caller import Caller
+from counterpoint.cluster.calls.group import RoleGroup
+from counterpoint.cluster.calls.server_socket import call_address
+from counterpoint.cluster.errors import ActorDied, ActorRestarting, CallTimeout
+from counterpoint.cluster.member import Stage
 from tests.cluster.calls.process import callee_process, member, until_no_thread_is_left
 from tests.support.freezing import freeze
 from tests.support.polling import wait_until

@@ -12,19 +12,19 @@ import zmq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.calls import messages
-from cluster.calls.answers import KEPT_ANSWERS, KEPT_BYTES, Answers
-from cluster.calls.caller import Caller
-from cluster.calls.codec import CodecError, decode, encode_parts
-from cluster.calls.messages import CallHeader
-from cluster.calls.remote import methods_of, remote
-from cluster.calls.server import CallServer
-from cluster.calls.server_socket import call_address
-from cluster.errors import ActorDied, ActorRestarting, CallError, CallTimeout, RemoteError
-from cluster.member import Member, Stage
+from counterpoint.cluster.calls import messages
+from counterpoint.cluster.calls.answers import KEPT_ANSWERS, KEPT_BYTES, Answers
+from counterpoint.cluster.calls.caller import Caller
+from counterpoint.cluster.calls.codec import CodecError, decode, encode_parts
+from counterpoint.cluster.calls.messages import CallHeader
+from counterpoint.cluster.calls.remote import methods_of, remote
+from counterpoint.cluster.calls.server import CallServer
+from counterpoint.cluster.calls.server_socket import call_address
+from counterpoint.cluster.errors import ActorDied, ActorRestarting, CallError, CallTimeout, RemoteError
+from counterpoint.cluster.member import Member, Stage
+from counterpoint.transport.wires.endpoint import CurveKeys
 from tests.cluster.calls.process import Callee, member, until_no_thread_is_left
 from tests.support.polling import wait_until
-from transport.wires.endpoint import CurveKeys
 
 DEADLINE = 60.0
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from cluster.agent import protocol
-from cluster.spec import role_of
+from counterpoint.cluster.agent import protocol
+from counterpoint.cluster.spec import role_of
 from tests.cluster.agent.master import running_node
 
 

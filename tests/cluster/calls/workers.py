@@ -6,9 +6,9 @@ import sys
 
 import numpy as np
 
-from cluster.calls.remote import remote
-from cluster.errors import ActorDied
-from cluster.worker import Worker
+from counterpoint.cluster.calls.remote import remote
+from counterpoint.cluster.errors import ActorDied
+from counterpoint.cluster.worker import Worker
 
 
 def say(text: object) -> None:

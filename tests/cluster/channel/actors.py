@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from cluster.channel.config import ChannelConfig
-from cluster.channel.consumer import ChannelConsumer
-from cluster.channel.exactly_once import CommitFile
-from cluster.channel.host import ChannelHost
-from cluster.channel.producer import ChannelProducer
+from counterpoint.cluster.channel.config import ChannelConfig
+from counterpoint.cluster.channel.consumer import ChannelConsumer
+from counterpoint.cluster.channel.exactly_once import CommitFile
+from counterpoint.cluster.channel.host import ChannelHost
+from counterpoint.cluster.channel.producer import ChannelProducer
+from counterpoint.transport.process.launch import die_with_parent
 from tests.support.polling import DEADLINE_SECONDS
-from transport.process.launch import die_with_parent
 
 RECORDS = 200
 

@@ -15,16 +15,16 @@ import pytest
 import zmq
 import zmq.auth
 
-from cluster.channel import protocol, sockets
-from cluster.channel.config import ChannelConfig
-from cluster.channel.consumer import ChannelConsumer
-from cluster.channel.exactly_once import CommittedPositions
-from cluster.channel.host import ChannelHost
-from cluster.channel.link import ChannelError
-from cluster.channel.producer import ChannelProducer
-from cluster.channel.role import HostWorker
-from cluster.channel.self_loop import DataChannel
-from cluster.worker import Context
+from counterpoint.cluster.channel import protocol, sockets
+from counterpoint.cluster.channel.config import ChannelConfig
+from counterpoint.cluster.channel.consumer import ChannelConsumer
+from counterpoint.cluster.channel.exactly_once import CommittedPositions
+from counterpoint.cluster.channel.host import ChannelHost
+from counterpoint.cluster.channel.link import ChannelError
+from counterpoint.cluster.channel.producer import ChannelProducer
+from counterpoint.cluster.channel.role import HostWorker
+from counterpoint.cluster.channel.self_loop import DataChannel
+from counterpoint.cluster.worker import Context
 from tests.cluster.channel.actors import actor, first_line, wait_for
 from tests.support.polling import DEADLINE_SECONDS, wait_until
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.channel.exactly_once import CommitFile, CommittedPositions
+from counterpoint.cluster.channel.exactly_once import CommitFile, CommittedPositions
 
 
 def test_positions_survive_as_plain_values_and_stay_small() -> None:

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from cluster.channel import journal as journal_module
-from cluster.channel.journal import Journal, JournalError
-from cluster.channel.positions import PositionSet
-from transport.files import checked_entries
-from transport.files.atomic import as_bytes_view
+from counterpoint.cluster.channel import journal as journal_module
+from counterpoint.cluster.channel.journal import Journal, JournalError
+from counterpoint.cluster.channel.positions import PositionSet
+from counterpoint.transport.files import checked_entries
+from counterpoint.transport.files.atomic import as_bytes_view
 
 
 def put(journal: Journal, sequence: int, frames: list[bytes]) -> None:

@@ -11,9 +11,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from cluster.channel import lending
-from cluster.channel.lending import Lending, LendingState
-from cluster.channel.lending_events import (
+from counterpoint.cluster.channel import lending
+from counterpoint.cluster.channel.lending import Lending, LendingState
+from counterpoint.cluster.channel.lending_events import (
     Acknowledged,
     Confirm,
     ConsumerJoined,
@@ -37,7 +37,7 @@ from cluster.channel.lending_events import (
     TimePassed,
     Wanted,
 )
-from cluster.channel.positions import PositionSet
+from counterpoint.cluster.channel.positions import PositionSet
 
 PRODUCERS = ("source-0", "source-1")
 CONSUMERS = ("trainer-0", "trainer-1")

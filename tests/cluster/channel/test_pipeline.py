@@ -9,7 +9,7 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from cluster.channel.config import ChannelConfig
+from counterpoint.cluster.channel.config import ChannelConfig
 from tests.cluster.channel.actors import RECORDS, first_line, kill, spawn, wait_for
 from tests.support.polling import DEADLINE_SECONDS
 

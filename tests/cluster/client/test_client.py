@@ -16,13 +16,20 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from cluster import JobFailed, JobHandle, submit
-from cluster.client import Client, Entrypoint, JobRequest, ResourceConfig, create_environment, current_client
-from cluster.client.call import function
-from cluster.client.client import set_current_client
-from cluster.spec import StartGate
+from counterpoint.cluster import JobFailed, JobHandle, submit
+from counterpoint.cluster.client import (
+    Client,
+    Entrypoint,
+    JobRequest,
+    ResourceConfig,
+    create_environment,
+    current_client,
+)
+from counterpoint.cluster.client.call import function
+from counterpoint.cluster.client.client import set_current_client
+from counterpoint.cluster.spec import StartGate
+from counterpoint.transport.errors import UserError
 from tests.cluster.client.functions import fail, leave, leave_another
-from transport.errors import UserError
 
 
 @pytest.mark.slow
@@ -59,7 +66,7 @@ def test_jobs_of_one_name_that_are_submitted_at_once_are_one(tmp_path: Path, mon
         looked.wait(60)
         return submit(*arguments, **options)
 
-    monkeypatch.setattr("cluster.client.client.submit", submit_together)
+    monkeypatch.setattr("counterpoint.cluster.client.client.submit", submit_together)
     request = JobRequest(name="once", entrypoint=Entrypoint.from_callable(leave_another, args=[str(tmp_path)]))
     with ThreadPoolExecutor(3) as threads:
         handles = [
@@ -145,7 +152,7 @@ def test_arguments_are_not_on_the_command_line() -> None:
 
 PROGRAM = """
 from pathlib import Path
-from cluster.client import Client, Entrypoint, JobRequest
+from counterpoint.cluster.client import Client, Entrypoint, JobRequest
 
 def work(): return "done"
 

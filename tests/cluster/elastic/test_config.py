@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.elastic.config import elastic_config
-from transport.errors import UserError
+from counterpoint.cluster.elastic.config import elastic_config
+from counterpoint.transport.errors import UserError
 
 
 def test_every_wrong_key_is_named_with_its_value_and_what_is_allowed() -> None:

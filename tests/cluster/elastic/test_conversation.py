@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from cluster.elastic.elastic_master import ElasticMaster, ElasticTrainingFailed
-from cluster.elastic.events import RoundsStage
-from cluster.worker import Stage
+from counterpoint.cluster.elastic.elastic_master import ElasticMaster, ElasticTrainingFailed
+from counterpoint.cluster.elastic.events import RoundsStage
+from counterpoint.cluster.worker import Stage
+from counterpoint.transport.files.atomic import write_atomically
 from tests.cluster.elastic.troupe import FakeRanks, Life, Troupe, mastered, troupe
 from tests.support.polling import wait_until
-from transport.files.atomic import write_atomically
 
 pytestmark = pytest.mark.slow
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FakeRanks]]:
     """Every start of a worker's ranks, in order."""
-    monkeypatch.setattr("cluster.elastic.elastic_worker.RanksProcess", FakeRanks)
+    monkeypatch.setattr("counterpoint.cluster.elastic.elastic_worker.RanksProcess", FakeRanks)
     FakeRanks.started.clear()
     yield FakeRanks.started
     FakeRanks.started.clear()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
-from cluster.elastic.config import elastic_config
-from cluster.spec import JobSpec
+from counterpoint.cluster.elastic.config import elastic_config
+from counterpoint.cluster.spec import JobSpec
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "elastic_training"
 

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from cluster.elastic.node_check import CheckError, CheckProcess
-from cluster.elastic.ranks import LOOPBACK
+from counterpoint.cluster.elastic.node_check import CheckError, CheckProcess
+from counterpoint.cluster.elastic.ranks import LOOPBACK
 from tests.support.polling import wait_until
 
 ECHO = "import sys\nfor line in sys.stdin: print(line.strip(), flush=True)"

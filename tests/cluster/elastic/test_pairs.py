@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.elastic.pairs import MOST_ROUNDS, PairCheck, stragglers
+from counterpoint.cluster.elastic.pairs import MOST_ROUNDS, PairCheck, stragglers
 
 
 def names(count: int) -> list[str]:

@@ -12,9 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from cluster.elastic.ranks import LOOPBACK, RanksOrder, RanksProcess, alone, interfaces, listen, python_command
+from counterpoint.cluster.elastic.ranks import (
+    LOOPBACK,
+    RanksOrder,
+    RanksProcess,
+    alone,
+    interfaces,
+    listen,
+    python_command,
+)
+from counterpoint.transport.process.launch import descendants
 from tests.support.polling import wait_until
-from transport.process.launch import descendants
 
 WRITE = """
 import json, os, sys
@@ -128,7 +136,7 @@ def test_only_a_loopback_address_ties_collectives_to_the_loopback_interface() ->
 
 
 def test_nothing_is_left_where_the_child_cannot_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cluster.elastic.ranks.guarded", lambda command: [str(tmp_path / "missing")])
+    monkeypatch.setattr("counterpoint.cluster.elastic.ranks.guarded", lambda command: [str(tmp_path / "missing")])
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     before = set(os.listdir("/proc/self/fd"))
     with pytest.raises(FileNotFoundError):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.elastic.events import (
+from counterpoint.cluster.elastic.events import (
     Activity,
     Begin,
     CheckPair,
@@ -37,7 +37,7 @@ from cluster.elastic.events import (
     WorkerId,
     WorkerUp,
 )
-from cluster.elastic.rounds import Rounds
+from counterpoint.cluster.elastic.rounds import Rounds
 
 IDLE = Report(Activity.IDLE)
 RULES = Rules(min_workers=2, max_workers=3)

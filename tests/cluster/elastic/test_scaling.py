@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from cluster.elastic.progress import VARIABLE, ProgressFile, Totals, read_totals
-from cluster.elastic.scaling import Decision, Progress, Scaler, ScalingConfig, by_idle_share, by_throughput
+from counterpoint.cluster.elastic.progress import VARIABLE, ProgressFile, Totals, read_totals
+from counterpoint.cluster.elastic.scaling import Decision, Progress, Scaler, ScalingConfig, by_idle_share, by_throughput
 
 
 def halve(progress: Progress) -> int:

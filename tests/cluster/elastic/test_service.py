@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from cluster.elastic.service import RanksFailed, ServiceWorker
-from cluster.notify import notify
-from cluster.worker import Context, Member
+from counterpoint.cluster.elastic.service import RanksFailed, ServiceWorker
+from counterpoint.cluster.notify import notify
+from counterpoint.cluster.worker import Context, Member
 from tests.cluster.elastic.troupe import FakeRanks
 from tests.support.polling import wait_until
 
@@ -73,7 +73,7 @@ class Service:
 @pytest.fixture
 def service(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
     """Makes a service; its config is given."""
-    monkeypatch.setattr("cluster.elastic.elastic_worker.RanksProcess", FakeRanks)
+    monkeypatch.setattr("counterpoint.cluster.elastic.elastic_worker.RanksProcess", FakeRanks)
     monkeypatch.setenv("NOTIFY_SOCKET", "")
     FakeRanks.started.clear()
     made: list[Service] = []

@@ -16,14 +16,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from cluster.calls.caller import Caller
-from cluster.calls.group import RoleGroup
-from cluster.calls.server import CallServer
-from cluster.calls.server_socket import call_address
-from cluster.elastic.elastic_master import ElasticMaster
-from cluster.elastic.elastic_worker import ElasticWorker
-from cluster.elastic.ranks import RanksOrder
-from cluster.worker import Context, Member, Stage, Worker
+from counterpoint.cluster.calls.caller import Caller
+from counterpoint.cluster.calls.group import RoleGroup
+from counterpoint.cluster.calls.server import CallServer
+from counterpoint.cluster.calls.server_socket import call_address
+from counterpoint.cluster.elastic.elastic_master import ElasticMaster
+from counterpoint.cluster.elastic.elastic_worker import ElasticWorker
+from counterpoint.cluster.elastic.ranks import RanksOrder
+from counterpoint.cluster.worker import Context, Member, Stage, Worker
 from tests.support.polling import wait_until
 
 ROLE = "trainer"

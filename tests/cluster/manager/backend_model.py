@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from dataclasses import dataclass
 
-from cluster.manager.events import (
+from counterpoint.cluster.manager.events import (
     Allocate,
     Allocated,
     AllocationFailed,

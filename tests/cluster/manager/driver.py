@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cluster.manager.events import (
+from counterpoint.cluster.manager.events import (
     Allocate,
     Allocated,
     AllocationFailed,
@@ -36,9 +36,9 @@ from cluster.manager.events import (
     WorkerStarted,
     WorkFinished,
 )
-from cluster.manager.manager import PrimeManager
-from cluster.manager.state import WorkerRecord
-from cluster.spec import JobSpec, RoleSpec
+from counterpoint.cluster.manager.manager import PrimeManager
+from counterpoint.cluster.manager.state import WorkerRecord
+from counterpoint.cluster.spec import JobSpec, RoleSpec
 
 
 def command(name: str, **options: Any) -> RoleSpec:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from cluster.manager.events import Outcome
-from cluster.manager.stopping import FENCE_LEASES, KILL_GRACE_SECONDS
+from counterpoint.cluster.manager.events import Outcome
+from counterpoint.cluster.manager.stopping import FENCE_LEASES, KILL_GRACE_SECONDS
 from tests.cluster.manager.driver import Driver, command
 
 KILLED_SECONDS = KILL_GRACE_SECONDS + FENCE_LEASES * 10.0

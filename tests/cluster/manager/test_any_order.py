@@ -20,7 +20,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from cluster.manager.events import (
+from counterpoint.cluster.manager.events import (
     Begin,
     EndAnnounced,
     Event,
@@ -37,9 +37,9 @@ from cluster.manager.events import (
     WorkerSilent,
     WorkerSuspected,
 )
-from cluster.manager.manager import PrimeManager
-from cluster.manager.state import ENDED, JobState, Ledger, Phase
-from cluster.spec import JobSpec, RestartScope, StartGate
+from counterpoint.cluster.manager.manager import PrimeManager
+from counterpoint.cluster.manager.state import ENDED, JobState, Ledger, Phase
+from counterpoint.cluster.spec import JobSpec, RestartScope, StartGate
 from tests.cluster.manager.backend_model import NODES, Backend
 from tests.cluster.manager.driver import command, managed, role
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from cluster.manager.events import Allocate, Allocated, Outcome
-from cluster.manager.starting import LOSS_WINDOW_SECONDS, LOSSES, needs_of
-from cluster.spec import JobSpec, Resources, RestartScope
+from counterpoint.cluster.manager.events import Allocate, Allocated, Outcome
+from counterpoint.cluster.manager.starting import LOSS_WINDOW_SECONDS, LOSSES, needs_of
+from counterpoint.cluster.spec import JobSpec, Resources, RestartScope
 from tests.cluster.manager.driver import Driver, managed, role
 
 

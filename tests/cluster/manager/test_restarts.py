@@ -6,12 +6,12 @@ from itertools import pairwise
 
 import pytest
 
-from cluster.manager.events import Outcome
-from cluster.manager.restarts import FIRST_BACKOFF_SECONDS, HEALTHY_SECONDS, LONGEST_BACKOFF_SECONDS
-from cluster.manager.stopping import FENCE_LEASES
+from counterpoint.cluster.manager.events import Outcome
+from counterpoint.cluster.manager.restarts import FIRST_BACKOFF_SECONDS, HEALTHY_SECONDS, LONGEST_BACKOFF_SECONDS
+from counterpoint.cluster.manager.stopping import FENCE_LEASES
+from counterpoint.transport.process.permanent_errors import DISK_FULL
 from tests.cluster.manager.driver import Driver, managed
 from tests.cluster.manager.jobs import KILLED_SECONDS, failed, in_a_row, three
-from transport.process.permanent_errors import DISK_FULL
 
 
 def test_what_dies_is_created_again_after_a_pause_that_doubles_and_only_so_often() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cluster.manager.events import Outcome
+from counterpoint.cluster.manager.events import Outcome
 from tests.cluster.manager.driver import Driver, managed, role
 
 

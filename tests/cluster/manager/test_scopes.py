@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cluster.spec import RestartScope
+from counterpoint.cluster.spec import RestartScope
 from tests.cluster.manager.driver import Driver, command, managed, role
 from tests.cluster.manager.jobs import KILLED_SECONDS, failed
 

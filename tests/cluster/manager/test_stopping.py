@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from cluster.manager.events import Outcome
-from cluster.spec import JobSpec, RoleSpec
+from counterpoint.cluster.manager.events import Outcome
+from counterpoint.cluster.spec import JobSpec, RoleSpec
 from tests.cluster.manager.driver import Driver, command, managed, role
 from tests.cluster.manager.jobs import KILLED_SECONDS, failed, in_a_row, sweep, three
 

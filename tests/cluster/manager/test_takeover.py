@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 
-from cluster.manager.events import Created, ReplaceRequested, WorkerExited, WorkerReady
-from cluster.manager.manager import TAKEOVER_SECONDS, PrimeManager
-from cluster.spec import RestartScope
+from counterpoint.cluster.manager.events import Created, ReplaceRequested, WorkerExited, WorkerReady
+from counterpoint.cluster.manager.manager import TAKEOVER_SECONDS, PrimeManager
+from counterpoint.cluster.spec import RestartScope
 from tests.cluster.manager.driver import Driver, managed, role
 
 

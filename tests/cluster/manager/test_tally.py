@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cluster.manager.events import (
+from counterpoint.cluster.manager.events import (
     ExtensionRequested,
     ReplaceRequested,
     StopRequested,
@@ -11,7 +11,7 @@ from cluster.manager.events import (
     WorkerSilent,
     WorkerSuspected,
 )
-from cluster.manager.tally import REQUESTS_AT_ONCE, Tally
+from counterpoint.cluster.manager.tally import REQUESTS_AT_ONCE, Tally
 from tests.cluster.manager.driver import Driver, command, managed
 
 

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from cluster.backends.base import Bundle, Heartbeat, LivingWorker, Node, WorkerOrder
-from cluster.errors import BackendError, CapacityError, StaleMasterError
-from cluster.manager.events import (
+from counterpoint.cluster.backends.base import Bundle, Heartbeat, LivingWorker, Node, WorkerOrder
+from counterpoint.cluster.errors import BackendError, CapacityError, StaleMasterError
+from counterpoint.cluster.manager.events import (
     ChildrenChecked,
     Created,
     Event,
@@ -19,7 +19,7 @@ from cluster.manager.events import (
     WorkerStarted,
     WorkFinished,
 )
-from cluster.member import Member
+from counterpoint.cluster.member import Member
 
 
 @dataclass

@@ -12,7 +12,7 @@ from uuid import UUID
 
 import pytest
 
-from cluster import (
+from counterpoint.cluster import (
     ClusterError,
     JobBuilder,
     JobHandle,
@@ -23,10 +23,10 @@ from cluster import (
     load_spec,
     submit,
 )
-from cluster.job_files import JOB_FILE
-from cluster.worker import Worker
+from counterpoint.cluster.job_files import JOB_FILE
+from counterpoint.cluster.worker import Worker
+from counterpoint.transport.errors import UserError
 from tests.cluster.master import tiny_workers
-from transport.errors import UserError
 
 
 def test_a_builder_makes_the_spec_of_a_file(tmp_path: Path) -> None:

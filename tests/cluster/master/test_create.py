@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster import JobBuilder, JobExists, JobHandle, JobSpec, PrimeMaster
+from counterpoint.cluster import JobBuilder, JobExists, JobHandle, JobSpec, PrimeMaster
 
 
 def spec() -> JobSpec:

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 import pytest
 
-from cluster.manager.events import (
+from counterpoint.cluster.manager.events import (
     AllocationFailed,
     Event,
     ExtensionRequested,
@@ -19,7 +19,7 @@ from cluster.manager.events import (
     WorkerReady,
     WorkerSilent,
 )
-from cluster.master.event_codec import UnknownEvent, decode, encode, fitting
+from counterpoint.cluster.master.event_codec import UnknownEvent, decode, encode, fitting
 
 EXAMPLES: dict[str, Any] = {"str": "text", "int": 3, "float": 2.5, "bool": True, "tuple[str, ...]": ("a", "b")}
 

@@ -9,13 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.errors import StaleMasterError
-from cluster.master import journal as journal_module
-from cluster.master.journal import History, Journal, answer_of, perform
-from cluster.master.journal_format import Entry, EntryTooLarge, JournalError, entry_key, entry_of_bytes, to_bytes
-from sweep.protocol import Write
-from sweep.store import Store, StoreError
-from sweep.stores.local import LocalStore
+from counterpoint.cluster.errors import StaleMasterError
+from counterpoint.cluster.master import journal as journal_module
+from counterpoint.cluster.master.journal import History, Journal, answer_of, perform
+from counterpoint.cluster.master.journal_format import (
+    Entry,
+    EntryTooLarge,
+    JournalError,
+    entry_key,
+    entry_of_bytes,
+    to_bytes,
+)
+from counterpoint.sweep.protocol import Write
+from counterpoint.sweep.store import Store, StoreError
+from counterpoint.sweep.stores.local import LocalStore
 
 
 @pytest.fixture

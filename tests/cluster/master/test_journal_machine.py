@@ -22,12 +22,12 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from cluster.errors import StaleMasterError
-from cluster.master.journal import Discard, Exchange, History, Journal, Request, answer_of, perform
-from cluster.master.journal_format import ENTRY, entry_of_bytes, number_of
-from sweep.protocol import Pause, Write
-from sweep.store import Conflict, StoreError
-from sweep.stores.memory import MemoryStore
+from counterpoint.cluster.errors import StaleMasterError
+from counterpoint.cluster.master.journal import Discard, Exchange, History, Journal, Request, answer_of, perform
+from counterpoint.cluster.master.journal_format import ENTRY, entry_of_bytes, number_of
+from counterpoint.sweep.protocol import Pause, Write
+from counterpoint.sweep.store import Conflict, StoreError
+from counterpoint.sweep.stores.memory import MemoryStore
 
 MASTERS = 3
 

@@ -14,19 +14,19 @@ from typing import Any, NoReturn
 
 import pytest
 
-from cluster.errors import ClusterError
-from cluster.job_files import JobFile, control_path, read_outcome, write_privately
-from cluster.manager.events import Event, Instruction, WorkFinished
-from cluster.manager.manager import PrimeManager
-from cluster.master import main as main_module
-from cluster.master.control import ControlError, ask
-from cluster.master.main import LOST, MasterProcess
-from cluster.master.mastership import TARGET
-from cluster.master.prime_master import MasterTerm
-from cluster.spec import JobSpec, RoleSpec
-from sweep.record import Record
-from sweep.store import Conflict
-from sweep.stores.local import LocalStore
+from counterpoint.cluster.errors import ClusterError
+from counterpoint.cluster.job_files import JobFile, control_path, read_outcome, write_privately
+from counterpoint.cluster.manager.events import Event, Instruction, WorkFinished
+from counterpoint.cluster.manager.manager import PrimeManager
+from counterpoint.cluster.master import main as main_module
+from counterpoint.cluster.master.control import ControlError, ask
+from counterpoint.cluster.master.main import LOST, MasterProcess
+from counterpoint.cluster.master.mastership import TARGET
+from counterpoint.cluster.master.prime_master import MasterTerm
+from counterpoint.cluster.spec import JobSpec, RoleSpec
+from counterpoint.sweep.record import Record
+from counterpoint.sweep.store import Conflict
+from counterpoint.sweep.stores.local import LocalStore
 from tests.cluster.master.fake_backend import FakeBackend, World
 from tests.cluster.master.test_prime_master import DEADLINE, until
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from cluster.master.mastership import Identity, MasterHeld, Mastership, acquire, terms_of
-from sweep.lease import Terms
-from sweep.store import Stored, StoreError
-from sweep.stores.local import LocalStore
+from counterpoint.cluster.master.mastership import Identity, MasterHeld, Mastership, acquire, terms_of
+from counterpoint.sweep.lease import Terms
+from counterpoint.sweep.store import Stored, StoreError
+from counterpoint.sweep.stores.local import LocalStore
 
 TERMS = Terms(heartbeat=30.0, lease=90.0)
 

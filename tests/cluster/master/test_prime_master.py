@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from cluster.backends.base import Backend
-from cluster.manager.events import ManagerStage, Outcome, ScaleRequested, StopRequested
-from cluster.manager.starting import CREATIONS_AT_ONCE
-from cluster.master import scheduler
-from cluster.master.durable import MastershipLost
-from cluster.master.faults import POINTS, Faults
-from cluster.master.orders import Orders
-from cluster.master.prime_master import MasterTerm
-from cluster.spec import JobSpec, RoleSpec
-from sweep.stores.local import LocalStore
+from counterpoint.cluster.backends.base import Backend
+from counterpoint.cluster.manager.events import ManagerStage, Outcome, ScaleRequested, StopRequested
+from counterpoint.cluster.manager.starting import CREATIONS_AT_ONCE
+from counterpoint.cluster.master import scheduler
+from counterpoint.cluster.master.durable import MastershipLost
+from counterpoint.cluster.master.faults import POINTS, Faults
+from counterpoint.cluster.master.orders import Orders
+from counterpoint.cluster.master.prime_master import MasterTerm
+from counterpoint.cluster.spec import JobSpec, RoleSpec
+from counterpoint.sweep.stores.local import LocalStore
 from tests.cluster.master.fake_backend import FakeBackend, World
 
 DEADLINE = 60.0
@@ -295,7 +295,7 @@ async def test_a_full_disk_stops_the_master_from_acting_and_costs_nothing(
 
 
 async def test_orders_that_fail_are_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cluster.master.scheduler.PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr("counterpoint.cluster.master.scheduler.PAUSE_SECONDS", 0.01)
     job = Job(tmp_path)
     job.world.fails = {"create": 1, "start": 2, "publish": 1}
     assert (await job.run()).code == 0

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster import (
+from counterpoint.cluster import (
     ClusterError,
     ControlError,
     JobBuilder,
@@ -23,7 +23,7 @@ from cluster import (
     PrimeMaster,
     submit,
 )
-from cluster.job_files import read_master
+from counterpoint.cluster.job_files import read_master
 from tests.support.polling import DEADLINE_SECONDS
 
 pytestmark = pytest.mark.slow

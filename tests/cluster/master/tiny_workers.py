@@ -7,7 +7,7 @@ import sys
 import threading
 from pathlib import Path
 
-from cluster.worker import Worker
+from counterpoint.cluster.worker import Worker
 
 
 class Service(Worker):

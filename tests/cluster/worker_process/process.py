@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from cluster.agent import protocol
-from cluster.agent.protocol import MESSAGES
+from counterpoint.cluster.agent import protocol
+from counterpoint.cluster.agent.protocol import MESSAGES
 from tests.support.polling import wait_until
 
 
@@ -25,7 +25,7 @@ class WorkerProcess:
         environment = os.environ | {protocol.CONTROL_FD: str(other.fileno()), "PYTHONUNBUFFERED": "1"}
         with other, self.log_file.open("wb") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "cluster.worker_process"],
+                [sys.executable, "-m", "counterpoint.cluster.worker_process"],
                 env=environment,
                 pass_fds=(other.fileno(),),
                 stdout=output,

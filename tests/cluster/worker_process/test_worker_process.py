@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.agent import protocol
+from counterpoint.cluster.agent import protocol
 from tests.cluster.worker_process.process import worker_process
 from tests.support.polling import wait_until
 
@@ -141,6 +141,6 @@ def test_what_is_no_worker_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_a_class_is_found_in_the_given_directories_first(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("from cluster.worker import Worker\nclass Mine(Worker):\n    pass\n")
+    (tmp_path / "mine.py").write_text("from counterpoint.cluster.worker import Worker\nclass Mine(Worker):\n    pass\n")
     with worker_process(tmp_path, "", import_path="mine:Mine", path=[str(tmp_path)]) as worker:
         worker.wait_for(protocol.READY)

@@ -8,8 +8,8 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from cluster.calls.remote import remote
-from cluster.worker import Context, Member, SubMaster, Worker
+from counterpoint.cluster.calls.remote import remote
+from counterpoint.cluster.worker import Context, Member, SubMaster, Worker
 
 logger = logging.getLogger(__name__)
 

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from environments.data import json_lines
-from environments.data.load import load_rows
-from environments.data.rows import DataError
+from counterpoint.environments.data import json_lines
+from counterpoint.environments.data.load import load_rows
+from counterpoint.environments.data.rows import DataError
 
 WRITTEN = [{"question": f"{n} + 1", "answer": n + 1, "tags": ["sum", str(n)]} for n in range(10)]
 
@@ -83,7 +83,7 @@ def test_lines_across_pieces_of_a_file(tmp_path: Path, monkeypatch: pytest.Monke
     path = write_lines(tmp_path / "some.jsonl", WRITTEN)
     whole = load_rows({"path": str(path)}).fingerprint
     for size in range(1, 40):
-        monkeypatch.setattr("environments.data.files.CHUNK_BYTES", size)
+        monkeypatch.setattr("counterpoint.environments.data.files.CHUNK_BYTES", size)
         rows = load_rows({"path": str(path)})
         assert list(rows) == WRITTEN
         assert rows.fingerprint == whole

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from environments.gateway import Gateway
+from counterpoint.environments.gateway import Gateway
 
 
 @pytest.fixture

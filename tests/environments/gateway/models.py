@@ -9,12 +9,12 @@ from dataclasses import replace
 
 import openai
 
-from environments.base import Reply, ToolCall
-from environments.chat import Chat, Tool
-from environments.gateway import Session
-from environments.sampling import SamplingOverrides
-from environments.scripted import ScriptedModel
-from transport.records import Turn
+from counterpoint.environments.base import Reply, ToolCall
+from counterpoint.environments.chat import Chat, Tool
+from counterpoint.environments.gateway import Session
+from counterpoint.environments.sampling import SamplingOverrides
+from counterpoint.environments.scripted import ScriptedModel
+from counterpoint.transport.records import Turn
 
 
 class RecordingModel(ScriptedModel):

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from environments.chat import Chat
-from environments.gateway.agent import AgentEnvironment
-from environments.scripted import ScriptedModel
+from counterpoint.environments.chat import Chat
+from counterpoint.environments.gateway.agent import AgentEnvironment
+from counterpoint.environments.scripted import ScriptedModel
+from counterpoint.transport.records import Rollout
 from tests.support.polling import until
-from transport.records import Rollout
 
 pytestmark = pytest.mark.slow
 

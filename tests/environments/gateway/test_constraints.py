@@ -9,13 +9,13 @@ import aiohttp
 import orjson
 import pytest
 
-from environments.base import Reply
-from environments.chat import Chat, Tool
-from environments.gateway import Gateway, Session
-from environments.gateway.session import _warn_of_constraints
-from environments.sampling import CallOverrides
+from counterpoint.environments.base import Reply
+from counterpoint.environments.chat import Chat, Tool
+from counterpoint.environments.gateway import Gateway, Session
+from counterpoint.environments.gateway.session import _warn_of_constraints
+from counterpoint.environments.sampling import CallOverrides
+from counterpoint.transport.records import Turn
 from tests.environments.gateway.models import RecordingModel, extends
-from transport.records import Turn
 
 SCHEMA: Any = {
     "properties": {"a": {"title": "A", "type": "integer"}},

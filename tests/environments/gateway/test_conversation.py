@@ -13,13 +13,13 @@ import numpy as np
 import openai
 import pytest
 
-from environments.base import Reply, ToolCall
-from environments.chat import LONG_TEXT, Chat, Tool
-from environments.gateway import Gateway
-from environments.gateway.conversation import Conversations
-from models.tiny_tokenizer import write_tokenizer
+from counterpoint.environments.base import Reply, ToolCall
+from counterpoint.environments.chat import LONG_TEXT, Chat, Tool
+from counterpoint.environments.gateway import Gateway
+from counterpoint.environments.gateway.conversation import Conversations
+from counterpoint.models.tiny_tokenizer import write_tokenizer
+from counterpoint.transport.records import Turn
 from tests.environments.gateway.models import RecordingModel, client_of, extends
-from transport.records import Turn
 
 TEMPLATE = (
     "{{ tools | tojson if tools }}{% for message in messages %}<|{{ message.role }}|>{{ message.reasoning_content }}"

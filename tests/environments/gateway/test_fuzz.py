@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from environments.gateway.errors import Refused
-from environments.gateway.json_body import MOST_VALUES, parse_body
-from environments.gateway.messages import template_messages
-from environments.messages import MOST_DEPTH, is_deep
+from counterpoint.environments.gateway.errors import Refused
+from counterpoint.environments.gateway.json_body import MOST_VALUES, parse_body
+from counterpoint.environments.gateway.messages import template_messages
+from counterpoint.environments.messages import MOST_DEPTH, is_deep
 from perf.fuzz.__main__ import fuzz, make_chat
 
 

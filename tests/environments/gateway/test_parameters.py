@@ -18,13 +18,13 @@ from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.responses import response_create_params
 
-from environments.chat import Chat
-from environments.gateway import Gateway, responses
-from environments.gateway.errors import Refused
-from environments.gateway.requests import Asked, chat_request, completion_request
-from environments.sampling import CallOverrides, SamplingConfig, SamplingOverrides
+from counterpoint.environments.chat import Chat
+from counterpoint.environments.gateway import Gateway, responses
+from counterpoint.environments.gateway.errors import Refused
+from counterpoint.environments.gateway.requests import Asked, chat_request, completion_request
+from counterpoint.environments.sampling import CallOverrides, SamplingConfig, SamplingOverrides
+from counterpoint.transport.records import Alternatives, Turn
 from tests.environments.gateway.models import RecordingModel, client_of, extends
-from transport.records import Alternatives, Turn
 
 PAGE = Path(__file__).parents[3] / "docs/gateway.md"
 APIS = ("chat", "responses", "completions")
@@ -219,7 +219,7 @@ async def test_many_probable_tokens_are_written_off_the_loop(
         return write(*given)
 
     monkeypatch.setattr(responses, "_alternatives", noted)
-    monkeypatch.setattr("environments.gateway.session.LONG_TEXT", 10)
+    monkeypatch.setattr("counterpoint.environments.gateway.session.LONG_TEXT", 10)
     asked = (
         {"logprobs": 2}
         if api == "completions"

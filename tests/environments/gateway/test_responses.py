@@ -8,9 +8,9 @@ import aiohttp
 import openai
 import pytest
 
-from environments.chat import Chat
-from environments.gateway import Gateway, Session
-from environments.scripted import ScriptedModel
+from counterpoint.environments.chat import Chat
+from counterpoint.environments.gateway import Gateway, Session
+from counterpoint.environments.scripted import ScriptedModel
 from tests.environments.gateway.models import RecordingModel, client_of, extends
 
 LOOK: Any = {

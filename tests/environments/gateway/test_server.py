@@ -12,14 +12,14 @@ import openai
 import pytest
 import uvloop
 
-from environments.chat import Chat
-from environments.gateway import Gateway, Limits
-from environments.gateway.agent import AgentEnvironment
-from environments.sampling import SamplingConfig, SamplingOverrides
-from environments.scripted import ScriptedModel
+from counterpoint.environments.chat import Chat
+from counterpoint.environments.gateway import Gateway, Limits
+from counterpoint.environments.gateway.agent import AgentEnvironment
+from counterpoint.environments.sampling import SamplingConfig, SamplingOverrides
+from counterpoint.environments.scripted import ScriptedModel
+from counterpoint.transport.records import Turn
 from tests.environments.gateway.models import FailingModel, RecordingModel, WaitingModel, client_of, extends
 from tests.support.polling import until
-from transport.records import Turn
 
 
 @asynccontextmanager
@@ -347,7 +347,7 @@ async def closed(reader: asyncio.StreamReader) -> bool:
 def test_a_connection_beyond_the_limit_takes_the_place_of_the_oldest_that_has_sent_no_key(
     run: Any, chat: Chat, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("environments.gateway.server.MOST_CONNECTIONS", 2)
+    monkeypatch.setattr("counterpoint.environments.gateway.server.MOST_CONNECTIONS", 2)
 
     async def connect() -> None:
         gateway = Gateway()

@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from environments.chat import Chat
-from environments.config import EnvironmentConfig
-from environments.gateway.agent import AgentEnvironment
-from inference.base import SamplingParameters
-from orchestrator.rollouts.play import LoadedEnvironment, PolicyModel, play
-from orchestrator.rollouts.trajectories import merge_rollout
+from counterpoint.environments.chat import Chat
+from counterpoint.environments.config import EnvironmentConfig
+from counterpoint.environments.gateway.agent import AgentEnvironment
+from counterpoint.inference.base import SamplingParameters
+from counterpoint.orchestrator.rollouts.play import LoadedEnvironment, PolicyModel, play
+from counterpoint.orchestrator.rollouts.trajectories import merge_rollout
+from counterpoint.transport.records import Int32Array, Rollout, Turn
 from tests.support.rollouts import make_turn
-from transport.records import Int32Array, Rollout, Turn
 
 AGENT = """
 import asyncio, json, sys

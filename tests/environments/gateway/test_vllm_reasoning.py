@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from environments.chat import Chat
-from environments.gateway import Gateway
-from inference.base import SamplingParameters
-from inference.config import PoolConfig
-from inference.pool.pool import InferencePool
-from orchestrator.rollouts.play import PolicyModel
+from counterpoint.environments.chat import Chat
+from counterpoint.environments.gateway import Gateway
+from counterpoint.inference.base import SamplingParameters
+from counterpoint.inference.config import PoolConfig
+from counterpoint.inference.pool.pool import InferencePool
+from counterpoint.orchestrator.rollouts.play import PolicyModel
+from counterpoint.transport.records import Rollout, Turn
 from tests.environments.gateway.models import client_of, extends
 from tests.support.tiny_model import CHAT_TEMPLATE, make_model
 from tests.support.vllm_server import ServerProcess, run_server, tiny_config
-from transport.records import Rollout, Turn
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from math_verify import parse, verify
 
-from environments.base import Example
+from counterpoint.environments.base import Example
 
 
 def equal(example: Example, completion: str, state: dict[str, Any]) -> float:

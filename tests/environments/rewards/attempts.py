@@ -6,8 +6,8 @@ import asyncio
 import importlib
 from typing import Any
 
-from environments.base import Example
-from environments.rewards.rubric import Rubric, Scored
+from counterpoint.environments.base import Example
+from counterpoint.environments.rewards.rubric import Rubric, Scored
 
 STARTED: list[str] = []
 CANCELLED: list[str] = []

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from environments.rewards.rubric import Rubric
+from counterpoint.environments.rewards.rubric import Rubric
 
 MakeRubric = Callable[..., Rubric]
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from environments.rewards.mathematics import answer_in, end_of, plain, read
-from environments.rewards.worker import compare_mathematics
+from counterpoint.environments.rewards.mathematics import answer_in, end_of, plain, read
+from counterpoint.environments.rewards.worker import compare_mathematics
 
 NUMBERS = [
     "42", "-3", "1,234", "1.25", ".65", "1/2", "9%", "$32", "$1,000.50", "7 apples", "8 cm", "12 m^2", "36 cm^2", "4 ft^3",

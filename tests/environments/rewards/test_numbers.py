@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from environments.rewards.worker import compare_mathematics
+from counterpoint.environments.rewards.worker import compare_mathematics
 
 pytestmark = pytest.mark.slow
 

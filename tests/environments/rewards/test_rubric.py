@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from environments.main_thread import NeedsMainThread
-from environments.rewards.base import as_value
-from environments.rewards.rubric import Rubric
+from counterpoint.environments.main_thread import NeedsMainThread
+from counterpoint.environments.rewards.base import as_value
+from counterpoint.environments.rewards.rubric import Rubric
 from tests.environments.rewards import attempts
 from tests.environments.rewards.attempts import score
 from tests.environments.rewards.conftest import MakeRubric

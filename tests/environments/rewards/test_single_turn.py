@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from environments.chat import Chat
-from environments.config import EnvironmentConfig
-from environments.registry import load_environment
-from environments.rewards.single_turn import SingleTurn
-from environments.rewards.template import Template
-from environments.scripted import play
+from counterpoint.environments.chat import Chat
+from counterpoint.environments.config import EnvironmentConfig
+from counterpoint.environments.registry import load_environment
+from counterpoint.environments.rewards.single_turn import SingleTurn
+from counterpoint.environments.rewards.template import Template
+from counterpoint.environments.scripted import play
 
 REPOSITORY = Path(__file__).parents[3]
 ROWS = {"rows": [{"question": "2 + 2", "answer": "#### 4", "n": 3}, {"question": "{n}", "answer": "#### 1\n#### 2"}]}

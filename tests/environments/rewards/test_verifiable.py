@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from math_verify import parse, verify
 
-from environments.rewards.processes import BoundedProcesses, OverLimit, ProcessFailed
+from counterpoint.environments.rewards.processes import BoundedProcesses, OverLimit, ProcessFailed
 from tests.environments.rewards.attempts import score
 from tests.environments.rewards.conftest import MakeRubric
 

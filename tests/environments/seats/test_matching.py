@@ -7,7 +7,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from environments.seats.matching import REMEMBERED, Matcher, Pair
+from counterpoint.environments.seats.matching import REMEMBERED, Matcher, Pair
 
 SEAT = 1000
 """Added to a seat's number, so that it differs from every episode's."""

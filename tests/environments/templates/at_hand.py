@@ -11,7 +11,7 @@ from mistral_common.integrations.chat_templates.template_generator import Templa
 from mistral_common.tokens.tokenizers.base import TokenizerVersion
 from tokenizers import AddedToken
 
-from models.tiny_tokenizer import write_tokenizer
+from counterpoint.models.tiny_tokenizer import write_tokenizer
 
 
 def _directory(package: str, *parts: str) -> Path:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from environments.chat import Chat
+from counterpoint.environments.chat import Chat
 from tests.environments.templates.at_hand import TEMPLATES, model_directory
 
 TOOLS: list[dict[str, Any]] = [

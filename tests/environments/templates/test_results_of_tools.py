@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from environments.base import OnePolicy, Reply, ToolCall
-from environments.chat import Chat, Message, Tool
-from environments.chat_marks import alike
-from environments.demonstrations import demonstrations_of
-from environments.gateway.conversation import Conversations
-from environments.sampling import SamplingConfig, SamplingOverrides
-from environments.tools.definition import ToolFunction
-from environments.tools.play import play_with_tools
+from counterpoint.environments.base import OnePolicy, Reply, ToolCall
+from counterpoint.environments.chat import Chat, Message, Tool
+from counterpoint.environments.chat_marks import alike
+from counterpoint.environments.demonstrations import demonstrations_of
+from counterpoint.environments.gateway.conversation import Conversations
+from counterpoint.environments.sampling import SamplingConfig, SamplingOverrides
+from counterpoint.environments.tools.definition import ToolFunction
+from counterpoint.environments.tools.play import play_with_tools
+from counterpoint.transport.records import Turn
 from tests.environments.templates.at_hand import TEMPLATES, ends_of, model_directory
 from tests.support.rollouts import make_turn
-from transport.records import Turn
 
 pytestmark = pytest.mark.slow
 

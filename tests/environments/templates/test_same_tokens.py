@@ -10,14 +10,14 @@ from typing import Any, cast
 import orjson
 import pytest
 
-from environments.chat import Chat, Message, Tool
-from environments.data.load import load_rows
-from environments.demonstrations import demonstrations_of
-from environments.gateway.requests import chat_request
-from environments.sampling import SamplingConfig
+from counterpoint.environments.chat import Chat, Message, Tool
+from counterpoint.environments.data.load import load_rows
+from counterpoint.environments.demonstrations import demonstrations_of
+from counterpoint.environments.gateway.requests import chat_request
+from counterpoint.environments.sampling import SamplingConfig
+from counterpoint.trainer.sft.batches import SftBatches, conversation_in
+from counterpoint.trainer.sft.config import SftConfig
 from tests.environments.templates.at_hand import TEMPLATES, model_directory
-from trainer.sft.batches import SftBatches, conversation_in
-from trainer.sft.config import SftConfig
 
 pytestmark = pytest.mark.slow
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from environments.base import Reply, ToolCall
-from environments.tools.calls import MAX_CALLS, read_calls, violation
+from counterpoint.environments.base import Reply, ToolCall
+from counterpoint.environments.tools.calls import MAX_CALLS, read_calls, violation
 
 TOOLS = [
     {

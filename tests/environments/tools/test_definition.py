@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import Field
 
-from environments.tools import definition
-from environments.tools.definition import ToolError, as_text, in_thread, make_definition, tool_from
+from counterpoint.environments.tools import definition
+from counterpoint.environments.tools.definition import ToolError, as_text, in_thread, make_definition, tool_from
 
 
 def search(

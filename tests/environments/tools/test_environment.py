@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from environments.base import EnvironmentContext, Example
-from environments.chat import Chat
-from environments.config import EnvironmentConfig
-from environments.lifecycle import started
-from environments.registry import _check_shape, load_environment
-from environments.scripted import play
-from environments.tools.definition import tool_from
-from environments.tools.environment import ToolEnvironment
-from environments.tools.hermes import write_hermes
-from transport.records import Rollout
+from counterpoint.environments.base import EnvironmentContext, Example
+from counterpoint.environments.chat import Chat
+from counterpoint.environments.config import EnvironmentConfig
+from counterpoint.environments.lifecycle import started
+from counterpoint.environments.registry import _check_shape, load_environment
+from counterpoint.environments.scripted import play
+from counterpoint.environments.tools.definition import tool_from
+from counterpoint.environments.tools.environment import ToolEnvironment
+from counterpoint.environments.tools.hermes import write_hermes
+from counterpoint.transport.records import Rollout
 
 
 async def double(number: int) -> int:

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from environments.tools import mcp_server
-from environments.tools.definition import ToolError, ToolFunction, ToolUnavailable
-from environments.tools.mcp_server import McpConfig, McpServer
-from environments.tools.toolbox import Toolbox
+from counterpoint.environments.tools import mcp_server
+from counterpoint.environments.tools.definition import ToolError, ToolFunction, ToolUnavailable
+from counterpoint.environments.tools.mcp_server import McpConfig, McpServer
+from counterpoint.environments.tools.toolbox import Toolbox
 from tests.support.ports import free_port
 
 SERVER = Path(__file__).with_name("a_server.py")
@@ -166,5 +166,5 @@ async def test_two_tools_of_one_name() -> None:
 
 
 def test_functions_by_import_path() -> None:
-    toolbox = Toolbox(["environments.tools.built_in:calculate"])
+    toolbox = Toolbox(["counterpoint.environments.tools.built_in:calculate"])
     assert [tool.name for tool in toolbox.tools] == ["calculate"]

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from environments.base import Reply
-from environments.chat import Chat, Tool
-from environments.scripted import ScriptedModel
-from environments.tools.built_in import calculator_tool
-from environments.tools.definition import ToolFunction, ToolUnavailable, tool_from
-from environments.tools.hermes import write_hermes
-from environments.tools.play import ToolLimits, play_with_tools, tool_metrics
-from transport.records import Turn
+from counterpoint.environments.base import Reply
+from counterpoint.environments.chat import Chat, Tool
+from counterpoint.environments.scripted import ScriptedModel
+from counterpoint.environments.tools.built_in import calculator_tool
+from counterpoint.environments.tools.definition import ToolFunction, ToolUnavailable, tool_from
+from counterpoint.environments.tools.hermes import write_hermes
+from counterpoint.environments.tools.play import ToolLimits, play_with_tools, tool_metrics
+from counterpoint.transport.records import Turn
 
 ASK = [{"role": "user", "content": "2 + 3?"}]
 

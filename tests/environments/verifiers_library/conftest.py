@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from environments.base import EnvironmentContext, Reply, ToolCall
-from environments.chat import Chat, Tool
-from environments.scripted import ScriptedModel
-from environments.verifiers_library.environment import Verifiers
-from models.tiny_tokenizer import write_tokenizer
-from transport.records import Turn
+from counterpoint.environments.base import EnvironmentContext, Reply, ToolCall
+from counterpoint.environments.chat import Chat, Tool
+from counterpoint.environments.scripted import ScriptedModel
+from counterpoint.environments.verifiers_library.environment import Verifiers
+from counterpoint.models.tiny_tokenizer import write_tokenizer
+from counterpoint.transport.records import Turn
 
 SAMPLES = Path(__file__).with_name("samples")
 

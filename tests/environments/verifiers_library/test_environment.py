@@ -11,19 +11,24 @@ from typing import Any
 
 import pytest
 
-from environments.base import EnvironmentContext, Reply, ToolCall
-from environments.chat import Chat
-from environments.config import EnvironmentConfig
-from environments.gateway.conversation import Conversations
-from environments.main_thread import NeedsMainThread
-from environments.registry import load_environment
-from environments.reward import as_rewards
-from environments.scripted import ScriptedModel
-from environments.verifiers_library.environment import Verifiers
-from environments.verifiers_library.policy_client import MALFORMED_CALL, Seat, _answer, _with_malformed_call
-from orchestrator.step.finalize import find_fault
+from counterpoint.environments.base import EnvironmentContext, Reply, ToolCall
+from counterpoint.environments.chat import Chat
+from counterpoint.environments.config import EnvironmentConfig
+from counterpoint.environments.gateway.conversation import Conversations
+from counterpoint.environments.main_thread import NeedsMainThread
+from counterpoint.environments.registry import load_environment
+from counterpoint.environments.reward import as_rewards
+from counterpoint.environments.scripted import ScriptedModel
+from counterpoint.environments.verifiers_library.environment import Verifiers
+from counterpoint.environments.verifiers_library.policy_client import (
+    MALFORMED_CALL,
+    Seat,
+    _answer,
+    _with_malformed_call,
+)
+from counterpoint.orchestrator.step.finalize import find_fault
+from counterpoint.transport.records import Rollout, Turn
 from tests.environments.verifiers_library.conftest import SAMPLES, CallingModel, Running
-from transport.records import Rollout, Turn
 
 # The library is imported in three seconds.
 pytestmark = pytest.mark.slow

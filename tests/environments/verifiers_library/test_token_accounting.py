@@ -19,13 +19,13 @@ from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
-from environments.chat import Chat
-from environments.scripted import LOG_PROBABILITY, ScriptedModel
-from environments.verifiers_library.environment import Verifiers
-from orchestrator.rollouts.trajectories import merge_rollout
+from counterpoint.environments.chat import Chat
+from counterpoint.environments.scripted import LOG_PROBABILITY, ScriptedModel
+from counterpoint.environments.verifiers_library.environment import Verifiers
+from counterpoint.orchestrator.rollouts.trajectories import merge_rollout
+from counterpoint.transport.records import Rollout
 from tests.environments.verifiers_library.conftest import Running
 from tests.environments.verifiers_library.test_environment import played
-from transport.records import Rollout
 
 pytestmark = pytest.mark.slow
 

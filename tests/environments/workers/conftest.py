@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from environments.workers import supply
-from models.tiny_tokenizer import write_tokenizer
+from counterpoint.environments.workers import supply
+from counterpoint.models.tiny_tokenizer import write_tokenizer
 
 
 @pytest.fixture(autouse=True)

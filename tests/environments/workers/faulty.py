@@ -14,9 +14,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from environments.base import EnvironmentContext, Example, Model, Unavailable
-from environments.sampling import CallOverrides
-from transport.records import Rollout
+from counterpoint.environments.base import EnvironmentContext, Example, Model, Unavailable
+from counterpoint.environments.sampling import CallOverrides
+from counterpoint.transport.records import Rollout
 
 FAULTS = (
     "well", "raise", "nan", "text", "state", "exit", "interrupt", "hang", "unscored", "flood", "leave", "kill", "crash",

@@ -12,17 +12,17 @@ from typing import Any, cast
 
 import numpy as np
 
-from environments.base import EnvironmentContext
-from environments.chat import Chat
-from environments.config import EnvironmentConfig
-from environments.lifecycle import started
-from environments.registry import load_environment
-from environments.workers.proxy import WorkerEnvironment
-from inference.base import SamplingParameters
-from orchestrator.rollouts.play import LoadedEnvironment, PolicyModel, play
+from counterpoint.environments.base import EnvironmentContext
+from counterpoint.environments.chat import Chat
+from counterpoint.environments.config import EnvironmentConfig
+from counterpoint.environments.lifecycle import started
+from counterpoint.environments.registry import load_environment
+from counterpoint.environments.workers.proxy import WorkerEnvironment
+from counterpoint.inference.base import SamplingParameters
+from counterpoint.orchestrator.rollouts.play import LoadedEnvironment, PolicyModel, play
+from counterpoint.transport.records import Int32Array, Rollout, Turn
 from tests.environments.workers.faulty import FAULTS
 from tests.support.rollouts import make_turn
-from transport.records import Int32Array, Rollout, Turn
 
 DEADLINE: ContextVar[float] = ContextVar("deadline", default=60.0)
 """The deadline of the rollout that the current task plays, in seconds: a run has one for all."""

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from environments.workers import pool, supply, watcher
-from orchestrator.rollouts.failures import kind_of
+from counterpoint.environments.workers import pool, supply, watcher
+from counterpoint.orchestrator.rollouts.failures import kind_of
 from tests.environments.workers.playing import Playing, playing, wait_until
 
 pytestmark = pytest.mark.slow

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from environments.config import EnvironmentConfig
-from environments.workers.found import check_in_process
+from counterpoint.environments.config import EnvironmentConfig
+from counterpoint.environments.workers.found import check_in_process
 
 pytestmark = pytest.mark.slow
 

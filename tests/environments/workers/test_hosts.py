@@ -17,10 +17,10 @@ import pytest
 import zmq
 import zmq.auth
 
-from environments.config import EnvironmentConfig
-from environments.registry import load_environment
-from environments.workers import hosts, pool, protocol
-from environments.workers.host import HostConfig
+from counterpoint.environments.config import EnvironmentConfig
+from counterpoint.environments.registry import load_environment
+from counterpoint.environments.workers import hosts, pool, protocol
+from counterpoint.environments.workers.host import HostConfig
 from tests.environments.workers.playing import KIND, playing, wait_until
 from tests.support.ports import free_port
 
@@ -68,7 +68,7 @@ class Machines:
         ]
         file = self.directory / "host.toml"
         file.write_text("\n".join(lines))
-        command = [sys.executable, "-m", "cli.main", "env", "serve", str(file)]
+        command = [sys.executable, "-m", "counterpoint.cli.main", "env", "serve", str(file)]
         with (self.directory / "host.log").open("ab") as log, subprocess.Popen(command, stderr=log) as process:
             try:
                 yield process
@@ -187,7 +187,7 @@ def test_what_cannot_be_used_is_refused_at_the_start(tmp_path: Path, model: Path
 
 
 async def _start(environment: Any, directory: Path, model: Path) -> None:
-    from environments.base import EnvironmentContext
+    from counterpoint.environments.base import EnvironmentContext
 
     try:
         await environment.start(EnvironmentContext("mine", directory, model, 0))

@@ -10,8 +10,8 @@ import msgpack
 import numpy as np
 import pytest
 
-from environments.chat import Chat
-from environments.workers.protocol import (
+from counterpoint.environments.chat import Chat
+from counterpoint.environments.workers.protocol import (
     MAX_BATCH,
     TURN,
     Message,
@@ -23,9 +23,9 @@ from environments.workers.protocol import (
     unpack,
     unpack_answer,
 )
-from environments.workers.remote_model import RemoteModel
+from counterpoint.environments.workers.remote_model import RemoteModel
+from counterpoint.transport.records import Alternatives
 from tests.support.rollouts import make_rollout, make_turn
-from transport.records import Alternatives
 
 
 def test_a_frame_comes_back_as_it_was() -> None:

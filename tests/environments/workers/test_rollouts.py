@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from environments.base import EnvironmentContext
-from environments.chat import Chat
-from environments.config import EnvironmentConfig
-from environments.lifecycle import started
-from environments.registry import load_environment
-from inference.base import SamplingParameters
-from orchestrator.rollouts.play import LoadedEnvironment, PolicyModel, play, score_group
+from counterpoint.environments.base import EnvironmentContext
+from counterpoint.environments.chat import Chat
+from counterpoint.environments.config import EnvironmentConfig
+from counterpoint.environments.lifecycle import started
+from counterpoint.environments.registry import load_environment
+from counterpoint.inference.base import SamplingParameters
+from counterpoint.orchestrator.rollouts.play import LoadedEnvironment, PolicyModel, play, score_group
+from counterpoint.transport.records import Rollout
 from tests.environments.workers.playing import KIND, Servers, playing, wait_until
-from transport.records import Rollout
 
 pytestmark = pytest.mark.slow
 

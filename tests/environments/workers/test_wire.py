@@ -7,12 +7,12 @@ from pathlib import Path
 
 import zmq
 
-from environments.config import EnvironmentConfig
-from environments.workers.pool import WorkerPool
-from environments.workers.protocol import BEAT, DONE, GENERATE, MAX_BATCH, Message
-from environments.workers.session import Session
-from environments.workers.supply import Worker
-from environments.workers.wire import BatchingWire
+from counterpoint.environments.config import EnvironmentConfig
+from counterpoint.environments.workers.pool import WorkerPool
+from counterpoint.environments.workers.protocol import BEAT, DONE, GENERATE, MAX_BATCH, Message
+from counterpoint.environments.workers.session import Session
+from counterpoint.environments.workers.supply import Worker
+from counterpoint.environments.workers.wire import BatchingWire
 
 CALL: Message = [GENERATE, 1, 1, "", -1, None, b""]
 END: Message = [DONE, 1, None, [1.0], [], False]

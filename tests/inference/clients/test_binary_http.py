@@ -10,14 +10,14 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from inference.base import InferenceError, RequestRefused, ServerFailure, ServerUnreachable
-from inference.clients import binary_http, memory
-from inference.clients.binary_http import HEAD_BYTES, BinaryHttpClient
-from inference.clients.failures import ERROR_BYTES
-from inference.clients.http_sessions import HttpSessions
-from inference.clients.memory import AHEAD_BYTES, LARGE_BYTES
-from inference.config import PoolConfig
-from transport.telemetry.trace_context import traceparent
+from counterpoint.inference.base import InferenceError, RequestRefused, ServerFailure, ServerUnreachable
+from counterpoint.inference.clients import binary_http, memory
+from counterpoint.inference.clients.binary_http import HEAD_BYTES, BinaryHttpClient
+from counterpoint.inference.clients.failures import ERROR_BYTES
+from counterpoint.inference.clients.http_sessions import HttpSessions
+from counterpoint.inference.clients.memory import AHEAD_BYTES, LARGE_BYTES
+from counterpoint.inference.config import PoolConfig
+from counterpoint.transport.telemetry.trace_context import traceparent
 
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 

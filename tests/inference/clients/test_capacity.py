@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.clients.capacity import DECREASE_FACTOR, FAST_INCREASE, LOWEST_CAP, CapacityController, Observation
+from counterpoint.inference.clients.capacity import (
+    DECREASE_FACTOR,
+    FAST_INCREASE,
+    LOWEST_CAP,
+    CapacityController,
+    Observation,
+)
 
 EASY = Observation(cache_use=0.3, running=40, waiting=0, preemptions=0)
 FULL = Observation(cache_use=0.97, running=64, waiting=10, preemptions=0)

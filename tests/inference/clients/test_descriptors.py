@@ -7,9 +7,9 @@ import errno
 
 import pytest
 
-from inference.base import InferenceError, ServerUnreachable
-from inference.clients.http_sessions import HttpSessions
-from inference.config import PoolConfig
+from counterpoint.inference.base import InferenceError, ServerUnreachable
+from counterpoint.inference.clients.http_sessions import HttpSessions
+from counterpoint.inference.config import PoolConfig
 
 
 @pytest.mark.parametrize(

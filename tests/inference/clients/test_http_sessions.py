@@ -11,10 +11,10 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
-from inference.base import RequestRefused, ServerFailure, ServerUnreachable
-from inference.clients import http_sessions
-from inference.clients.http_sessions import HttpSessions, call
-from inference.config import PoolConfig
+from counterpoint.inference.base import RequestRefused, ServerFailure, ServerUnreachable
+from counterpoint.inference.clients import http_sessions
+from counterpoint.inference.clients.http_sessions import HttpSessions, call
+from counterpoint.inference.config import PoolConfig
 
 BODY = bytes(range(256)) * 16384
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

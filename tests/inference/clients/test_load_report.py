@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from inference.clients.capacity import Observation
-from inference.clients.load_report import read_load
+from counterpoint.inference.clients.capacity import Observation
+from counterpoint.inference.clients.load_report import read_load
 
 TEXT = b"""# HELP vllm:num_requests_running Number of requests in model execution batches.
 # TYPE vllm:num_requests_running gauge

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from inference.base import ServerUnreachable
-from inference.clients import binary_http, http_sessions, weight_sender
-from inference.clients.http_sessions import HttpSessions, call
-from inference.clients.lost_peers import Connected, notice_loss
-from inference.config import PoolConfig
+from counterpoint.inference.base import ServerUnreachable
+from counterpoint.inference.clients import binary_http, http_sessions, weight_sender
+from counterpoint.inference.clients.http_sessions import HttpSessions, call
+from counterpoint.inference.clients.lost_peers import Connected, notice_loss
+from counterpoint.inference.config import PoolConfig
+from counterpoint.transport.files.atomic import STABLE
 from tests.support.fake_inference import CLAIM, FakeServer, weight_update
 from tests.support.partition import Namespace, lack_of_namespaces, open_listener
-from transport.files.atomic import STABLE
 
 
 async def test_every_connection_to_a_server_notices_its_loss(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -46,7 +46,7 @@ async def test_every_connection_to_a_server_notices_its_loss(monkeypatch: pytest
     bool(lack_of_namespaces()), reason=f"{lack_of_namespaces()}; a proxy's kernel acknowledges what it holds"
 )
 async def test_bytes_that_nobody_acknowledges_end_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("inference.clients.lost_peers.LOST_SECONDS", 1)
+    monkeypatch.setattr("counterpoint.inference.clients.lost_peers.LOST_SECONDS", 1)
     peer = Namespace()
     try:
         async with HttpSessions(PoolConfig()) as sessions:

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from inference.clients import memory as module
-from inference.clients.memory import AHEAD_BYTES, HUGE_PAGE_BYTES, LargeMemory
+from counterpoint.inference.clients import memory as module
+from counterpoint.inference.clients.memory import AHEAD_BYTES, HUGE_PAGE_BYTES, LargeMemory
 
 
 @pytest.fixture(autouse=True)

@@ -9,10 +9,10 @@ import orjson
 import pytest
 from aiohttp import web
 
-from inference.base import ScoreRequest
-from inference.clients.http_sessions import HttpSessions
-from inference.clients.openai_client import OpenAIClient
-from inference.config import PoolConfig
+from counterpoint.inference.base import ScoreRequest
+from counterpoint.inference.clients.http_sessions import HttpSessions
+from counterpoint.inference.clients.openai_client import OpenAIClient
+from counterpoint.inference.config import PoolConfig
 
 CONTEXT = 8
 

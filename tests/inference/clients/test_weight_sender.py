@@ -15,16 +15,16 @@ from pathlib import Path
 import orjson
 import pytest
 
-from inference.base import InferenceError, RequestRefused, ServerFailure, ServerUnreachable, WeightUpdate
-from inference.clients import weight_sender
-from inference.clients.http_sessions import HttpSessions
-from inference.clients.weight_sender import WeightSender
-from inference.config import PoolConfig
-from inference.loads import Claim
-from inference.sent_weights import LENGTH_BYTES, OFFER_PATH, SEND_PATH, Offer, opened
+from counterpoint.inference.base import InferenceError, RequestRefused, ServerFailure, ServerUnreachable, WeightUpdate
+from counterpoint.inference.clients import weight_sender
+from counterpoint.inference.clients.http_sessions import HttpSessions
+from counterpoint.inference.clients.weight_sender import WeightSender
+from counterpoint.inference.config import PoolConfig
+from counterpoint.inference.loads import Claim
+from counterpoint.inference.sent_weights import LENGTH_BYTES, OFFER_PATH, SEND_PATH, Offer, opened
+from counterpoint.transport.files.atomic import STABLE
 from tests.inference.test_tls import Identity, make_identity
 from tests.support.fake_inference import CLAIM, weight_update
-from transport.files.atomic import STABLE
 
 LARGE = 1 << 24
 """Bytes, more than the buffers of a connection hold."""

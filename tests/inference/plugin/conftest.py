@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from inference.plugin import receiving
+from counterpoint.inference.plugin import receiving
 
 
 @pytest.fixture

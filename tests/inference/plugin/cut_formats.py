@@ -14,9 +14,9 @@ from typing import Any
 import orjson
 from tokenizers import AddedToken, Tokenizer
 
-from inference.plugin import parse_worker
-from inference.plugin.parse_worker import TextParser
-from models.tiny_tokenizer import write_tokenizer
+from counterpoint.inference.plugin import parse_worker
+from counterpoint.inference.plugin.parse_worker import TextParser
+from counterpoint.models.tiny_tokenizer import write_tokenizer
 
 XML = "<function={name}>\n<parameter=path>\n{path}\n</parameter>\n<parameter=only>\n{only}\n</parameter>\n</function>"
 JSON = '{{"name": "{name}", "arguments": {{"path": "{path}", "only": "{only}"}}}}'

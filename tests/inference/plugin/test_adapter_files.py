@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from inference.plugin.adapter_files import FILES, PREFIX, AdapterFiles
+from counterpoint.inference.plugin.adapter_files import FILES, PREFIX, AdapterFiles
 
 HOLDER = """
 import sys, time
-from inference.plugin.adapter_files import AdapterFiles
+from counterpoint.inference.plugin.adapter_files import AdapterFiles
 copies = AdapterFiles()
 print("ready", flush=True)
 time.sleep(600)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.plugin.adapter_slots import SLOT_SECONDS, AdapterSlots
+from counterpoint.inference.plugin.adapter_slots import SLOT_SECONDS, AdapterSlots
 
 
 class Clock:

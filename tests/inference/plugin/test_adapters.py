@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from inference.loads import STARTED, Claim, Loads
+from counterpoint.inference.loads import STARTED, Claim, Loads
 from tests.support.polling import until
 
 pytestmark = pytest.mark.slow  # vLLM is imported
@@ -29,7 +29,7 @@ def _vllm_compiles_nothing() -> None:
     """Imports vLLM as its server does: without functions that torch compiles."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TORCHDYNAMO_DISABLE", "1")
-        import inference.plugin.adapters  # noqa: F401
+        import counterpoint.inference.plugin.adapters  # noqa: F401
 
 
 class Engine:
@@ -58,8 +58,8 @@ class Server:
     """The adapters of a server, without vLLM's models and the checks of files."""
 
     def __init__(self, tmp_path: Path) -> None:
-        from inference.plugin.adapter_files import FILES, AdapterFiles
-        from inference.plugin.adapters import Adapters
+        from counterpoint.inference.plugin.adapter_files import FILES, AdapterFiles
+        from counterpoint.inference.plugin.adapters import Adapters
 
         self.given = tmp_path / "given"
         self.given.mkdir()
@@ -151,7 +151,7 @@ async def test_an_adapter_is_removed_when_no_request_can_make_the_engine_read_it
 
 
 async def test_an_adapter_that_no_rank_takes_leaves_the_former_one(server: Server) -> None:
-    from inference.plugin.adapters import UpdateRefused
+    from counterpoint.inference.plugin.adapters import UpdateRefused
 
     await server.load(1)
     first, files = server.loads.now("a"), sorted(server.root.iterdir())
@@ -169,7 +169,7 @@ async def test_an_adapter_that_some_ranks_took_is_served_no_more(
     server: Server, had_one: bool, ranks: list[tuple[Any, str]]
 ) -> None:
     """A mixture of two loads is neither: nothing may be computed with it, and no answer says that it was."""
-    from inference.plugin.adapters import UpdateRefused
+    from counterpoint.inference.plugin.adapters import UpdateRefused
 
     first = STARTED
     if had_one:
@@ -192,7 +192,7 @@ async def test_an_adapter_that_some_ranks_took_is_served_no_more(
 @pytest.mark.parametrize(("fails", "expected"), [("add", KEPT[0]), ("read", UNREAD[0])])
 def test_a_rank_answers_whatever_happens(monkeypatch: pytest.MonkeyPatch, fails: str, expected: Any) -> None:
     """Else vLLM would take another rank's answer for that to the next call."""
-    from inference.plugin import worker_digest
+    from counterpoint.inference.plugin import worker_digest
 
     def fail(*_: Any) -> None:
         raise RuntimeError("no room")

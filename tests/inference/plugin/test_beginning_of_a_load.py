@@ -12,8 +12,8 @@ import pytest
 from fastapi import Request
 from fastapi.responses import Response, StreamingResponse
 
-from inference.base import HeldWeights
-from inference.loads import Claim, Load, Loads
+from counterpoint.inference.base import HeldWeights
+from counterpoint.inference.loads import Claim, Load, Loads
 from tests.support.polling import until
 
 pytestmark = pytest.mark.slow  # vLLM is imported
@@ -25,7 +25,7 @@ def _vllm_compiles_nothing() -> None:
     """Imports vLLM as its server does: without functions that torch compiles."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TORCHDYNAMO_DISABLE", "1")
-        import inference.plugin.routes  # noqa: F401
+        import counterpoint.inference.plugin.routes  # noqa: F401
 
 
 class Engine:
@@ -53,7 +53,7 @@ class Engine:
 
 
 async def test_requests_begin_behind_the_load_and_with_its_number() -> None:
-    from inference.plugin.update import Updater
+    from counterpoint.inference.plugin.update import Updater
 
     engine: Any = Engine()
     updater = Updater(engine, None, Loads("here"))
@@ -74,7 +74,7 @@ async def test_requests_begin_behind_the_load_and_with_its_number() -> None:
 
 
 async def test_the_digest_is_of_all_slices_that_all_ranks_read() -> None:
-    from inference.plugin.update import Updater
+    from counterpoint.inference.plugin.update import Updater
 
     engine: Any = Engine()
     slices = [
@@ -103,7 +103,7 @@ class StandIn:
         self.loads = 0
 
     async def update(self, version: int, directory: Path, adapter: str | None, claim: Claim, on_begun: Any) -> Any:
-        from inference.plugin.adapters import UpdateRefused
+        from counterpoint.inference.plugin.adapters import UpdateRefused
 
         if self.refuses:
             raise UpdateRefused("these are not weights")
@@ -114,7 +114,7 @@ class StandIn:
 
 
 async def asked(updater: StandIn) -> tuple[Any, Response]:
-    from inference.plugin.routes import CounterpointRoutes
+    from counterpoint.inference.plugin.routes import CounterpointRoutes
 
     routes: Any = CounterpointRoutes()
     routes.updater, routes.loading = updater, set()

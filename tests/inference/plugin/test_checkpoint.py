@@ -12,8 +12,8 @@ import orjson
 import pytest
 from safetensors.numpy import save_file
 
-from inference.plugin import checkpoint
-from inference.plugin.checkpoint import (
+from counterpoint.inference.plugin import checkpoint
+from counterpoint.inference.plugin.checkpoint import (
     DELTA,
     NotSeen,
     TensorEntry,

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import uvicorn
 
-from inference.plugin import socket_body
-from inference.plugin.socket_body import HEAD_BYTES, Connection
+from counterpoint.inference.plugin import socket_body
+from counterpoint.inference.plugin.socket_body import HEAD_BYTES, Connection
 from tests.support.polling import until
 
 CHUNKED = b"POST / HTTP/1.1\r\nHost: server\r\nTransfer-Encoding: chunked\r\n\r\n"

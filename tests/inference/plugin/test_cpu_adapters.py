@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from inference.plugin import platform_plugin
+from counterpoint.inference.plugin import platform_plugin
 
 pytestmark = pytest.mark.slow  # vLLM takes seconds to import
 
@@ -35,7 +35,7 @@ def _wrapper(own: bool, per_request: Sequence[tuple[int, int]], is_prefill: bool
     from vllm.lora.layers import LoRAMapping
     from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 
-    from inference.plugin.cpu.adapters import GroupedPunicaWrapper
+    from counterpoint.inference.plugin.cpu.adapters import GroupedPunicaWrapper
 
     kind = GroupedPunicaWrapper if own else PunicaWrapperCPU
     wrapper = kind(256, 64, device="cpu")
@@ -117,7 +117,7 @@ def test_the_platform_is_vllms_own_in_everything_else(monkeypatch: pytest.Monkey
     from vllm.platforms import current_platform
     from vllm.utils.import_utils import resolve_obj_by_qualname
 
-    from inference.plugin.cpu.adapters import GroupedPunicaWrapper
+    from counterpoint.inference.plugin.cpu.adapters import GroupedPunicaWrapper
 
     monkeypatch.setenv("VLLM_PLUGINS", "counterpoint")
     name = platform_plugin()

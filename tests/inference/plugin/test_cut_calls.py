@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from inference.cut_calls import complete_calls, stands_whole
+from counterpoint.inference.cut_calls import complete_calls, stands_whole
 from tests.inference.plugin.cut_formats import CALLS, FORMATS
 
 CLOSE_WHAT_IS_CUT = {

@@ -12,7 +12,7 @@ import pytest
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
-from inference.plugin.direct_route import DirectRoute
+from counterpoint.inference.plugin.direct_route import DirectRoute
 
 pytestmark = pytest.mark.slow  # imports vLLM
 
@@ -51,7 +51,10 @@ async def unexpected(_: Request, error: Exception) -> Response:
 
 def make_app(seen: list[str]) -> FastAPI:
     """In vLLM's order: its own layers, our routes, handlers, then the layers that guard."""
-    from inference.plugin.authentication import PlainBodies, RequireToken  # and with it vLLM, which takes seconds
+    from counterpoint.inference.plugin.authentication import (  # and with it vLLM, which takes seconds
+        PlainBodies,
+        RequireToken,
+    )
 
     app = FastAPI()
     app.add_middleware(Counted, seen=seen)
@@ -128,7 +131,7 @@ def test_a_compressed_body_is_refused_after_the_token(codings: list[str]) -> Non
 
 @pytest.mark.usefixtures("_token")
 def test_tokens_are_those_that_the_file_has_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transport.files.watched.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("counterpoint.transport.files.watched.LOOK_SECONDS", 0.0)
     app, file = make_app([]), tmp_path / "token"
 
     def taken() -> list[str]:

@@ -9,27 +9,27 @@ from pathlib import Path
 
 import pytest
 
-from inference.plugin import program
+from counterpoint.inference.plugin import program
 from tests.support.vllm_server import ServerProcess, live_processes
 
 REGISTERS = """
 import gc, sys
-from inference.plugin import program
+from counterpoint.inference.plugin import program
 assert not gc.isenabled(), "imports run without it"
 with program.quick_imports():
-    import inference.plugin.forking_server
+    import counterpoint.inference.plugin.forking_server
     from vllm.compilation.decorators import support_torch_compile
-late = {"vllm.entrypoints.launchers.app", "inference.plugin.routes"}
+late = {"vllm.entrypoints.launchers.app", "counterpoint.inference.plugin.routes"}
 never = {"ray", "scipy", "pandas", "torch._inductor.lowering", "opentelemetry"}
 assert not (late | never) & sys.modules.keys(), (late | never) & sys.modules.keys()
-from inference.plugin import register
+from counterpoint.inference.plugin import register
 register()
 assert gc.isenabled() and gc.get_freeze_count() > 100_000
 """
 
 FORKS = """
 import os
-from inference.plugin import forking_server
+from counterpoint.inference.plugin import forking_server
 forking_server.ROUTES = ()
 for engines in (2, 1):
     importing = forking_server.import_beside(engines)

@@ -12,9 +12,9 @@ from typing import Any
 import orjson
 import pytest
 
-from inference.plugin import parsing
-from inference.plugin.parse_worker import FRAMING, MAX_FRAME_BYTES, TextParser, write_answer, write_frame
-from inference.plugin.parsing import ParserFailed, ParserProcess, ParserRefused, settings_of
+from counterpoint.inference.plugin import parsing
+from counterpoint.inference.plugin.parse_worker import FRAMING, MAX_FRAME_BYTES, TextParser, write_answer, write_frame
+from counterpoint.inference.plugin.parsing import ParserFailed, ParserProcess, ParserRefused, settings_of
 
 pytestmark = pytest.mark.slow
 

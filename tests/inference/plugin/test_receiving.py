@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from inference.plugin import receiving
-from inference.plugin.receiving import Receiver
-from inference.sent_weights import Offer
+from counterpoint.inference.plugin import receiving
+from counterpoint.inference.plugin.receiving import Receiver
+from counterpoint.inference.sent_weights import Offer
+from counterpoint.transport.files.atomic import STABLE
+from counterpoint.transport.files.own_directory import OwnDirectory
 from tests.support.fake_inference import CLAIM
-from transport.files.atomic import STABLE
-from transport.files.own_directory import OwnDirectory
 
 FILES = {
     "base/model-1.safetensors": os.urandom(70_000),

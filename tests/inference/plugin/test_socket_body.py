@@ -24,17 +24,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from inference.base import WeightUpdate
-from inference.clients.http_sessions import HttpSessions
-from inference.config import PoolConfig
-from inference.plugin import receiving
-from inference.plugin.receiving import Receiver
-from inference.plugin.socket_body import PIPE_BYTES, Connection, SocketBody, connection_of
-from inference.sent_weights import OFFER_PATH, SEND_PATH, Offer
+from counterpoint.inference.base import WeightUpdate
+from counterpoint.inference.clients.http_sessions import HttpSessions
+from counterpoint.inference.config import PoolConfig
+from counterpoint.inference.plugin import receiving
+from counterpoint.inference.plugin.receiving import Receiver
+from counterpoint.inference.plugin.socket_body import PIPE_BYTES, Connection, SocketBody, connection_of
+from counterpoint.inference.sent_weights import OFFER_PATH, SEND_PATH, Offer
+from counterpoint.transport.files.atomic import STABLE
 from tests.inference.test_tls import Identity, make_identity
 from tests.support.fake_inference import CLAIM, weight_update
 from tests.support.polling import until
-from transport.files.atomic import STABLE
 
 FILES = {
     "model-1.safetensors": os.urandom(3 * PIPE_BYTES + 17),

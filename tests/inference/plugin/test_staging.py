@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from inference import delta
-from inference.plugin import staging
-from inference.plugin.checkpoint import BASE, DELTA, is_delta
-from inference.plugin.staging import stage
+from counterpoint.inference import delta
+from counterpoint.inference.plugin import staging
+from counterpoint.inference.plugin.checkpoint import BASE, DELTA, is_delta
+from counterpoint.inference.plugin.staging import stage
 
 
 @pytest.fixture

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from inference.base import ServerFailure, ServerStatus
-from inference.pool.activity import ServerActivity
+from counterpoint.inference.base import ServerFailure, ServerStatus
+from counterpoint.inference.pool.activity import ServerActivity
+from counterpoint.transport.records import Turn
+from counterpoint.transport.telemetry.spans import Span
 from tests.inference.pool.test_pool import generate, pool_of
 from tests.support.fake_inference import FakeServer, weight_update
-from transport.records import Turn
-from transport.telemetry.spans import Span
 
 STATUS = ServerStatus("http://a", "serving", "", 3, 1, 8)
 

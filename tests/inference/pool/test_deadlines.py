@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.pool.deadlines import Deadlines, end
+from counterpoint.inference.pool.deadlines import Deadlines, end
 
 FAR = 3600.0
 

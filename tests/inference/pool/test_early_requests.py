@@ -9,13 +9,13 @@ from contextlib import asynccontextmanager
 import numpy as np
 import pytest
 
-from inference.base import InferenceError, SamplingParameters
-from inference.config import PoolConfig
-from inference.pool import pool as pool_module
-from inference.pool.pool import InferencePool
+from counterpoint.inference.base import InferenceError, SamplingParameters
+from counterpoint.inference.config import PoolConfig
+from counterpoint.inference.pool import pool as pool_module
+from counterpoint.inference.pool.pool import InferencePool
+from counterpoint.transport.records import Turn
 from tests.support.fake_inference import FakeServer, weight_update
 from tests.support.polling import until
-from transport.records import Turn
 
 SAMPLING = SamplingParameters(temperature=0.7, max_tokens=3)
 PROMPT = np.array([7, 8, 9], dtype=np.int32)

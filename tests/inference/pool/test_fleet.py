@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.pool.fleet import FAILURES_IN_A_ROW, GROUP_LEAD, REMEMBERED_GROUPS, Fleet, State
+from counterpoint.inference.pool.fleet import FAILURES_IN_A_ROW, GROUP_LEAD, REMEMBERED_GROUPS, Fleet, State
 
 
 def serving_fleet(count: int, limit: int = 2) -> Fleet:

@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from inference.clients.client import ServerClient
-from inference.pool import liveness
+from counterpoint.inference.clients.client import ServerClient
+from counterpoint.inference.pool import liveness
 from tests.support.polling import until
 
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from inference import wire
-from inference.base import Completion, GenerateRequest, InferenceError
+from counterpoint.inference import wire
+from counterpoint.inference.base import Completion, GenerateRequest, InferenceError
 from tests.inference.pool.test_wrong_answers import SAMPLING, integers, pool_of
 from tests.support.fake_inference import FakeServer, make_completion
 

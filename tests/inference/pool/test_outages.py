@@ -8,11 +8,11 @@ import time
 
 import pytest
 
-from inference.config import PoolConfig
-from inference.pool.pool import InferencePool
+from counterpoint.inference.config import PoolConfig
+from counterpoint.inference.pool.pool import InferencePool
+from counterpoint.transport.outages import Kind, Outages
 from tests.support.fake_inference import FakeServer
 from tests.support.polling import until
-from transport.outages import Kind, Outages
 
 
 async def test_a_further_reason_of_an_outage_is_told_as_the_first_was(caplog: pytest.LogCaptureFixture) -> None:

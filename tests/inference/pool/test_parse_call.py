@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from inference.base import InferenceError, ParsedText, RequestRefused
-from inference.clients.http_sessions import HttpSessions
-from inference.clients.openai_client import OpenAIClient
-from inference.config import PoolConfig
-from inference.pool import calls
-from inference.pool.pool import InferencePool
-from inference.wire import PARSE_PATH
+from counterpoint.inference.base import InferenceError, ParsedText, RequestRefused
+from counterpoint.inference.clients.http_sessions import HttpSessions
+from counterpoint.inference.clients.openai_client import OpenAIClient
+from counterpoint.inference.config import PoolConfig
+from counterpoint.inference.pool import calls
+from counterpoint.inference.pool.pool import InferencePool
+from counterpoint.inference.wire import PARSE_PATH
 from tests.support.fake_inference import FakeServer
 
 CALLS = {"content": "", "reasoning": "", "calls": [{"name": "add", "arguments": "{}"}], "malformed": ""}

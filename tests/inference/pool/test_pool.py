@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from inference.base import (
+from counterpoint.inference.base import (
     Completion,
     GenerateRequest,
     HeldWeights,
@@ -22,13 +22,13 @@ from inference.base import (
     SamplingParameters,
     WeightsNotSeen,
 )
-from inference.clients.client import BinaryClient
-from inference.config import PoolConfig
-from inference.pool.pool import InferencePool
+from counterpoint.inference.clients.client import BinaryClient
+from counterpoint.inference.config import PoolConfig
+from counterpoint.inference.pool.pool import InferencePool
+from counterpoint.transport.records import Turn
 from tests.support.fake_inference import FakeServer, digest_of, weight_update
 from tests.support.polling import until
 from tests.support.ports import free_port
-from transport.records import Turn
 
 SAMPLING = SamplingParameters(temperature=0.7, max_tokens=3)
 PROMPT = np.array([7, 8, 9], dtype=np.int32)
@@ -224,7 +224,7 @@ async def test_of_many_requests_that_fail_at_once_one_asks_for_a_token() -> None
 async def test_a_server_that_answers_no_plain_request_after_failures_is_out(
     monkeypatch: pytest.MonkeyPatch, fault: str, reason: str
 ) -> None:
-    monkeypatch.setattr("inference.pool.liveness.SILENT_SECONDS", 0.1 if fault == "mute" else 60)
+    monkeypatch.setattr("counterpoint.inference.pool.liveness.SILENT_SECONDS", 0.1 if fault == "mute" else 60)
     async with FakeServer() as bad, FakeServer() as good, pool_of(bad, good, health_interval_seconds=60) as pool:
         await until_states(pool, "serving", "serving")
         match fault:
@@ -244,7 +244,7 @@ async def test_a_server_that_answers_no_plain_request_after_failures_is_out(
 
 
 async def test_a_success_meanwhile_speaks_for_a_server_that_is_doubted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("inference.pool.liveness.SILENT_SECONDS", 0.5)
+    monkeypatch.setattr("counterpoint.inference.pool.liveness.SILENT_SECONDS", 0.5)
     async with FakeServer() as busy, pool_of(busy, health_interval_seconds=60) as pool:
         busy.gate.clear()
         busy.score_status = lambda asked: 500 if asked.start == 1 else 200
@@ -573,7 +573,7 @@ async def test_an_update_does_not_wait_for_a_server_that_did_not_answer_before(
     begins_frozen: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Or was not reached before, and now hangs, as where its host is gone."""
-    monkeypatch.setattr("inference.pool.server_monitor.HEALTH_DEADLINE_SECONDS", 0.1)
+    monkeypatch.setattr("counterpoint.inference.pool.server_monitor.HEALTH_DEADLINE_SECONDS", 0.1)
     frozen = socket.socket()  # once it listens, the kernel accepts, and nobody answers
     with frozen:
         frozen.bind(("127.0.0.1", 0))
@@ -582,7 +582,7 @@ async def test_an_update_does_not_wait_for_a_server_that_did_not_answer_before(
         async with FakeServer() as good, pool_of(good) as pool:
             pool._add(f"http://127.0.0.1:{frozen.getsockname()[1]}")
             await until_states(pool, "serving", "out")
-            monkeypatch.setattr("inference.pool.server_monitor.HEALTH_DEADLINE_SECONDS", 3600.0)
+            monkeypatch.setattr("counterpoint.inference.pool.server_monitor.HEALTH_DEADLINE_SECONDS", 3600.0)
             monkeypatch.setattr(pool._monitors[pool._fleet.servers[1]].client, "identify", asyncio.Event().wait)
             async with asyncio.timeout(30):
                 await pool.update_weights(weight_update(1))
@@ -681,7 +681,7 @@ async def test_all_servers_are_asked_for_their_models_at_once(monkeypatch: pytes
         pool_of(first, second, third) as pool,
     ):
         await until_states(pool, *["serving"] * 3)
-        monkeypatch.setattr("inference.pool.model_names.served_models", names_when_all_are_asked)
+        monkeypatch.setattr("counterpoint.inference.pool.model_names.served_models", names_when_all_are_asked)
         with pytest.raises(ModelNotServed):
             await pool.check_model("other")
 

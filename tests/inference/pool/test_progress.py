@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.clients.capacity import Observation
-from inference.pool.progress import ABSENT_SECONDS, STUCK_SECONDS, Progress
+from counterpoint.inference.clients.capacity import Observation
+from counterpoint.inference.pool.progress import ABSENT_SECONDS, STUCK_SECONDS, Progress
 
 LONGEST, PAUSE = 600.0, 40.0
 

@@ -37,7 +37,7 @@ async def server_at(peer: Peer) -> AsyncIterator[FakeServer]:
 async def test_an_update_goes_on_without_a_server_that_is_cut_off_in_its_middle(
     peer: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("inference.pool.liveness.SILENT_SECONDS", 1.0)
+    monkeypatch.setattr("counterpoint.inference.pool.liveness.SILENT_SECONDS", 1.0)
     async with server_at(peer) as far, FakeServer() as near, pool_of(far, near, max_retries=9) as pool:
         await pool.update_weights(weight_update(1))
         far.load_gate.clear()
@@ -60,7 +60,7 @@ async def test_an_update_goes_on_without_a_server_that_is_cut_off_in_its_middle(
 async def test_an_update_goes_on_without_a_server_that_takes_much_longer_than_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("inference.pool.pool.LATE_SECONDS", 0.1)
+    monkeypatch.setattr("counterpoint.inference.pool.pool.LATE_SECONDS", 0.1)
     async with FakeServer() as late, FakeServer() as good, pool_of(late, good) as pool:
         await until_states(pool, "serving", "serving")
         late.gate.clear()
@@ -90,8 +90,8 @@ def idle_metrics(running: int = 0, tokens: int = 0) -> str:
 async def test_a_server_that_answers_health_checks_and_no_request_is_out_until_it_answers_one(
     capacity: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("inference.pool.progress.ABSENT_SECONDS", 0.1)
-    monkeypatch.setattr("inference.pool.liveness.SILENT_SECONDS", 0.1)
+    monkeypatch.setattr("counterpoint.inference.pool.progress.ABSENT_SECONDS", 0.1)
+    monkeypatch.setattr("counterpoint.inference.pool.liveness.SILENT_SECONDS", 0.1)
     async with FakeServer() as mute, FakeServer() as good, pool_of(mute, good, capacity=capacity) as pool:
         await until_states(pool, "serving", "serving")
         mute.gate.clear()
@@ -113,8 +113,8 @@ async def test_a_server_that_answers_health_checks_and_no_request_is_out_until_i
 async def test_a_server_that_computes_may_take_its_time(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("inference.pool.progress.ABSENT_SECONDS", 0.5)
-    monkeypatch.setattr("inference.pool.progress.STUCK_SECONDS", 0.5)
+    monkeypatch.setattr("counterpoint.inference.pool.progress.ABSENT_SECONDS", 0.5)
+    monkeypatch.setattr("counterpoint.inference.pool.progress.STUCK_SECONDS", 0.5)
     async with FakeServer() as slow, pool_of(slow) as pool:
         await until_states(pool, "serving")
         slow.gate.clear()

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from inference.config import PoolConfig
-from inference.pool.sources import Sources, parse_listing
+from counterpoint.inference.config import PoolConfig
+from counterpoint.inference.pool.sources import Sources, parse_listing
 
 
 def test_a_file_has_a_url_a_line_and_its_mistakes_are_numbered() -> None:
@@ -78,7 +78,7 @@ async def test_a_file_is_read_while_every_thread_of_the_environments_hangs(tmp_p
 async def test_a_file_is_read_again_and_its_absence_changes_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "inference.pool.sources")
+    caplog.set_level(logging.INFO, "counterpoint.inference.pool.sources")
     path = tmp_path / "servers"
     sources = Sources(PoolConfig(urls=["http://fixed/"], urls_file=path))
     assert await sources.read() == {"http://fixed": ""}

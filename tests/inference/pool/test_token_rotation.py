@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from inference.base import WeightUpdate
-from inference.clients import http_sessions
+from counterpoint.inference.base import WeightUpdate
+from counterpoint.inference.clients import http_sessions
+from counterpoint.transport.files import watched
+from counterpoint.transport.files.atomic import STABLE
 from tests.inference.pool.test_pool import generate, pool_of, until_states
 from tests.support.fake_inference import FakeServer, weight_update
 from tests.support.polling import until
-from transport.files import watched
-from transport.files.atomic import STABLE
 
 
 @pytest.fixture(autouse=True)

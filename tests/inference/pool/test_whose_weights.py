@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from inference import identity
-from inference.base import InferenceError, SamplingParameters, Scores, WrongWeights
-from inference.clients.client import Identity
-from inference.clients.openai_client import OpenAIClient
-from inference.config import PoolConfig
-from inference.loads import Claim, Load, Loads
-from inference.pool import server_monitor
-from inference.pool.pool import STOCK_SERVERS_PROVE_NOTHING, InferencePool
+from counterpoint.inference import identity
+from counterpoint.inference.base import InferenceError, SamplingParameters, Scores, WrongWeights
+from counterpoint.inference.clients.client import Identity
+from counterpoint.inference.clients.openai_client import OpenAIClient
+from counterpoint.inference.config import PoolConfig
+from counterpoint.inference.loads import Claim, Load, Loads
+from counterpoint.inference.pool import server_monitor
+from counterpoint.inference.pool.pool import STOCK_SERVERS_PROVE_NOTHING, InferencePool
+from counterpoint.transport.records import Turn
 from tests.support.fake_inference import CLAIM, FakeServer, probe_answer, weight_update
 from tests.support.polling import until
-from transport.records import Turn
 
 SAMPLING = SamplingParameters(temperature=0.7, max_tokens=3)
 PROMPT = np.array([7, 8, 9], dtype=np.int32)

@@ -13,14 +13,21 @@ import orjson
 import pytest
 from aiohttp import web
 
-from inference.base import Completion, GenerateRequest, InferenceError, RequestRefused, SamplingParameters, Scores
-from inference.config import PoolConfig
-from inference.model_facts import AnswerBounds, read_bounds
-from inference.pool import calls
-from inference.pool.pool import InferencePool
+from counterpoint.inference.base import (
+    Completion,
+    GenerateRequest,
+    InferenceError,
+    RequestRefused,
+    SamplingParameters,
+    Scores,
+)
+from counterpoint.inference.config import PoolConfig
+from counterpoint.inference.model_facts import AnswerBounds, read_bounds
+from counterpoint.inference.pool import calls
+from counterpoint.inference.pool.pool import InferencePool
+from counterpoint.transport.records import Alternatives
 from tests.support.fake_inference import FakeServer, weight_update
 from tests.support.polling import until
-from transport.records import Alternatives
 
 SAMPLING = SamplingParameters(temperature=1.0, max_tokens=3)
 PROMPT = np.array([7, 8, 9], dtype=np.int32)
@@ -108,7 +115,7 @@ async def test_scores_that_are_no_log_probabilities_take_their_server_out(
 
 def encode_with(value: float, liar: FakeServer) -> Any:
     """Encodes scores as a server does; the first ones, which are those of `liar`, with `value`."""
-    from inference.wire import encode_scores
+    from counterpoint.inference.wire import encode_scores
 
     def encode(scores: Scores) -> bytes:
         first = len(liar.scored) == 1 and not wrong

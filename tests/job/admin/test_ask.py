@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from job.admin.ask import Refused
-from job.admin.change import change_run
-from job.admin.run_requests import checkpoint_now, pause_run, resume_run
-from run.requests import (
+from counterpoint.job.admin.ask import Refused
+from counterpoint.job.admin.change import change_run
+from counterpoint.job.admin.run_requests import checkpoint_now, pause_run, resume_run
+from counterpoint.run.requests import (
     Answer,
     AnyRequest,
     ChangeRequest,
@@ -22,7 +22,7 @@ from run.requests import (
     write_answer,
     write_request,
 )
-from transport.files.lock import take_lock
+from counterpoint.transport.files.lock import take_lock
 
 PAUSE = PauseRequest(request_id="mine", reason="a cable")
 CHANGE = ChangeRequest(request_id="mine", changes={"sampling.temperature": 0.5, "log_level": "debug"})

@@ -9,13 +9,13 @@ from pathlib import Path
 import orjson
 import pytest
 
-from cli.main import main
-from job.admin.ask import NotAnswered, Refused
-from job.admin.change import change_run
-from job.config import JobConfig
-from job.configuration.load import load, to_toml
-from run.requests import ChangeRequest
-from transport.files.lock import take_lock
+from counterpoint.cli.main import main
+from counterpoint.job.admin.ask import NotAnswered, Refused
+from counterpoint.job.admin.change import change_run
+from counterpoint.job.config import JobConfig
+from counterpoint.job.configuration.load import load, to_toml
+from counterpoint.run.requests import ChangeRequest
+from counterpoint.transport.files.lock import take_lock
 
 
 @pytest.fixture

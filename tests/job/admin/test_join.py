@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from job.admin import join
-from job.admin.ask import NotAnswered, NotThere, Refused
-from job.directory import orchestrator_of
-from run.config import RunConfig
+from counterpoint.job.admin import join
+from counterpoint.job.admin.ask import NotAnswered, NotThere, Refused
+from counterpoint.job.directory import orchestrator_of
+from counterpoint.run.config import RunConfig
+from counterpoint.transport.errors import UserError
 from tests.support.polling import wait_until
-from transport.errors import UserError
 
 GUEST = """
 import os, signal, sys
 from pathlib import Path
-from transport.files.lock import take_lock
+from counterpoint.transport.files.lock import take_lock
 print("the guest begins", "NOTIFY_SOCKET" in os.environ, "COUNTERPOINT_STEPS" in os.environ, flush=True)
 take_lock(Path(sys.argv[1]), "taken")
 signal.pause()
@@ -83,12 +83,12 @@ def test_an_environment_that_is_not_there_is_refused_and_leaves_nothing(
     monkeypatch.setattr(join, "require_job", lambda job: None)
     monkeypatch.setattr(join, "values_of_job", lambda job: {})
     monkeypatch.setattr(join, "check_joins", lambda config, job: None)
-    monkeypatch.setattr(join, "allowed_imports", lambda job: ["environments.tasks.reverse_text:Reverse"])
+    monkeypatch.setattr(join, "allowed_imports", lambda job: ["counterpoint.environments.tasks.reverse_text:Reverse"])
     text = f"""
 run_id = "guest"
 output_dir = "{tmp_path}"
 model = "m"
-environments = [{{ name = "a", kind = "environments.tasks.reverse_text:Reverse" }}]
+environments = [{{ name = "a", kind = "counterpoint.environments.tasks.reverse_text:Reverse" }}]
 """
     with pytest.raises(UserError, match=r"has no class 'Reverse'; did you mean 'ReverseText'"):
         join.join_run(tmp_path, text)

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-import cli.steering  # noqa: F401  (threads of a test run its command)
-from cli.main import main
-from job.admin.ask import NotThere, Refused, checked
-from job.admin.note import NoteChange, Noted
-from job.admin.note import note_run as _note_run
-from job.inspection.notes import notes_of
-from run.notes import LONGEST_NOTES, MOST_TAGS, NO_NOTES, NOTES_FILE, read_notes
-from transport.errors import UserError
+import counterpoint.cli.steering  # noqa: F401  (threads of a test run its command)
+from counterpoint.cli.main import main
+from counterpoint.job.admin.ask import NotThere, Refused, checked
+from counterpoint.job.admin.note import NoteChange, Noted
+from counterpoint.job.admin.note import note_run as _note_run
+from counterpoint.job.inspection.notes import notes_of
+from counterpoint.run.notes import LONGEST_NOTES, MOST_TAGS, NO_NOTES, NOTES_FILE, read_notes
+from counterpoint.transport.errors import UserError
 
 
 def note_run(job: Path, run_id: str, **asked: object) -> Noted:

@@ -10,12 +10,12 @@ from typing import Any
 import orjson
 import pytest
 
-from cli.main import main
-from inference.config import PoolConfig
-from inference.pool.pool import InferencePool
-from inference.pool.sources import OPERATOR_FILE, Sources
-from job.admin.ask import NotThere, Refused
-from job.admin.servers import (
+from counterpoint.cli.main import main
+from counterpoint.inference.config import PoolConfig
+from counterpoint.inference.pool.pool import InferencePool
+from counterpoint.inference.pool.sources import OPERATOR_FILE, Sources
+from counterpoint.job.admin.ask import NotThere, Refused
+from counterpoint.job.admin.servers import (
     Server,
     add_server,
     await_use,
@@ -24,12 +24,12 @@ from job.admin.servers import (
     remove_server,
     undrain_server,
 )
-from orchestrator.activity import FLEET_FILE, RunActivity
+from counterpoint.orchestrator.activity import FLEET_FILE, RunActivity
+from counterpoint.transport.errors import UserError
 from tests.serve.activity.jobs import fleet, write_fleet
 from tests.support.fake_inference import FakeServer
 from tests.support.polling import until
 from tests.support.ports import free_port
-from transport.errors import UserError
 
 ONE, TWO, NEW = "http://one:8000", "http://two:8000", "http://new:8000"
 
@@ -112,7 +112,7 @@ def test_changes_at_once_lose_none(job: Path) -> None:
 async def test_a_server_that_does_not_answer_is_not_said_to_be_in_use(
     job: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orchestrator.activity.PUBLISH_SECONDS", 0.01)
+    monkeypatch.setattr("counterpoint.orchestrator.activity.PUBLISH_SECONDS", 0.01)
     (job / "run_a").mkdir()
 
     async def said(*words: str) -> str:

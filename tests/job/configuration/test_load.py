@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from inference.config import InferenceConfig
-from job.config import JobConfig
-from job.configuration.load import load, to_toml
-from run.config import RunConfig
-from trainer.config import TrainerConfig
-from trainer.sft.config import SftConfig
-from transport.configuration.schema import keys_of, nearest
-from transport.errors import UserError
+from counterpoint.inference.config import InferenceConfig
+from counterpoint.job.config import JobConfig
+from counterpoint.job.configuration.load import load, to_toml
+from counterpoint.run.config import RunConfig
+from counterpoint.trainer.config import TrainerConfig
+from counterpoint.trainer.sft.config import SftConfig
+from counterpoint.transport.configuration.schema import keys_of, nearest
+from counterpoint.transport.errors import UserError
 
 
 def edited(job_file: Path, old: str, new: str) -> Path:

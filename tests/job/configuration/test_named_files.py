@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.main import main
+from counterpoint.cli.main import main
 from tests.orchestrator.toy_model import make_toy_model
 
 ROWS = json.dumps({"data": {"path": "gone.jsonl"}, "rubric": [{"kind": "math"}]})

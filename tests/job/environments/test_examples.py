@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from environments.base import Example
-from job.environments.examples import MOST, fault_of_examples
+from counterpoint.environments.base import Example
+from counterpoint.job.environments.examples import MOST, fault_of_examples
 
 
 class Rows:

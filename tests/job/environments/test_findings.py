@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from job.environments.findings import Finding, Level, findings
-from job.environments.observe import Observations, Seconds
-from orchestrator.loop_health.blame_evidence import Kind
-from orchestrator.loop_health.slow_spots import SlowSpot
-from orchestrator.loop_health.stacks import Place
+from counterpoint.job.environments.findings import Finding, Level, findings
+from counterpoint.job.environments.observe import Observations, Seconds
+from counterpoint.orchestrator.loop_health.blame_evidence import Kind
+from counterpoint.orchestrator.loop_health.slow_spots import SlowSpot
+from counterpoint.orchestrator.loop_health.stacks import Place
+from counterpoint.transport.records import Branch, Rollout
 from tests.support.rollouts import make_turn
-from transport.records import Branch, Rollout
 
 MIB = 2**20
 

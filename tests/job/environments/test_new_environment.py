@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from environments.config import EnvironmentConfig
-from environments.registry import load_environment
-from job.config import JobConfig
-from job.configuration.load import load
-from job.environments.new_environment import write_environment
-from transport.errors import UserError
+from counterpoint.environments.config import EnvironmentConfig
+from counterpoint.environments.registry import load_environment
+from counterpoint.job.config import JobConfig
+from counterpoint.job.configuration.load import load
+from counterpoint.job.environments.new_environment import write_environment
+from counterpoint.transport.errors import UserError
 
 
 def test_the_new_environment_loads_and_its_job_is_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,17 +13,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from environments.base import Example, Model
-from environments.config import EnvironmentConfig
-from environments.registry import load_environment
-from environments.sampling import SamplingConfig
-from inference.base import SamplingParameters
-from job.environments import waiting
-from job.environments.findings import Level, findings
-from job.environments.observe import Observations, Plan, observe
-from models.tiny_tokenizer import write_tokenizer
+from counterpoint.environments.base import Example, Model
+from counterpoint.environments.config import EnvironmentConfig
+from counterpoint.environments.registry import load_environment
+from counterpoint.environments.sampling import SamplingConfig
+from counterpoint.inference.base import SamplingParameters
+from counterpoint.job.environments import waiting
+from counterpoint.job.environments.findings import Level, findings
+from counterpoint.job.environments.observe import Observations, Plan, observe
+from counterpoint.models.tiny_tokenizer import write_tokenizer
+from counterpoint.transport.records import Int32Array, Rollout, Turn
 from tests.support.polling import until, wait_until
-from transport.records import Int32Array, Rollout, Turn
 
 PLAN = Plan(examples=2, rollouts=2, rounds=3)
 

@@ -12,17 +12,17 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from cli.display.progress import PlainProgress, describe_step
-from cli.display.status_tables import status_parts
-from cli.display.summary_tables import print_summary
-from job.inspection import evaluations
-from job.inspection.evaluations import Evaluations
-from job.inspection.history import History
-from job.inspection.status import read_status
-from job.inspection.summary import summarize
+from counterpoint.cli.display.progress import PlainProgress, describe_step
+from counterpoint.cli.display.status_tables import status_parts
+from counterpoint.cli.display.summary_tables import print_summary
+from counterpoint.job.inspection import evaluations
+from counterpoint.job.inspection.evaluations import Evaluations
+from counterpoint.job.inspection.history import History
+from counterpoint.job.inspection.status import read_status
+from counterpoint.job.inspection.summary import summarize
+from counterpoint.transport.files.atomic import publish_directory
 from tests.support.jobs import write_lines
 from tests.support.past_jobs import history_of, make_job
-from transport.files.atomic import publish_directory
 
 
 def result(step: int, passed: float, name: str = "held-out", time: float = 0.0, **more: Any) -> dict[str, Any]:

@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from job.inspection.failure_example import MAX_LINE_BYTES, FailureExamples
-from job.inspection.history import History
+from counterpoint.job.inspection.failure_example import MAX_LINE_BYTES, FailureExamples
+from counterpoint.job.inspection.history import History
+from counterpoint.transport.files.atomic import publish_directory
 from tests.support.jobs import shipped_line
-from transport.files.atomic import publish_directory
 
 FAILURES = {"toy": {"KeyError": 3}}
 
 
 @pytest.fixture(autouse=True)
 def _plenty_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("job.inspection.failure_example.READ_SECONDS", 3600.0)
+    monkeypatch.setattr("counterpoint.job.inspection.failure_example.READ_SECONDS", 3600.0)
 
 
 def run_with(job: Path, run_id: str, *records: dict[str, Any]) -> History:

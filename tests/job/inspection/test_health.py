@@ -14,16 +14,16 @@ from pathlib import Path
 
 import pytest
 
-from cli.main import main
-from job.directory import JOB_LOCK, lock_file_of
-from job.inspection.health import SILENT_SECONDS, STARTING_SECONDS
-from orchestrator.loop_health.lag import EventLoopLagMonitor
-from orchestrator.telemetry import catalogue
-from orchestrator.telemetry.endpoint import RunTelemetry
-from run.config import RunConfig
+from counterpoint.cli.main import main
+from counterpoint.job.directory import JOB_LOCK, lock_file_of
+from counterpoint.job.inspection.health import SILENT_SECONDS, STARTING_SECONDS
+from counterpoint.orchestrator.loop_health.lag import EventLoopLagMonitor
+from counterpoint.orchestrator.telemetry import catalogue
+from counterpoint.orchestrator.telemetry.endpoint import RunTelemetry
+from counterpoint.run.config import RunConfig
+from counterpoint.transport.files.lock import take_lock
+from counterpoint.transport.telemetry.endpoint import Endpoint
 from tests.support.polling import wait_until
-from transport.files.lock import take_lock
-from transport.telemetry.endpoint import Endpoint
 
 
 @contextmanager
@@ -62,7 +62,7 @@ def test_a_run_that_begins_serves_no_metrics_and_is_healthy(tmp_path: Path, caps
 def test_a_process_that_is_stopped_before_it_serves_metrics_is_unhealthy(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code = "import sys, time; from pathlib import Path; from transport.files.lock import take_lock; "
+    code = "import sys, time; from pathlib import Path; from counterpoint.transport.files.lock import take_lock; "
     code += "lock = take_lock(Path(sys.argv[1]), 'taken'); print('taken', flush=True); time.sleep(600)"
     command = [sys.executable, "-c", code, str(lock_file_of(tmp_path, "one"))]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
@@ -123,6 +123,7 @@ def test_runs_of_other_machines_are_not_this_ones(tmp_path: Path, capsys: pytest
 
 
 def test_a_check_imports_little(tmp_path: Path) -> None:
-    code = f"import sys, cli.main; cli.main.main(['status', {str(tmp_path)!r}, '--health']); print(*sys.modules, file=sys.stderr)"
+    check = f"import sys; from counterpoint.cli.main import main; main(['status', {str(tmp_path)!r}, '--health'])"
+    code = f"{check}; print(*sys.modules, file=sys.stderr)"
     completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not set(completed.stderr.split()) & {"pydantic", "numpy", "rich", "asyncio", "aiohttp", "zmq", "torch"}

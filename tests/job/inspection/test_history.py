@@ -10,19 +10,19 @@ from typing import Any
 
 import pytest
 
-from job.inspection import history as history_module
-from job.inspection import metrics_lines, trained_lines
-from job.inspection.history import History
-from job.inspection.metrics_lines import step_of
-from job.inspection.trained_lines import TrainedLines
-from serve.readers import newest_steps, step_table
-from serve.readers.newest_steps import TrainedEnd
-from serve.readers.step_table import StepTable
+from counterpoint.job.inspection import history as history_module
+from counterpoint.job.inspection import metrics_lines, trained_lines
+from counterpoint.job.inspection.history import History
+from counterpoint.job.inspection.metrics_lines import step_of
+from counterpoint.job.inspection.trained_lines import TrainedLines
+from counterpoint.serve.readers import newest_steps, step_table
+from counterpoint.serve.readers.newest_steps import TrainedEnd
+from counterpoint.serve.readers.step_table import StepTable
+from counterpoint.transport.files import appended_lines
+from counterpoint.transport.files.appended_lines import AppendedLines
+from counterpoint.transport.files.untrusted import parse_json
 from tests.support.jobs import shipped_line, trained_line, write_lines
 from tests.support.past_jobs import history_of
-from transport.files import appended_lines
-from transport.files.appended_lines import AppendedLines
-from transport.files.untrusted import parse_json
 
 
 def test_history_follows_files_that_grow_and_are_replaced(tmp_path: Path) -> None:

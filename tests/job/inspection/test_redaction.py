@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from job.inspection.redaction import HIDDEN, redact, redact_line
+from counterpoint.job.inspection.redaction import HIDDEN, redact, redact_line
 
 
 def test_secrets_are_left_out() -> None:

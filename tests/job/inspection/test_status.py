@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from job.inspection.status import StatusReader, read_status
+from counterpoint.job.inspection.status import StatusReader, read_status
+from counterpoint.transport.errors import UserError
+from counterpoint.transport.files.untrusted import parse_json
 from tests.support.jobs import shipped_line, write_lines
-from transport.errors import UserError
-from transport.files.untrusted import parse_json
 
 
 def add_steps(output: Path, run_id: str, *steps: int) -> None:
@@ -41,7 +41,7 @@ def test_a_further_look_parses_new_lines_only(tmp_path: Path, monkeypatch: pytes
         parsed.append(text)
         return parse_json(text)
 
-    monkeypatch.setattr("job.inspection.metrics_lines.parse_json", counted)
+    monkeypatch.setattr("counterpoint.job.inspection.metrics_lines.parse_json", counted)
     add_steps(tmp_path, "a", *range(1, 51))
     reader = StatusReader(tmp_path)
     reader.read()

@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from cli.display.progress import describe_step
-from cli.display.status_tables import status_parts
-from cli.display.summary_tables import print_summary
-from job.inspection.history import History
-from job.inspection.status import read_status
-from job.inspection.summary import lag_quantiles, summarize, summarize_runs
+from counterpoint.cli.display.progress import describe_step
+from counterpoint.cli.display.status_tables import status_parts
+from counterpoint.cli.display.summary_tables import print_summary
+from counterpoint.job.inspection.history import History
+from counterpoint.job.inspection.status import read_status
+from counterpoint.job.inspection.summary import lag_quantiles, summarize, summarize_runs
+from counterpoint.transport.files.atomic import publish_directory
 from tests.support.jobs import shipped_line, write_lines
 from tests.support.past_jobs import history_of, write_discarded
-from transport.files.atomic import publish_directory
 
 
 @pytest.mark.parametrize(("steps", "edge"), [(1, 1), (2, 1), (3, 1), (9, 4), (10, 5), (11, 5)])

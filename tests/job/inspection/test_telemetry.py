@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from cluster.worker_view import State, WorkerView
-from job.inspection import telemetry as catalogue
-from job.inspection.telemetry import JobTelemetry
+from counterpoint.cluster.worker_view import State, WorkerView
+from counterpoint.job.inspection import telemetry as catalogue
+from counterpoint.job.inspection.telemetry import JobTelemetry
+from counterpoint.transport.errors import Obstructed
 from tests.support.ports import taken_port
 from tests.transport.telemetry.scraping import families
-from transport.errors import Obstructed
 
 
 def view(name: str, state: State, restarts: int = 0) -> WorkerView:

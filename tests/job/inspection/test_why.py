@@ -8,10 +8,10 @@ from typing import Any
 import orjson
 import pytest
 
-from cli import status
-from job.inspection.why import describe_decision, explain
-from orchestrator.decisions import DECISIONS_FILE
-from transport.errors import UserError
+from counterpoint.cli import status
+from counterpoint.job.inspection.why import describe_decision, explain
+from counterpoint.orchestrator.decisions import DECISIONS_FILE
+from counterpoint.transport.errors import UserError
 
 
 def write(directory: Path, lines: list[Any], run_id: str = "a", name: str = DECISIONS_FILE) -> None:

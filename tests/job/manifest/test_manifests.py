@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from cli.main import main
-from job.manifest.request import Request, request_of
-from job.manifest.slurm import batch_script
+from counterpoint.cli.main import main
+from counterpoint.job.manifest.request import Request, request_of
+from counterpoint.job.manifest.slurm import batch_script
+from counterpoint.transport.errors import UserError
 from tests.job.manifest.schemas import SCHEMA_OF
-from transport.errors import UserError
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 

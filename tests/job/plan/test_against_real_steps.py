@@ -13,18 +13,18 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from job.plan.dry_run import moments_bytes, step_bytes
-from job.plan.live_bytes import LiveBytes
-from job.plan.trainer_memory import host_parts
-from run.config import TrainingConfig
+from counterpoint.job.plan.dry_run import moments_bytes, step_bytes
+from counterpoint.job.plan.live_bytes import LiveBytes
+from counterpoint.job.plan.trainer_memory import host_parts
+from counterpoint.run.config import TrainingConfig
+from counterpoint.trainer.config import TrainerConfig
+from counterpoint.trainer.model import attention
+from counterpoint.trainer.model.context import ContextGroup, shared_rows
+from counterpoint.trainer.model.head import token_outputs
+from counterpoint.trainer.model.load import load_model
+from counterpoint.trainer.model.recompute import checkpoint_layers
+from counterpoint.transport.records import Batch, SampleInfo
 from tests.trainer.lone_run import make_lone_run
-from trainer.config import TrainerConfig
-from trainer.model import attention
-from trainer.model.context import ContextGroup, shared_rows
-from trainer.model.head import token_outputs
-from trainer.model.load import load_model
-from trainer.model.recompute import checkpoint_layers
-from transport.records import Batch, SampleInfo
 
 pytestmark = pytest.mark.slow
 

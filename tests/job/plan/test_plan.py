@@ -10,17 +10,17 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config, Qwen3MoeConfig
 
-from cli.plan import main
-from job.plan import plan as planning
-from job.plan.advice import largest_tokens
-from job.plan.devices import GIB, parse_gpus
-from job.plan.dry_run import model_sizes
-from job.plan.inference_memory import kv_bytes, weights_of_rank, with_utilization
-from job.plan.trainer_memory import rank_parts
-from run.config import LoraConfig, TrainingConfig
-from run.updates import ReferenceConfig
-from trainer.config import TrainerConfig
-from transport.errors import UserError
+from counterpoint.cli.plan import main
+from counterpoint.job.plan import plan as planning
+from counterpoint.job.plan.advice import largest_tokens
+from counterpoint.job.plan.devices import GIB, parse_gpus
+from counterpoint.job.plan.dry_run import model_sizes
+from counterpoint.job.plan.inference_memory import kv_bytes, weights_of_rank, with_utilization
+from counterpoint.job.plan.trainer_memory import rank_parts
+from counterpoint.run.config import LoraConfig, TrainingConfig
+from counterpoint.run.updates import ReferenceConfig
+from counterpoint.trainer.config import TrainerConfig
+from counterpoint.transport.errors import UserError
 
 pytestmark = pytest.mark.slow
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from cli.dumps.replay import settings_of
-from job.replay.replay import Settings
+from counterpoint.cli.dumps.replay import settings_of
+from counterpoint.job.replay.replay import Settings
 
 SECONDS = 0.1
 
@@ -20,5 +20,5 @@ def short_baselines(monkeypatch: pytest.MonkeyPatch) -> None:
     def short(given: argparse.Namespace, **settings: float) -> Settings:
         return replace(settings_of(given, **settings), baseline_seconds=SECONDS)
 
-    monkeypatch.setattr("cli.dumps.replay.settings_of", short)
-    monkeypatch.setattr("job.replay.attribute.PAUSE_SECONDS", SECONDS / 5)
+    monkeypatch.setattr("counterpoint.cli.dumps.replay.settings_of", short)
+    monkeypatch.setattr("counterpoint.job.replay.attribute.PAUSE_SECONDS", SECONDS / 5)

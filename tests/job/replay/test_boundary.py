@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from job.replay.boundary import Recording, rig
-from job.replay.replay import on_daemons_loop
-from job.replay.synthesize import Shape, header_of, synthetic_rollouts
+from counterpoint.job.replay.boundary import Recording, rig
+from counterpoint.job.replay.replay import on_daemons_loop
+from counterpoint.job.replay.synthesize import Shape, header_of, synthetic_rollouts
 
 STEPS = 3
 

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from job.replay.import_dump import ImportedRollouts
-from orchestrator.rollouts.dump import DumpError, open_dump, write_dump
-from orchestrator.rollouts.trajectories import merge_rollout
-from orchestrator.step.finalize import find_fault
-from transport.records import Rollout
+from counterpoint.job.replay.import_dump import ImportedRollouts
+from counterpoint.orchestrator.rollouts.dump import DumpError, open_dump, write_dump
+from counterpoint.orchestrator.rollouts.trajectories import merge_rollout
+from counterpoint.orchestrator.step.finalize import find_fault
+from counterpoint.transport.records import Rollout
 
 LAYERS, TOP_K = 2, 3
 
@@ -278,7 +278,7 @@ def test_a_file_that_repeats_itself_does_not_fill_the_disk(tmp_path: Path) -> No
 @pytest.mark.slow
 def test_the_command(tmp_path: Path) -> None:
     def import_dump(*arguments: object) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "cli.main", "import-dump", *map(str, arguments)]
+        command = [sys.executable, "-m", "counterpoint.cli.main", "import-dump", *map(str, arguments)]
         return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
     file, out = tmp_path / "some.pkl", tmp_path / "dump"

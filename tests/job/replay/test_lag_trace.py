@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from job.replay.lag_trace import INTERVAL_SECONDS, LagTrace, Span
+from counterpoint.job.replay.lag_trace import INTERVAL_SECONDS, LagTrace, Span
 
 
 async def test_a_block_is_seen_in_its_span() -> None:

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from cli.display.replay_tables import lateness
-from cli.main import main
-from job.replay.lag_trace import LagTrace
-from job.replay.replay import Replay, Row
-from job.replay.synthesize import Shape, header_of, synthetic_rollouts
-from orchestrator.loop_health.lag import LagDistribution
-from orchestrator.rollouts.dump import write_dump
+from counterpoint.cli.display.replay_tables import lateness
+from counterpoint.cli.main import main
+from counterpoint.job.replay.lag_trace import LagTrace
+from counterpoint.job.replay.replay import Replay, Row
+from counterpoint.job.replay.synthesize import Shape, header_of, synthetic_rollouts
+from counterpoint.orchestrator.loop_health.lag import LagDistribution
+from counterpoint.orchestrator.rollouts.dump import write_dump
 
 pytestmark = pytest.mark.usefixtures("short_baselines")
 
@@ -124,7 +124,8 @@ def test_a_trusted_dump_is_replayed_with_its_own_code(
     dump: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "named_by_our_dump.py").write_text(
-        "from orchestrator.step.advantages import group_mean\n\n\ndef advantage(inputs):\n    return group_mean(inputs)\n"
+        "from counterpoint.orchestrator.step.advantages import group_mean\n\n\n"
+        "def advantage(inputs):\n    return group_mean(inputs)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     shutil.copytree(dump, tmp_path / "ours")

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from job.replay.restricted_pickle import PickledArray, PickleError, load
+from counterpoint.job.replay.restricted_pickle import PickledArray, PickleError, load
 
 PLAIN: list[Any] = [
     None, True, 0, -1, 2**70, 1.5, "ü", b"", b"\x80a", bytearray(b"ab"), [1, [2]], (1,), {"a": 1}, {1, 2}, frozenset([3]),

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from job.replay.synthesize import Shape, header_of, synthetic_rollouts
-from orchestrator.rollouts.dump import open_dump, write_dump
-from orchestrator.rollouts.trajectories import OpenBranches, merge_rollout
-from orchestrator.step.finalize import find_fault
-from transport.records import Rollout
+from counterpoint.job.replay.synthesize import Shape, header_of, synthetic_rollouts
+from counterpoint.orchestrator.rollouts.dump import open_dump, write_dump
+from counterpoint.orchestrator.rollouts.trajectories import OpenBranches, merge_rollout
+from counterpoint.orchestrator.step.finalize import find_fault
+from counterpoint.transport.records import Rollout
 
 SMALL = Shape(rollouts=120, turns=24, tokens=1500, layers=3, top_k=4, experts=16)
 
@@ -133,7 +133,7 @@ def test_a_shape_that_cannot_be_made_is_refused(changes: dict[str, Any], said: s
 @pytest.mark.slow
 def test_the_command(tmp_path: Path) -> None:
     def synthesize(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "cli.main", "synthesize", *arguments]
+        command = [sys.executable, "-m", "counterpoint.cli.main", "synthesize", *arguments]
         return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
     out = tmp_path / "deeper" / "dump"

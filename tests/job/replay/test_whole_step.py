@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from cli.display.replay_tables import describe_whole_step
-from cli.main import main
-from job.replay.synthesize import Shape, header_of, synthetic_rollouts
-from job.replay.whole_step import UNTIMED, whole_step
-from orchestrator.rollouts.dump import write_dump
+from counterpoint.cli.display.replay_tables import describe_whole_step
+from counterpoint.cli.main import main
+from counterpoint.job.replay.synthesize import Shape, header_of, synthetic_rollouts
+from counterpoint.job.replay.whole_step import UNTIMED, whole_step
+from counterpoint.orchestrator.rollouts.dump import write_dump
 from tests.support.jobs import shipped_line, trained_line, write_lines
 
 BOUNDARY = {"phase/merge": 0.1, "phase/records": 0.2, "phase/commit": 0.1, "phase/malloc_trim": 0.0}

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from job.sweep.grid import expand, id_of, with_value_at
-from transport.config import IDENTIFIER_PATTERN
+from counterpoint.job.sweep.grid import expand, id_of, with_value_at
+from counterpoint.transport.config import IDENTIFIER_PATTERN
 
 LONGEST = 40
 

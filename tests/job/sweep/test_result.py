@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from job.sweep.result import result_of
-from job.sweep.rows import row_of
-from job.sweep.targets import Target
-from sweep.status import TargetStatus
+from counterpoint.job.sweep.result import result_of
+from counterpoint.job.sweep.rows import row_of
+from counterpoint.job.sweep.targets import Target
+from counterpoint.sweep.status import TargetStatus
 
 
 def target_with(tmp_path: Path, lines: str) -> Target:

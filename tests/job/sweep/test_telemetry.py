@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from job.sweep import telemetry as catalogue
-from job.sweep.targets import SweepConfig, Target
-from job.sweep.telemetry import WorkerTelemetry
-from sweep.claim import SweepTarget, claim_and_run
+from counterpoint.job.sweep import telemetry as catalogue
+from counterpoint.job.sweep.targets import SweepConfig, Target
+from counterpoint.job.sweep.telemetry import WorkerTelemetry
+from counterpoint.sweep.claim import SweepTarget, claim_and_run
 from tests.transport.telemetry.scraping import families
 
 

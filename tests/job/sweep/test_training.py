@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from job.sweep import training
-from job.sweep.training import TrainingFailed, run_training_on_worker
+from counterpoint.job.sweep import training
+from counterpoint.job.sweep.training import TrainingFailed, run_training_on_worker
 
 
 def test_another_configuration_does_not_go_on_from_the_checkpoints_of_the_last(

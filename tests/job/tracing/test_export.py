@@ -13,20 +13,20 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from job.tracing import export_process
-from job.tracing.export_process import read_headers
-from job.tracing.tree import Node, place
-from job.tracking.sink_process import SinkSpec
-from transport.process.launch import guarded
-from transport.telemetry.spans import Span, SpanLog
+from counterpoint.job.tracing import export_process
+from counterpoint.job.tracing.export_process import read_headers
+from counterpoint.job.tracing.tree import Node, place
+from counterpoint.job.tracking.sink_process import SinkSpec
+from counterpoint.transport.process.launch import guarded
+from counterpoint.transport.telemetry.spans import Span, SpanLog
 
 ORCHESTRATOR = """
 import asyncio, sys
 from pathlib import Path
-from orchestrator.rollouts.tracing import RolloutTracing
-from transport.records import Rollout
-from transport.telemetry.spans import Span, SpanLog
-from transport.telemetry.trace_context import traceparent
+from counterpoint.orchestrator.rollouts.tracing import RolloutTracing
+from counterpoint.transport.records import Rollout
+from counterpoint.transport.telemetry.spans import Span, SpanLog
+from counterpoint.transport.telemetry.trace_context import traceparent
 spans = SpanLog(Path(sys.argv[1]) / "run_a" / "spans.jsonl", "orchestrator", "a")
 for step in (1, 2):
     spans.record("step", 10.0 * step, 10.0 * step + 5, step=step, rollouts=4)
@@ -47,7 +47,7 @@ spans.flush()
 TRAINER = """
 import sys
 from pathlib import Path
-from transport.telemetry.spans import SpanLog
+from counterpoint.transport.telemetry.spans import SpanLog
 spans = SpanLog(Path(sys.argv[1]) / "trainer" / "spans.jsonl", "trainer")
 for step in (1, 2):
     spans.record("step", 10.0 * step + 5, 10.0 * step + 9, step=step, run="a")
@@ -113,7 +113,9 @@ async def test_the_spans_of_all_processes_are_one_tree_at_the_collector(job: Pat
     headers.write_text("X-Key: secret\n")
     headers.chmod(0o600)
     options = {"endpoint": f"http://127.0.0.1:{port}/v1/traces", "headers_file": str(headers)}
-    spec = SinkSpec("otel", "", str(job), "job", options, poll_seconds=0.02, program="job.tracing.export_process")
+    spec = SinkSpec(
+        "otel", "", str(job), "job", options, poll_seconds=0.02, program="counterpoint.job.tracing.export_process"
+    )
     beats, given = os.pipe()
     command = [sys.executable, "-m", spec.program, str(given), spec.to_json()]
     process = subprocess.Popen(guarded(command), pass_fds=(given,), stdin=subprocess.PIPE)  # noqa: ASYNC220

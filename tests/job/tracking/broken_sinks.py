@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from job.tracking.rows import Evaluation, Row, Target
+from counterpoint.job.tracking.rows import Evaluation, Row, Target
 
 
 class NotingSink:

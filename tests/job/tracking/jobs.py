@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from job.tracking.sink_process import SinkSpec
-from transport.files.atomic import write_atomically
-from transport.files.json_lines import append_line, read_lines
-from transport.process.launch import descendants, guarded
+from counterpoint.job.tracking.sink_process import SinkSpec
+from counterpoint.transport.files.atomic import write_atomically
+from counterpoint.transport.files.json_lines import append_line, read_lines
+from counterpoint.transport.process.launch import descendants, guarded
 
 
 class Job:
@@ -49,7 +49,7 @@ class Job:
         write_atomically(path, b"".join(raw for raw, line in read_lines(path) if line["step"] <= step))
 
     def spec(self, name: str, sink: str = "", **options: Any) -> SinkSpec:
-        from job.tracking.sinks_of import SINKS
+        from counterpoint.job.tracking.sinks_of import SINKS
 
         return SinkSpec(name, sink or SINKS[name][0], str(self.directory), "job", options, poll_seconds=0.02)
 
@@ -69,7 +69,7 @@ class SinkProcess:
 
     def __init__(self, spec: SinkSpec) -> None:
         self._beats, given = os.pipe()
-        command = [sys.executable, "-m", "job.tracking.sink_process", str(given), spec.to_json()]
+        command = [sys.executable, "-m", "counterpoint.job.tracking.sink_process", str(given), spec.to_json()]
         self._process = subprocess.Popen(guarded(command), pass_fds=(given,), stdin=subprocess.PIPE)
         os.close(given)
         self.sent = 0

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import orjson
 
-from job.tracking.feed import Feed, result_of
-from transport.files.appended_lines import Line
-from transport.files.place import Place
+from counterpoint.job.tracking.feed import Feed, result_of
+from counterpoint.transport.files.appended_lines import Line
+from counterpoint.transport.files.place import Place
 
 
 def shipped(step: int) -> Line:

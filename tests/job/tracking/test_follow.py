@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from job.tracking.follow import Follower, State
+from counterpoint.job.tracking.follow import Follower, State
+from counterpoint.transport.files.json_lines import lines_from_end, replace_end
 from tests.job.tracking.jobs import Job
-from transport.files.json_lines import lines_from_end, replace_end
 
 
 class Sent:

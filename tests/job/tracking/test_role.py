@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from job.config import JobConfig
-from job.configuration.load import load
-from job.tracking.event_files import read_scalars
-from job.workers import sections_of, specification
+from counterpoint.job.config import JobConfig
+from counterpoint.job.configuration.load import load
+from counterpoint.job.tracking.event_files import read_scalars
+from counterpoint.job.workers import sections_of, specification
 from tests.job.tracking.jobs import Job
 
 
@@ -29,7 +29,7 @@ def test_the_metrics_of_a_job_that_has_ended_are_sent_by_the_command(tmp_path: P
     job = Job(tmp_path)
     job.steps(1, 2, 3)
     job.ship(4)
-    command = [sys.executable, "-m", "cli.main", "track", str(tmp_path), "--to", "tensorboard"]
+    command = [sys.executable, "-m", "counterpoint.cli.main", "track", str(tmp_path), "--to", "tensorboard"]
     said = subprocess.run(command, check=True, timeout=100, stdout=subprocess.PIPE, text=True).stdout
     assert said == f"tensorboard has all of {tmp_path}; tensorboard --logdir {tmp_path}/tracking/tensorboard\n"
     shown = read_scalars(tmp_path / "tracking" / "tensorboard" / "a")

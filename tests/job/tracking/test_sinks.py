@@ -11,9 +11,9 @@ from typing import Any
 import orjson
 import pytest
 
-from job.tracking.event_files import read_scalars
-from job.tracking.sinks.wandb_files import _records, steps_in
-from run.notes import Notes, write_notes
+from counterpoint.job.tracking.event_files import read_scalars
+from counterpoint.job.tracking.sinks.wandb_files import _records, steps_in
+from counterpoint.run.notes import Notes, write_notes
 from tests.job.tracking.jobs import Job, sink_process
 
 STEPS = 12
@@ -21,7 +21,7 @@ STEPS = 12
 
 def tensorboard_steps(job: Job) -> list[int]:
     """Every event counts, so that a step that was written twice is seen twice."""
-    from job.tracking.event_files import _events, _files
+    from counterpoint.job.tracking.event_files import _events, _files
 
     directory = job.directory / "tracking" / "tensorboard" / "a"
     events = [event for file in _files(directory) for event in _events(file)]

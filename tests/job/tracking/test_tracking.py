@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from job.tracking.sink_process import SinkSpec
-from job.tracking.tracking import Limits, Tracking
+from counterpoint.job.tracking.sink_process import SinkSpec
+from counterpoint.job.tracking.tracking import Limits, Tracking
 from tests.job.tracking.jobs import Job
 
 LIMITS = Limits(attempts=2, first_pause_seconds=0.05, stall_seconds=4.0, finish_seconds=30.0)
@@ -68,7 +68,7 @@ def test_sinks_that_were_just_started_are_killed_where_hangups_are_ignored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As below `nohup`: a guardian that has just been started does not hear SIGHUP."""
-    monkeypatch.setattr("job.tracking.tracking.POLL_SECONDS", 0.0)
+    monkeypatch.setattr("counterpoint.job.tracking.tracking.POLL_SECONDS", 0.0)
     tracking = Tracking([Job(tmp_path).spec("hangs", f"{SINKS}:HangingSink")], LIMITS)
 
     def interrupted(_trouble: str) -> None:

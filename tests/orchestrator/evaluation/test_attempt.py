@@ -7,16 +7,16 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from environments.chat import Chat
-from environments.config import EnvironmentConfig
-from environments.sampling import SamplingConfig
-from inference.base import SamplingParameters
-from orchestrator.evaluation.attempt import Attempt
-from orchestrator.evaluation.loading import LoadedEvaluation, chosen_examples
-from orchestrator.rollouts.play import LoadedEnvironment
-from run.evaluations import EvaluationConfig
+from counterpoint.environments.chat import Chat
+from counterpoint.environments.config import EnvironmentConfig
+from counterpoint.environments.sampling import SamplingConfig
+from counterpoint.inference.base import SamplingParameters
+from counterpoint.orchestrator.evaluation.attempt import Attempt
+from counterpoint.orchestrator.evaluation.loading import LoadedEvaluation, chosen_examples
+from counterpoint.orchestrator.rollouts.play import LoadedEnvironment
+from counterpoint.run.evaluations import EvaluationConfig
+from counterpoint.transport.records import Int32Array, Turn
 from tests.orchestrator.toy_environment import Toy
-from transport.records import Int32Array, Turn
 
 
 class RoutingPool:

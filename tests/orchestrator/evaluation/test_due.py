@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from environments.config import EnvironmentConfig
-from orchestrator.evaluation.due import DueEvaluations
-from run.evaluations import EvaluationConfig
+from counterpoint.environments.config import EnvironmentConfig
+from counterpoint.orchestrator.evaluation.due import DueEvaluations
+from counterpoint.run.evaluations import EvaluationConfig
 
 
 def due(*intervals: int, steps: int = 20, done: dict[str, int] | None = None) -> DueEvaluations:

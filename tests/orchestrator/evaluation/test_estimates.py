@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from orchestrator.evaluation.estimates import mean, pass_at_k, proportion
+from counterpoint.orchestrator.evaluation.estimates import mean, pass_at_k, proportion
 
 
 @pytest.mark.parametrize("attempts", range(1, 8))

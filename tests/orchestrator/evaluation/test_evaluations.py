@@ -14,19 +14,19 @@ import orjson
 import pytest
 import uvloop
 
-import orchestrator.ending
-from orchestrator.daemon import run
-from orchestrator.evaluation import evaluations as evaluations_module
-from orchestrator.evaluation import weights
-from orchestrator.evaluation.evaluations import Evaluations
-from orchestrator.evaluation.versions import adapter_name
-from orchestrator.rollouts.players import GroupsPool
-from run.config import RunConfig
+import counterpoint.orchestrator.ending
+from counterpoint.orchestrator.daemon import run
+from counterpoint.orchestrator.evaluation import evaluations as evaluations_module
+from counterpoint.orchestrator.evaluation import weights
+from counterpoint.orchestrator.evaluation.evaluations import Evaluations
+from counterpoint.orchestrator.evaluation.versions import adapter_name
+from counterpoint.orchestrator.rollouts.players import GroupsPool
+from counterpoint.run.config import RunConfig
+from counterpoint.transport.files.atomic import STABLE, publish_directory, published_steps
 from tests.orchestrator.daemons import STEPS, assert_whole, metrics_of, records_of, started
 from tests.orchestrator.scripted_trainer import ScriptedTrainer
 from tests.support.fake_inference import FakeInference
 from tests.support.polling import wait_until
-from transport.files.atomic import STABLE, publish_directory, published_steps
 
 pytestmark = pytest.mark.slow
 
@@ -221,7 +221,7 @@ def test_an_interrupted_evaluation_is_played_again(make_config: Callable[..., Ru
 def test_a_resume_evaluates_the_last_version_although_the_trainer_has_left(
     make_config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch, training: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(orchestrator.ending, "SILENCE_SECONDS", 0.1)
+    monkeypatch.setattr(counterpoint.orchestrator.ending, "SILENCE_SECONDS", 0.1)
     config = make_config(steps=1, evaluations=[evaluation(interval=100)], training=training)
     with ScriptedTrainer(config.output_dir, "one", 1):
         assert run(config, lambda: None, uvloop.new_event_loop) == 0

@@ -10,14 +10,14 @@ import orjson
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from environments.config import EnvironmentConfig
-from inference import delta
-from inference.plugin.checkpoint import BASE, DELTA, is_delta
-from orchestrator.evaluation import weights
-from orchestrator.evaluation.estimates import proportion
-from orchestrator.evaluation.result import EvaluationResult
-from run.evaluations import EvaluationConfig
-from transport.files.atomic import STABLE, publish_directory, published_steps, remove_directory
+from counterpoint.environments.config import EnvironmentConfig
+from counterpoint.inference import delta
+from counterpoint.inference.plugin.checkpoint import BASE, DELTA, is_delta
+from counterpoint.orchestrator.evaluation import weights
+from counterpoint.orchestrator.evaluation.estimates import proportion
+from counterpoint.orchestrator.evaluation.result import EvaluationResult
+from counterpoint.run.evaluations import EvaluationConfig
+from counterpoint.transport.files.atomic import STABLE, publish_directory, published_steps, remove_directory
 
 
 def broadcast(run_dir: Path, step: int) -> Path:
@@ -70,7 +70,7 @@ def test_another_disk_gets_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         raise OSError(18, "Invalid cross-device link")
 
     source = broadcast(tmp_path, 3)
-    monkeypatch.setattr("orchestrator.evaluation.weights.os.link", refuse)
+    monkeypatch.setattr("counterpoint.orchestrator.evaluation.weights.os.link", refuse)
     kept = weights.hold(tmp_path, "e", 3)
     assert not (kept / "adapter_model.safetensors").samefile(source / "adapter_model.safetensors")
     assert (kept / "adapter_model.safetensors").read_bytes() == b"weights 3"

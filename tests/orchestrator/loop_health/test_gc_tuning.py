@@ -10,8 +10,14 @@ from contextlib import asynccontextmanager, contextmanager
 
 import pytest
 
-from orchestrator.loop_health import gc_tuning
-from orchestrator.loop_health.gc_tuning import Memory, RolloutCounts, collect_as_memory_grows, freeze_gc, infrequent_gc
+from counterpoint.orchestrator.loop_health import gc_tuning
+from counterpoint.orchestrator.loop_health.gc_tuning import (
+    Memory,
+    RolloutCounts,
+    collect_as_memory_grows,
+    freeze_gc,
+    infrequent_gc,
+)
 
 
 class Knot:

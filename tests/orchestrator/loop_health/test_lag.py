@@ -11,8 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.loop_health.lag import MAX_SAMPLES, EventLoopLagMonitor, LagDistribution, quantile, samples_of
-from run.config import LagConfig
+from counterpoint.orchestrator.loop_health.lag import (
+    MAX_SAMPLES,
+    EventLoopLagMonitor,
+    LagDistribution,
+    quantile,
+    samples_of,
+)
+from counterpoint.run.config import LagConfig
 
 BLOCKED_SECONDS = 0.15
 
@@ -38,8 +44,8 @@ class PlayedTime:
 async def played(config: LagConfig, late: list[float], monkeypatch: pytest.MonkeyPatch) -> EventLoopLagMonitor:
     """Returns a monitor whose samples were late by so many seconds."""
     clock = PlayedTime(late)
-    monkeypatch.setattr("orchestrator.loop_health.lag.time", clock)
-    monkeypatch.setattr("orchestrator.loop_health.lag.asyncio", clock)
+    monkeypatch.setattr("counterpoint.orchestrator.loop_health.lag.time", clock)
+    monkeypatch.setattr("counterpoint.orchestrator.loop_health.lag.asyncio", clock)
     monitor = EventLoopLagMonitor(config)
     with suppress(asyncio.CancelledError):
         await monitor.run()

@@ -14,8 +14,13 @@ from collections.abc import Callable
 import pytest
 import uvloop
 
-from orchestrator.loop_health import threads
-from orchestrator.loop_health.threads import advantage_in_thread, give_environments_threads, in_thread, run_cpu_bound
+from counterpoint.orchestrator.loop_health import threads
+from counterpoint.orchestrator.loop_health.threads import (
+    advantage_in_thread,
+    give_environments_threads,
+    in_thread,
+    run_cpu_bound,
+)
 
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 

@@ -7,10 +7,10 @@ import logging
 
 import pytest
 
-from cluster.notify import NotifySocket
-from orchestrator.loop_health.watchdog import StallError, Watchdog, awaiting, describe_waits, waits
+from counterpoint.cluster.notify import NotifySocket
+from counterpoint.orchestrator.loop_health.watchdog import StallError, Watchdog, awaiting, describe_waits, waits
+from counterpoint.transport.outages import Kind, Outages
 from tests.support.polling import until, wait_until
-from transport.outages import Kind, Outages
 
 
 async def beat(watchdog: Watchdog) -> None:
@@ -24,7 +24,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The watchdog's time, which passes here only: a machine that pauses is then not taken for a loop that is blocked, for which
     the watchdog would end this very process."""
     clock = Clock()
-    monkeypatch.setattr("orchestrator.loop_health.watchdog.time", clock)
+    monkeypatch.setattr("counterpoint.orchestrator.loop_health.watchdog.time", clock)
     return clock
 
 

@@ -10,13 +10,13 @@ import numpy as np
 import orjson
 import pytest
 
-from orchestrator.rollouts.dump import DumpError, DumpHeader, open_dump, write_dump
-from orchestrator.rollouts.rollout_file import framed
-from run.config import AdvantageConfig, GibberishFilter, ZeroAdvantageFilter
+from counterpoint.orchestrator.rollouts.dump import DumpError, DumpHeader, open_dump, write_dump
+from counterpoint.orchestrator.rollouts.rollout_file import framed
+from counterpoint.run.config import AdvantageConfig, GibberishFilter, ZeroAdvantageFilter
+from counterpoint.transport.files.atomic import as_bytes_view
+from counterpoint.transport.records import Rollout
 from tests.orchestrator.rollouts.test_rollout_file import assert_same
 from tests.support.rollouts import make_rollout, make_turn
-from transport.files.atomic import as_bytes_view
-from transport.records import Rollout
 
 HEADER = DumpHeader(
     run_id="one",
@@ -95,7 +95,7 @@ def test_arrays_are_read_only_views_of_the_file(directory: Path) -> None:
 
 
 def test_an_older_kernel_brings_the_pages_in_all_the_same(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orchestrator.rollouts.dump._MADV_POPULATE_READ", 12345)
+    monkeypatch.setattr("counterpoint.orchestrator.rollouts.dump._MADV_POPULATE_READ", 12345)
     open_dump(directory).populate()
 
 

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from orchestrator.rollouts.failures import (
+from counterpoint.orchestrator.rollouts.failures import (
     MAX_KINDS,
     count_failures,
     failures_in_words,
@@ -14,11 +14,11 @@ from orchestrator.rollouts.failures import (
     most_frequent,
     sum_failures,
 )
-from orchestrator.step.discarded import FIRST_FAILURES, DiscardedRollouts
-from orchestrator.step.step_metrics import additive_metrics
-from run.config import ScheduleConfig
+from counterpoint.orchestrator.step.discarded import FIRST_FAILURES, DiscardedRollouts
+from counterpoint.orchestrator.step.step_metrics import additive_metrics
+from counterpoint.run.config import ScheduleConfig
+from counterpoint.transport.records import Rollout
 from tests.support.rollouts import make_rollout
-from transport.records import Rollout
 
 
 def failed(error: str, environment: str = "reverse") -> Rollout:

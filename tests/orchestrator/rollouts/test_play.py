@@ -13,18 +13,18 @@ import numpy as np
 import orjson
 import pytest
 
-from environments.base import Reply
-from environments.chat import Chat
-from environments.config import EnvironmentConfig
-from environments.sampling import CallOverrides, SamplingOverrides
-from inference.base import InferenceError, ParsedText, RequestRefused, SamplingParameters
-from orchestrator.rollouts import play as play_module
-from orchestrator.rollouts.play import LoadedEnvironment, PolicyModel, play, score_group
-from orchestrator.rollouts.rollout_file import rollout_buffers
-from orchestrator.step.records import rollout_record
+from counterpoint.environments.base import Reply
+from counterpoint.environments.chat import Chat
+from counterpoint.environments.config import EnvironmentConfig
+from counterpoint.environments.sampling import CallOverrides, SamplingOverrides
+from counterpoint.inference.base import InferenceError, ParsedText, RequestRefused, SamplingParameters
+from counterpoint.orchestrator.rollouts import play as play_module
+from counterpoint.orchestrator.rollouts.play import LoadedEnvironment, PolicyModel, play, score_group
+from counterpoint.orchestrator.rollouts.rollout_file import rollout_buffers
+from counterpoint.orchestrator.step.records import rollout_record
+from counterpoint.transport.records import Int32Array, Rollout, Turn
 from tests.orchestrator.toy_environment import Toy, Unusual
 from tests.support.rollouts import make_rollout, make_turn
-from transport.records import Int32Array, Rollout, Turn
 
 NO_CHAT = cast(Chat, None)
 SAMPLING = SamplingParameters(temperature=1.0, max_tokens=8, stop_token_ids=(1,))

@@ -9,22 +9,22 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from environments.base import Example, Model
-from environments.chat import Chat
-from environments.config import EnvironmentConfig
-from inference.base import InferenceError, SamplingParameters
-from orchestrator.rollouts.play import LoadedEnvironment, PolicyModel, play
-from orchestrator.rollouts.rollout_file import read_rollouts, write_rollouts
-from orchestrator.rollouts.trajectories import assemble_batch, merge_rollout
-from orchestrator.step.advantages import Advantage, AdvantageError, group_mean
-from orchestrator.step.finalize import Finalizer
-from orchestrator.step.players import set_advantages
-from orchestrator.step.records import rollout_record
-from orchestrator.step.step_metrics import step_metrics
-from run.config import ZeroAdvantageFilter
+from counterpoint.environments.base import Example, Model
+from counterpoint.environments.chat import Chat
+from counterpoint.environments.config import EnvironmentConfig
+from counterpoint.inference.base import InferenceError, SamplingParameters
+from counterpoint.orchestrator.rollouts.play import LoadedEnvironment, PolicyModel, play
+from counterpoint.orchestrator.rollouts.rollout_file import read_rollouts, write_rollouts
+from counterpoint.orchestrator.rollouts.trajectories import assemble_batch, merge_rollout
+from counterpoint.orchestrator.step.advantages import Advantage, AdvantageError, group_mean
+from counterpoint.orchestrator.step.finalize import Finalizer
+from counterpoint.orchestrator.step.players import set_advantages
+from counterpoint.orchestrator.step.records import rollout_record
+from counterpoint.orchestrator.step.step_metrics import step_metrics
+from counterpoint.run.config import ZeroAdvantageFilter
+from counterpoint.transport.records import Int32Array, Rollout, Turn
 from tests.orchestrator.toy_environment import Toy
 from tests.support.rollouts import make_rollout, make_turn
-from transport.records import Int32Array, Rollout, Turn
 
 SAMPLING = SamplingParameters(temperature=1.0, max_tokens=8, stop_token_ids=(1,))
 MEAN = Advantage("group_mean", group_mean)

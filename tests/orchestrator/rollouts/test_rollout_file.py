@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from orchestrator.rollouts.rollout_file import (
+from counterpoint.orchestrator.rollouts.rollout_file import (
     StateError,
     framed,
     frames,
@@ -19,11 +19,11 @@ from orchestrator.rollouts.rollout_file import (
     saved_state,
     write_rollouts,
 )
-from orchestrator.step.records import recorded_line
+from counterpoint.orchestrator.step.records import recorded_line
+from counterpoint.transport.files.atomic import Buffer, as_bytes_view
+from counterpoint.transport.files.json_lines import object_in
+from counterpoint.transport.records import Alternatives, Rollout, SavedState
 from tests.support.rollouts import make_rollout, make_turn
-from transport.files.atomic import Buffer, as_bytes_view
-from transport.files.json_lines import object_in
-from transport.records import Alternatives, Rollout, SavedState
 
 
 def assert_same(one: Rollout, other: Rollout) -> None:

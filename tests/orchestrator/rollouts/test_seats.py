@@ -12,22 +12,22 @@ from typing import Any
 import msgpack
 import pytest
 
-from environments.base import EnvironmentContext, Example, Model
-from environments.chat import Chat
-from environments.config import EnvironmentConfig
-from environments.lifecycle import started
-from environments.seats.seat import Seat
-from environments.seats.table import Table
-from environments.seats.wire import MAX_MESSAGE_BYTES, SOCKET_NAME, PartnerGone
-from inference.base import InferenceError, SamplingParameters
-from orchestrator.rollouts.play import LoadedEnvironment, PolicyModel, play
-from orchestrator.rollouts.trajectories import merge_rollout, merge_turns
-from orchestrator.step.finalize import find_fault
+from counterpoint.environments.base import EnvironmentContext, Example, Model
+from counterpoint.environments.chat import Chat
+from counterpoint.environments.config import EnvironmentConfig
+from counterpoint.environments.lifecycle import started
+from counterpoint.environments.seats.seat import Seat
+from counterpoint.environments.seats.table import Table
+from counterpoint.environments.seats.wire import MAX_MESSAGE_BYTES, SOCKET_NAME, PartnerGone
+from counterpoint.inference.base import InferenceError, SamplingParameters
+from counterpoint.orchestrator.rollouts.play import LoadedEnvironment, PolicyModel, play
+from counterpoint.orchestrator.rollouts.trajectories import merge_rollout, merge_turns
+from counterpoint.orchestrator.step.finalize import find_fault
+from counterpoint.transport.records import Int32Array, Rollout, Turn
+from counterpoint.transport.wires.endpoint import socket_path
 from tests.orchestrator.toy_model import make_toy_model
 from tests.support.polling import until
 from tests.support.rollouts import make_turn
-from transport.records import Int32Array, Rollout, Turn
-from transport.wires.endpoint import socket_path
 
 DEADLINE = 60.0
 

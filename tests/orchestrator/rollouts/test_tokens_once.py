@@ -10,18 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from environments.chat import Chat
-from inference.base import SamplingParameters
-from orchestrator.rollouts import trajectories
-from orchestrator.rollouts.play import PolicyModel
-from orchestrator.rollouts.rollout_file import read_rollouts, write_rollouts
-from orchestrator.rollouts.trajectories import merge_rollout
-from orchestrator.step.advantages import load_advantage
-from orchestrator.step.finalize import Finalizer
-from run.config import AdvantageConfig
+from counterpoint.environments.chat import Chat
+from counterpoint.inference.base import SamplingParameters
+from counterpoint.orchestrator.rollouts import trajectories
+from counterpoint.orchestrator.rollouts.play import PolicyModel
+from counterpoint.orchestrator.rollouts.rollout_file import read_rollouts, write_rollouts
+from counterpoint.orchestrator.rollouts.trajectories import merge_rollout
+from counterpoint.orchestrator.step.advantages import load_advantage
+from counterpoint.orchestrator.step.finalize import Finalizer
+from counterpoint.run.config import AdvantageConfig
+from counterpoint.transport.records import Int32Array, Rollout, Turn
 from tests.orchestrator.toy_model import make_toy_model
 from tests.support.rollouts import make_rollout, make_turn
-from transport.records import Int32Array, Rollout, Turn
 
 TURNS, REPLY, COMPLETION = 78, 300, 500
 TOKENS = TURNS * (REPLY + COMPLETION)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.rollouts.tracing import RolloutTracing
-from transport.records import Rollout
-from transport.telemetry.spans import Span, SpanLog
-from transport.telemetry.trace_context import header, is_header, traceparent
+from counterpoint.orchestrator.rollouts.tracing import RolloutTracing
+from counterpoint.transport.records import Rollout
+from counterpoint.transport.telemetry.spans import Span, SpanLog
+from counterpoint.transport.telemetry.trace_context import header, is_header, traceparent
 
 
 def traced(tmp_path: Path, share: float) -> tuple[RolloutTracing, list[Span], SpanLog]:

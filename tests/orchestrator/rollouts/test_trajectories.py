@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.rollouts.trajectories import OpenBranches, assemble_batch, merge_rollout
-from transport import codec
-from transport.records import Rollout, Sample, Turn
+from counterpoint.orchestrator.rollouts.trajectories import OpenBranches, assemble_batch, merge_rollout
+from counterpoint.transport import codec
+from counterpoint.transport.records import Rollout, Sample, Turn
 
 LAYERS, TOP_K = 2, 2
 

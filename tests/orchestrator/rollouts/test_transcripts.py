@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from environments.chat import Chat
-from orchestrator.rollouts.transcripts import Transcriber, TurnText
-from orchestrator.step.records import write_records
+from counterpoint.environments.chat import Chat
+from counterpoint.orchestrator.rollouts.transcripts import Transcriber, TurnText
+from counterpoint.orchestrator.step.records import write_records
+from counterpoint.transport.records import Turn
 from tests.orchestrator.toy_model import make_toy_model
 from tests.support.rollouts import make_rollout, make_turn
-from transport.records import Turn
 
 USER = [{"role": "user", "content": "hello"}]
 

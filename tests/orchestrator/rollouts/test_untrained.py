@@ -12,25 +12,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from environments.chat import Chat
-from environments.config import EnvironmentConfig
-from inference.base import SamplingParameters
-from orchestrator.rollouts.dump import DumpHeader, open_dump, write_dump
-from orchestrator.rollouts.play import LoadedEnvironment, PolicyModel, play, score_group
-from orchestrator.rollouts.rollout_file import framed, frames, parse_rollouts, rollout_buffers
-from orchestrator.rollouts.trajectories import assemble_batch, merge_rollout
-from orchestrator.step.advantages import load_advantage
-from orchestrator.step.boundary import merge_all
-from orchestrator.step.filters import apply_filters
-from orchestrator.step.finalize import Finalizer
-from orchestrator.step.merge_process import MergeProcess
-from orchestrator.step.records import rollout_record
-from orchestrator.step.step_metrics import additive_metrics
-from run.config import AdvantageConfig, FilterConfig, GibberishFilter, RepetitionFilter
+from counterpoint.environments.chat import Chat
+from counterpoint.environments.config import EnvironmentConfig
+from counterpoint.inference.base import SamplingParameters
+from counterpoint.orchestrator.rollouts.dump import DumpHeader, open_dump, write_dump
+from counterpoint.orchestrator.rollouts.play import LoadedEnvironment, PolicyModel, play, score_group
+from counterpoint.orchestrator.rollouts.rollout_file import framed, frames, parse_rollouts, rollout_buffers
+from counterpoint.orchestrator.rollouts.trajectories import assemble_batch, merge_rollout
+from counterpoint.orchestrator.step.advantages import load_advantage
+from counterpoint.orchestrator.step.boundary import merge_all
+from counterpoint.orchestrator.step.filters import apply_filters
+from counterpoint.orchestrator.step.finalize import Finalizer
+from counterpoint.orchestrator.step.merge_process import MergeProcess
+from counterpoint.orchestrator.step.records import rollout_record
+from counterpoint.orchestrator.step.step_metrics import additive_metrics
+from counterpoint.run.config import AdvantageConfig, FilterConfig, GibberishFilter, RepetitionFilter
+from counterpoint.transport import codec
+from counterpoint.transport.files.atomic import as_bytes_view
+from counterpoint.transport.records import Int32Array, Rollout, Sample, Turn
 from tests.support.rollouts import make_group, make_rollout, make_turn
-from transport import codec
-from transport.files.atomic import as_bytes_view
-from transport.records import Int32Array, Rollout, Sample, Turn
 
 finalize = Finalizer(load_advantage(AdvantageConfig()), [])
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from orchestrator.scheduling.events import (
+from counterpoint.orchestrator.scheduling.events import (
     BatchCommitted,
     CancelGroup,
     CapacityChanged,
@@ -30,10 +30,10 @@ from orchestrator.scheduling.events import (
     ShipBatch,
     StartGroup,
 )
-from orchestrator.scheduling.example_source import ExampleSource
-from orchestrator.scheduling.group import Group, restored
-from orchestrator.scheduling.outcomes import DropReason, RolloutOutcome
-from run.config import ScheduleConfig
+from counterpoint.orchestrator.scheduling.example_source import ExampleSource
+from counterpoint.orchestrator.scheduling.group import Group, restored
+from counterpoint.orchestrator.scheduling.outcomes import DropReason, RolloutOutcome
+from counterpoint.run.config import ScheduleConfig
 
 
 class StraightforwardScheduler:

@@ -7,9 +7,9 @@ from collections import deque
 
 import msgpack
 
-from environments.config import CurriculumConfig, EnvironmentConfig
-from environments.mix import ExampleMix
-from orchestrator.scheduling.events import (
+from counterpoint.environments.config import CurriculumConfig, EnvironmentConfig
+from counterpoint.environments.mix import ExampleMix
+from counterpoint.orchestrator.scheduling.events import (
     BatchCommitted,
     CancelGroup,
     Event,
@@ -21,9 +21,9 @@ from orchestrator.scheduling.events import (
     ShipBatch,
     StartGroup,
 )
-from orchestrator.scheduling.outcomes import RolloutOutcome
-from orchestrator.scheduling.scheduler import Scheduler
-from run.config import ScheduleConfig
+from counterpoint.orchestrator.scheduling.outcomes import RolloutOutcome
+from counterpoint.orchestrator.scheduling.scheduler import Scheduler
+from counterpoint.run.config import ScheduleConfig
 
 STEPS = 12
 SCHEDULE = ScheduleConfig(group_size=2, rollouts_per_step=8, max_inflight_rollouts=16)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.scheduling.events import (
+from counterpoint.orchestrator.scheduling.events import (
     BatchCommitted,
     CancelEvaluation,
     CapacityChanged,
@@ -26,9 +26,9 @@ from orchestrator.scheduling.events import (
     StartEvaluationRollouts,
     StartGroup,
 )
-from orchestrator.scheduling.outcomes import RolloutOutcome
-from orchestrator.scheduling.scheduler import Scheduler
-from run.config import ScheduleConfig
+from counterpoint.orchestrator.scheduling.outcomes import RolloutOutcome
+from counterpoint.orchestrator.scheduling.scheduler import Scheduler
+from counterpoint.run.config import ScheduleConfig
 from tests.orchestrator.scheduling.counting_mix import CountingMix
 
 STEPS = 4

@@ -7,7 +7,7 @@ from typing import Any
 import msgpack
 import pytest
 
-from orchestrator.scheduling.events import (
+from counterpoint.orchestrator.scheduling.events import (
     BatchCommitted,
     CancelGroup,
     CapacityChanged,
@@ -22,9 +22,9 @@ from orchestrator.scheduling.events import (
     ShipBatch,
     StartGroup,
 )
-from orchestrator.scheduling.outcomes import DropReason, RolloutOutcome
-from orchestrator.scheduling.scheduler import LOG_LENGTH, Scheduler
-from run.config import ScheduleConfig
+from counterpoint.orchestrator.scheduling.outcomes import DropReason, RolloutOutcome
+from counterpoint.orchestrator.scheduling.scheduler import LOG_LENGTH, Scheduler
+from counterpoint.run.config import ScheduleConfig
 from tests.orchestrator.scheduling.counting_mix import CountingMix
 
 

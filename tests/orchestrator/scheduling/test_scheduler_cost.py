@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.scheduling.events import (
+from counterpoint.orchestrator.scheduling.events import (
     BatchCommitted,
     Event,
     GroupFinalized,
@@ -17,9 +17,9 @@ from orchestrator.scheduling.events import (
     RolloutEnded,
     ShipBatch,
 )
-from orchestrator.scheduling.outcomes import RolloutOutcome
-from orchestrator.scheduling.scheduler import Scheduler
-from run.config import ScheduleConfig
+from counterpoint.orchestrator.scheduling.outcomes import RolloutOutcome
+from counterpoint.orchestrator.scheduling.scheduler import Scheduler
+from counterpoint.run.config import ScheduleConfig
 from tests.orchestrator.scheduling.counting_mix import CountingMix
 
 PER_STEP = 20

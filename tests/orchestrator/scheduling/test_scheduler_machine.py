@@ -26,7 +26,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from orchestrator.scheduling.events import (
+from counterpoint.orchestrator.scheduling.events import (
     BatchCommitted,
     CancelGroup,
     CapacityChanged,
@@ -47,9 +47,9 @@ from orchestrator.scheduling.events import (
     ShipBatch,
     StartGroup,
 )
-from orchestrator.scheduling.outcomes import DropReason, RolloutOutcome
-from orchestrator.scheduling.scheduler import Scheduler
-from run.config import ScheduleConfig
+from counterpoint.orchestrator.scheduling.outcomes import DropReason, RolloutOutcome
+from counterpoint.orchestrator.scheduling.scheduler import Scheduler
+from counterpoint.run.config import ScheduleConfig
 from tests.orchestrator.scheduling.counting_mix import CountingMix
 from tests.orchestrator.scheduling.straightforward_scheduler import StraightforwardScheduler
 

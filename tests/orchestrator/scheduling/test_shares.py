@@ -9,9 +9,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from environments.config import EnvironmentConfig
-from environments.mix import ExampleMix
-from orchestrator.scheduling.events import (
+from counterpoint.environments.config import EnvironmentConfig
+from counterpoint.environments.mix import ExampleMix
+from counterpoint.orchestrator.scheduling.events import (
     BatchCommitted,
     CancelGroup,
     Event,
@@ -25,9 +25,9 @@ from orchestrator.scheduling.events import (
     ShipBatch,
     StartGroup,
 )
-from orchestrator.scheduling.outcomes import DropReason, RolloutOutcome
-from orchestrator.scheduling.scheduler import Scheduler
-from run.config import ScheduleConfig
+from counterpoint.orchestrator.scheduling.outcomes import DropReason, RolloutOutcome
+from counterpoint.orchestrator.scheduling.scheduler import Scheduler
+from counterpoint.run.config import ScheduleConfig
 
 STEPS = 60
 TRAINING = 3

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.step.advantages import (
+from counterpoint.orchestrator.step.advantages import (
     BUILT_IN,
     Advantage,
     AdvantageError,
@@ -22,10 +22,10 @@ from orchestrator.step.advantages import (
     overlong_penalties,
     try_advantage,
 )
-from orchestrator.step.players import set_advantages
-from run.config import AdvantageConfig, OverlongConfig
+from counterpoint.orchestrator.step.players import set_advantages
+from counterpoint.run.config import AdvantageConfig, OverlongConfig
+from counterpoint.transport.records import Rollout
 from tests.support.rollouts import make_group, make_rollout, make_turn
-from transport.records import Rollout
 
 rewards_strategy = st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=9)
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from orchestrator.step.advantages import load_advantage
-from orchestrator.step.batch_form import choose_trained, fail_other_forms
-from orchestrator.step.boundary import StepBoundary
-from run.config import AdvantageConfig
+from counterpoint.orchestrator.step.advantages import load_advantage
+from counterpoint.orchestrator.step.batch_form import choose_trained, fail_other_forms
+from counterpoint.orchestrator.step.boundary import StepBoundary
+from counterpoint.run.config import AdvantageConfig
+from counterpoint.transport.records import TEACHER_LOG_PROBABILITIES, Rollout
 from tests.support.rollouts import make_rollout, make_turn
-from transport.records import TEACHER_LOG_PROBABILITIES, Rollout
 
 
 def with_routing(index: int) -> Rollout:

@@ -14,19 +14,19 @@ import numpy as np
 import orjson
 import pytest
 
-from orchestrator.rollouts.dump import DumpHeader, open_dump
-from orchestrator.rollouts.token_file import TOKENS_FILE, read_tokens
-from orchestrator.rollouts.transcripts import Transcriber
-from orchestrator.step.boundary import StepBoundary, StepInProgress, merge_all
-from orchestrator.step.checkpoint import Checkpoint
-from orchestrator.step.merge_process import MergeProcess
+from counterpoint.orchestrator.rollouts.dump import DumpHeader, open_dump
+from counterpoint.orchestrator.rollouts.token_file import TOKENS_FILE, read_tokens
+from counterpoint.orchestrator.rollouts.transcripts import Transcriber
+from counterpoint.orchestrator.step.boundary import StepBoundary, StepInProgress, merge_all
+from counterpoint.orchestrator.step.checkpoint import Checkpoint
+from counterpoint.orchestrator.step.merge_process import MergeProcess
+from counterpoint.transport import codec
+from counterpoint.transport.files.atomic import published_steps
+from counterpoint.transport.process.priority import NICENESS
+from counterpoint.transport.records import Batch, Rollout
 from tests.support.niceness import own_niceness
 from tests.support.polling import until, wait_until
 from tests.support.rollouts import make_rollout, make_turn
-from transport import codec
-from transport.files.atomic import published_steps
-from transport.process.priority import NICENESS
-from transport.records import Batch, Rollout
 
 
 def make_rollouts() -> list[Rollout]:
@@ -113,7 +113,8 @@ async def test_the_trainer_may_begin_before_the_last_phase_has_ended(
 ) -> None:
     outlet = Outlet(tmp_path)
     monkeypatch.setattr(
-        "orchestrator.step.boundary.give_memory_back", lambda: wait_until(lambda: outlet.committed == [3], "the commit")
+        "counterpoint.orchestrator.step.boundary.give_memory_back",
+        lambda: wait_until(lambda: outlet.committed == [3], "the commit"),
     )
     await take(StepBoundary(tmp_path, "one", {"toy": []}), make_rollouts(), outlet)
 

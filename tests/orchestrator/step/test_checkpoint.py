@@ -8,9 +8,9 @@ from typing import Any
 import orjson
 import pytest
 
-from environments.config import EnvironmentConfig
-from orchestrator.run_directory import ConfigurationError
-from orchestrator.step.checkpoint import (
+from counterpoint.environments.config import EnvironmentConfig
+from counterpoint.orchestrator.run_directory import ConfigurationError
+from counterpoint.orchestrator.step.checkpoint import (
     FORMAT,
     Checkpoint,
     CheckpointError,
@@ -20,10 +20,10 @@ from orchestrator.step.checkpoint import (
     load_newest,
     write_checkpoint,
 )
-from run.config import LoraConfig, RunConfig
+from counterpoint.run.config import LoraConfig, RunConfig
+from counterpoint.transport.files.atomic import publish_directory, published_steps
+from counterpoint.transport.files.json_lines import append_line
 from tests.support.rollouts import make_rollout
-from transport.files.atomic import publish_directory, published_steps
-from transport.files.json_lines import append_line
 
 
 def make_config(tmp_path: Path, **fields: Any) -> RunConfig:
@@ -61,11 +61,11 @@ def test_the_newest_is_found_and_old_ones_go(tmp_path: Path) -> None:
 def test_a_checkpoint_of_another_version_is_called_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = make_config(tmp_path)
     with monkeypatch.context() as former:
-        former.setattr("orchestrator.step.checkpoint.FORMAT", 1)
+        former.setattr("counterpoint.orchestrator.step.checkpoint.FORMAT", 1)
         write_checkpoint(config.run_dir, make_checkpoint(config, 1), keep=2)
     assert load_newest(config) is not None
     with monkeypatch.context() as newer:
-        newer.setattr("orchestrator.step.checkpoint.FORMAT", FORMAT + 1)
+        newer.setattr("counterpoint.orchestrator.step.checkpoint.FORMAT", FORMAT + 1)
         write_checkpoint(config.run_dir, make_checkpoint(config, 2), keep=2)
     for read in (load_newest, check_resumable):
         with pytest.raises(CheckpointError, match=r"cannot be read.*\bnewer\b"):

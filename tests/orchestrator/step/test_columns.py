@@ -12,22 +12,22 @@ import orjson
 import pytest
 import torch
 
-from job.replay.consumer import read_every_byte
-from orchestrator.rollouts.rollout_file import framed, frames, parse_rollouts, rollout_buffers
-from orchestrator.rollouts.trajectories import assemble_batch
-from orchestrator.step.advantages import load_advantage
-from orchestrator.step.boundary import merge_all
-from orchestrator.step.finalize import Finalizer, find_fault
-from orchestrator.step.merge_process import _sample, _sample_buffers
-from orchestrator.step.records import rollout_record
-from run.config import AdvantageConfig
+from counterpoint.job.replay.consumer import read_every_byte
+from counterpoint.orchestrator.rollouts.rollout_file import framed, frames, parse_rollouts, rollout_buffers
+from counterpoint.orchestrator.rollouts.trajectories import assemble_batch
+from counterpoint.orchestrator.step.advantages import load_advantage
+from counterpoint.orchestrator.step.boundary import merge_all
+from counterpoint.orchestrator.step.finalize import Finalizer, find_fault
+from counterpoint.orchestrator.step.merge_process import _sample, _sample_buffers
+from counterpoint.orchestrator.step.records import rollout_record
+from counterpoint.run.config import AdvantageConfig
+from counterpoint.trainer.packer import ModelLimits, pack
+from counterpoint.transport import codec
+from counterpoint.transport.arrays import AnyArray, CodecError
+from counterpoint.transport.files.atomic import Buffer, as_bytes_view
+from counterpoint.transport.records import TEACHER_LOG_PROBABILITIES, Batch, Rollout, Turn
 from tests.support.batches import assert_equal, make_batch
 from tests.support.rollouts import make_rollout, make_turn
-from trainer.packer import ModelLimits, pack
-from transport import codec
-from transport.arrays import AnyArray, CodecError
-from transport.files.atomic import Buffer, as_bytes_view
-from transport.records import TEACHER_LOG_PROBABILITIES, Batch, Rollout, Turn
 
 LIMIT = 2**20
 

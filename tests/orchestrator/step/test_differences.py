@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.show import main as show
-from job.inspection.history import History
-from orchestrator.step.differences import (
+from counterpoint.cli.show import main as show
+from counterpoint.job.inspection.history import History
+from counterpoint.orchestrator.step.differences import (
     EXAMPLES,
     EXAMPLES_FILE,
     GROUPS,
@@ -24,12 +24,12 @@ from orchestrator.step.differences import (
     forget,
     read_notice,
 )
-from run.config import RunConfig, ScheduleConfig
+from counterpoint.run.config import RunConfig, ScheduleConfig
+from counterpoint.transport.records import Rollout
 from tests.orchestrator.daemons import started
 from tests.orchestrator.scripted_trainer import ScriptedTrainer
 from tests.support.polling import wait_until
 from tests.support.rollouts import make_rollout, make_turn
-from transport.records import Rollout
 
 
 def group(number: int, *rewards: float | None, advantages: tuple[float, ...] = (), **fields: Any) -> list[Rollout]:

@@ -13,11 +13,11 @@ from typing import Any
 import orjson
 import pytest
 
-from cluster.notify import NotifySocket
-from orchestrator.daemon import run
-from orchestrator.scheduling.outcomes import DropReason
-from orchestrator.step.checkpoint import load_newest
-from orchestrator.step.discarded import (
+from counterpoint.cluster.notify import NotifySocket
+from counterpoint.orchestrator.daemon import run
+from counterpoint.orchestrator.scheduling.outcomes import DropReason
+from counterpoint.orchestrator.step.checkpoint import load_newest
+from counterpoint.orchestrator.step.discarded import (
     DISCARDED_FILE,
     FAILING_GROUPS,
     FAILURE_SECONDS,
@@ -32,13 +32,13 @@ from orchestrator.step.discarded import (
     save,
     with_unrecorded,
 )
-from run.config import RunConfig, ScheduleConfig
+from counterpoint.run.config import RunConfig, ScheduleConfig
+from counterpoint.transport.records import Rollout
 from tests.orchestrator.daemons import STEPS, metrics_of, records_of, started
 from tests.orchestrator.scripted_trainer import ScriptedTrainer
 from tests.support.fake_inference import FakeInference
 from tests.support.polling import wait_until
 from tests.support.rollouts import make_rollout
-from transport.records import Rollout
 
 SCHEDULE = ScheduleConfig(group_size=4, rollouts_per_step=8, max_inflight_rollouts=32)
 BATCH = SCHEDULE.rollouts_per_step

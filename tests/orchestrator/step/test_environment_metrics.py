@@ -8,13 +8,18 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.rollouts.rollout_file import saved_state
-from orchestrator.step.step_metrics import MAX_ENVIRONMENT_METRICS, MAX_NAME, environment_metrics, step_metrics
-from orchestrator.telemetry.catalogue import ENVIRONMENT_METRIC, LINES
+from counterpoint.orchestrator.rollouts.rollout_file import saved_state
+from counterpoint.orchestrator.step.step_metrics import (
+    MAX_ENVIRONMENT_METRICS,
+    MAX_NAME,
+    environment_metrics,
+    step_metrics,
+)
+from counterpoint.orchestrator.telemetry.catalogue import ENVIRONMENT_METRIC, LINES
+from counterpoint.transport.records import Rollout
+from counterpoint.transport.telemetry.lines import NameTable
 from tests.support.batches import make_batch
 from tests.support.rollouts import make_rollout
-from transport.records import Rollout
-from transport.telemetry.lines import NameTable
 
 
 def with_metrics(metrics: dict[Any, Any], **fields: Any) -> Rollout:

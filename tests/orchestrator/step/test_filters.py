@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.step.filters import (
+from counterpoint.orchestrator.step.filters import (
     apply_filters,
     are_gibberish,
     are_repetitive,
@@ -15,9 +15,9 @@ from orchestrator.step.filters import (
     repeated_ngrams,
     with_vocabulary,
 )
-from run.config import FilterConfig, GibberishFilter, RepetitionFilter, ZeroAdvantageFilter
+from counterpoint.run.config import FilterConfig, GibberishFilter, RepetitionFilter, ZeroAdvantageFilter
+from counterpoint.transport.records import Rollout
 from tests.support.rollouts import make_group, make_turn
-from transport.records import Rollout
 
 
 def make_rollout(*completions: list[int], log_probabilities: list[float] | None = None) -> Rollout:
@@ -94,7 +94,7 @@ def test_repetition_at_exactly_the_share_is_not_above_it() -> None:
 
 @pytest.mark.parametrize("at_once", [1, 50, 2**17])
 def test_each_rollout_of_a_group_is_caught_by_its_own_turns(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orchestrator.step.filters._TOKENS_AT_ONCE", at_once)
+    monkeypatch.setattr("counterpoint.orchestrator.step.filters._TOKENS_AT_ONCE", at_once)
     loop, text, short = [7] * 20, prose(40), [7] * 5
     group = [make_rollout(text), make_rollout(text, loop), make_rollout(short), make_rollout(loop), make_rollout(text)]
     assert are_repetitive(RepetitionFilter(), group) == [False, True, False, True, False]

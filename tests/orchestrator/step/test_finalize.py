@@ -16,16 +16,16 @@ import numpy as np
 import orjson
 import pytest
 
-from orchestrator.loop_health.threads import run_cpu_bound
-from orchestrator.rollouts.rollout_file import read_rollouts, write_rollouts
-from orchestrator.scheduling.events import GroupFinalized
-from orchestrator.scheduling.outcomes import DropReason
-from orchestrator.step.advantages import Advantage, AdvantageInputs, AdvantageOutputs, load_advantage
-from orchestrator.step.finalize import Finalizer, finalize_group, finalize_in_thread
-from orchestrator.step.records import write_records
-from run.config import AdvantageConfig, ZeroAdvantageFilter
+from counterpoint.orchestrator.loop_health.threads import run_cpu_bound
+from counterpoint.orchestrator.rollouts.rollout_file import read_rollouts, write_rollouts
+from counterpoint.orchestrator.scheduling.events import GroupFinalized
+from counterpoint.orchestrator.scheduling.outcomes import DropReason
+from counterpoint.orchestrator.step.advantages import Advantage, AdvantageInputs, AdvantageOutputs, load_advantage
+from counterpoint.orchestrator.step.finalize import Finalizer, finalize_group, finalize_in_thread
+from counterpoint.orchestrator.step.records import write_records
+from counterpoint.run.config import AdvantageConfig, ZeroAdvantageFilter
+from counterpoint.transport.records import Alternatives, Rollout, Turn
 from tests.support.rollouts import make_group, make_turn
-from transport.records import Alternatives, Rollout, Turn
 
 group_mean = load_advantage(AdvantageConfig())
 zero_advantage = ZeroAdvantageFilter()

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
-from environments.config import EnvironmentConfig
-from inference.base import SamplingParameters
-from orchestrator.loop_health.gc_tuning import RolloutCounts
+from counterpoint.environments.config import EnvironmentConfig
+from counterpoint.inference.base import SamplingParameters
+from counterpoint.orchestrator.loop_health.gc_tuning import RolloutCounts
+from counterpoint.run.config import RunConfig, ScheduleConfig
+from counterpoint.transport.records import Int32Array, Turn
 from perf.bench.dispatching import run_to_the_end
 from perf.bench.short_turns import TURNS, ShortTurns
-from run.config import RunConfig, ScheduleConfig
-from transport.records import Int32Array, Turn
 
 GROUPS, GROUP_SIZE = 16, 4
 

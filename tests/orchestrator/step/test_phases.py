@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.daemon import run
-from orchestrator.step.phases import PhaseClock, phases_in_words, sum_phases
-from run.config import RunConfig
+from counterpoint.orchestrator.daemon import run
+from counterpoint.orchestrator.step.phases import PhaseClock, phases_in_words, sum_phases
+from counterpoint.run.config import RunConfig
+from counterpoint.transport.records import Batch
+from counterpoint.transport.telemetry.intervals import busy_seconds
 from tests.orchestrator.daemons import STEPS, metrics_of
 from tests.orchestrator.scripted_trainer import ScriptedTrainer
-from transport.records import Batch
-from transport.telemetry.intervals import busy_seconds
 
 SECONDS = st.floats(0, 1e4)
 PHASES = st.sampled_from(["generation", "finalize", "wait_trainer", "merge", "commit"])

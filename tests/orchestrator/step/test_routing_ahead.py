@@ -16,16 +16,16 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from orchestrator.rollouts.trajectories import assemble_batch, merge_turns
-from orchestrator.step.boundary import StepBoundary, merge_all
-from orchestrator.step.checkpoint import Checkpoint
-from orchestrator.step.routing_ahead import RoutingAhead
+from counterpoint.orchestrator.rollouts.trajectories import assemble_batch, merge_turns
+from counterpoint.orchestrator.step.boundary import StepBoundary, merge_all
+from counterpoint.orchestrator.step.checkpoint import Checkpoint
+from counterpoint.orchestrator.step.routing_ahead import RoutingAhead
+from counterpoint.transport import codec
+from counterpoint.transport.files.atomic import Buffer, write_buffers
+from counterpoint.transport.records import Batch, Rollout
 from perf.chaos.disk import read_batch
 from tests.support.batches import assert_equal
 from tests.support.rollouts import make_rollout, make_turn
-from transport import codec
-from transport.files.atomic import Buffer, write_buffers
-from transport.records import Batch, Rollout
 
 LIMIT = 2**30
 
@@ -112,7 +112,7 @@ async def test_a_disk_that_was_full_meanwhile_costs_nothing_but_time(
             raise OSError(errno.ENOSPC, "No space left on device")
         write_buffers(descriptor, buffers)
 
-    monkeypatch.setattr("orchestrator.step.routing_ahead.write_buffers", full)
+    monkeypatch.setattr("counterpoint.orchestrator.step.routing_ahead.write_buffers", full)
     batch = await take(tmp_path, groups, ahead_of(tmp_path / "rollouts", groups))
     assert_equal(codec.read_file(tmp_path / "rollouts/step_3/batch.bin", LIMIT), batch)
     assert len(writes) == written + 1, "it does not try again"

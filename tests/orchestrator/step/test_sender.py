@@ -14,16 +14,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from orchestrator.rollouts.trajectories import assemble_batch, merge_rollout
-from orchestrator.run_directory import ConfigurationError
-from orchestrator.step.delivery import ConflictError, EvictedError, MissingBatchError, RejectedError
-from orchestrator.step.sender import NoTrainerError, Sender
-from tests.support.polling import DEADLINE_SECONDS, until
-from tests.support.rollouts import make_rollout
-from tests.transport.ends import trainer_process
-from transport import codec
-from transport.config import TransportConfig
-from transport.messages import (
+from counterpoint.orchestrator.rollouts.trajectories import assemble_batch, merge_rollout
+from counterpoint.orchestrator.run_directory import ConfigurationError
+from counterpoint.orchestrator.step.delivery import ConflictError, EvictedError, MissingBatchError, RejectedError
+from counterpoint.orchestrator.step.sender import NoTrainerError, Sender
+from counterpoint.transport import codec
+from counterpoint.transport.config import TransportConfig
+from counterpoint.transport.messages import (
     PROTOCOL_VERSION,
     Acknowledged,
     Bye,
@@ -38,9 +35,12 @@ from transport.messages import (
     ToOrchestrator,
     Waiting,
 )
-from transport.outages import Kind, Outage
-from transport.records import Batch, Turn
-from transport.wires.open import open_link
+from counterpoint.transport.outages import Kind, Outage
+from counterpoint.transport.records import Batch, Turn
+from counterpoint.transport.wires.open import open_link
+from tests.support.polling import DEADLINE_SECONDS, until
+from tests.support.rollouts import make_rollout
+from tests.transport.ends import trainer_process
 
 LIMIT = 1 << 30
 

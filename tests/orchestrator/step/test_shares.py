@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 
-from orchestrator.step.shares import LEAST_ROLLOUTS, LEAST_STEPS, ShortfallLog, length_of, metric_of, shortfalls
+from counterpoint.orchestrator.step.shares import (
+    LEAST_ROLLOUTS,
+    LEAST_STEPS,
+    ShortfallLog,
+    length_of,
+    metric_of,
+    shortfalls,
+)
 
 SHARES = {"examples/fast/share": 0.5, "examples/slow/share": 0.5}
 

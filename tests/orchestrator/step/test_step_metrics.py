@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.rollouts.trajectories import assemble_batch, merge_rollout
-from orchestrator.step.step_metrics import step_metrics
+from counterpoint.orchestrator.rollouts.trajectories import assemble_batch, merge_rollout
+from counterpoint.orchestrator.step.step_metrics import step_metrics
 from tests.support.rollouts import make_rollout, make_turn
 
 

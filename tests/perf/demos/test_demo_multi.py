@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from inference.base import SamplingParameters
-from inference.config import PoolConfig
-from inference.pool.pool import InferencePool
+from counterpoint.inference.base import SamplingParameters
+from counterpoint.inference.config import PoolConfig
+from counterpoint.inference.pool.pool import InferencePool
 from perf.demos.demo_multi import Event, Row, longest_around, repeated_requests
 from tests.support.fake_inference import FakeServer
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import orjson
 
-from orchestrator.activity import FLEET_FILE
-from orchestrator.decisions import Decision, DecisionLog
-from transport.telemetry.spans import SPANS_FILE, SpanLog
+from counterpoint.orchestrator.activity import FLEET_FILE
+from counterpoint.orchestrator.decisions import Decision, DecisionLog
+from counterpoint.transport.telemetry.spans import SPANS_FILE, SpanLog
 
 SERVERS = ("http://127.0.0.1:8001", "http://127.0.0.1:8002")
 STEP_SECONDS = 10.0

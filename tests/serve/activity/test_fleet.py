@@ -10,11 +10,11 @@ from typing import Any
 import orjson
 import pytest
 
-from job.inspection.fleet import STALE_SECONDS
-from orchestrator.activity import FLEET_FILE
+from counterpoint.job.inspection.fleet import STALE_SECONDS
+from counterpoint.orchestrator.activity import FLEET_FILE
+from counterpoint.trainer.telemetry.published import RUNS_FILE
 from tests.serve.activity.jobs import SERVERS, fleet, write_fleet
 from tests.serve.api_client import api
-from trainer.telemetry.published import RUNS_FILE
 
 
 async def test_runs_that_share_servers_are_joined(tmp_path: Path) -> None:

@@ -7,12 +7,12 @@ from typing import Any
 
 import orjson
 
-from orchestrator.decisions import DECISIONS_FILE, Decision, DecisionLog
-from serve.readers.activity import group_fates
-from serve.readers.activity.group_fates import GroupFates
+from counterpoint.orchestrator.decisions import DECISIONS_FILE, Decision, DecisionLog
+from counterpoint.serve.readers.activity import group_fates
+from counterpoint.serve.readers.activity.group_fates import GroupFates
+from counterpoint.transport.files.atomic import publish_directory
 from tests.serve.activity.jobs import write_decisions
 from tests.serve.api_client import api
-from transport.files.atomic import publish_directory
 
 RUN = "/jobs/job/runs/one"
 

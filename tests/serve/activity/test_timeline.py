@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve.readers.activity import timeline as timeline_reader
-from serve.readers.activity.timeline import Timelines
+from counterpoint.serve.readers.activity import timeline as timeline_reader
+from counterpoint.serve.readers.activity.timeline import Timelines
+from counterpoint.transport.telemetry.spans import SPANS_FILE, Span, SpanLog, line_of
 from tests.serve.activity.jobs import BEGAN, SERVERS, fleet, write_fleet, write_spans
 from tests.serve.api_client import api
-from transport.telemetry.spans import SPANS_FILE, Span, SpanLog, line_of
 
 RUN = "/jobs/job/runs/one"
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from job.inspection.history import History
-from serve.alerting.notices import GONE_SECONDS, LONGEST_MESSAGE, Ledger, Notice, body_of, end_of
-from serve.readers.job_facts import JobFacts, RunFacts
-from serve.readers.problems import Kind, Problem
+from counterpoint.job.inspection.history import History
+from counterpoint.serve.alerting.notices import GONE_SECONDS, LONGEST_MESSAGE, Ledger, Notice, body_of, end_of
+from counterpoint.serve.readers.job_facts import JobFacts, RunFacts
+from counterpoint.serve.readers.problems import Kind, Problem
 
 STALL = Problem(Kind.STALLED, "warning", "no step for 5 min", "see", since=100.0, run="a")
 EVICTED = Problem(Kind.EVICTED, "error", "evicted: by an operator", "see", since=50.0, run="a")

@@ -17,18 +17,18 @@ from typing import Any, cast
 
 import pytest
 
-from cluster.worker_view import State, WorkerView
-from job.directory import JOB_LOCK
-from job.processes_file import ProcessesFile
-from job.tracking.alerts import AlertsConfig, address_of
-from job.tracking.sink_process import SinkSpec
-from serve.alerting import notices, process
-from serve.alerting.process import ATTEMPTS, Sender, page_of, run
-from serve.alerting.webhook import Answer, Webhook
+from counterpoint.cluster.worker_view import State, WorkerView
+from counterpoint.job.directory import JOB_LOCK
+from counterpoint.job.processes_file import ProcessesFile
+from counterpoint.job.tracking.alerts import AlertsConfig, address_of
+from counterpoint.job.tracking.sink_process import SinkSpec
+from counterpoint.serve.alerting import notices, process
+from counterpoint.serve.alerting.process import ATTEMPTS, Sender, page_of, run
+from counterpoint.serve.alerting.webhook import Answer, Webhook
+from counterpoint.transport.files.lock import take_lock
 from tests.serve.alerting.receiver import Receiver, receiving
 from tests.serve.test_process import make_certificate
 from tests.support.polling import wait_until
-from transport.files.lock import take_lock
 
 BODY = {"text": "[error] demo: it burns"}
 
@@ -272,7 +272,7 @@ def test_the_worker_of_a_job_sends_them(tmp_path: Path, receiver: Receiver) -> N
     file.chmod(0o600)
     job = json.loads((directory / "job.json").read_text())
     (directory / "job.json").write_text(json.dumps(job | {"alerts": {"url_file": str(file)}, "serve": {"port": 8500}}))
-    command = [sys.executable, "-m", "cli.main", "track", str(directory), "--follow"]
+    command = [sys.executable, "-m", "counterpoint.cli.main", "track", str(directory), "--follow"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as worker:
         wait_until(lambda: bool(receiver.got), "the first alert")
         worker.send_signal(signal.SIGTERM)

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from playwright.async_api import expect
 
-from orchestrator.decisions import Decision, DecisionLog
+from counterpoint.orchestrator.decisions import Decision, DecisionLog
+from counterpoint.transport.telemetry.spans import SPANS_FILE, SpanLog
 from tests.serve.activity.jobs import BEGAN, SERVERS, fleet, write_decisions, write_fleet, write_spans
 from tests.serve.browser.jobs import HOSTILE
 from tests.serve.browser.reader import Reader
 from tests.serve.browser.test_accessibility import findings
-from transport.telemetry.spans import SPANS_FILE, SpanLog
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="package")]
 

@@ -11,13 +11,13 @@ import orjson
 import pytest
 from playwright.async_api import expect
 
-from job.admin.verbs import RUN_VERBS
-from run.pause import Pause, remove_pause, write_pause
+from counterpoint.job.admin.verbs import RUN_VERBS
+from counterpoint.run.pause import Pause, remove_pause, write_pause
+from counterpoint.transport.files.atomic import write_atomically
 from tests.serve.browser.jobs import HOSTILE, small_job
 from tests.serve.browser.reader import Reader
 from tests.support.polling import wait_until
 from tests.support.synthetic_jobs import running
-from transport.files.atomic import write_atomically
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="package")]
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from playwright.async_api import expect
 
-from environments.chat import Chat
-from sweep.lock import step_lock
+from counterpoint.environments.chat import Chat
+from counterpoint.sweep.lock import step_lock
 from tests.orchestrator.toy_model import make_toy_model
 from tests.serve.browser.reader import Reader
 from tests.serve.browser.test_accessibility import findings

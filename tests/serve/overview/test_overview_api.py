@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from job.inspection.status import read_status
-from run.changes import Change, write_journal
-from serve.readers import job_facts
-from serve.readers.problems import Kind, problems_of
+from counterpoint.job.inspection.status import read_status
+from counterpoint.run.changes import Change, write_journal
+from counterpoint.serve.readers import job_facts
+from counterpoint.serve.readers.problems import Kind, problems_of
+from counterpoint.trainer.metrics import MetricsFile
+from counterpoint.transport.files.json_lines import append_line
 from tests.serve.api_client import api
 from tests.support.jobs import shipped_line, trained_line, write_lines
 from tests.support.past_jobs import make_job
 from tests.support.synthetic_jobs import running, write_job
-from trainer.metrics import MetricsFile
-from transport.files.json_lines import append_line
 
 GIB = 2**30
 

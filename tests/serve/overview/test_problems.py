@@ -10,17 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from job.inspection.fleet import Server
-from job.inspection.history import History
-from orchestrator.step.differences import Notice
-from serve.readers.job_facts import JobFacts, RunFacts
-from serve.readers.newest_steps import KEPT_STEPS, KEPT_TRAINED
-from serve.readers.problems import Kind, Problem, problems_of
-from serve.readers.run_file import RunFile
+from counterpoint.job.inspection.fleet import Server
+from counterpoint.job.inspection.history import History
+from counterpoint.orchestrator.step.differences import Notice
+from counterpoint.serve.readers.job_facts import JobFacts, RunFacts
+from counterpoint.serve.readers.newest_steps import KEPT_STEPS, KEPT_TRAINED
+from counterpoint.serve.readers.problems import Kind, Problem, problems_of
+from counterpoint.serve.readers.run_file import RunFile
+from counterpoint.trainer.telemetry.mismatch import SHOWN_STEPS, Jump
+from counterpoint.transport import outages
+from counterpoint.transport.outages import Outage
 from tests.support.synthetic_jobs import shipped_lines, trained_lines
-from trainer.telemetry.mismatch import SHOWN_STEPS, Jump
-from transport import outages
-from transport.outages import Outage
 
 NOW = 1_000_000.0
 GIB = 2**30

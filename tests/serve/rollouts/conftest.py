@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from environments.chat import Chat
+from counterpoint.environments.chat import Chat
 from tests.orchestrator.toy_model import make_toy_model
 from tests.serve.rollouts.jobs import HOSTILE, name_model, spoken, write_step
 

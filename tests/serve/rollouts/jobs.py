@@ -8,13 +8,13 @@ from pathlib import Path
 
 import orjson
 
-from environments.chat import Chat
-from orchestrator.rollouts.token_file import TOKENS_FILE
-from orchestrator.rollouts.transcripts import Transcriber
-from orchestrator.step.records import write_records
+from counterpoint.environments.chat import Chat
+from counterpoint.orchestrator.rollouts.token_file import TOKENS_FILE
+from counterpoint.orchestrator.rollouts.transcripts import Transcriber
+from counterpoint.orchestrator.step.records import write_records
+from counterpoint.transport.files.atomic import publish_directory
+from counterpoint.transport.records import Rollout
 from tests.support.rollouts import make_rollout, make_turn
-from transport.files.atomic import publish_directory
-from transport.records import Rollout
 
 HOSTILE = "<script>alert(1)</script>\x1b[2J\u202eevil\u202c\x00 & <img src=x onerror=alert(1)>"
 

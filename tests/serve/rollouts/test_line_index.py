@@ -15,13 +15,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from environments.chat import Chat
-from serve.readers.rollouts import line_index, step_indexes
-from serve.readers.rollouts.line_index import StepIndex, record_in
-from serve.readers.rollouts.selection import RowFilter, Sort, histogram, select
-from serve.readers.rollouts.step_indexes import StepIndexes, moment
+from counterpoint.environments.chat import Chat
+from counterpoint.serve.readers.rollouts import line_index, step_indexes
+from counterpoint.serve.readers.rollouts.line_index import StepIndex, record_in
+from counterpoint.serve.readers.rollouts.selection import RowFilter, Sort, histogram, select
+from counterpoint.serve.readers.rollouts.step_indexes import StepIndexes, moment
+from counterpoint.transport.files.untrusted import UntrustedFileError
 from tests.serve.rollouts.jobs import spoken, write_lines, write_step
-from transport.files.untrusted import UntrustedFileError
 
 RECORD = {"rollout_id": "1-0", "environment": "toy", "example_index": 4, "group_id": 1, "reward": 0.5, "turns": []}
 

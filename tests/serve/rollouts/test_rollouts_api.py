@@ -8,9 +8,9 @@ from typing import Any
 import orjson
 import pytest
 
-from environments.chat import Chat
-from serve.api import rollout_search, rollouts
-from serve.readers.rollouts import line_index, view
+from counterpoint.environments.chat import Chat
+from counterpoint.serve.api import rollout_search, rollouts
+from counterpoint.serve.readers.rollouts import line_index, view
 from tests.serve.api_client import Client, api
 from tests.serve.rollouts.jobs import HOSTILE, spoken, write_lines, write_step
 
@@ -190,7 +190,7 @@ async def test_an_example_is_followed_across_steps(job: Path, chat: Chat) -> Non
 
 
 async def test_a_list_of_what_is_not_indexed_says_so_and_goes_on(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("serve.api.rollouts.INDEX_SECONDS", -1.0)
+    monkeypatch.setattr("counterpoint.serve.api.rollouts.INDEX_SECONDS", -1.0)
     async with api(job) as client:
         seen = []
         for limit in range(1, 9):  # another question each time, so that no answer is a kept one

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve.readers.rollouts import line_index
-from serve.readers.rollouts import search as searching
-from serve.readers.rollouts.search import Hit, search
-from serve.readers.rollouts.selection import RowFilter
-from serve.readers.rollouts.step_indexes import moment
+from counterpoint.serve.readers.rollouts import line_index
+from counterpoint.serve.readers.rollouts import search as searching
+from counterpoint.serve.readers.rollouts.search import Hit, search
+from counterpoint.serve.readers.rollouts.selection import RowFilter
+from counterpoint.serve.readers.rollouts.step_indexes import moment
 from tests.serve.rollouts.jobs import write_lines
 
 

@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from environments.chat import Chat
-from job.inspection.rollout_records import read_records
-from orchestrator.rollouts.token_file import TOKENS_FILE, TokenFileError, read_tokens
-from serve.readers.rollouts.step_indexes import moment
-from serve.readers.rollouts.tokens import TurnTokens, _decoded, tokenizer_of, turn_tokens
+from counterpoint.environments.chat import Chat
+from counterpoint.job.inspection.rollout_records import read_records
+from counterpoint.orchestrator.rollouts.token_file import TOKENS_FILE, TokenFileError, read_tokens
+from counterpoint.serve.readers.rollouts.step_indexes import moment
+from counterpoint.serve.readers.rollouts.tokens import TurnTokens, _decoded, tokenizer_of, turn_tokens
+from counterpoint.transport.files.atomic import remove_directory
+from counterpoint.transport.records import Rollout
 from tests.orchestrator.toy_model import make_toy_model
 from tests.serve.rollouts.jobs import name_model, spoken, write_lines, write_step
 from tests.support.rollouts import make_rollout, make_turn
-from transport.files.atomic import remove_directory
-from transport.records import Rollout
 
 
 def read(job: Path, step: int, number: int, turn: int, begin: int = 0, most: int = 4096) -> TurnTokens:

@@ -13,14 +13,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from run.config import LoraConfig
+from counterpoint.run.config import LoraConfig
+from counterpoint.trainer.broadcast import Broadcaster
+from counterpoint.trainer.lora.adapter_file import load_adapter
+from counterpoint.trainer.lora.multi_lora import export_adapter, peft_state
+from counterpoint.trainer.runs import checkpoint
 from tests.trainer.conftest import make_batch
 from tests.trainer.lone_run import LoneRun, make_lone_run
 from tests.trainer.lora.test_multi_lora import ALL, DENSE, admit, wrapped
-from trainer.broadcast import Broadcaster
-from trainer.lora.adapter_file import load_adapter
-from trainer.lora.multi_lora import export_adapter, peft_state
-from trainer.runs import checkpoint
 
 
 def exported(model: Path, directory: Path, config: LoraConfig) -> Path:

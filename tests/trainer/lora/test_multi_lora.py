@@ -15,22 +15,22 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from inference.plugin.digest import DTYPES, hash_sum
-from run.config import LoraConfig
-from tests.trainer.conftest import EXPERTS, LAYERS, VOCABULARY
-from tests.trainer.lora.architectures import make_tiny
-from tests.trainer.model.test_load import run
-from trainer.lora.layer import AdapterSpans, MultiLora, add_low_rank, add_low_rank_grouped
-from trainer.lora.multi_lora import (
+from counterpoint.inference.plugin.digest import DTYPES, hash_sum
+from counterpoint.run.config import LoraConfig
+from counterpoint.trainer.lora.layer import AdapterSpans, MultiLora, add_low_rank, add_low_rank_grouped
+from counterpoint.trainer.lora.multi_lora import (
     MultiLoRALinear,
     adapter_spans,
     apply_lora_to_model,
     digest_adapter,
     export_adapter,
 )
-from trainer.lora.targets import is_target
-from trainer.model.load import load_model
-from trainer.probe import write_probe
+from counterpoint.trainer.lora.targets import is_target
+from counterpoint.trainer.model.load import load_model
+from counterpoint.trainer.probe import write_probe
+from tests.trainer.conftest import EXPERTS, LAYERS, VOCABULARY
+from tests.trainer.lora.architectures import make_tiny
+from tests.trainer.model.test_load import run
 
 CPU = torch.device("cpu")
 LENGTHS = [7, 12, 4]

@@ -17,16 +17,16 @@ from transformers import (
     PretrainedConfig,
 )
 
-from run.config import LoraConfig
+from counterpoint.run.config import LoraConfig
+from counterpoint.trainer.config import TrainerConfig
+from counterpoint.trainer.loaded_model import LoadedModel
+from counterpoint.trainer.lora.experts import MultiLoraExperts
+from counterpoint.trainer.lora.layer import MultiLora
+from counterpoint.trainer.lora.multi_lora import adapter_spans, apply_lora_to_model
+from counterpoint.trainer.lora.targets import adaptable, check_targets, prove_layers
+from counterpoint.trainer.model.load import load_model
+from counterpoint.trainer.ranks import Ranks
 from tests.trainer.model.test_load import run
-from trainer.config import TrainerConfig
-from trainer.loaded_model import LoadedModel
-from trainer.lora.experts import MultiLoraExperts
-from trainer.lora.layer import MultiLora
-from trainer.lora.multi_lora import adapter_spans, apply_lora_to_model
-from trainer.lora.targets import adaptable, check_targets, prove_layers
-from trainer.model.load import load_model
-from trainer.ranks import Ranks
 
 CPU = torch.device("cpu")
 EVERY = LoraConfig(target_modules=[*LoraConfig().target_modules, "experts"])

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from run.loss import LossConfig
+from counterpoint.run.loss import LossConfig
+from counterpoint.trainer.losses.load import load_loss
+from counterpoint.trainer.losses.objectives import divisor, token_weights
 from tests.trainer.losses.cases import CASES
 from tests.trainer.losses.tokens import OPTIONAL_INPUTS, make_tokens
-from trainer.losses.load import load_loss
-from trainer.losses.objectives import divisor, token_weights
 
 REPOSITORY = Path(__file__).parents[3]
 

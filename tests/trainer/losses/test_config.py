@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from job.config import JobConfig
-from job.configuration.load import to_toml
-from run.config import LARGEST_STEP, RunConfig
-from run.loss import KINDS, LossConfig, defaults_of
+from counterpoint.job.config import JobConfig
+from counterpoint.job.configuration.load import to_toml
+from counterpoint.run.config import LARGEST_STEP, RunConfig
+from counterpoint.run.loss import KINDS, LossConfig, defaults_of
 
 
 def make_run(tmp_path: Path, loss: dict[str, Any], **tables: Any) -> RunConfig:

@@ -10,11 +10,11 @@ from typing import Any, Literal, get_args
 import pytest
 import torch
 
-from run.loss import KINDS, LossConfig, Objective
+from counterpoint.run.loss import KINDS, LossConfig, Objective
+from counterpoint.trainer.losses.contract import Gradients, LossOutputs
+from counterpoint.trainer.losses.load import load_loss
+from counterpoint.trainer.losses.objectives import OBJECTIVES, divergence, divisor, token_weights
 from tests.trainer.losses.tokens import Tokens, make_tokens
-from trainer.losses.contract import Gradients, LossOutputs
-from trainer.losses.load import load_loss
-from trainer.losses.objectives import OBJECTIVES, divergence, divisor, token_weights
 
 
 def computed(tokens: Tokens, given: dict[str, Any], *, with_old: bool = True) -> tuple[LossOutputs, Gradients]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trainer.losses.contract import LossInputs
+from counterpoint.trainer.losses.contract import LossInputs
 
 OPTIONAL_INPUTS = tuple(name for name, value in LossInputs.__dataclass_fields__.items() if value.default is None)
 """Names of the inputs that only some runs have."""

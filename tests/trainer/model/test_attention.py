@@ -18,9 +18,9 @@ from transformers import (
     Qwen2MoeConfig,
 )
 
-from trainer.model import attention
-from trainer.model.attention import with_heads
-from trainer.model.load import choose_dtype, load_model, log_probabilities
+from counterpoint.trainer.model import attention
+from counterpoint.trainer.model.attention import with_heads
+from counterpoint.trainer.model.load import choose_dtype, load_model, log_probabilities
 
 _SHAPE = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,

@@ -18,17 +18,17 @@ from torch._dynamo.utils import counters
 from torch._inductor import config as inductor
 from torch._inductor.graph import GraphLowering
 
-from run.config import LoraConfig
+from counterpoint.run.config import LoraConfig
+from counterpoint.trainer.lora.layer import MultiLora
+from counterpoint.trainer.lora.multi_lora import adapter_spans, apply_lora_to_model
+from counterpoint.trainer.model.compiled import compile_layers
+from counterpoint.trainer.model.compiler import Fallback, keep_to_own_cache
+from counterpoint.trainer.model.load import load_model, log_probabilities
 from tests.trainer.compiled_learner import WAYS
 from tests.trainer.conftest import VOCABULARY, make_batch
 from tests.trainer.forked_ranks import launch
 from tests.trainer.lone_run import LoneRun, make_lone_run
 from tests.trainer.test_sharding import assert_close
-from trainer.lora.layer import MultiLora
-from trainer.lora.multi_lora import adapter_spans, apply_lora_to_model
-from trainer.model.compiled import compile_layers
-from trainer.model.compiler import Fallback, keep_to_own_cache
-from trainer.model.load import load_model, log_probabilities
 
 STEPS = 20
 

@@ -12,11 +12,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from counterpoint.trainer.lora.experts import MultiLoraExperts
+from counterpoint.trainer.lora.layer import AdapterSpans
+from counterpoint.trainer.model.exchange import Exchange, ExpertGroup
+from counterpoint.trainer.model.load import load_model
 from tests.trainer.conftest import EXPERTS, TOP_K
-from trainer.lora.experts import MultiLoraExperts
-from trainer.lora.layer import AdapterSpans
-from trainer.model.exchange import Exchange, ExpertGroup
-from trainer.model.load import load_model
 
 pytestmark = pytest.mark.slow
 

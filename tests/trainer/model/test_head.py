@@ -19,12 +19,12 @@ from transformers import (
     PreTrainedModel,
 )
 
+from counterpoint.trainer.model import chunks, head
+from counterpoint.trainer.model.chunks import chunked_outputs
+from counterpoint.trainer.model.head import TokenOutputs, prove_head, token_outputs
+from counterpoint.trainer.model.load import load_model
+from counterpoint.trainer.model.packing_proof import prove_packing
 from tests.trainer.conftest import VOCABULARY
-from trainer.model import chunks, head
-from trainer.model.chunks import chunked_outputs
-from trainer.model.head import TokenOutputs, prove_head, token_outputs
-from trainer.model.load import load_model
-from trainer.model.packing_proof import prove_packing
 
 CPU = torch.device("cpu")
 TOKENS = 10

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, Gemma3Config
 
+from counterpoint.trainer.model.load import load_model, log_probabilities
+from counterpoint.trainer.model.router_replay import RouterReplay
 from tests.trainer.conftest import EXPERTS, LAYERS, TOP_K, VOCABULARY
-from trainer.model.load import load_model, log_probabilities
-from trainer.model.router_replay import RouterReplay
 
 CPU = torch.device("cpu")
 LENGTHS = [7, 1, 12, 4]

@@ -40,12 +40,12 @@ from transformers import (
 )
 from transformers.models.qwen3 import modeling_qwen3
 
+from counterpoint.trainer.broadcast import Broadcaster
+from counterpoint.trainer.model.attention_proof import row
+from counterpoint.trainer.model.load import load_model
+from counterpoint.trainer.model.packing_proof import can_pack, can_share_prompts, prove_packing
 from tests.trainer.conftest import VOCABULARY, make_batch
 from tests.trainer.lone_run import make_lone_run
-from trainer.broadcast import Broadcaster
-from trainer.model.attention_proof import row
-from trainer.model.load import load_model
-from trainer.model.packing_proof import can_pack, can_share_prompts, prove_packing
 
 CPU = torch.device("cpu")
 

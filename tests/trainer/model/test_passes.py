@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from trainer.faults import LacksMemory
-from trainer.model import passes
-from trainer.model.passes import MOST_IDLE_FAILURES, Passes
+from counterpoint.trainer.faults import LacksMemory
+from counterpoint.trainer.model import passes
+from counterpoint.trainer.model.passes import MOST_IDLE_FAILURES, Passes
 
 
 class Sharded(nn.Module):

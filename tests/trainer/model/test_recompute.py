@@ -13,14 +13,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointError
 
+from counterpoint.trainer.lora.layer import MultiLora
+from counterpoint.trainer.lora.multi_lora import adapter_spans
+from counterpoint.trainer.model import recompute
+from counterpoint.trainer.model.load import load_model, log_probabilities
+from counterpoint.trainer.model.recompute import checkpoint_layers
 from tests.trainer.conftest import EXPERTS, LAYERS, TOP_K, VOCABULARY, make_batch
 from tests.trainer.lone_run import make_lone_run
 from tests.trainer.many_runs import Bench
-from trainer.lora.layer import MultiLora
-from trainer.lora.multi_lora import adapter_spans
-from trainer.model import recompute
-from trainer.model.load import load_model, log_probabilities
-from trainer.model.recompute import checkpoint_layers
 
 CPU = torch.device("cpu")
 LENGTHS = [7, 12, 4]

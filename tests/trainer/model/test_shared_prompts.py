@@ -12,15 +12,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from counterpoint.trainer.losses.contract import LossInputs, LossOutputs
+from counterpoint.trainer.model import shared_prompts
+from counterpoint.trainer.model.attention import per_sample_attention
+from counterpoint.trainer.model.shared_prompts import Family, family_attention
+from counterpoint.trainer.packer import ModelLimits, pack
+from counterpoint.transport.records import Batch
 from tests.trainer.conftest import VOCABULARY, make_batch
 from tests.trainer.lone_run import LoneRun, make_lone_run
 from tests.trainer.many_runs import Bench, gradients
-from trainer.losses.contract import LossInputs, LossOutputs
-from trainer.model import shared_prompts
-from trainer.model.attention import per_sample_attention
-from trainer.model.shared_prompts import Family, family_attention
-from trainer.packer import ModelLimits, pack
-from transport.records import Batch
 
 FAMILIES = (Family(5, (3, 1, 7)), Family(2, (4,)), Family(9, (2, 2)), Family(1, (6, 5, 1, 1)))
 
@@ -155,14 +155,14 @@ def test_a_prompt_is_shared_within_a_batch_only() -> None:
 
 def test_a_large_family_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its pieces have the prompt each, and a sample that is too long for others is alone."""
-    monkeypatch.setattr("trainer.packer.FAMILY_TOKENS", 15)
+    monkeypatch.setattr("counterpoint.trainer.packer.FAMILY_TOKENS", 15)
     limits = ModelLimits(vocabulary=VOCABULARY, max_tokens=64, layers=0, experts=0, top_k=0, shares_prompts=True)
     batch = batch_of_groups()
     found = pack([(batch, [0, 2, 4, 1, 5])], limits, torch.device("cpu"))
     whole = pack([(batch, [0, 2, 4, 1, 5])], replace(limits, shares_prompts=False), torch.device("cpu"))
     assert found.families == (Family(4, (5, 3)), Family(4, (7,)), Family(7, (5, 3)))
     assert torch.equal(found.token_ids_T[found.predicting_P], whole.token_ids_T[whole.predicting_P])
-    monkeypatch.setattr("trainer.packer.FAMILY_TOKENS", 8)
+    monkeypatch.setattr("counterpoint.trainer.packer.FAMILY_TOKENS", 8)
     assert pack([(batch, [0, 2, 4, 1, 5])], limits, torch.device("cpu")).families is None
 
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from counterpoint.trainer.runs import checkpoint
+from counterpoint.transport.files.atomic import published_steps
+from counterpoint.transport.messages import Hello
 from tests.trainer.conftest import make_run_config
 from tests.trainer.one_process_trainer import STEPS, broadcast, life, write_member
 from tests.trainer.orchestrator_end import metrics_lines, write_run
-from trainer.runs import checkpoint
-from transport.files.atomic import published_steps
-from transport.messages import Hello
 
 pytestmark = pytest.mark.slow
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from run.changes import Change, write_journal
+from counterpoint.run.changes import Change, write_journal
 from tests.trainer.one_process_trainer import life, write_member
 from tests.trainer.orchestrator_end import metrics_lines
 

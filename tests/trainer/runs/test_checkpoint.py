@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 import torch
 
+from counterpoint.trainer.broadcast import Broadcaster
+from counterpoint.trainer.metrics import MetricsFile
+from counterpoint.trainer.probe import BrokenWeights
+from counterpoint.trainer.runs import checkpoint
+from counterpoint.trainer.runs.checkpoint import CheckpointError
+from counterpoint.trainer.runs.checkpoints import Checkpoints
+from counterpoint.transport.files.atomic import published_steps
+from counterpoint.transport.telemetry.spans import SpanLog
 from tests.support.silly_rename import is_held, keep_removed_files
 from tests.trainer.conftest import make_batch
 from tests.trainer.lone_run import make_lone_run
-from trainer.broadcast import Broadcaster
-from trainer.metrics import MetricsFile
-from trainer.probe import BrokenWeights
-from trainer.runs import checkpoint
-from trainer.runs.checkpoint import CheckpointError
-from trainer.runs.checkpoints import Checkpoints
-from transport.files.atomic import published_steps
-from transport.telemetry.spans import SpanLog
 
 
 def test_a_resumed_run_removes_the_checkpoint_from_which_it_goes_on_also_on_nfs(

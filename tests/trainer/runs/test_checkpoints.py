@@ -15,20 +15,20 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from job.population.exploit import outcome, request_save, wait
+from counterpoint.job.population.exploit import outcome, request_save, wait
+from counterpoint.trainer.broadcast import Broadcaster
+from counterpoint.trainer.runs import checkpoint
+from counterpoint.trainer.runs.checkpoint import Snapshot, checkpoints_directory
+from counterpoint.trainer.runs.checkpoints import Checkpoints
+from counterpoint.trainer.runs.run import Run, Shards
+from counterpoint.trainer.runs.shard_files import write_own
+from counterpoint.trainer.runs.slices import OtherSlices
+from counterpoint.transport.files.atomic import published_steps
+from counterpoint.transport.telemetry.spans import SpanLog
 from tests.support.polling import DEADLINE_SECONDS, wait_until
 from tests.trainer.conftest import make_batch
 from tests.trainer.lone_run import make_lone_run
 from tests.trainer.one_process_trainer import STEPS, Death, Deaths, life, saved_state, write_population
-from trainer.broadcast import Broadcaster
-from trainer.runs import checkpoint
-from trainer.runs.checkpoint import Snapshot, checkpoints_directory
-from trainer.runs.checkpoints import Checkpoints
-from trainer.runs.run import Run, Shards
-from trainer.runs.shard_files import write_own
-from trainer.runs.slices import OtherSlices
-from transport.files.atomic import published_steps
-from transport.telemetry.spans import SpanLog
 
 pytestmark = pytest.mark.slow
 
@@ -288,7 +288,7 @@ def test_the_slices_of_a_run_are_asked_for_while_those_of_a_later_one_are_waited
     checkpoints.settle()
     assert not caplog.records
     with monkeypatch.context() as patched:
-        patched.setattr("trainer.runs.checkpoints.LATE_SECONDS", 0.0)
+        patched.setattr("counterpoint.trainer.runs.checkpoints.LATE_SECONDS", 0.0)
         checkpoints.settle()
         checkpoints.settle()
     for run_id, record in zip(flushed, caplog.records, strict=True):

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from job.population.exploit import (
+from counterpoint.job.population.exploit import (
     RequestRefused,
     durable_steps,
     forget_saved,
@@ -22,6 +22,12 @@ from job.population.exploit import (
     wait,
     withdraw,
 )
+from counterpoint.trainer.fair_share import FairShare
+from counterpoint.trainer.ranks import Ranks
+from counterpoint.trainer.runs import copies
+from counterpoint.transport.errors import UserError
+from counterpoint.transport.files.atomic import published_steps, remove_directory
+from counterpoint.transport.messages import Bye, Hello
 from tests.trainer.conftest import make_batch
 from tests.trainer.lone_run import ALONE
 from tests.trainer.one_process_trainer import (
@@ -35,12 +41,6 @@ from tests.trainer.one_process_trainer import (
     write_population,
 )
 from tests.trainer.orchestrator_end import metrics_lines
-from trainer.fair_share import FairShare
-from trainer.ranks import Ranks
-from trainer.runs import copies
-from transport.errors import UserError
-from transport.files.atomic import published_steps, remove_directory
-from transport.messages import Bye, Hello
 
 pytestmark = pytest.mark.slow
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from job.population.exploit import request_copy
+from counterpoint.job.population.exploit import request_copy
+from counterpoint.trainer.runs import copies
 from tests.trainer.one_process_trainer import STEPS, life, saved_state, write_member, write_population
 from tests.trainer.orchestrator_end import metrics_lines
 from tests.trainer.runs.test_copies import own_copy, same
-from trainer.runs import copies
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from job.population.exploit import outcome, request_copy, wait
+from counterpoint.job.population.exploit import outcome, request_copy, wait
+from counterpoint.trainer.config import TrainerConfig
+from counterpoint.transport.files.atomic import STABLE
+from counterpoint.transport.messages import Ready
 from tests.support.polling import DEADLINE_SECONDS, until
 from tests.trainer.conftest import make_batch
 from tests.trainer.one_process_trainer import (
@@ -31,9 +34,6 @@ from tests.trainer.orchestrator_end import (
     send_signal,
     trainer_process,
 )
-from trainer.config import TrainerConfig
-from transport.files.atomic import STABLE
-from transport.messages import Ready
 
 pytestmark = pytest.mark.slow
 

@@ -14,15 +14,15 @@ from pathlib import Path
 import pytest
 import zmq
 
+from counterpoint.trainer.config import TrainerConfig
+from counterpoint.transport import codec
+from counterpoint.transport.files.atomic import as_bytes_view
+from counterpoint.transport.messages import Acknowledged, Evicted, Hello, Ready, Rejected, Waiting
+from counterpoint.transport.wires.endpoint import IPC, resolve_address
 from tests.support.polling import DEADLINE_SECONDS
 from tests.trainer.conftest import make_batch
 from tests.trainer.orchestrator_end import ended, feeder, log_path, metrics_lines, trainer_process
 from tests.trainer.test_train_many import configure, trainer
-from trainer.config import TrainerConfig
-from transport import codec
-from transport.files.atomic import as_bytes_view
-from transport.messages import Acknowledged, Evicted, Hello, Ready, Rejected, Waiting
-from transport.wires.endpoint import IPC, resolve_address
 
 pytestmark = pytest.mark.slow
 

@@ -14,14 +14,14 @@ import pytest
 import tomli_w
 import torch
 
-from run.config import RunConfig
+from counterpoint.run.config import RunConfig
+from counterpoint.trainer.lora.multi_lora import MultiLoRALinear
+from counterpoint.trainer.runs import control_files
+from counterpoint.trainer.runs import manager as manager_module
+from counterpoint.trainer.runs.manager import HookError, MultiRunManager, get_multi_run_manager, setup_multi_run_manager
+from counterpoint.trainer.runs.record import Stage
+from counterpoint.transport.files.atomic import write_atomically
 from tests.trainer.conftest import make_run_config
-from trainer.lora.multi_lora import MultiLoRALinear
-from trainer.runs import control_files
-from trainer.runs import manager as manager_module
-from trainer.runs.manager import HookError, MultiRunManager, get_multi_run_manager, setup_multi_run_manager
-from trainer.runs.record import Stage
-from transport.files.atomic import write_atomically
 
 
 def write(output_dir: Path, run_id: str, age: float = 0.0, **training: Any) -> Path:

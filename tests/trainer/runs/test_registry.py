@@ -10,13 +10,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from run.config import RunConfig
+from counterpoint.run.config import RunConfig
+from counterpoint.trainer.runs.control_files import RunDirectory
+from counterpoint.trainer.runs.record import TAKES_BATCHES, TRANSITIONS, WITHOUT_SLOT, RunRecord, Stage
+from counterpoint.trainer.runs.registry import RunRegistry
+from counterpoint.trainer.runs.run import Progress
+from counterpoint.transport.messages import Hello
 from tests.trainer.conftest import make_batch, make_run_config
-from trainer.runs.control_files import RunDirectory
-from trainer.runs.record import TAKES_BATCHES, TRANSITIONS, WITHOUT_SLOT, RunRecord, Stage
-from trainer.runs.registry import RunRegistry
-from trainer.runs.run import Progress
-from transport.messages import Hello
 
 NOWHERE = Path("/nonexistent")
 

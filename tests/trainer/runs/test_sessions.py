@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
+from counterpoint.trainer.config import TrainerConfig
+from counterpoint.trainer.runs.manager import MultiRunManager
+from counterpoint.trainer.runs.record import Stage
+from counterpoint.trainer.runs.run import Run
+from counterpoint.trainer.runs.sessions import MAX_CALLERS, Sessions
+from counterpoint.transport.messages import Acknowledged, Bye, Commit, Hello, Ready, Rejected, ToOrchestrator, Waiting
+from counterpoint.transport.outages import Kind
+from counterpoint.transport.records import Batch
 from tests.trainer.conftest import make_batch, make_run_config, occupy_slot
 from tests.trainer.runs.test_manager import write
-from trainer.config import TrainerConfig
-from trainer.runs.manager import MultiRunManager
-from trainer.runs.record import Stage
-from trainer.runs.run import Run
-from trainer.runs.sessions import MAX_CALLERS, Sessions
-from transport.messages import Acknowledged, Bye, Commit, Hello, Ready, Rejected, ToOrchestrator, Waiting
-from transport.outages import Kind
-from transport.records import Batch
 
 
 class Wire:
@@ -148,7 +148,7 @@ def test_a_flood_of_made_up_names_is_forgotten_and_keeps_nobody_out(
     wire.sent.clear()
     sessions.answer()
     assert {run_id for run_id, message in wire.sent if isinstance(message, Waiting)} == {*names[:MAX_CALLERS], "honest"}
-    monkeypatch.setattr("trainer.runs.sessions.ANSWER_SECONDS", 0.0)
+    monkeypatch.setattr("counterpoint.trainer.runs.sessions.ANSWER_SECONDS", 0.0)
     wire.reaches = False
     sessions.answer()
     wire.sent.clear()
@@ -165,12 +165,12 @@ def test_a_run_that_the_trainer_does_not_see_is_waited_for_and_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its mount may come late, or a list on NFS be old: this is no verdict, for a new run and for one made anew alike."""
-    monkeypatch.setattr("trainer.runs.sessions.GRACE_SECONDS", -1.0)
+    monkeypatch.setattr("counterpoint.trainer.runs.sessions.GRACE_SECONDS", -1.0)
     sessions, manager, wire = make_sessions(tmp_path)
     for is_first in (True, False):
         deliver(sessions, wire, Hello("a", 0), run_id="a")
         for _ in range(3):
-            monkeypatch.setattr("trainer.runs.sessions.ANSWER_SECONDS", 0.0)
+            monkeypatch.setattr("counterpoint.trainer.runs.sessions.ANSWER_SECONDS", 0.0)
             manager.discover_runs({"a"})
             sessions.answer()
             run_id, message = wire.sent[-1]
@@ -179,7 +179,7 @@ def test_a_run_that_the_trainer_does_not_see_is_waited_for_and_named(
             assert f"cannot read {tmp_path / 'run_a' / 'control' / 'orch.toml'}" in message.reason
         write(tmp_path, "a")
         with monkeypatch.context() as patch:
-            patch.setattr("trainer.runs.control_files.os.scandir", lambda directory: nullcontext([]))
+            patch.setattr("counterpoint.trainer.runs.control_files.os.scandir", lambda directory: nullcontext([]))
             assert manager.discover_runs({"a"}), "it is opened by its name"
             assert not manager.discover_runs({"a"})
         run = manager.registry.in_slot(0)
@@ -202,7 +202,7 @@ def test_a_configuration_that_cannot_be_reached_for_a_moment_is_not_refused(
             raise OSError(number, os.strerror(number), str(path))
 
         with monkeypatch.context() as patch:
-            patch.setattr("trainer.runs.control_files.read_toml", fail)
+            patch.setattr("counterpoint.trainer.runs.control_files.read_toml", fail)
             assert not manager.discover_runs()
         assert manager.registry.refused == {}
     assert not (tmp_path / "run_a" / "control" / "config_validation_error.txt").exists()
@@ -212,7 +212,7 @@ def test_a_configuration_that_cannot_be_reached_for_a_moment_is_not_refused(
 def test_an_orchestrator_that_is_not_there_is_an_outage_until_it_is_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainer.runs.sessions.ANSWER_SECONDS", 0.0)
+    monkeypatch.setattr("counterpoint.trainer.runs.sessions.ANSWER_SECONDS", 0.0)
     sessions, manager, wire = make_sessions(tmp_path)
     run = make_run(tmp_path, manager)
     deliver(sessions, wire, Hello("default", 0))

@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from counterpoint.trainer.runs import copies, shard_files
+from counterpoint.trainer.runs.shard_files import file_name, slice_of, write_own
 from tests.trainer.one_process_trainer import Death, Deaths
-from trainer.runs import copies, shard_files
-from trainer.runs.shard_files import file_name, slice_of, write_own
 
 WEIGHTS = {"one": torch.arange(15.0).view(5, 3), "two": torch.arange(8.0) + 100}
 ROWS = {name: len(tensor) for name, tensor in WEIGHTS.items()}

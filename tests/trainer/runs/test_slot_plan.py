@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.runs.slot_plan import Changes, plan
+from counterpoint.trainer.runs.slot_plan import Changes, plan
 
 ids = st.sampled_from("abcdefgh")
 

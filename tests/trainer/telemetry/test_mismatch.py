@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from counterpoint.trainer.metrics import MetricsFile
+from counterpoint.trainer.telemetry.mismatch import COMPARED_STEPS, LEAST_STEPS, MismatchWatch, read_jump
 from tests.trainer.one_process_trainer import life, write_member
 from tests.trainer.orchestrator_end import metrics_lines
-from trainer.metrics import MetricsFile
-from trainer.telemetry.mismatch import COMPARED_STEPS, LEAST_STEPS, MismatchWatch, read_jump
 
 SAMPLES = [("7-1", 2.0), ("7-0", 0.5)]
 
@@ -96,8 +96,8 @@ def test_a_trainer_compares_its_steps_also_with_those_of_the_process_before(
     dense_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every step is a jump to it; so the first that has enough before it is said, and the last one said is kept."""
-    monkeypatch.setattr("trainer.telemetry.mismatch.FACTOR", 0.0)
-    monkeypatch.setattr("trainer.telemetry.mismatch.LEAST_EARLY", math.inf)
+    monkeypatch.setattr("counterpoint.trainer.telemetry.mismatch.FACTOR", 0.0)
+    monkeypatch.setattr("counterpoint.trainer.telemetry.mismatch.LEAST_EARLY", math.inf)
     write_member(tmp_path, dense_directory, "winner", checkpoint_interval=1)
     committed = {"winner": LEAST_STEPS}
     with life(tmp_path, dense_directory, committed) as one:

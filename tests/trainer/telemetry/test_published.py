@@ -10,13 +10,13 @@ from typing import cast
 import orjson
 import pytest
 
+from counterpoint.trainer.runs.registry import RunRegistry
+from counterpoint.trainer.telemetry.published import RUNS_FILE, TrainerTelemetry
+from counterpoint.trainer.telemetry.step_times import StepTimes
+from counterpoint.transport.files.json_lines import read_lines
+from counterpoint.transport.telemetry.intervals import busy_seconds
+from counterpoint.transport.telemetry.spans import SPANS_FILE, Span, span_in
 from tests.trainer.one_process_trainer import life, write_member
-from trainer.runs.registry import RunRegistry
-from trainer.telemetry.published import RUNS_FILE, TrainerTelemetry
-from trainer.telemetry.step_times import StepTimes
-from transport.files.json_lines import read_lines
-from transport.telemetry.intervals import busy_seconds
-from transport.telemetry.spans import SPANS_FILE, Span, span_in
 
 
 def spans_of(output_dir: Path) -> list[Span]:
@@ -70,13 +70,15 @@ def test_a_value_that_is_no_json_costs_only_the_files(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "trainer").mkdir()
-    monkeypatch.setattr("trainer.telemetry.published._described", lambda record: {"reason": "a cut emoji: \ud83d"})
+    monkeypatch.setattr(
+        "counterpoint.trainer.telemetry.published._described", lambda record: {"reason": "a cut emoji: \ud83d"}
+    )
     telemetry = TrainerTelemetry(tmp_path, 2, cast(RunRegistry, ["one"]))
     telemetry.spans.record("wait", 1.0, 2.0, of="\ud83d")
     telemetry.close()
     assert caplog.text.count("cannot be written") == 2, "one line of each file"
     telemetry.spans.record("wait", 2.0, 3.0)
-    monkeypatch.setattr("trainer.telemetry.published._described", lambda record: {})
+    monkeypatch.setattr("counterpoint.trainer.telemetry.published._described", lambda record: {})
     telemetry.close()
     assert len(spans_of(tmp_path)) == 1
     assert (tmp_path / "trainer" / RUNS_FILE).exists()

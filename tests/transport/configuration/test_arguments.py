@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from transport.configuration.arguments import refuse_booleans
+from counterpoint.transport.configuration.arguments import refuse_booleans
 
 if TYPE_CHECKING:
     from collections import OrderedDict as Unknown

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, create_model
 
-from transport.config import Config
-from transport.configuration.docstrings import docstring_of
+from counterpoint.transport.config import Config
+from counterpoint.transport.configuration.docstrings import docstring_of
 
 
 class Base(Config):

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from pydantic import Field
 
-from transport.config import Config
-from transport.configuration.explain import Layer, locate, validate
-from transport.configuration.toml_file import parse, read_text
-from transport.errors import UserError
+from counterpoint.transport.config import Config
+from counterpoint.transport.configuration.explain import Layer, locate, validate
+from counterpoint.transport.configuration.toml_file import parse, read_text
+from counterpoint.transport.errors import UserError
 
 
 class Part(Config):

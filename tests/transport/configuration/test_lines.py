@@ -9,7 +9,7 @@ import tomli_w
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transport.configuration.lines import Lines
+from counterpoint.transport.configuration.lines import Lines
 
 names = st.text("ab.[ =", min_size=1, max_size=3)
 values = st.recursive(

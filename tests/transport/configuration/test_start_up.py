@@ -11,7 +11,7 @@ import pytest
 SEARCH_FAILS = """
 import importlib.metadata
 importlib.metadata.entry_points = None
-import transport.config
+import counterpoint.transport.config
 """
 
 

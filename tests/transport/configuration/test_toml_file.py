@@ -7,23 +7,28 @@ from typing import Any, get_args
 
 import pytest
 
-from cluster.channel.config import ChannelConfig
-from environments.config import EnvironmentConfig, HostsConfig
-from environments.rewards.judge.config import JudgeConfig
-from environments.tools.mcp_server import McpConfig
-from environments.tools.toolbox import PythonConfig
-from environments.workers.host import HostConfig
-from inference.config import InferenceConfig
-from job.config import JobConfig
-from job.serving.config import ServeConfig
-from job.sweep.targets import SweepConfig
-from run.config import RunConfig
-from trainer.config import TrainerConfig
-from trainer.sft.config import SftConfig
-from transport.config import Config
-from transport.configuration.schema import keys_of
-from transport.configuration.toml_file import BESIDE_THE_FILE, read_portable_text, read_toml, without_places
-from tune.config import TuneConfig
+from counterpoint.cluster.channel.config import ChannelConfig
+from counterpoint.environments.config import EnvironmentConfig, HostsConfig
+from counterpoint.environments.rewards.judge.config import JudgeConfig
+from counterpoint.environments.tools.mcp_server import McpConfig
+from counterpoint.environments.tools.toolbox import PythonConfig
+from counterpoint.environments.workers.host import HostConfig
+from counterpoint.inference.config import InferenceConfig
+from counterpoint.job.config import JobConfig
+from counterpoint.job.serving.config import ServeConfig
+from counterpoint.job.sweep.targets import SweepConfig
+from counterpoint.run.config import RunConfig
+from counterpoint.trainer.config import TrainerConfig
+from counterpoint.trainer.sft.config import SftConfig
+from counterpoint.transport.config import Config
+from counterpoint.transport.configuration.schema import keys_of
+from counterpoint.transport.configuration.toml_file import (
+    BESIDE_THE_FILE,
+    read_portable_text,
+    read_toml,
+    without_places,
+)
+from counterpoint.tune.config import TuneConfig
 
 
 def test_a_byte_order_mark_is_no_part_of_the_file(tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from transport.files import appended_lines, place
-from transport.files.appended_lines import AppendedLines
-from transport.files.untrusted import UntrustedFileError
+from counterpoint.transport.files import appended_lines, place
+from counterpoint.transport.files.appended_lines import AppendedLines
+from counterpoint.transport.files.untrusted import UntrustedFileError
 
 
 class Reader:

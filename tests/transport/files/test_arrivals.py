@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from counterpoint.transport.files.arrivals import Arrivals
+from counterpoint.transport.files.atomic import publish_directory, remove_directory
 from tests.support.polling import until
-from transport.files.arrivals import Arrivals
-from transport.files.atomic import publish_directory, remove_directory
 
 
 @pytest.fixture

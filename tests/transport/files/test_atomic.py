@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.silly_rename import PREFIX, keep_removed_files
-from transport.files.atomic import (
+from counterpoint.transport.files.atomic import (
     STABLE,
     as_bytes_view,
     flush_directory,
@@ -27,6 +26,7 @@ from transport.files.atomic import (
     write_atomically,
     write_buffers,
 )
+from tests.support.silly_rename import PREFIX, keep_removed_files
 
 
 def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_a_directory_that_may_not_be_removed_is_an_error(tmp_path: Path, monkeyp
 @pytest.mark.slow
 def test_a_killed_writer_leaves_nothing_that_counts(tmp_path: Path) -> None:
     program = (
-        "import os, signal, sys; from pathlib import Path; from transport.files.atomic import publish_directory\n"
+        "import os, signal, sys; from pathlib import Path; from counterpoint.transport.files.atomic import publish_directory\n"
         "with publish_directory(Path(sys.argv[1])) as partial:\n"
         "    (partial / 'a').write_text('x'); os.kill(os.getpid(), signal.SIGKILL)\n"
     )
@@ -251,7 +251,7 @@ def test_a_forked_process_publishes_as_its_parent_did(tmp_path: Path) -> None:
     program = (
         "import os, sys\n"
         "from pathlib import Path\n"
-        "from transport.files.atomic import publish_directory\n"
+        "from counterpoint.transport.files.atomic import publish_directory\n"
         "directory = Path(sys.argv[1])\n"
         "with publish_directory(directory / 'step_1'): pass\n"
         "child = os.fork()\n"

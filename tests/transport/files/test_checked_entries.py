@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transport.files import checked_entries
-from transport.files.checked_entries import DamagedEntry, EntryFile, head_of, read_entries, read_entry_file
+from counterpoint.transport.files import checked_entries
+from counterpoint.transport.files.checked_entries import DamagedEntry, EntryFile, head_of, read_entries, read_entry_file
 
 BODIES = [b"one", b"", b"\0" * 20, b"four" * 5]
 WHOLE = b"".join(part for body in BODIES for part in (head_of([body[:2], body[2:]]), body))

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from transport.files import direct
-from transport.files.atomic import Buffer
-from transport.files.direct import write_new_file
+from counterpoint.transport.files import direct
+from counterpoint.transport.files.atomic import Buffer
+from counterpoint.transport.files.direct import write_new_file
 
 BLOCK = 4096
 
@@ -104,7 +104,7 @@ def test_a_write_that_is_cut_off_inside_a_block_names_its_cause(tmp_path: Path) 
     limited = """
 import resource, sys
 from pathlib import Path
-from transport.files import direct
+from counterpoint.transport.files import direct
 resource.setrlimit(resource.RLIMIT_FSIZE, (20 * 2**20 + 100,) * 2)
 try:
     direct.write_new_file(Path(sys.argv[1]), [bytes(2 * direct._DIRECT_FROM_BYTES)])

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-import cluster.master.journal_format as journal
-import run.changes
-from cluster.master.journal_format import Entry, Snapshot
-from transport.files.format_number import OtherFormatError, check_format
+import counterpoint.cluster.master.journal_format as journal
+import counterpoint.run.changes
+from counterpoint.cluster.master.journal_format import Entry, Snapshot
+from counterpoint.transport.files.format_number import OtherFormatError, check_format
 
 
 def test_its_own_number_is_read_and_another_one_says_which_version_wrote_it() -> None:
@@ -36,17 +36,19 @@ def test_a_journal_of_a_newer_version_is_not_called_damaged(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as newer:
-        newer.setattr(run.changes, "FORMAT", 2)
+        newer.setattr(counterpoint.run.changes, "FORMAT", 2)
         newer.setattr(journal, "FORMAT", 2)
         (tmp_path / "control").mkdir()
-        run.changes.write_journal(tmp_path, [])
+        counterpoint.run.changes.write_journal(tmp_path, [])
         entry, snapshot = journal.to_bytes(Entry(1, 1, opening=True)), journal.to_bytes(Snapshot(1, 1, {}, {}, [1]))
     read: dict[str, Callable[[], object]] = {
-        "changes": lambda: run.changes.read_journal(tmp_path),
+        "changes": lambda: counterpoint.run.changes.read_journal(tmp_path),
         "entry": lambda: journal.entry_of_bytes(entry, 1, "there"),
         "snapshot": lambda: journal.snapshot_of_bytes(snapshot, 1, "there"),
     }
-    with pytest.raises((run.changes.JournalError, journal.JournalError), match="a newer version") as raised:
+    with pytest.raises(
+        (counterpoint.run.changes.JournalError, journal.JournalError), match="a newer version"
+    ) as raised:
         read[kind]()
     assert "damaged" not in str(raised.value)
     assert "emove" not in str(raised.value)

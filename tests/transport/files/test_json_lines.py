@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transport.files.json_lines import append_line, read_lines
+from counterpoint.transport.files.json_lines import append_line, read_lines
 
 
 def steps_in(path: Path) -> list[int]:

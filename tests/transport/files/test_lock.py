@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from transport.files.lock import Holder, holder_of, take_lock
+from counterpoint.transport.files.lock import Holder, holder_of, take_lock
 
 
 def test_a_place_is_held_until_the_descriptor_is_closed(tmp_path: Path) -> None:
@@ -39,7 +39,7 @@ def test_whoever_may_read_the_directory_may_ask(tmp_path: Path) -> None:
 def test_a_killed_holder_holds_nothing_any_more(tmp_path: Path) -> None:
     path = tmp_path / "place.lock"
     code = (
-        f"import time; from pathlib import Path; from transport.files.lock import take_lock; "
+        f"import time; from pathlib import Path; from counterpoint.transport.files.lock import take_lock; "
         f"take_lock(Path({str(path)!r}), 'taken'); print('held', flush=True); time.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as other:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from job.resolve_model import check_model, resolve_model
-from transport.errors import Obstructed, UserError
-from transport.files.mounts import unmounted
-from transport.process.permanent_errors import exit_code_of, is_permanent
+from counterpoint.job.resolve_model import check_model, resolve_model
+from counterpoint.transport.errors import Obstructed, UserError
+from counterpoint.transport.files.mounts import unmounted
+from counterpoint.transport.process.permanent_errors import exit_code_of, is_permanent
 
 
 def test_a_mount_point_is_empty_or_named_by_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,7 +21,7 @@ def test_a_mount_point_is_empty_or_named_by_a_table(tmp_path: Path, monkeypatch:
     full.mkdir()
     (full / "file").touch()
     fstab = tmp_path / "fstab"
-    monkeypatch.setattr("transport.files.mounts.FSTAB", fstab)
+    monkeypatch.setattr("counterpoint.transport.files.mounts.FSTAB", fstab)
     for missing, place in (
         ("gone", None),
         ("gone/far", None),
@@ -39,7 +39,7 @@ def test_a_mount_point_is_empty_or_named_by_a_table(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(os.path, "ismount", lambda path: True)
     assert unmounted(full / "gone") is None, "it is mounted, and lacks the file"
     mounts = tmp_path / "mounts"
-    monkeypatch.setattr("transport.files.mounts.MOUNTS", mounts)
+    monkeypatch.setattr("counterpoint.transport.files.mounts.MOUNTS", mounts)
     mounts.write_text(f"auto.net {full} autofs rw 0 0\n")
     assert unmounted(full / "gone") == full
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from transport.files.own_directory import OwnDirectory, remove_left
-from transport.process.launch import TemporaryDirectory
+from counterpoint.transport.files.own_directory import OwnDirectory, remove_left
+from counterpoint.transport.process.launch import TemporaryDirectory
 
 PREFIX = "ours-"
 

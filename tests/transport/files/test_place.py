@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transport.files.place import BEGINNING, COMPARED_BYTES, Place
+from counterpoint.transport.files.place import BEGINNING, COMPARED_BYTES, Place
 
 data = st.binary(max_size=3 * COMPARED_BYTES)
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transport.files import appended_lines
-from transport.files.place import Place
-from transport.files.rotated_lines import FORMER, RotatedLines, RotatedReader
-from transport.files.untrusted import UntrustedFileError
+from counterpoint.transport.files import appended_lines
+from counterpoint.transport.files.place import Place
+from counterpoint.transport.files.rotated_lines import FORMER, RotatedLines, RotatedReader
+from counterpoint.transport.files.untrusted import UntrustedFileError
 
 
 def numbers(reader: RotatedReader) -> list[int]:

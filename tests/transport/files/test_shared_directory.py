@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from transport.files.shared_directory import make_shared
+from counterpoint.transport.files.shared_directory import make_shared
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o775, 0o2775, 0o700, 0o770])

@@ -14,7 +14,7 @@ import tomli_w
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transport.files.untrusted import (
+from counterpoint.transport.files.untrusted import (
     MAX_DEPTH,
     UntrustedFileError,
     parse_json,

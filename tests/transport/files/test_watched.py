@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from transport.files import watched
-from transport.files.watched import Watched
+from counterpoint.transport.files import watched
+from counterpoint.transport.files.watched import Watched
 
 
 @pytest.fixture

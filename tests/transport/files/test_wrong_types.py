@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import BaseModel, ValidationError, model_validator
 
-from transport.files.wrong_types import first_wrong
+from counterpoint.transport.files.wrong_types import first_wrong
 
 
 class Inner(BaseModel):

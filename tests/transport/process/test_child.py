@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from transport.process.child import NoLineError, end_guarded, line_of, own_environment, size_of, spawn
-from transport.process.launch import SYSTEMD_VARIABLES, exit_code_of, guarded
+from counterpoint.transport.process.child import NoLineError, end_guarded, line_of, own_environment, size_of, spawn
+from counterpoint.transport.process.launch import SYSTEMD_VARIABLES, exit_code_of, guarded
 
 SHOW = "import os; print(*(name for name in sorted(os.environ) if name in ('NOTIFY_SOCKET', 'WATCHDOG_USEC', 'WATCHDOG_PID')))"
 

@@ -7,7 +7,7 @@ import resource
 
 import pytest
 
-from transport.process.descriptors import (
+from counterpoint.transport.process.descriptors import (
     MOST_DESCRIPTORS,
     SPARE_DESCRIPTORS,
     allow_connections,

@@ -9,7 +9,7 @@ import pytest
 
 PROGRAM = """
 import atexit, sys
-from transport.process.ending import end_at_once
+from counterpoint.transport.process.ending import end_at_once
 
 class Kept:
     def __del__(self):
@@ -43,7 +43,7 @@ def test_a_process_whose_output_is_closed_ends_with_its_code() -> None:
 POOLS = """
 import sys, time
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from transport.process.ending import end_at_once
+from counterpoint.transport.process.ending import end_at_once
 
 def work():
     time.sleep(0.1)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from transport.errors import UserError
-from transport.process import extras
-from transport.process.extras import SERVING, TRAINING, explained, lacking, require
+from counterpoint.transport.errors import UserError
+from counterpoint.transport.process import extras
+from counterpoint.transport.process.extras import SERVING, TRAINING, explained, lacking, require
 
 PROJECT = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
 

@@ -18,8 +18,8 @@ pytestmark = pytest.mark.slow
 
 FIRST = """
 import os, signal, sys, time
-from transport.process.first_process import stay_behind_as_first
-from transport.process.launch import become_subreaper
+from counterpoint.transport.process.first_process import stay_behind_as_first
+from counterpoint.transport.process.launch import become_subreaper
 become_subreaper()  # as PID 1 is
 stay_behind_as_first()
 """

@@ -10,13 +10,13 @@ import threading
 
 import pytest
 
+from counterpoint.transport.process.hangup import Hangups, Terminals
 from tests.support.polling import wait_until
-from transport.process.hangup import Hangups, Terminals
 
 PROGRAM = """
 import os, signal, sys, time
-from transport.process.hangup import ReloadOnHangup
-from transport.process.stop_requests import StopSignals
+from counterpoint.transport.process.hangup import ReloadOnHangup
+from counterpoint.transport.process.stop_requests import StopSignals
 told = int(sys.argv[1])
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 with StopSignals(lambda request, number: os.write(told, b"stop")) as stop, ReloadOnHangup(lambda: os.write(told, b"reload")):
@@ -58,7 +58,7 @@ def test_a_hangup_stops_a_process_only_if_its_terminal_was_closed(terminal: bool
 
 
 def test_a_reload_that_takes_long_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transport.process.hangup.CLOSE_SECONDS", 0.01)
+    monkeypatch.setattr("counterpoint.transport.process.hangup.CLOSE_SECONDS", 0.01)
     monkeypatch.setattr(Terminals, "will_go", lambda self: False)
     begun, released = threading.Event(), threading.Event()
 

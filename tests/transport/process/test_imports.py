@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from transport.process.imports import quick_modules_of_frames, with_room, without_gc, without_modules
+from counterpoint.transport.process.imports import quick_modules_of_frames, with_room, without_gc, without_modules
 
 
 def test_the_collector_rests_during_the_block_and_leaves_out_what_was_made() -> None:
@@ -103,10 +103,10 @@ def test_the_module_of_a_frame_is_that_of_the_stock_function(monkeypatch: pytest
 
 WITH_ANOTHER_PACKAGE = """
 import sys
-from transport.process.imports import trainer_imports
+from counterpoint.transport.process.imports import trainer_imports
 
 with trainer_imports():
-    from trainer.train import train
+    from counterpoint.trainer.train import train
 assert "scipy" not in sys.modules
 with trainer_imports():
     import sklearn.metrics
@@ -135,7 +135,7 @@ def test_a_trainer_starts_where_a_package_is_installed_that_needs_what_it_leaves
 SCAN = """
 import importlib.metadata
 import importlib.util
-from transport.process.imports import trainer_imports
+from counterpoint.transport.process.imports import trainer_imports
 
 with trainer_imports():
     import transformers, transformers.models

@@ -13,7 +13,7 @@ from typing import TextIO
 
 import pytest
 
-from transport.process.journal import formatter_for, prioritized
+from counterpoint.transport.process.journal import formatter_for, prioritized
 
 
 @pytest.fixture
@@ -47,6 +47,6 @@ def test_other_files_get_no_priorities(journal: TextIO, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["orchestrator", "run"])
 def test_a_commands_error_has_the_priority_of_one(journal: TextIO, command: str) -> None:
-    given = [sys.executable, "-m", "cli.main", command, "missing.toml"]
+    given = [sys.executable, "-m", "counterpoint.cli.main", command, "missing.toml"]
     assert subprocess.run(given, stderr=journal, check=False).returncode == 2
     assert Path(journal.name).read_text().startswith("<3>counterpoint: error: ")

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from transport.files.own_directory import remove_left
-from transport.process import launch
+from counterpoint.transport.files.own_directory import remove_left
+from counterpoint.transport.process import launch
 
 GUARDIAN, WORKER, ORPHAN, ITS_CHILD, NEWCOMER = 101, 102, 103, 104, 105
 
@@ -79,7 +79,7 @@ def test_the_exit_code_of_a_worker_whose_descendant_cannot_be_killed_is_kept(tmp
     """Who may kill whom is injected: only root could start a process of another user."""
     guardian = """
     import os, sys
-    from transport.process import launch
+    from counterpoint.transport.process import launch
     kill = os.kill
     def refuse(pid, number):
         if os.path.exists(sys.argv[1]) and pid == int(open(sys.argv[1]).read()):
@@ -110,7 +110,7 @@ def test_the_exit_code_of_a_worker_whose_descendant_cannot_be_killed_is_kept(tmp
 def test_a_full_log_does_not_change_the_exit_code() -> None:
     guardian = """
     import os, sys
-    from transport.process import launch
+    from counterpoint.transport.process import launch
     launch.kill_descendants = lambda: [1]  # injected: a process that may not be killed
     sys.exit(launch.guard(["sh", "-c", "exit 7"], nice=0, parent=os.getppid()))
     """
@@ -126,7 +126,7 @@ def test_a_full_log_leaves_no_process_alive_when_the_fence_expires(tmp_path: Pat
     """The clock is injected: it jumps once the worker has started a child in a session of its own."""
     guardian = """
     import os, sys
-    from transport.process import launch
+    from counterpoint.transport.process import launch
     begun = False
     def clock():
         global begun
@@ -159,7 +159,7 @@ def test_exit_codes_are_known_where_the_caller_ignores_the_death_of_children() -
     """As a shell after `trap '' CHLD` does: what it starts inherits that, and then the kernel reaps by itself."""
     program = textwrap.dedent("""
         import os, signal
-        from transport.process import launch
+        from counterpoint.transport.process import launch
 
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
         launch.become_subreaper()

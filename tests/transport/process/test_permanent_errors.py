@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from safetensors import SafetensorError
 
-from transport.process.permanent_errors import DISK_FULL, exit_code_of, is_disk_full, is_final, is_passing
+from counterpoint.transport.process.permanent_errors import DISK_FULL, exit_code_of, is_disk_full, is_final, is_passing
 
 
 def failed(cause: BaseException, explicitly: bool) -> BaseException:

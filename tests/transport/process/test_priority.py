@@ -14,9 +14,9 @@ from collections.abc import Callable
 
 import pytest
 
+from counterpoint.transport.process import priority
+from counterpoint.transport.process.priority import NICENESS, SLICE_NANOSECONDS, lower_own_priority, short_slice
 from tests.support.niceness import own_niceness
-from transport.process import priority
-from transport.process.priority import NICENESS, SLICE_NANOSECONDS, lower_own_priority, short_slice
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere niceness is a process's")
 

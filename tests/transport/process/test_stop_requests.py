@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from transport.process import stop_requests
-from transport.process.stop_requests import STOP_SIGNALS, StopSignals
+from counterpoint.transport.process import stop_requests
+from counterpoint.transport.process.stop_requests import STOP_SIGNALS, StopSignals
 
 
 def test_signals_are_requests_inside_the_block_only() -> None:
@@ -35,7 +35,7 @@ def test_each_request_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_second_request_ends_the_process_by_the_signal() -> None:
     program = """
 import signal
-from transport.process import stop_requests
+from counterpoint.transport.process import stop_requests
 stop_requests.REPETITION_SECONDS = 0.0
 with stop_requests.StopSignals(stop_requests.end_at_second_request) as signals:
     signal.raise_signal(signal.SIGTERM)
@@ -50,7 +50,7 @@ with stop_requests.StopSignals(stop_requests.end_at_second_request) as signals:
 def test_a_second_request_ends_a_process_whose_signals_the_kernel_drops() -> None:
     program = """
 import signal
-from transport.process import stop_requests
+from counterpoint.transport.process import stop_requests
 stop_requests.REPETITION_SECONDS = 0.0
 arrives, signal.raise_signal = signal.raise_signal, lambda number: None  # as in the first process of a container
 with stop_requests.StopSignals(stop_requests.end_at_second_request):

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from transport.process import yield_gil
-from transport.process.yield_gil import LONGEST_REST_SECONDS, SHORTEST_REST_SECONDS, yielding_gil
+from counterpoint.transport.process import yield_gil
+from counterpoint.transport.process.yield_gil import LONGEST_REST_SECONDS, SHORTEST_REST_SECONDS, yielding_gil
 
 
 class Clocks:

@@ -8,11 +8,11 @@ from itertools import pairwise
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
+from counterpoint.transport.telemetry.exposition import Exposition
+from counterpoint.transport.telemetry.lines import NameTable
+from counterpoint.transport.telemetry.metric import EVERYWHERE, LineName, Metric, Process
+from counterpoint.transport.telemetry.values import Histogram, Values
 from tests.support.metrics_page import PAGE, PROCESSES, page
-from transport.telemetry.exposition import Exposition
-from transport.telemetry.lines import NameTable
-from transport.telemetry.metric import EVERYWHERE, LineName, Metric, Process
-from transport.telemetry.values import Histogram, Values
 
 METRICS = [*(metric for process in PROCESSES for metric in process.metrics), *EVERYWHERE]
 

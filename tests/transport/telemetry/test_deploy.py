@@ -12,16 +12,16 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from inference.pool import meters as pool
-from job.inspection import telemetry as supervisor
-from job.sweep import telemetry as sweep
-from orchestrator.telemetry import catalogue as orchestrator
+from counterpoint.inference.pool import meters as pool
+from counterpoint.job.inspection import telemetry as supervisor
+from counterpoint.job.sweep import telemetry as sweep
+from counterpoint.orchestrator.telemetry import catalogue as orchestrator
+from counterpoint.trainer.telemetry import catalogue as trainer
+from counterpoint.transport.telemetry.exposition import Exposition
+from counterpoint.transport.telemetry.metric import DROPPED_SERIES, EVERYWHERE, Process
+from counterpoint.transport.telemetry.values import Values
 from tests.support.metrics_page import PROCESSES
 from tests.transport.telemetry.promql import PromQLError, firing, parse
-from trainer.telemetry import catalogue as trainer
-from transport.telemetry.exposition import Exposition
-from transport.telemetry.metric import DROPPED_SERIES, EVERYWHERE, Process
-from transport.telemetry.values import Values
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 DASHBOARD = json.loads((DEPLOY / "grafana" / "counterpoint.json").read_text())

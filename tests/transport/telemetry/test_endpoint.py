@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
+from counterpoint.transport.telemetry.endpoint import Endpoint
+from counterpoint.transport.telemetry.metric import Metric, Process
 from tests.support.polling import wait_until
 from tests.support.ports import taken_port
-from transport.telemetry.endpoint import Endpoint
-from transport.telemetry.metric import Metric, Process
 
 COUNT = Metric("counterpoint_things", "counter", 'things\nof "two" lines', labels=("kind",))
 TIME = Metric("counterpoint_time_seconds", "histogram", "time", "seconds", buckets=(0.1, 1.0))
@@ -120,7 +120,7 @@ def test_a_directory_that_cannot_be_written_is_only_warned_about(
 
 @pytest.mark.slow
 def test_clients_that_say_nothing_keep_no_others_out_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transport.telemetry.endpoint.REQUEST_SECONDS", 0.5)
+    monkeypatch.setattr("counterpoint.transport.telemetry.endpoint.REQUEST_SECONDS", 0.5)
     with endpoint() as served:
         silent = [socket.create_connection(("127.0.0.1", served.port), timeout=60) for _ in range(12)]
         try:
@@ -134,7 +134,7 @@ def test_clients_that_say_nothing_keep_no_others_out_for_long(monkeypatch: pytes
 
 @pytest.mark.slow
 def test_clients_that_send_a_byte_now_and_then_keep_no_others_out_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transport.telemetry.endpoint.REQUEST_SECONDS", 0.5)
+    monkeypatch.setattr("counterpoint.transport.telemetry.endpoint.REQUEST_SECONDS", 0.5)
     with endpoint() as served, ExitStack() as connections:
         slow = [connections.enter_context(socket.create_connection(("127.0.0.1", served.port))) for _ in range(4)]
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transport.telemetry.intervals import BusyIntervals, Interval, busy_seconds
+from counterpoint.transport.telemetry.intervals import BusyIntervals, Interval, busy_seconds
 
 whole = st.tuples(st.integers(0, 60), st.integers(0, 20)).map(lambda pair: (float(pair[0]), float(sum(pair))))
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transport.files.json_lines import read_lines
-from transport.telemetry import spans
-from transport.telemetry.intervals import Interval
-from transport.telemetry.spans import SPANS_FILE, AttributeValue, Span, SpanLog, line_of, span_in
+from counterpoint.transport.files.json_lines import read_lines
+from counterpoint.transport.telemetry import spans
+from counterpoint.transport.telemetry.intervals import Interval
+from counterpoint.transport.telemetry.spans import SPANS_FILE, AttributeValue, Span, SpanLog, line_of, span_in
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.loop_health.lag import MAX_SAMPLES, samples_of
-from transport.telemetry.lines import LineReader
-from transport.telemetry.metric import DROPPED_SERIES, LineName, Metric
-from transport.telemetry.values import OTHER, Histogram, Values
+from counterpoint.orchestrator.loop_health.lag import MAX_SAMPLES, samples_of
+from counterpoint.transport.telemetry.lines import LineReader
+from counterpoint.transport.telemetry.metric import DROPPED_SERIES, LineName, Metric
+from counterpoint.transport.telemetry.values import OTHER, Histogram, Values
 
 COUNT = Metric("counterpoint_things", "counter", "things", labels=("kind",), most_series=3)
 LEVEL = Metric("counterpoint_level", "gauge", "level", labels=("kind",), most_series=3)

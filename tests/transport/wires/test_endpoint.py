@@ -17,16 +17,16 @@ import pytest
 import zmq
 import zmq.auth
 
+from counterpoint.transport.config import TransportConfig
+from counterpoint.transport.messages import Hello, Offer, Ready
+from counterpoint.transport.records import Batch
+from counterpoint.transport.wires.base import BatchReceiver
+from counterpoint.transport.wires.endpoint import load_keys, resolve_address
+from counterpoint.transport.wires.open import open_link, open_receiver
 from tests.support.batches import make_batch
 from tests.support.polling import wait_until
 from tests.support.ports import free_port, taken_port
 from tests.transport.ends import SESSION, Stranger, handshake, hello_frames, refuse, take
-from transport.config import TransportConfig
-from transport.messages import Hello, Offer, Ready
-from transport.records import Batch
-from transport.wires.base import BatchReceiver
-from transport.wires.endpoint import load_keys, resolve_address
-from transport.wires.open import open_link, open_receiver
 
 
 def test_the_default_is_a_socket_in_the_job_directory(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from transport.wires import filesystem
-from transport.wires.filesystem import _read_beacon
+from counterpoint.transport.wires import filesystem
+from counterpoint.transport.wires.filesystem import _read_beacon
 
 
 def test_a_beacon_that_is_replaced_while_it_is_read_is_read_again(

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import zmq.auth
 
-from cli.main import main
-from inference.token import read_token
-from transport.config import TransportConfig
-from transport.errors import UserError
-from transport.wires.endpoint import load_authorized_keys, load_keys
-from transport.wires.key_files import (
+from counterpoint.cli.main import main
+from counterpoint.inference.token import read_token
+from counterpoint.transport.config import TransportConfig
+from counterpoint.transport.errors import UserError
+from counterpoint.transport.wires.endpoint import load_authorized_keys, load_keys
+from counterpoint.transport.wires.key_files import (
     ORCHESTRATOR,
     ORCHESTRATOR_SECRET,
     PURPOSES,

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 import zmq.auth
 
+from counterpoint.transport.config import TransportConfig
+from counterpoint.transport.messages import Hello, Ready
+from counterpoint.transport.wires.base import BatchReceiver
+from counterpoint.transport.wires.open import open_link, open_receiver
+from counterpoint.transport.wires.zmq_wire import silence_of
 from tests.support.partition import KINDS, Peer, open_listener, peer_by
 from tests.transport.ends import SESSION, hear, take
-from transport.config import TransportConfig
-from transport.messages import Hello, Ready
-from transport.wires.base import BatchReceiver
-from transport.wires.open import open_link, open_receiver
-from transport.wires.zmq_wire import silence_of
 
 
 @pytest.fixture(params=sorted(KINDS))
@@ -57,8 +57,8 @@ async def test_a_link_is_back_soon_after_a_partition(
     peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kernel alone tries 7 s after it began, and then after 11 or, before Linux 6.5, after 15 s: too late here."""
-    monkeypatch.setattr("transport.wires.reconnecting.CONNECT_MS", 500)
-    monkeypatch.setattr("transport.wires.reconnecting.LONGEST_PAUSE_MS", 100)
+    monkeypatch.setattr("counterpoint.transport.wires.reconnecting.CONNECT_MS", 500)
+    monkeypatch.setattr("counterpoint.transport.wires.reconnecting.LONGEST_PAUSE_MS", 100)
     near, far = ends(tmp_path, peer)
     receiver = peer.run(lambda: open_receiver(far, tmp_path))
     link = open_link(near, tmp_path, "default")

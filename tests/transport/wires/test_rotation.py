@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 import zmq.auth
 
+from counterpoint.transport.files import watched
+from counterpoint.transport.messages import Hello, Ready
+from counterpoint.transport.wires.base import BatchReceiver
+from counterpoint.transport.wires.open import open_link, open_receiver
 from tests.support.polling import until
 from tests.transport.ends import SESSION, hear
 from tests.transport.wires.test_endpoint import Keyring
-from transport.files import watched
-from transport.messages import Hello, Ready
-from transport.wires.base import BatchReceiver
-from transport.wires.open import open_link, open_receiver
 
 
 @pytest.fixture

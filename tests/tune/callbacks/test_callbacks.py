@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tune.callbacks.callback import Callback, Callbacks
-from tune.trial import Trial
+from counterpoint.tune.callbacks.callback import Callback, Callbacks
+from counterpoint.tune.trial import Trial
 
 
 class Counting(Callback):

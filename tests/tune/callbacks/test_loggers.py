@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tune.callbacks.callback import Callback
-from tune.callbacks.csv_logger import CSVLoggerCallback
-from tune.callbacks.defaults import with_default_loggers
-from tune.callbacks.json_logger import JsonLoggerCallback
-from tune.callbacks.logger_callback import LoggerCallback
-from tune.trial import Trial
+from counterpoint.tune.callbacks.callback import Callback
+from counterpoint.tune.callbacks.csv_logger import CSVLoggerCallback
+from counterpoint.tune.callbacks.defaults import with_default_loggers
+from counterpoint.tune.callbacks.json_logger import JsonLoggerCallback
+from counterpoint.tune.callbacks.logger_callback import LoggerCallback
+from counterpoint.tune.trial import Trial
 
 
 def make_trial(directory: Path, trial_id: str = "one") -> Trial:
@@ -171,7 +171,7 @@ def test_a_full_disk_leaves_whole_lines(tmp_path: Path, monkeypatch: pytest.Monk
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("tune.callbacks.numbered_lines.write_buffers", half_a_line)
+        patch.setattr("counterpoint.tune.callbacks.numbered_lines.write_buffers", half_a_line)
         for logger in loggers:
             with pytest.raises(OSError, match="No space left"):
                 logger.on_trial_result(0, [trial], trial, result_of(2), number=2)

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from tensorboardX.proto.event_pb2 import Event
 
-from tune.callbacks.tensorboard_logger import TBXLoggerCallback
-from tune.callbacks.wandb_logger import WandbLoggerCallback
-from tune.errors import TuneError
-from tune.trial import Trial
+from counterpoint.tune.callbacks.tensorboard_logger import TBXLoggerCallback
+from counterpoint.tune.callbacks.wandb_logger import WandbLoggerCallback
+from counterpoint.tune.errors import TuneError
+from counterpoint.tune.trial import Trial
 
 
 def scalars(directory: Path) -> list[tuple[str, int, float]]:
@@ -114,7 +114,7 @@ def test_wandb_gets_a_run_for_each_trial(wandb: Wandb) -> None:
 def test_a_wandb_that_hangs_or_fails_delays_nothing(
     wandb: Wandb, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("tune.callbacks.wandb_logger._LONGEST_QUEUE", 3)
+    monkeypatch.setattr("counterpoint.tune.callbacks.wandb_logger._LONGEST_QUEUE", 3)
     wandb.may_go_on.clear()
     logger = WandbLoggerCallback("project", end_timeout_s=0.01)
     trial = Trial("m:broken", {}, "x")

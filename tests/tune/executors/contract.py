@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from counterpoint.tune.errors import TuneError
+from counterpoint.tune.executors.executor import Completed, Failed, Reported, Saved, SaveFailed, Started, Stopped
+from counterpoint.tune.resources import Resources
 from tests.support.polling import until
 from tests.tune.executors.driver import Driver, content, hidden, is_alive
-from tune.errors import TuneError
-from tune.executors.executor import Completed, Failed, Reported, Saved, SaveFailed, Started, Stopped
-from tune.resources import Resources
 
 pytestmark = pytest.mark.slow
 

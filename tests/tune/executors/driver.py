@@ -7,11 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from counterpoint.tune.checkpoint import Checkpoint
+from counterpoint.tune.executors.executor import Completed, Event, EventExecutor, Failed, Reported, Started, Stopped
+from counterpoint.tune.resources import Resources
+from counterpoint.tune.trial import Trial
 from tests.support.polling import DEADLINE_SECONDS
-from tune.checkpoint import Checkpoint
-from tune.executors.executor import Completed, Event, EventExecutor, Failed, Reported, Started, Stopped
-from tune.resources import Resources
-from tune.trial import Trial
 
 Kind = TypeVar("Kind", bound=Event)
 

@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
+from counterpoint.tune import run_experiments
+from counterpoint.tune.errors import TuneError
+from counterpoint.tune.executors.executor import Failed
+from counterpoint.tune.executors.on_ray import RayTrialExecutor
+from counterpoint.tune.registry import path_of
+from counterpoint.tune.resources import Resources
+from counterpoint.tune.trial import Trial
 from tests.support.polling import until
 from tests.support.ray_nodes import ray_files
 from tests.tune.executors.contract import *  # noqa: F403
 from tests.tune.executors.driver import TRAINABLES, Driver, is_alive, parent_of
-from tune import run_experiments
-from tune.errors import TuneError
-from tune.executors.executor import Failed
-from tune.executors.on_ray import RayTrialExecutor
-from tune.registry import path_of
-from tune.resources import Resources
-from tune.trial import Trial
 
 NODE = {"num_cpus": 2, "object_store_memory": 80_000_000, "include_dashboard": False}
 

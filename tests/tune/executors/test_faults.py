@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from counterpoint.tune import AsyncHyperBandScheduler, Experiment, Trial, run_experiments
+from counterpoint.tune.executors.attempt import Deadlines
+from counterpoint.tune.executors.executor import Completed, Failed, Reported, Started, Stopped
+from counterpoint.tune.executors.local import LocalTrialExecutor
+from counterpoint.tune.resources import Resources
 from tests.tune.executors.driver import TRAINABLES, Driver, content
-from tune import AsyncHyperBandScheduler, Experiment, Trial, run_experiments
-from tune.executors.attempt import Deadlines
-from tune.executors.executor import Completed, Failed, Reported, Started, Stopped
-from tune.executors.local import LocalTrialExecutor
-from tune.resources import Resources
 
 pytestmark = pytest.mark.slow
 

@@ -8,9 +8,9 @@ from typing import Any
 import msgpack
 import pytest
 
+from counterpoint.transport.frames import BadFrame
+from counterpoint.tune.executors.frames import MAX_BYTES, MESSAGES, FrameChannel, receive
 from tests.support.polling import until
-from transport.frames import BadFrame
-from tune.executors.frames import MAX_BYTES, MESSAGES, FrameChannel, receive
 
 
 class Listener:

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tune.errors import TuneError
-from tune.executors.ledger import Ledger
+from counterpoint.tune.errors import TuneError
+from counterpoint.tune.executors.ledger import Ledger
 
 needs = st.fixed_dictionaries(
     {},

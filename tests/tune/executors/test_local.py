@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from counterpoint.transport.process.launch import descendants
+from counterpoint.tune.executors.attempt import Deadlines
+from counterpoint.tune.executors.executor import Completed, Failed, Reported, Started, Stopped
+from counterpoint.tune.executors.local import LocalTrialExecutor
+from counterpoint.tune.resources import Resources
 from tests.support.polling import wait_until
 from tests.tune.executors.contract import *  # noqa: F403
 from tests.tune.executors.driver import Driver, content, is_alive, parent_of
-from transport.process.launch import descendants
-from tune.executors.attempt import Deadlines
-from tune.executors.executor import Completed, Failed, Reported, Started, Stopped
-from tune.executors.local import LocalTrialExecutor
-from tune.resources import Resources
 
 pytestmark = pytest.mark.slow
 
@@ -161,7 +161,7 @@ PROGRAM = """
 import asyncio, sys
 from pathlib import Path
 from tests.tune.executors.driver import Driver, content, is_alive, parent_of
-from tune.executors.local import LocalTrialExecutor
+from counterpoint.tune.executors.local import LocalTrialExecutor
 
 async def main():
     driver = Driver(LocalTrialExecutor(cpus=2), Path(sys.argv[1]))
@@ -177,7 +177,7 @@ asyncio.run(main())
 
 
 async def test_a_process_that_closes_its_socket_is_killed(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tune.executors.local.GONE_SECONDS", 0.1)
+    monkeypatch.setattr("counterpoint.tune.executors.local.GONE_SECONDS", 0.1)
     trial = driver.trial("closes_its_socket")
     await driver.begin(trial)
     driver.executor.proceed(trial)
@@ -200,7 +200,7 @@ def test_everything_dies_with_the_executor(tmp_path: Path) -> None:
 
 EXPERIMENT = """
 import sys
-import tune
+from counterpoint import tune
 
 def it(config):
     tune.report(value=config["value"])

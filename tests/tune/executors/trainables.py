@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import tune
+from counterpoint import tune
 
 FOREVER = 3600.0
 

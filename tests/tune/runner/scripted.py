@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tune.checkpoint import Checkpoint
-from tune.executors.executor import (
+from counterpoint.tune.checkpoint import Checkpoint
+from counterpoint.tune.executors.executor import (
     Completed,
     Event,
     EventExecutor,
@@ -21,11 +21,11 @@ from tune.executors.executor import (
     Started,
     Stopped,
 )
-from tune.resources import Resources
-from tune.result import TRAINING_ITERATION, Result
-from tune.runner.trial_runner import TrialRunner
-from tune.search.search_alg import SearchAlg
-from tune.trial import Trial
+from counterpoint.tune.resources import Resources
+from counterpoint.tune.result import TRAINING_ITERATION, Result
+from counterpoint.tune.runner.trial_runner import TrialRunner
+from counterpoint.tune.search.search_alg import SearchAlg
+from counterpoint.tune.trial import Trial
 
 
 class ScriptedExecutor(EventExecutor):

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from transport.process.launch import guarded
-from tune.errors import TuneError
-from tune.runner import experiment_server
-from tune.runner.experiment_server import ExperimentServer
+from counterpoint.transport.process.launch import guarded
+from counterpoint.tune.errors import TuneError
+from counterpoint.tune.runner import experiment_server
+from counterpoint.tune.runner.experiment_server import ExperimentServer
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from counterpoint.tune.runner.events import StopRequested, TrialStopRequested
+from counterpoint.tune.runner.machine import ExperimentMachine
+from counterpoint.tune.trial import Trial
 from tests.tune.runner.world import RestlessScheduler, World
-from tune.runner.events import StopRequested, TrialStopRequested
-from tune.runner.machine import ExperimentMachine
-from tune.trial import Trial
 
 HOWS = ("well", "well", "well", "well", "dies", "odd", "returns", "fails")
 

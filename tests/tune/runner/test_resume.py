@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
+from counterpoint.tune.callbacks.defaults import with_default_loggers
+from counterpoint.tune.errors import TuneError
+from counterpoint.tune.executors.executor import Event
+from counterpoint.tune.result import Result
+from counterpoint.tune.runner import trial_files, trial_runner
+from counterpoint.tune.runner.journal import ExperimentJournal, journal_path, read_records
+from counterpoint.tune.runner.trial_runner import TrialRunner
+from counterpoint.tune.schedulers.scheduler import Trials, TrialScheduler
+from counterpoint.tune.stoppers.stopper import Stopper
+from counterpoint.tune.trial import Trial
 from tests.tune.runner.scripted import ScriptedExecutor, ScriptedTrials, run_to_the_end
 from tests.tune.runner.test_trial_runner import Listener, lines_of
-from tune.callbacks.defaults import with_default_loggers
-from tune.errors import TuneError
-from tune.executors.executor import Event
-from tune.result import Result
-from tune.runner import trial_files, trial_runner
-from tune.runner.journal import ExperimentJournal, journal_path, read_records
-from tune.runner.trial_runner import TrialRunner
-from tune.schedulers.scheduler import Trials, TrialScheduler
-from tune.stoppers.stopper import Stopper
-from tune.trial import Trial
 
 pytestmark = pytest.mark.slow  # many runners, one after the other
 
@@ -78,7 +78,9 @@ def check_whole(runner: TrialRunner) -> None:
 
 @pytest.mark.parametrize("every", [2, 3, 5, 8, 13])
 def test_an_experiment_survives_kills_at_any_step(tmp_path: Path, every: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tune.runner.experiment_state.SMALLEST_JOURNAL", 400 * every)  # some runners write a snapshot
+    monkeypatch.setattr(
+        "counterpoint.tune.runner.experiment_state.SMALLEST_JOURNAL", 400 * every
+    )  # some runners write a snapshot
     for _ in range(200):
         runner = runner_at(tmp_path)
         for _ in range(every + 5):
@@ -197,7 +199,7 @@ def test_zeros_after_the_end_are_no_damage(tmp_path: Path) -> None:
 
 
 def test_two_runners_never_act_on_one_experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tune.runner.journal.LOCK_SECONDS", 0.0)
+    monkeypatch.setattr("counterpoint.tune.runner.journal.LOCK_SECONDS", 0.0)
     runner = runner_at(tmp_path)
     with pytest.raises(TuneError, match=f"process {os.getpid()} on .* runs this experiment"):
         runner_at(tmp_path)

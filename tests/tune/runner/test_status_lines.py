@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from counterpoint.tune.runner.trial_runner import TrialRunner
 from tests.tune.runner.scripted import ScriptedExecutor, ScriptedTrials, run_to_the_end
-from tune.runner.trial_runner import TrialRunner
 
 RESULTS = {
     f"t{trial} {iteration}" for trial, iterations in ((1, 2), (2, 1), (3, 1)) for iteration in range(1, iterations + 1)

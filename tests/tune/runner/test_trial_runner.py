@@ -10,22 +10,22 @@ from typing import Any
 
 import pytest
 
+from counterpoint.tune.callbacks.callback import Callback
+from counterpoint.tune.callbacks.defaults import with_default_loggers
+from counterpoint.tune.errors import TuneError
+from counterpoint.tune.executors.executor import Event
+from counterpoint.tune.experiment import Experiment
+from counterpoint.tune.result import Result
+from counterpoint.tune.runner.trial_runner import TrialRunner
+from counterpoint.tune.schedulers.scheduler import Trials, TrialScheduler
+from counterpoint.tune.search.basic_variant import BasicVariantGenerator
+from counterpoint.tune.search.generator import SearchGenerator
+from counterpoint.tune.search.search_alg import SearchAlg
+from counterpoint.tune.search.searcher import Searcher
+from counterpoint.tune.search.wrappers import ConcurrencyLimiter
+from counterpoint.tune.stoppers.stopper import Stopper
+from counterpoint.tune.trial import Trial
 from tests.tune.runner.scripted import ScriptedExecutor, ScriptedTrials, run_to_the_end
-from tune.callbacks.callback import Callback
-from tune.callbacks.defaults import with_default_loggers
-from tune.errors import TuneError
-from tune.executors.executor import Event
-from tune.experiment import Experiment
-from tune.result import Result
-from tune.runner.trial_runner import TrialRunner
-from tune.schedulers.scheduler import Trials, TrialScheduler
-from tune.search.basic_variant import BasicVariantGenerator
-from tune.search.generator import SearchGenerator
-from tune.search.search_alg import SearchAlg
-from tune.search.searcher import Searcher
-from tune.search.wrappers import ConcurrencyLimiter
-from tune.stoppers.stopper import Stopper
-from tune.trial import Trial
 
 
 class Listener(Callback):

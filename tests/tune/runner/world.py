@@ -6,12 +6,12 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
-from tune.checkpoint import Checkpoint
-from tune.executors.executor import Completed, Failed, Saved, SaveFailed, Started, Stopped
-from tune.resources import Resources
-from tune.result import TRAINING_ITERATION, Result
-from tune.runner import codec
-from tune.runner.events import (
+from counterpoint.tune.checkpoint import Checkpoint
+from counterpoint.tune.executors.executor import Completed, Failed, Saved, SaveFailed, Started, Stopped
+from counterpoint.tune.resources import Resources
+from counterpoint.tune.result import TRAINING_ITERATION, Result
+from counterpoint.tune.runner import codec
+from counterpoint.tune.runner.events import (
     AskSearch,
     ContinueTraining,
     DeleteCheckpoint,
@@ -33,12 +33,12 @@ from tune.runner.events import (
     TrialsProposed,
     WriteError,
 )
-from tune.runner.machine import ExperimentMachine
-from tune.runner.machine_state import restore, state_of
-from tune.runner.progress import Phase
-from tune.runner.search_side import SearchSide
-from tune.schedulers.scheduler import Trials, TrialScheduler
-from tune.trial import Trial
+from counterpoint.tune.runner.machine import ExperimentMachine
+from counterpoint.tune.runner.machine_state import restore, state_of
+from counterpoint.tune.runner.progress import Phase
+from counterpoint.tune.runner.search_side import SearchSide
+from counterpoint.tune.schedulers.scheduler import Trials, TrialScheduler
+from counterpoint.tune.trial import Trial
 
 
 class RestlessScheduler(TrialScheduler):

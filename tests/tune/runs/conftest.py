@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 
-from cluster.worker_view import State, WorkerView
-from job.config import JobConfig
-from job.processes_file import ProcessesFile
+from counterpoint.cluster.worker_view import State, WorkerView
+from counterpoint.job.config import JobConfig
+from counterpoint.job.processes_file import ProcessesFile
+from counterpoint.transport.files.lock import take_lock
+from counterpoint.tune.checkpoint import Checkpoint
+from counterpoint.tune.executors.executor import Event
+from counterpoint.tune.executors.runs import RunTrialExecutor
+from counterpoint.tune.runs.host_job import HostJob
+from counterpoint.tune.runs.varied_run import VariedRun
+from counterpoint.tune.trial import Trial
 from tests.support.polling import DEADLINE_SECONDS
-from transport.files.lock import take_lock
-from tune.checkpoint import Checkpoint
-from tune.executors.executor import Event
-from tune.executors.runs import RunTrialExecutor
-from tune.runs.host_job import HostJob
-from tune.runs.varied_run import VariedRun
-from tune.trial import Trial
 
 BASE: dict[str, Any] = {
     "steps": 6,
@@ -105,7 +105,7 @@ class PretendedJob:
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendedJob]:
     program = (sys.executable, "-m", "tests.tune.runs.fake_orchestrator")
-    monkeypatch.setattr("tune.runs.orchestrator_process.PROGRAM", program)
+    monkeypatch.setattr("counterpoint.tune.runs.orchestrator_process.PROGRAM", program)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
     job = PretendedJob(tmp_path)
     yield job

@@ -16,12 +16,12 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from cluster.notify import notify_ready
-from run.changes import Change, in_force, read_journal, write_journal
-from run.requests import Answer, ChangeRequest, CopyRequest, DamagedRequest, waiting_requests, write_answer
+from counterpoint.cluster.notify import notify_ready
+from counterpoint.run.changes import Change, in_force, read_journal, write_journal
+from counterpoint.run.requests import Answer, ChangeRequest, CopyRequest, DamagedRequest, waiting_requests, write_answer
+from counterpoint.transport.files.atomic import publish_directory
+from counterpoint.transport.files.lock import take_lock
 from tests.support.jobs import shipped_line
-from transport.files.atomic import publish_directory
-from transport.files.lock import take_lock
 
 KINDS = ("save", "copy", "change")
 

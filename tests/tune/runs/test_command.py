@@ -15,17 +15,17 @@ from typing import Any
 import pytest
 import tomli_w
 
-from cli.main import main
-from job.configuration.load import load
+from counterpoint.cli.main import main
+from counterpoint.job.configuration.load import load
+from counterpoint.transport.files.lock import Holder, take_lock
+from counterpoint.tune.config import TuneConfig
+from counterpoint.tune.file_experiment import FileExperiment
+from counterpoint.tune.runner.journal import LOCK_NAME
+from counterpoint.tune.runner.trial_files import STATE_FILE, write_state
+from counterpoint.tune.runs.exploit import NOTE
+from counterpoint.tune.trial import Trial
 from tests.support.polling import DEADLINE_SECONDS, wait_until
 from tests.tune.runs.conftest import BASE, PretendedJob
-from transport.files.lock import Holder, take_lock
-from tune.config import TuneConfig
-from tune.file_experiment import FileExperiment
-from tune.runner.journal import LOCK_NAME
-from tune.runner.trial_files import STATE_FILE, write_state
-from tune.runs.exploit import NOTE
-from tune.trial import Trial
 
 STEPS = list(range(1, BASE["steps"] + 1))
 
@@ -252,7 +252,7 @@ def test_the_reason_of_a_trial_with_a_wrong_configuration_is_shown(
 ) -> None:
     said = "counterpoint: error: 1 error in the configuration\n  seed: the reason, SomeError: of it"
     program = f"import sys; print({said!r}); sys.exit(2)"
-    monkeypatch.setattr("tune.runs.orchestrator_process.PROGRAM", (sys.executable, "-c", program))
+    monkeypatch.setattr("counterpoint.tune.runs.orchestrator_process.PROGRAM", (sys.executable, "-c", program))
     command.settings |= {"num_samples": 1, "max_failures": 2}
     assert main(["tune", command.write()]) == 1
     reason = "ended with exit code 2; 1 error in the configuration seed: the reason, SomeError: of it"
@@ -267,7 +267,9 @@ def test_trials_that_have_failed_for_good_run_again_when_asked(
 ) -> None:
     command.settings |= {"num_samples": 2}
     with monkeypatch.context() as broken:
-        broken.setattr("tune.runs.orchestrator_process.PROGRAM", (sys.executable, "-c", "import sys; sys.exit(1)"))
+        broken.setattr(
+            "counterpoint.tune.runs.orchestrator_process.PROGRAM", (sys.executable, "-c", "import sys; sys.exit(1)")
+        )
         assert main(["tune", command.write()]) == 1
     again = ["tune", "resume", str(command.directory)]
     said = f"2 of its trials failed; they run again with: counterpoint {' '.join(again)} --errored"
@@ -349,7 +351,7 @@ def test_the_status_of_an_experiment_that_a_script_began(
     assert main(["tune", "status", str(tmp_path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["running"] is True
     os.close(lock)
-    monkeypatch.setattr("cli.tune.status.holder_of", without_locks)
+    monkeypatch.setattr("counterpoint.cli.tune.status.holder_of", without_locks)
     assert main(["tune", "status", str(tmp_path)]) == 0
     output = capsys.readouterr().out
     assert "process" not in output, "nobody knows"

@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from job.population.exploit import outcome
-from run.requests import Answer
+from counterpoint.job.population.exploit import outcome
+from counterpoint.run.requests import Answer
+from counterpoint.tune.checkpoint import Checkpoint
+from counterpoint.tune.errors import TuneError
+from counterpoint.tune.executors.executor import Completed, Failed, Reported, Saved, Started, Stopped
+from counterpoint.tune.result import TRAINING_ITERATION
+from counterpoint.tune.runs import result_lines
+from counterpoint.tune.runs.host_job import HostJob
+from counterpoint.tune.runs.saved import read_saved
+from counterpoint.tune.trial import Trial
 from tests.support.polling import wait_until
 from tests.tune.runs.conftest import PretendedJob
-from tune.checkpoint import Checkpoint
-from tune.errors import TuneError
-from tune.executors.executor import Completed, Failed, Reported, Saved, Started, Stopped
-from tune.result import TRAINING_ITERATION
-from tune.runs import result_lines
-from tune.runs.host_job import HostJob
-from tune.runs.saved import read_saved
-from tune.trial import Trial
 
 pytestmark = pytest.mark.slow
 
@@ -279,7 +279,7 @@ def test_a_refusal_that_comes_between_two_looks_fails_the_trial(
         wait_until(lambda: outcome(*request) is not None, "the refusal of the copy")
         return None
 
-    monkeypatch.setattr("tune.runs.exploit.outcome", answered_after_the_first_look)
+    monkeypatch.setattr("counterpoint.tune.runs.exploit.outcome", answered_after_the_first_look)
     assert job.executor.change(loser, {}, checkpoint)
     assert "its rank is another" in job.until(Failed, loser).error
     assert looks == 2
@@ -361,7 +361,7 @@ def test_steps_of_checkpoints_that_were_removed_are_forgotten(job: PretendedJob)
 
 
 def test_an_orchestrator_that_does_not_end_is_killed(job: PretendedJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tune.runs.orchestrator_process.DRAIN_GRACE_SECONDS", 0.0)
+    monkeypatch.setattr("counterpoint.tune.runs.orchestrator_process.DRAIN_GRACE_SECONDS", 0.0)
     job.direct("a", "stubborn")
     job.direct("a", "allowed", "0")
     trial = job.trial("a")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import tomli_w
 
-from job.directory import orchestrator_of, run_ids_in
+from counterpoint.job.directory import orchestrator_of, run_ids_in
 from tests.support.polling import DEADLINE_SECONDS, wait_until
 from tests.support.running_job import RunningJob, assert_nothing_is_left, settings
 from tests.support.vllm_server import ServerProcess
@@ -63,7 +63,10 @@ def write_experiment(directory: Path) -> Path:
 def tuner(directory: Path, *words: str) -> subprocess.Popen[bytes]:
     with open(directory / "tune.log", "ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "cli.main", "tune", *words], stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            [sys.executable, "-m", "counterpoint.cli.main", "tune", *words],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
         )
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tune.checkpoint import Checkpoint
-from tune.result import Result
-from tune.schedulers.scheduler import Trials, TrialScheduler
-from tune.trial import Trial
+from counterpoint.tune.checkpoint import Checkpoint
+from counterpoint.tune.result import Result
+from counterpoint.tune.schedulers.scheduler import Trials, TrialScheduler
+from counterpoint.tune.trial import Trial
 
 
 class FakeTrials(Trials):

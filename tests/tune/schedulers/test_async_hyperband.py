@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from counterpoint.tune.errors import TuneError
+from counterpoint.tune.schedulers.async_hyperband import AsyncHyperBandScheduler
+from counterpoint.tune.schedulers.running_quantile import RunningQuantile
+from counterpoint.tune.trial import Trial
 from tests.tune.schedulers.fake_trials import FakeTrials
-from tune.errors import TuneError
-from tune.schedulers.async_hyperband import AsyncHyperBandScheduler
-from tune.schedulers.running_quantile import RunningQuantile
-from tune.trial import Trial
 
 NUMBERS = st.floats(-1e6, 1e6) | st.integers(-3, 3).map(float)
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from counterpoint.tune.schedulers.hyperband import HyperBandScheduler
 from tests.tune.schedulers.differential.ours import OurSide
 from tests.tune.schedulers.differential.scenario import scenario
 from tests.tune.schedulers.differential.world import PAUSED, PENDING, RUNNING, World
 from tests.tune.schedulers.fake_trials import FakeTrials
-from tune.schedulers.hyperband import HyperBandScheduler
 
 
 def hyperband(**arguments: Any) -> HyperBandScheduler:

@@ -8,9 +8,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from counterpoint.tune.schedulers.median_stopping import MedianStoppingRule
+from counterpoint.tune.trial import Trial
 from tests.tune.schedulers.fake_trials import FakeTrials
-from tune.schedulers.median_stopping import MedianStoppingRule
-from tune.trial import Trial
 
 
 def rule(**arguments: Any) -> MedianStoppingRule:

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import tune
+from counterpoint import tune
+from counterpoint.tune.checkpoint import Checkpoint
+from counterpoint.tune.errors import TuneError
+from counterpoint.tune.schedulers.explore import explore
+from counterpoint.tune.schedulers.pbt import PopulationBasedTraining
+from counterpoint.tune.schedulers.pbt_replay import PopulationBasedTrainingReplay
 from tests.tune.schedulers.fake_trials import FakeTrials
-from tune.checkpoint import Checkpoint
-from tune.errors import TuneError
-from tune.schedulers.explore import explore
-from tune.schedulers.pbt import PopulationBasedTraining
-from tune.schedulers.pbt_replay import PopulationBasedTrainingReplay
 
 
 def pbt(**arguments: Any) -> PopulationBasedTraining:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from tune.trial import Trial
+from counterpoint.tune.trial import Trial
 
 
 @dataclass

@@ -18,10 +18,10 @@ from ray.tune.search import variant_generator as rays
 from ray.tune.search.basic_variant import _TrialIterator
 from scipy import stats
 
+from counterpoint.tune.search import spaces
+from counterpoint.tune.search.basic_variant import BasicVariantGenerator
+from counterpoint.tune.search.variants import flat_name, format_vars, variants
 from tests.tune.search.experiment import SpaceOnly
-from tune.search import spaces
-from tune.search.basic_variant import BasicVariantGenerator
-from tune.search.variants import flat_name, format_vars, variants
 
 DRAWS = 4000
 

@@ -11,17 +11,16 @@ import cmaes
 import numpy as np
 import pytest
 
-from tests.tune.search.experiment import SpaceOnly
-from tune.errors import TuneError
-from tune.result import Result
-from tune.search.ask_tell import AskTellSearch
-from tune.search.basic_variant import BasicVariantGenerator
-from tune.search.creation import as_search_alg, create_searcher
-from tune.search.generator import SearchGenerator
-from tune.search.optuna_search import OptunaSearch
-from tune.search.search_alg import SearchAlg
-from tune.search.searcher import FINISHED, Searcher
-from tune.search.spaces import (
+from counterpoint.tune.errors import TuneError
+from counterpoint.tune.result import Result
+from counterpoint.tune.search.ask_tell import AskTellSearch
+from counterpoint.tune.search.basic_variant import BasicVariantGenerator
+from counterpoint.tune.search.creation import as_search_alg, create_searcher
+from counterpoint.tune.search.generator import SearchGenerator
+from counterpoint.tune.search.optuna_search import OptunaSearch
+from counterpoint.tune.search.search_alg import SearchAlg
+from counterpoint.tune.search.searcher import FINISHED, Searcher
+from counterpoint.tune.search.spaces import (
     Categorical,
     choice,
     grid_search,
@@ -34,7 +33,8 @@ from tune.search.spaces import (
     sample_from,
     uniform,
 )
-from tune.search.wrappers import TRIAL_INDEX, ConcurrencyLimiter, Repeater
+from counterpoint.tune.search.wrappers import TRIAL_INDEX, ConcurrencyLimiter, Repeater
+from tests.tune.search.experiment import SpaceOnly
 
 
 class Counting(Searcher):

@@ -11,11 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from job.sweep.grid import expand
-from tests.tune.search.experiment import SpaceOnly
-from tune.errors import TuneError
-from tune.search.basic_variant import BasicVariantGenerator
-from tune.search.spaces import (
+from counterpoint.job.sweep.grid import expand
+from counterpoint.tune.errors import TuneError
+from counterpoint.tune.search.basic_variant import BasicVariantGenerator
+from counterpoint.tune.search.spaces import (
     choice,
     grid_search,
     loguniform,
@@ -26,7 +25,8 @@ from tune.search.spaces import (
     sample_from,
     uniform,
 )
-from tune.search.variants import variants
+from counterpoint.tune.search.variants import variants
+from tests.tune.search.experiment import SpaceOnly
 
 
 def configs(generator: BasicVariantGenerator, count: int = 1000) -> list[dict[str, Any]]:

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ray.tune import stopper as rays
 
-from tune.errors import TuneError
-from tune.stoppers import standard
-from tune.stoppers.stopper import Stopper
+from counterpoint.tune.errors import TuneError
+from counterpoint.tune.stoppers import standard
+from counterpoint.tune.stoppers.stopper import Stopper
 
 MAKERS: dict[str, Callable[[Any], Any]] = {
     "maximum": lambda module: module.MaximumIterationStopper(5),

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from counterpoint.tune.executors.executor import Event, EventExecutor
+from counterpoint.tune.resources import Resources
+from counterpoint.tune.runner.resume import Resume
+from counterpoint.tune.runner.trial_files import read_runner_state
+from counterpoint.tune.runner.trial_runner import TrialRunner
+from counterpoint.tune.search.basic_variant import BasicVariantGenerator
+from counterpoint.tune.stoppers.standard import CombinedStopper, MaximumIterationStopper, TimeoutStopper
+from counterpoint.tune.trial import Trial
 from tests.tune.search.experiment import SpaceOnly
-from tune.executors.executor import Event, EventExecutor
-from tune.resources import Resources
-from tune.runner.resume import Resume
-from tune.runner.trial_files import read_runner_state
-from tune.runner.trial_runner import TrialRunner
-from tune.search.basic_variant import BasicVariantGenerator
-from tune.stoppers.standard import CombinedStopper, MaximumIterationStopper, TimeoutStopper
-from tune.trial import Trial
 
 
 class Full(EventExecutor):

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-import tune
+from counterpoint import tune
+from counterpoint.tune.errors import TuneError
+from counterpoint.tune.trainable.functions import FunctionEnded, FunctionTrainable, trainable_class
+from counterpoint.tune.trainable.session import open_session
+from counterpoint.tune.trainable.trainable import TrialInfo
 from tests.tune.executors import trainables
-from tune.errors import TuneError
-from tune.trainable.functions import FunctionEnded, FunctionTrainable, trainable_class
-from tune.trainable.session import open_session
-from tune.trainable.trainable import TrialInfo
 
 
 @pytest.fixture(autouse=True)

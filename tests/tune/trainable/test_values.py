@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tune.trainable.values import NotJson, json_dict, json_value
+from counterpoint.tune.trainable.values import NotJson, json_dict, json_value
 
 
 class Kind(enum.StrEnum):

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from environments.base import EnvironmentContext, Example
-from environments.rewards.code.functions import FaultyTests
-from environments.rewards.rubric import Rubric, Scored
-from environments.tools.sandbox.python_sandbox import Sandbox, SandboxUnavailable
+from counterpoint.environments.base import EnvironmentContext, Example
+from counterpoint.environments.rewards.code.functions import FaultyTests
+from counterpoint.environments.rewards.rubric import Rubric, Scored
+from counterpoint.environments.tools.sandbox.python_sandbox import Sandbox, SandboxUnavailable
 
 Make = Callable[..., Awaitable[Rubric]]
 
@@ -156,7 +156,7 @@ async def test_no_value_ends_the_process_of_the_tests_as_their_fault(
     tested_by: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A power of a large number is computed in C, where no limit within the process stops it."""
-    monkeypatch.setattr("environments.rewards.code.functions.wall_seconds", lambda seconds: 2.0)
+    monkeypatch.setattr("counterpoint.environments.rewards.code.functions.wall_seconds", lambda seconds: 2.0)
     asserts = await tested_by("asserts")
     assert (await score(asserts, "def f(n): return 10**9", tests=["assert 3 ** f(2) > 9 and f(2) < 9"])).reward == 0
     with pytest.raises(FaultyTests, match="did not run"):

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from environments.rewards.code.assertions import same
-from environments.rewards.code.blocks import code_of
-from environments.rewards.code.plain_data import Opaque, decode, encode
+from counterpoint.environments.rewards.code.assertions import same
+from counterpoint.environments.rewards.code.blocks import code_of
+from counterpoint.environments.rewards.code.plain_data import Opaque, decode, encode
 
 DOCUMENTED = 'def f():\n    """Doc.\n\n    ```python\n    f()\n    ```\n    """'
 ANSWERS = [

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from environments.base import EnvironmentContext, Example
-from environments.rewards.judge import client
-from environments.rewards.judge.budget import BudgetExhausted
-from environments.rewards.judge.client import JudgeFailed
-from environments.rewards.judge.config import DEFAULT_PROMPT
-from environments.rewards.rubric import Rubric, Scored
+from counterpoint.environments.base import EnvironmentContext, Example
+from counterpoint.environments.rewards.judge import client
+from counterpoint.environments.rewards.judge.budget import BudgetExhausted
+from counterpoint.environments.rewards.judge.client import JudgeFailed
+from counterpoint.environments.rewards.judge.config import DEFAULT_PROMPT
+from counterpoint.environments.rewards.rubric import Rubric, Scored
 from tests.environments.rewards.judge import fake_judge
 from tests.environments.rewards.judge.fake_judge import FakeJudge, raw, says, status, zipped
 

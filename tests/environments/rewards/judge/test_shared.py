@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from environments.rewards.judge.budget import Budget, BudgetExhausted, Cost
-from environments.rewards.judge.cache import Answer, AnswerCache, key_of
-from environments.rewards.judge.config import BudgetConfig
+from counterpoint.environments.rewards.judge.budget import Budget, BudgetExhausted, Cost
+from counterpoint.environments.rewards.judge.cache import Answer, AnswerCache, key_of
+from counterpoint.environments.rewards.judge.config import BudgetConfig
 
 WRITES = """
 import sys
 from pathlib import Path
-from environments.rewards.judge.cache import Answer, AnswerCache, key_of
+from counterpoint.environments.rewards.judge.cache import Answer, AnswerCache, key_of
 cache = AnswerCache(Path(sys.argv[1]), 1000)
 print("ready", flush=True)
 while True:
@@ -27,8 +27,8 @@ while True:
 PAYS = """
 import sys
 from pathlib import Path
-from environments.rewards.judge.budget import Budget, BudgetExhausted, Cost
-from environments.rewards.judge.config import BudgetConfig
+from counterpoint.environments.rewards.judge.budget import Budget, BudgetExhausted, Cost
+from counterpoint.environments.rewards.judge.config import BudgetConfig
 budget = Budget(BudgetConfig(requests=200), Path(sys.argv[1]))
 paid = 0
 try:

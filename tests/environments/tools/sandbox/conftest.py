@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from environments.tools.sandbox.python_sandbox import Sandbox, SandboxUnavailable
+from counterpoint.environments.tools.sandbox.python_sandbox import Sandbox, SandboxUnavailable
 
 
 @pytest.fixture

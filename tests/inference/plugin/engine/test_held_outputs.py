@@ -23,9 +23,9 @@ with warnings.catch_warnings():
     from vllm.v1.metrics.stats import PrefillStats, SchedulerStats
     from vllm.v1.outputs import LogprobsLists
 
-    from inference.plugin.engine import held_outputs
-    from inference.plugin.engine.held_outputs import HoldingAsyncScheduler, HoldingScheduler, scheduler
-    from inference.plugin.scoring import alternatives_of
+    from counterpoint.inference.plugin.engine import held_outputs
+    from counterpoint.inference.plugin.engine.held_outputs import HoldingAsyncScheduler, HoldingScheduler, scheduler
+    from counterpoint.inference.plugin.scoring import alternatives_of
 
 pytestmark = pytest.mark.slow  # imports vLLM
 

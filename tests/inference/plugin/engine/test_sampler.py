@@ -15,7 +15,7 @@ with warnings.catch_warnings():
     from vllm.v1.sample.metadata import SamplingMetadata
     from vllm.v1.sample.sampler import Sampler
 
-    from inference.plugin.engine.sampler import WholeSampler, use_whole_sampler
+    from counterpoint.inference.plugin.engine.sampler import WholeSampler, use_whole_sampler
 
 pytestmark = pytest.mark.slow  # imports vLLM
 

@@ -7,16 +7,16 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+from counterpoint.tune.checkpoint import Checkpoint
+from counterpoint.tune.result import Result
+from counterpoint.tune.schedulers.async_hyperband import AsyncHyperBandScheduler
+from counterpoint.tune.schedulers.hyperband import HyperBandScheduler
+from counterpoint.tune.schedulers.median_stopping import MedianStoppingRule
+from counterpoint.tune.schedulers.pbt import PopulationBasedTraining
+from counterpoint.tune.schedulers.scheduler import Trials, TrialScheduler
+from counterpoint.tune.trial import Trial
 from tests.tune.schedulers.differential.scenario import Scenario
 from tests.tune.schedulers.differential.world import PAUSED, PENDING, RUNNING, TERMINATED, World
-from tune.checkpoint import Checkpoint
-from tune.result import Result
-from tune.schedulers.async_hyperband import AsyncHyperBandScheduler
-from tune.schedulers.hyperband import HyperBandScheduler
-from tune.schedulers.median_stopping import MedianStoppingRule
-from tune.schedulers.pbt import PopulationBasedTraining
-from tune.schedulers.scheduler import Trials, TrialScheduler
-from tune.trial import Trial
 
 
 class OurSide(Trials):

@@ -15,11 +15,11 @@ from typing import Any
 
 from ray.tune.schedulers.pbt import PopulationBasedTrainingReplay as RaysReplay
 
+from counterpoint.tune.schedulers.pbt_replay import PopulationBasedTrainingReplay
 from tests.tune.schedulers.differential.ours import OurSide
 from tests.tune.schedulers.differential.rays import RaySide
 from tests.tune.schedulers.differential.scenario import scenario
 from tests.tune.schedulers.differential.world import World
-from tune.schedulers.pbt_replay import PopulationBasedTrainingReplay
 
 
 def main() -> None:

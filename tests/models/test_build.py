@@ -14,20 +14,20 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import models.make_model
-import models.warm_up
-from environments.base import Environment, OnePolicy, Reply
-from environments.chat import Chat, Tool
-from environments.sampling import SamplingConfig, SamplingOverrides
-from environments.tasks.guess_number import GuessNumber
-from environments.tasks.reverse_text import ReverseText
-from inference.config import InferenceConfig
-from inference.server import check_sizes, read_model
-from models.demonstrations import Demonstrator
-from models.make_model import check_model, make_model, resolve_model
-from models.tiny_models import ARCHITECTURES, write_untrained
-from transport.files.atomic import STABLE
-from transport.records import Rollout, Turn
+import counterpoint.models.build
+import counterpoint.models.warm_up
+from counterpoint.environments.base import Environment, OnePolicy, Reply
+from counterpoint.environments.chat import Chat, Tool
+from counterpoint.environments.sampling import SamplingConfig, SamplingOverrides
+from counterpoint.environments.tasks.guess_number import GuessNumber
+from counterpoint.environments.tasks.reverse_text import ReverseText
+from counterpoint.inference.config import InferenceConfig
+from counterpoint.inference.server import check_sizes, read_model
+from counterpoint.models.build import check_model, make_model, resolve_model
+from counterpoint.models.demonstrations import Demonstrator
+from counterpoint.models.tiny_models import ARCHITECTURES, write_untrained
+from counterpoint.transport.files.atomic import STABLE
+from counterpoint.transport.records import Rollout, Turn
 
 USER = [{"role": "user", "content": "reverse abc"}]
 
@@ -42,8 +42,8 @@ def built(request: pytest.FixtureRequest) -> Path:
 @pytest.fixture
 def short_warm_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """An empty cache, and a warm-up of two steps: enough to see how building works."""
-    monkeypatch.setattr(models.warm_up, "SKILL_STEPS", 1)
-    monkeypatch.setattr(models.warm_up, "MIXTURE_STEPS", 1)
+    monkeypatch.setattr(counterpoint.models.warm_up, "SKILL_STEPS", 1)
+    monkeypatch.setattr(counterpoint.models.warm_up, "MIXTURE_STEPS", 1)
     monkeypatch.setenv("COUNTERPOINT_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
@@ -154,10 +154,10 @@ def test_what_is_in_the_cache_is_not_built_again(short_warm_up: Path) -> None:
 
 BUILD = """
 import sys
-import models.warm_up
-from models.make_model import make_model
+import counterpoint.models.warm_up
+from counterpoint.models.build import make_model
 
-models.warm_up.SKILL_STEPS = models.warm_up.MIXTURE_STEPS = int(sys.argv[1])
+counterpoint.models.warm_up.SKILL_STEPS = counterpoint.models.warm_up.MIXTURE_STEPS = int(sys.argv[1])
 print(make_model("tiny-dense", on_progress=lambda line: print(line, flush=True)))
 """
 
@@ -192,7 +192,7 @@ def test_a_failed_build_leaves_nothing_and_the_next_one_succeeds(
     short_warm_up: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(models.warm_up, "_learn", _run_out_of_space)
+        patch.setattr(counterpoint.models.warm_up, "_learn", _run_out_of_space)
         with pytest.raises(OSError, match="No space left"):
             make_model("tiny-dense", on_progress=lambda line: None)
     assert [path for path in short_warm_up.iterdir() if not path.name.endswith(".lock")] == []
@@ -207,19 +207,19 @@ def test_the_cache_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("COUNTERPOINT_CACHE", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    assert models.make_model._cache() == tmp_path / ".cache" / "counterpoint"
+    assert counterpoint.models.build._cache() == tmp_path / ".cache" / "counterpoint"
     monkeypatch.setenv("XDG_CACHE_HOME", "/x")
-    assert models.make_model._cache() == Path("/x/counterpoint")
+    assert counterpoint.models.build._cache() == Path("/x/counterpoint")
     monkeypatch.setenv("COUNTERPOINT_CACHE", "/chosen")
-    assert models.make_model._cache() == Path("/chosen")
+    assert counterpoint.models.build._cache() == Path("/chosen")
 
 
 def test_another_seed_or_name_is_another_model() -> None:
     fingerprints = {
-        models.make_model._fingerprint(name, seed) for name in ("tiny-moe", "tiny-dense") for seed in (0, 1)
+        counterpoint.models.build._fingerprint(name, seed) for name in ("tiny-moe", "tiny-dense") for seed in (0, 1)
     }
     assert len(fingerprints) == 4
-    assert models.make_model._fingerprint("tiny-moe", 0) in fingerprints
+    assert counterpoint.models.build._fingerprint("tiny-moe", 0) in fingerprints
 
 
 def test_a_local_directory_is_itself(tmp_path: Path) -> None:

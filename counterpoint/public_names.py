@@ -3,7 +3,7 @@
 They are listed once, as the imports that a type checker reads:
 
     if TYPE_CHECKING:
-        from tune.trial import Trial as Trial
+        from counterpoint.tune.trial import Trial as Trial
     else:
         __all__, __getattr__, __dir__ = public_names(__name__)
 

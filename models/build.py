@@ -21,11 +21,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from models import smollm2
-from models.tiny_models import ARCHITECTURES
-from transport.files.atomic import STABLE, make_readable, publish_directory
-from transport.files.lock import take_lock
-from transport.process.extras import lacking
+from counterpoint.models import smollm2
+from counterpoint.models.tiny_models import ARCHITECTURES
+from counterpoint.transport.files.atomic import STABLE, make_readable, publish_directory
+from counterpoint.transport.files.lock import take_lock
+from counterpoint.transport.process.extras import lacking
 
 logger = logging.getLogger(__name__)
 
@@ -47,20 +47,20 @@ HUB_SECONDS = 10.0
 """Longest wait for the hub's answer whether it has a model."""
 
 _DETERMINING_MODULES = (
-    "environments.chat",
-    "environments.chat_marks",
-    "environments.chat_template",
-    "environments.scripted",
-    "environments.tasks.arithmetic",
-    "environments.tasks.guess_number",
-    "environments.tasks.reverse_text",
-    "environments.tools.environment",
-    "environments.tools.hermes",
-    "environments.tools.play",
-    "models.demonstrations",
-    "models.tiny_models",
-    "models.tiny_tokenizer",
-    "models.warm_up",
+    "counterpoint.environments.chat",
+    "counterpoint.environments.chat_marks",
+    "counterpoint.environments.chat_template",
+    "counterpoint.environments.scripted",
+    "counterpoint.environments.tasks.arithmetic",
+    "counterpoint.environments.tasks.guess_number",
+    "counterpoint.environments.tasks.reverse_text",
+    "counterpoint.environments.tools.environment",
+    "counterpoint.environments.tools.hermes",
+    "counterpoint.environments.tools.play",
+    "counterpoint.models.demonstrations",
+    "counterpoint.models.tiny_models",
+    "counterpoint.models.tiny_tokenizer",
+    "counterpoint.models.warm_up",
 )
 
 
@@ -181,8 +181,8 @@ def _build(name: str, directory: Path, seed: int, on_progress: Progress) -> None
 
 
 def _warmed_up(name: str, directory: Path, seed: int, on_progress: Progress) -> Any:
-    from models.tiny_models import write_untrained
-    from models.warm_up import LESSONS, warm_up
+    from counterpoint.models.tiny_models import write_untrained
+    from counterpoint.models.warm_up import LESSONS, warm_up
 
     model = write_untrained(name, directory, seed)
     warm_up(model, LESSONS[name], directory, seed, lambda line: on_progress(f"{name}: {line}"))
@@ -214,7 +214,7 @@ def _fingerprint(name: str, seed: int) -> str:
     converted = name == smollm2.NAME
     packages = ("torch", "transformers", *(smollm2.DISTRIBUTIONS if converted else ()))
     digest = hashlib.sha256(" ".join([name, str(seed), *map(metadata.version, packages)]).encode())
-    for module in ("models.smollm2",) if converted else _DETERMINING_MODULES:
+    for module in ("counterpoint.models.smollm2",) if converted else _DETERMINING_MODULES:
         spec = find_spec(module)
         assert spec is not None
         assert spec.origin is not None
