@@ -20,6 +20,7 @@ from typing import Any
 import orjson
 
 from counterpoint.serve.errors import StorageFull
+from counterpoint.transport.exact_json import dumps
 from counterpoint.transport.files.atomic import write_buffers
 from counterpoint.transport.files.lock import take_lock
 from counterpoint.transport.printable import printable
@@ -74,7 +75,7 @@ class AuditLog:
 
     def _append(self, line: Mapping[str, Any]) -> None:
         """Raises `OSError`: then the log is as it was."""
-        data = orjson.dumps({"time": time.time(), **line}, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS)
+        data = dumps({"time": time.time(), **line}, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS)
         self.path.parent.mkdir(mode=0o700, exist_ok=True)
         lock = self._lock()
         try:
@@ -121,9 +122,7 @@ class AuditLog:
 
 
 def _shortened(value: Any) -> Any:
-    text = (
-        value if isinstance(value, str) else orjson.dumps(value, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
-    )
+    text = value if isinstance(value, str) else dumps(value, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
     if len(text) <= LONGEST_TEXT:
         return printable(value) if isinstance(value, str) else value
     return {"characters": len(text), "sha256": hashlib.sha256(text.encode(errors="replace")).hexdigest()}

@@ -83,7 +83,7 @@ def written_decimal(text: str, value: float) -> float:
 def dumps(value: object, *, option: int = 0, default: Callable[[Any], Any] | None = None) -> bytes:
     """Returns JSON as orjson writes it, with integers of any size.
 
-    Raises `TypeError` for what JSON cannot hold, and `ValueError` for an integer of more than `MAX_DIGITS` digits.
+    Raises `TypeError` for what JSON cannot hold, also for an integer of more than `MAX_DIGITS` digits.
     """
 
     def other(each: Any) -> Any:
@@ -98,7 +98,13 @@ def dumps(value: object, *, option: int = 0, default: Callable[[Any], Any] | Non
     except TypeError as error:
         if "64-bit" not in str(error):
             raise
-    return orjson.dumps(replaced(value, _as_fragment), option=option, default=other)
+    try:
+        value = replaced(value, _as_fragment)
+    except RecursionError:
+        raise TypeError("lists or dictionaries are nested too deep to be written") from None
+    except ValueError:  # of `str`
+        raise TypeError(f"an integer of more than {MAX_DIGITS} digits cannot be written") from None
+    return orjson.dumps(value, option=option, default=other)
 
 
 def replaced(value: Any, leaf: Callable[[Any], Any]) -> Any:
@@ -138,7 +144,7 @@ def _as_fragment(value: Any) -> Any:
     if not _is_long(value):
         return value
     if len(text := str(int(value))) > MAX_DIGITS:  # with its sign, as they are counted when they are read
-        raise ValueError(f"an integer of more than {MAX_DIGITS} digits cannot be written")
+        raise ValueError
     return orjson.Fragment(text)
 
 

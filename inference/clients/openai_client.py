@@ -41,6 +41,7 @@ from counterpoint.inference.clients.client import Identity, as_log_probabilities
 from counterpoint.inference.clients.http_sessions import HttpSessions, call
 from counterpoint.inference.cut_calls import stands_whole
 from counterpoint.inference.loads import Claim
+from counterpoint.transport.exact_json import dumps
 from counterpoint.transport.records import Alternatives, Float32Array, Int32Array, RoutingArray
 
 logger = logging.getLogger(__name__)
@@ -262,7 +263,7 @@ class OpenAIClient:
         }
         url = f"{self.url}/v1/chat/completions/derender"
         try:
-            answer = as_object(await call(self._connections.admin, url, orjson.dumps(fields)), url)
+            answer = as_object(await call(self._connections.admin, url, dumps(fields)), url)
         except ServerUnreachable:
             raise
         except (RequestRefused, ServerFailure) as error:

@@ -5,7 +5,7 @@ A model, an environment or a guest wrote them, so every field is checked.
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,7 +107,7 @@ class RolloutRecord:
 
 def finite_number(value: object) -> float | None:
     """Returns the value if it is a finite number, else None."""
-    return float(value) if isinstance(value, int | float) and abs(value) < math.inf else None
+    return float(value) if isinstance(value, int | float) and abs(value) <= sys.float_info.max else None
 
 
 def find_run(job: Path, run_id: str | None) -> str:

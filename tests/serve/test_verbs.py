@@ -15,9 +15,11 @@ from counterpoint.job.admin.verbs import RUN_VERBS, SERVER_VERBS, Verb
 from counterpoint.orchestrator.steering import KINDS
 from counterpoint.run.requests import Answer, ChangeRequest, RunRequest, write_answer
 from counterpoint.serve.app import ENDPOINTS
+from counterpoint.serve.audit import FILE
 from counterpoint.serve.endpoint import ROOT, Endpoint
 from counterpoint.serve.jobs import Jobs
 from counterpoint.serve.openapi import document_of
+from tests.serve.api_client import api
 
 POSTS = {endpoint.path: endpoint for endpoint in ENDPOINTS if endpoint.method == "POST"}
 
@@ -95,3 +97,14 @@ def test_the_texts_of_a_verb_are_a_line_and_sentences(verb: Verb) -> None:
     assert not verb.summary.endswith(".")
     assert verb.explanation[0].isupper()
     assert verb.explanation.endswith(".")
+
+
+async def test_a_change_to_a_long_integer_is_for_the_run_to_refuse(tmp_path: Path) -> None:
+    (tmp_path / "job" / "run_one").mkdir(parents=True)
+    async with api(tmp_path / "job") as client:
+        given = {"changes": {"sampling.top_k": 2**70}, "wait_seconds": 0.1}
+        body, headers = json.dumps(given), {"Content-Type": "application/json"}
+        response = await client.request("POST", f"{ROOT}/jobs/job/runs/one/change", data=body, headers=headers)
+        assert response.status == 409, await response.text()
+    lines = [json.loads(line) for line in (tmp_path / "job.state" / FILE).read_text().splitlines()]
+    assert lines[0]["parameters"]["changes"]["sampling.top_k"] == 2**70

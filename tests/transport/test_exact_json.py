@@ -89,5 +89,13 @@ def test_what_json_cannot_hold_is_refused_also_beside_a_long_integer() -> None:
     for value in (10**4299, 1 - 10**4299):
         assert loads(dumps([value])) == [value]
     for value in (10**5000, 10**4300, -(10**4299)):
-        with pytest.raises(ValueError, match="digits"):
+        with pytest.raises(TypeError, match="digits"):
             dumps([value])
+    deep: list[Any] = []
+    for _ in range(5000):
+        deep = [deep]
+    around: dict[str, Any] = {"long": LONG}
+    around["itself"] = around
+    for value in ([LONG, deep], around):
+        with pytest.raises(TypeError, match="deep"):
+            dumps(value)

@@ -65,7 +65,7 @@ async def test_nonsense_from_all_is_an_error() -> None:
 async def test_a_stock_server_without_the_route_says_what_it_needs() -> None:
     async with FakeServer() as one, HttpSessions(PoolConfig()) as connections:
         with pytest.raises(InferenceError, match="--enable-scale-out"):
-            await OpenAIClient(one.url, connections).parse([1], [{}], {}, cut=False)
+            await OpenAIClient(one.url, connections).parse([1], [{"maximum": 2**70}], {}, cut=False)
 
 
 async def test_no_server_in_service() -> None:

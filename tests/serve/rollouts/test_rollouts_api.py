@@ -108,6 +108,7 @@ HOSTILE_LINES = [
     b'{"turns": [null, 1, [], {"prompt": 5, "completion": ["x"], "policy_version": "9", "server": 1, "player": {}}]}',
     orjson.dumps({"environment": "\u202e" * 500, "turns": [{"player": str(n)} for n in range(3000)], "metrics": {"": None}}),
     orjson.dumps({"turns": [{"completion": "x" * 300_000}, {"completion": "\u0007" * 9000}], "reward": True, "error": "e"}),
+    b'{"reward": 1, "example_index": 1, "metrics": {"a": 1}, "turns": [{"completion_tokens": 1}]}'.replace(b"1", b"9" * 400),
     b'{"reward": -1e308, "advantage": "NaN", "turns": [{"completion_tokens": 1e300, "prompt_tokens": -5}]}',
 ]  # fmt: skip
 
