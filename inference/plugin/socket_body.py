@@ -38,7 +38,7 @@ HEAD_SECONDS = 30.0
 """Longest time from the connection, or from the end of an answer, until the next request's head is complete."""
 
 BODY_SECONDS = 60.0
-"""Longest time without a byte of a body that is read."""
+"""Longest time without a byte of a body that is read, or of an answer that the client takes."""
 
 GRACE_SECONDS = 1.0
 """A connection that is late is looked at once more after this: the whole process may have been stopped."""
@@ -57,6 +57,8 @@ class Connection(HttpToolsProtocol):
     """Bytes since the last whole head, piece of a body, or end of one."""
     _since = 0.0
     """When the wait for the client began."""
+    _unsent = 0
+    """Bytes of answers that the kernel had not taken at the last look."""
     _late = False
     _timer: asyncio.TimerHandle | None = None
 
@@ -81,7 +83,7 @@ class Connection(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         self._unparsed += len(data)
-        if self._answers:
+        if self._answers and self.cycle.more_body:
             self._since = self.loop.time()
         super().data_received(data)
         if self._unparsed > HEAD_BYTES:
@@ -132,8 +134,12 @@ class Connection(HttpToolsProtocol):
 
     def _look(self) -> None:
         """Ends the connection if its client is late; else looks again when it may be."""
-        now = self.loop.time()
-        if not self._answers:
+        now, unsent = self.loop.time(), self.transport.get_write_buffer_size()
+        if unsent != self._unsent:  # it takes an answer, which may be long, and its next head is due after that
+            self._unsent, self._since = unsent, now
+        if unsent:
+            left = self._since + BODY_SECONDS - now
+        elif not self._answers:
             left = self._since + HEAD_SECONDS - now
         elif self.cycle.more_body and not (self.flow.read_paused or self.cycle.waiting_for_100_continue):
             left = self._since + BODY_SECONDS - now

@@ -17,10 +17,17 @@ from tests.support.polling import until
 
 CHUNKED = b"POST / HTTP/1.1\r\nHost: server\r\nTransfer-Encoding: chunked\r\n\r\n"
 SHORT = b"GET / HTTP/1.1\r\nHost: server\r\n\r\n"
+LONG = b"GET /long HTTP/1.1\r\nHost: server\r\n\r\n"
+LONG_BYTES = 4 << 20
+"""Far more than the kernel takes of an answer here."""
 
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
-    """Answers a request with the length of its body, once it has come."""
+    """Answers a request with the length of its body, once it has come; `LONG` with as many bytes as it says."""
+    if scope["path"] == "/long":
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % LONG_BYTES)]})
+        await send({"type": "http.response.body", "body": b"x" * LONG_BYTES})
+        return
     length, more = 0, scope["type"] == "http"
     while more:
         message = await receive()
@@ -34,6 +41,7 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
 @pytest.fixture
 async def server() -> AsyncIterator[uvicorn.Server]:
     with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 16)
         config = uvicorn.Config(app, http=Connection, log_level="error", lifespan="off", timeout_keep_alive=3600)
         serving = uvicorn.Server(config)
         async with asyncio.TaskGroup() as group:
@@ -154,4 +162,37 @@ async def test_who_sends_in_time_is_answered_however_long_it_takes(
         assert await answer(reader) == b"200 300000"
     writer.write(CHUNKED + b"1\r\nx\r\n" * 50_000 + b"0\r\nX: y\r\n\r\n")
     assert await answer(reader) == b"200 50000"
+    writer.close()
+
+
+@pytest.mark.slow
+async def test_a_long_answer_arrives_however_slowly_it_is_read(
+    server: uvicorn.Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HEAD_SECONDS", "GRACE_SECONDS"):
+        monkeypatch.setattr(socket_body, name, 0.1)
+    reader, writer = await connected(server)
+    writer.write(LONG)
+    await reader.readuntil(b"\r\n\r\n")
+    for _ in range(64):
+        await reader.readexactly(LONG_BYTES // 64)
+        await asyncio.sleep(0.02)
+    writer.write(SHORT)
+    assert await answer(reader) == b"200 0"
+    writer.close()
+
+
+@pytest.mark.parametrize("trickle", [b"", b"x"])
+async def test_a_client_that_takes_no_answer_is_closed(
+    server: uvicorn.Server, monkeypatch: pytest.MonkeyPatch, trickle: bytes
+) -> None:
+    for name in ("HEAD_SECONDS", "BODY_SECONDS", "GRACE_SECONDS"):
+        monkeypatch.setattr(socket_body, name, 0.05)
+    _, writer = await connected(server)
+    writer.write(LONG * 3)
+    await until(lambda: bool(server.server_state.connections), "the connection")
+    async with asyncio.timeout(30):
+        while server.server_state.connections:
+            writer.write(trickle)
+            await asyncio.sleep(0.01)
     writer.close()
