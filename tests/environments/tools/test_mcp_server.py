@@ -150,7 +150,8 @@ async def test_a_server_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> No
         ({"kind": "mcp", "command": ["x"], "api_key_file": "k"}, "only a server with a `url`"),
         ({"kind": "hammer"}, "hammer"),
         ({"kind": "python", "sandbox": "off"}, "'namespaces' or 'none'"),
-        ("nonexistent_module:f", "expected package.module:function"),
+        ("nonexistent_module:f", "put the directory of nonexistent_module on PYTHONPATH"),
+        ("math:nothing", "expected package.module:function"),
         ("math:pi", "which cannot be called"),
     ],
 )

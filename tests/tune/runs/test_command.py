@@ -293,7 +293,7 @@ def test_optuna_proposes_runs(command: Command, capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"trainable": "nowhere:x"}, "PYTHONPATH=. counterpoint tune"),
+        ({"trainable": "nowhere:x"}, "put its directory on PYTHONPATH"),
         pytest.param(
             {"trainable": "tests.tune.executors.trainables:reprots"},
             "tune.toml:4:1: trainable = 'tests.tune.executors.trainables:reprots': TuneError: ",
