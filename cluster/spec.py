@@ -213,6 +213,12 @@ class JobSpec(Config):
         for channel in (channel for role in self.roles for channel in _channels_in(role.config)):
             for producer in channel["producers"]:
                 self._check_producer(channel["name"], producer)
+        for role in self.roles:
+            if not role.essential and role.name in self.linked_by_channels:
+                raise ValueError(
+                    f"role {role.name!r} has to do with a channel, whose ends would wait for ever without it; leave "
+                    "`essential = false` out"
+                )
         managed = {sub_master_name(role.name) for role in self.roles if role.sub_master is not None}
         if taken := sorted(earlier & managed):
             raise ValueError(f"role {taken[0]!r} has the name of another role's SubMaster; give it another one")

@@ -99,7 +99,7 @@ class ChannelConsumer:
         """Connects and waits for the host. `start` alone need not wait. Raises `TimeoutError` or `ChannelError`."""
         self.start()
         if not self._link.opened.wait(timeout):
-            raise TimeoutError(f"no host of channel {self._channel} answers at {self._link.address} within {timeout} s")
+            raise TimeoutError(self._link.silence(timeout))
         self._check()
 
     def start(self) -> None:

@@ -118,9 +118,16 @@ class ChannelHost:
             raise ChannelError(f"the host of channel {self.config.name} failed: {self.failure}") from self.failure
         return self.ended
 
+    @property
+    def unended(self) -> frozenset[str]:
+        """The producers that have not ended their parts of the stream. From any thread."""
+        return frozenset(self.config.producers) - self._lending.state.ended
+
     def status(self) -> str:
         """Returns one line for people. From any thread."""
         state = "ended" if self.ended else f"{len(self._records)} of {self.config.capacity} records"
+        if not self.ended and not any(peer.hello.kind == protocol.CONSUMER for peer in [*self._peers.values()]):
+            state += ", no consumer"
         if self.set_aside:
             state += f", {len(self.set_aside)} set aside, such as position {next(iter(self.set_aside.values()))[1]}"
         return f"{self.config.name}: {self.trouble or state}"

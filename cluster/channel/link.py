@@ -116,6 +116,13 @@ class HostLink:
             os.close(descriptor)
         self._context.term()
 
+    def silence(self, seconds: float) -> str:
+        """Returns what to tell a person when no session has begun for so long."""
+        return (
+            f"no host of the channel answers at {self.address} within {seconds:g} s; see that a worker hosts it, such as one of "
+            "a role with worker = 'counterpoint.cluster:HostWorker'"
+        )
+
     # --- the thread ---
 
     def _run(self) -> None:

@@ -45,7 +45,10 @@ class ChannelProducer:
     async def open(self, timeout: float = OPEN_SECONDS) -> None:
         """Connects. Raises `TimeoutError` if no host answers, `ChannelError` if it refuses this producer."""
         self._link.link.start()
-        await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(self._link.opened)), timeout)
+        try:
+            await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(self._link.opened)), timeout)
+        except TimeoutError:
+            raise TimeoutError(self._link.link.silence(timeout)) from None
 
     async def put(self, value: object, after: Item | None = None) -> None:
         """Puts a record and returns once the host has stored it. `after` is the item that it was made from.
@@ -118,7 +121,10 @@ class BlockingProducer:
     def open(self, timeout: float = OPEN_SECONDS) -> None:
         """See `ChannelProducer`."""
         self._link.link.start()
-        self._link.opened.result(timeout)
+        try:
+            self._link.opened.result(timeout)
+        except TimeoutError:
+            raise TimeoutError(self._link.link.silence(timeout)) from None
 
     def put(self, value: object, after: Item | None = None, timeout: float | None = None) -> None:
         """See `ChannelProducer`. Raises `TimeoutError`, too; the record may be stored all the same, then or later."""

@@ -8,6 +8,8 @@ from pydantic import Field
 
 from counterpoint.cluster.channel.config import ChannelConfig
 from counterpoint.cluster.channel.host import ChannelHost
+from counterpoint.cluster.member import Stage
+from counterpoint.cluster.spec import role_of
 from counterpoint.cluster.worker import Context, Worker
 from counterpoint.transport.config import Config
 
@@ -43,10 +45,27 @@ class HostWorker(Worker):
         return ", ".join(host.status() for host in self._hosts)
 
     def start(self) -> None:
-        """Serves until the job stops. Raises when a host fails, so that the worker is created again."""
+        """Serves until the job stops. Raises when a host fails, so that the worker is created again.
+
+        Stops the job when a stream can never end: its consumers would wait for ever.
+        """
         while not self.context.stop.wait(STOP_POLL_SECONDS):
             for host in self._hosts:
-                host.wait(0.0)
+                if not host.wait(0.0) and (gone := self._gone(host)) is not None:
+                    self.context.stop_job(
+                        f"channel {host.config.name} never ends: its producer {gone} has finished, and its host has not been "
+                        "told of its `end`, or has lost it, as one without `directory` does when it dies",
+                        code=1,
+                    )
+
+    def _gone(self, host: ChannelHost) -> str | None:
+        """Returns a producer that will not end its part of a stream any more."""
+        missing = host.unended
+        for role in {role_of(name) for name in missing}:
+            for member in self.context.get_nodes_by_role(role):
+                if member.worker in missing and member.stage is Stage.FINISH:
+                    return member.worker
+        return None
 
     def stop(self) -> None:
         """Frees the addresses and the journals."""

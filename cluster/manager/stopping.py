@@ -47,8 +47,13 @@ def failure(ledger: Ledger, worker: WorkerRecord, code: int) -> Outcome:
 
 
 def stop_requested(ledger: Ledger, event: StopRequested) -> list[Instruction]:
-    """Stops the job at the first request, and kills it at a second one that is no repetition; a worker's never kills."""
+    """Stops the job at the first request, and kills it at a second one that is no repetition.
+
+    A worker's never kills, and changes nothing while the job stops: the worker sees others end, as they were asked to.
+    """
     state = ledger.state
+    if event.by and ledger.stops:
+        return []
     if not event.by:
         if state.stop_requested_at is not None and event.at - state.stop_requested_at < REPETITION_SECONDS:
             return []

@@ -45,6 +45,7 @@ def test_only_a_service_can_be_left_out() -> None:
         ({}, "ends once 'stage-1' has ended, but role 'stage' has only 1 "),
         ({"count": 2, "min_count": 1}, "leave min_count = 1 and max_count = 2 out"),
         ({"count": 2, "max_count": 3}, "leave min_count = 2 and max_count = 3 out"),
+        ({"count": 2, "essential": False}, "leave `essential = false` out"),
     ],
 )
 def test_a_producer_that_may_be_missing_is_refused(counts: dict[str, int], message: str) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,9 @@ from counterpoint.cluster.channel.exactly_once import CommittedPositions
 from counterpoint.cluster.channel.host import ChannelHost
 from counterpoint.cluster.channel.link import ChannelError
 from counterpoint.cluster.channel.producer import ChannelProducer
-from counterpoint.cluster.channel.role import HostWorker
+from counterpoint.cluster.channel.role import STOP_POLL_SECONDS, HostWorker
 from counterpoint.cluster.channel.self_loop import DataChannel
+from counterpoint.cluster.member import Member, Stage
 from counterpoint.cluster.worker import Context
 from tests.cluster.channel.actors import actor, first_line, wait_for
 from tests.support.polling import DEADLINE_SECONDS, wait_until
@@ -320,7 +322,7 @@ def test_a_host_that_fails_says_so_to_its_owner(tmp_path: Path, monkeypatch: pyt
 
 def test_a_producer_without_a_host_gives_up_and_leaves_nothing(tmp_path: Path) -> None:
     producer = ChannelProducer(config_of(tmp_path), tmp_path, "source-0").blocking
-    with pytest.raises(TimeoutError):
+    with pytest.raises(TimeoutError, match=r"records.*HostWorker"):
         producer.open(0.01)
     producer.close()
 
@@ -335,8 +337,8 @@ def test_a_role_can_host_channels(tmp_path: Path) -> None:
     for worker in workers:
         worker.setup()
     assert [worker.status() for worker in workers] == [
-        "a: 0 of 16 records, c: 0 of 16 records",
-        "b: 0 of 16 records",
+        "a: 0 of 16 records, no consumer, c: 0 of 16 records, no consumer",
+        "b: 0 of 16 records, no consumer",
     ]
     for name in names:
         with ChannelProducer(config_of(tmp_path, name=name), tmp_path, "source-0").blocking as producer:
@@ -345,6 +347,42 @@ def test_a_role_can_host_channels(tmp_path: Path) -> None:
         worker.context.stop.set()
         worker.start()
         worker.stop()
+
+
+def test_a_stream_whose_producer_has_left_without_its_end_stops_the_job(tmp_path: Path) -> None:
+    """Such as a command that ends with 0, a task whose `config` lacks the channel, or any, where the host has forgotten it."""
+    members = [Member("source-0", 1, Stage.FINISH)]
+    reasons: list[str] = []
+
+    class Hosted(Context):
+        def get_nodes_by_role(self, role: str) -> Sequence[Member]:
+            return [member for member in members if member.worker.startswith(f"{role}-")]
+
+        def stop_job(self, reason: str, code: int = 0) -> None:
+            assert code == 1
+            reasons.append(reason)
+            self.stop.set()
+
+    def host(config: ChannelConfig) -> HostWorker:
+        table = config.model_dump(mode="json")
+        return HostWorker(Hosted("job", "host", 0, 1, "host-0", 1, {"channels": [table]}, str(tmp_path), "node"))
+
+    worker = host(config_of(tmp_path))
+    worker.setup()
+    worker.start()
+    worker.stop()
+    assert re.search("channel records never ends: .*source-0", reasons.pop())
+
+    members.append(Member("other-0", 1, Stage.RUNNING))  # which has not ended yet
+    worker = host(config_of(tmp_path, producers=("source-0", "other-0")))
+    worker.setup()
+    config = config_of(tmp_path, producers=("source-0", "other-0"))
+    with ChannelProducer(config, tmp_path, "source-0").blocking as producer:
+        producer.end(DEADLINE_SECONDS)
+    threading.Timer(5 * STOP_POLL_SECONDS, worker.context.stop.set).start()
+    worker.start()
+    worker.stop()
+    assert reasons == []
 
 
 @pytest.mark.slow

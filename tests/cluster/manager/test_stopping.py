@@ -129,7 +129,17 @@ def test_a_worker_asks_in_vain_for_more_than_a_stop() -> None:
     assert job.stop("enough", 0, 10.0, by="learner-0") == ["stop learner-0"]
     assert job.stop("enough", 0, 12.0, by="learner-0") == []
     assert job.stop("Ctrl-C", 130, 13.0) == [], "the first request of a person is polite, too"
+
     assert job.stop("Ctrl-C", 130, 14.5) == ["kill actor-0", "kill learner-0"]
+
+
+def test_what_a_worker_asks_while_the_job_stops_changes_nothing() -> None:
+    """It sees others end, as they were asked to."""
+    job = three().running()
+    job.stop(at=10.0)
+    assert job.stop("task-0 has ended", 1, 10.5, by="server-0") == []
+    job.exits("task-0", "trainer-0", "server-0", code=143)
+    assert job.outcome == Outcome(143, "asked")
 
 
 def test_the_workers_of_a_role_stop_at_once_and_its_sub_master_after_them() -> None:
