@@ -53,7 +53,7 @@ freed with it: with a thread for each text, an event loop would wait for all of 
 _SLICE = 8192
 """Ids packed at once, in an eighth of a millisecond."""
 
-_FIELDS = frozenset({"role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content"})
+_FIELDS = frozenset({"role", "content", "name", "tool_calls", "tool_call_id"})
 """Of a message. That a template reads only some of these is no surprise."""
 
 _TOOL: Tool = {

@@ -31,7 +31,12 @@ _UNREAD = {"refusal", "annotations"}
 """Fields that answers of OpenAI's API have, or a client adds to them: without meaning for a template."""
 _TRAINED = {"weight", "loss_weight", "loss_mask", "loss", "train", "training", "trainable"}
 """Fields by which others say whether a message is trained: OpenAI's and Mistral's, ms-swift's, Axolotl's, and more."""
-_MAY_SAY_WHAT_IS_TRAINED = re.compile(r"train|loss|mask|weight|learn|supervis|ignore", re.IGNORECASE)
+_COLUMNS = _TRAINED | {"assistant_masks", "completion_mask", "labels"}
+"""Columns of a row by which they say it, and in which 1 means trained."""
+_MAY_SAY_WHAT_IS_TRAINED = re.compile(
+    r"(?:(?<![a-z])|(?=[A-Z]))(?i:train|loss|mask|unmask|weight|learn|supervis|ignor)"
+)
+"""At the start of a word, so not in `constraints` and `glossary`."""
 _PART_FIELDS = {"type", "text"}
 _CALL_FIELDS = {"id", "type", "function", "name", "arguments", "index"}
 """`index` is in an answer that was streamed."""
@@ -97,19 +102,26 @@ class Normaliser:
 
     def refuse_row(self, row: Mapping[str, Any], drawn_by: str | None) -> None:
         """Raises `Faulty` for a column that says that not all of the row is trained, except `drawn_by`, its own weight."""
-        for name in sorted((_TRAINED | {"assistant_masks", "completion_mask", "labels"}) & row.keys()):
-            value = self._parse(row[name]) if isinstance(row[name], str) else row[name]
-            values = value if isinstance(value, list) else [value]
-            if name != drawn_by and not all(
-                each is None or (isinstance(each, int | float) and each == 1) for each in values
-            ):
+        for name, given in row.items():
+            if name != drawn_by and self._may_leave_out(name, given):
                 raise Faulty(
                     name,
-                    row[name],
+                    given,
                     "this column may say what is trained, and is not read: give the messages that are not trained "
                     'weight = 0, or leave it out, with data.columns = { messages = "messages" }; data.weight says how often a '
                     "row is drawn",
                 )
+
+    def _may_leave_out(self, name: str, given: object) -> bool:
+        if name not in _COLUMNS and not _MAY_SAY_WHAT_IS_TRAINED.search(name):
+            return False
+        value = given if not isinstance(given, str) or (read := self._parse(given)) is None else read
+        return any(
+            each != 1 or name not in _COLUMNS
+            if isinstance(each, int | float)
+            else each not in (None, *_NOTHING) and (name in _TRAINED or isinstance(each, list))
+            for each in (value if isinstance(value, list) else [value])
+        )
 
     def tools(self, tools: object) -> list[Tool]:
         """Returns the tools; none for null. Raises `Faulty` for what is no function of OpenAI's API."""

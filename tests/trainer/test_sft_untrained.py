@@ -94,12 +94,32 @@ def test_a_message_that_is_not_to_be_trained_is_not(trained: Trained, name: str)
         (conversation({}) | {"weight": 0}, "weight"),
         (conversation({}) | {"weight": 0.5}, "weight"),
         (conversation({}) | {"labels": [1, -100]}, "labels"),
+        (conversation({}) | {"train": "no"}, "train"),
+        (conversation({}) | {"train": "False"}, "train"),
+        (conversation({}) | {"loss_mask": "0,1"}, "loss_mask"),
+        (conversation({}) | {"loss_masks": [0, 1]}, "loss_masks"),
+        (conversation({}) | {"train_mask": [False, True]}, "train_mask"),
+        (conversation({}) | {"mask": [0, 1]}, "mask"),
+        (conversation({}) | {"assistant_mask": "[0, 1]"}, "assistant_mask"),
+        (conversation({}) | {"isTrainable": False}, "isTrainable"),
+        (conversation({}) | {"ignore_loss": True}, "ignore_loss"),
+        (conversation({}) | {"train_turns": [1]}, "train_turns"),
+        (conversation({}) | {"Weight": 0}, "Weight"),
+        (conversation({"isTrained": False}), "messages[1].isTrained"),
     ],
 )
 def test_what_is_said_in_another_way_is_refused_by_its_name(trained: Trained, row: dict[str, Any], named: str) -> None:
     with pytest.raises(DataError) as caught:
         trained(row)
     assert named in str(caught.value)
+
+
+def test_names_that_only_contain_such_a_word_say_nothing_of_training(trained: Trained) -> None:
+    row = conversation({"constraints": ["short"], "glossary": "x", "labels": ["kind"]}) | {
+        "constraints": 0,
+        "split": "train",
+    }
+    assert trained(row | {"training_source": "books", "train": "", "loss_mask": None}) == "first second"
 
 
 def test_a_row_that_says_that_all_is_trained_is_trained(trained: Trained) -> None:
@@ -120,5 +140,5 @@ def test_a_field_that_the_template_does_not_read_is_named_once(
     trained: Trained, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        trained(conversation({"mood": "calm"}, {"mood": "calm"}))
-    assert caplog.text.count("'mood'") == 1
+        trained(conversation({"mood": "calm"}, {"mood": "calm", "reasoning": "so it is"}))
+    assert caplog.text.count("'mood'") == caplog.text.count("'reasoning_content'") == 1
