@@ -19,6 +19,9 @@ from types import ModuleType
 
 import counterpoint
 
+LIBRARY_KEYS = frozenset({"id", "fn"})
+"""Keys in tables of the verifiers library whose values it imports, in forms of its own, such as `file.py:function`."""
+
 VARIABLE = "COUNTERPOINT_IMPORTS"
 """Holds the paths that may be loaded, as a JSON list. Unset: all."""
 

@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from counterpoint.environments.import_path import not_allowed
+from counterpoint.environments.import_path import LIBRARY_KEYS, not_allowed
 from counterpoint.job.check import import_paths
 from counterpoint.job.claim_directory import NothingLeft
 from counterpoint.job.derive import check_fits
@@ -51,10 +51,10 @@ def allowed_imports(directory: Path) -> set[str]:
 
 
 def named_imports(value: object, is_id: bool = False) -> set[str]:
-    """Returns the texts in a configuration's tables that are import paths, or ids, by which the verifiers library imports."""
+    """Returns the texts in a configuration's tables that are import paths, or by which the verifiers library imports."""
     match value:
         case dict():
-            inner = [(each, is_id or str(key).rpartition(".")[2] == "id") for key, each in value.items()]
+            inner = [(each, is_id or str(key).rpartition(".")[2] in LIBRARY_KEYS) for key, each in value.items()]
         case list():
             inner = [(each, is_id) for each in value]
         case str() if is_id or _IMPORT_PATH.fullmatch(value):

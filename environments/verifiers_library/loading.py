@@ -27,7 +27,7 @@ from pydantic import BaseModel, ValidationError
 from verifiers.v1.configs.agent import agent_config_fields
 from verifiers.v1.utils import loaders
 
-from counterpoint.environments.import_path import check_allowed, import_advice, import_module
+from counterpoint.environments.import_path import LIBRARY_KEYS, check_allowed, import_advice, import_module
 
 CHAT_HARNESS = "counterpoint_chat"
 MOST_TASKS = 10_000_000
@@ -67,12 +67,12 @@ def _load(identity: str, taskset: Mapping[str, Any], env: Mapping[str, Any]) -> 
 
 
 def _check_allowed(table: Any, where: str = "") -> None:
-    """Raises `ValueError` for an id, wherever it is, that this process may not load: the library imports what it names."""
+    """Raises `ValueError` for what the library would import, wherever it is named, and this process may not load."""
     for key, value in table.items() if isinstance(table, Mapping) else enumerate(table):
         if isinstance(value, Mapping | list):
             _check_allowed(value, f"{where}{key}.")
-        elif key == "id" and value:
-            check_allowed(str(value), f"{where}id")
+        elif key in LIBRARY_KEYS and value:
+            check_allowed(str(value), f"{where}{key}")
 
 
 def _has_old_form(identity: str) -> bool:

@@ -80,10 +80,17 @@ def test_workers_of_a_guests_environment_import_nothing_else_either(imported: Pa
     assert not imported.exists()
 
 
-@pytest.mark.parametrize("ids", [{"id": PATH}, {"id": "sums", "env": {"agents": [{"harness": {"id": PATH}}]}}])
+@pytest.mark.parametrize(
+    "ids",
+    [
+        {"id": PATH},
+        {"id": "sums", "env": {"agents": [{"harness": {"id": PATH}}]}},
+        *({"id": "sums", "taskset": {"task": {kind: {"a": {"fn": PATH}}}}} for kind in ("rewards", "metrics", "stops")),
+    ],
+)
 def test_the_verifiers_library_loads_nothing_else_either(ids: dict[str, Any], imported: Path) -> None:
     pytest.importorskip("verifiers")
-    with only_imports(["sums"]), pytest.raises(ValueError, match=rf"id = '{PATH}'.*trainer.allowed_imports"):
+    with only_imports(["sums"]), pytest.raises(ValueError, match=rf"(id|fn) = '{PATH}'.*trainer.allowed_imports"):
         environment("verifiers", **ids)()
     assert not imported.exists()
 
@@ -176,6 +183,7 @@ def test_a_tuner_lets_the_trials_of_its_job_import_what_its_file_names(
         "training.loss.kind": {"choice": ["a:b", "grpo"]},
     }
     assert named_imports(table) == {"my.tasks:Sums", "gsm8k", "a:b"}
+    assert named_imports({"rewards": {"a": {"fn": "mine/rewards.py:length"}}}) == {"mine/rewards.py:length"}
     started: dict[str, Any] = {}
     monkeypatch.setattr(
         "counterpoint.tune.runs.host_job.subprocess.Popen", lambda command, **given: started.update(given)
