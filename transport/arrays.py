@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from counterpoint.transport.files.atomic import Buffer, as_bytes_view
-from counterpoint.transport.unpacked import unpacked
+from counterpoint.transport.unpacked import shown, unpacked
 
 AnyArray = npt.NDArray[Any]
 
@@ -65,11 +65,9 @@ def view_array(specified: object, data: Buffer, name: str) -> AnyArray:
     # As types, which take a quarter of the time of patterns: every model call has two arrays.
     dtype_name, shape, nbytes = specified if type(specified) is list and len(specified) == 3 else (None, None, None)
     if type(dtype_name) is not str or dtype_name not in DTYPES or type(shape) is not list or type(nbytes) is not int:
-        raise CodecError(
-            f"{name}: {_shown(specified)} is not [dtype, shape, bytes] with a dtype of {', '.join(DTYPES)}"
-        )
+        raise CodecError(f"{name}: {shown(specified)} is not [dtype, shape, bytes] with a dtype of {', '.join(DTYPES)}")
     if len(shape) > MAX_DIMENSIONS or not all(type(size) is int and size >= 0 for size in shape):
-        raise CodecError(f"{name}: {_shown(shape)} is not a shape of at most {MAX_DIMENSIONS} sizes")
+        raise CodecError(f"{name}: {shown(shape)} is not a shape of at most {MAX_DIMENSIONS} sizes")
     if nbytes != (present := as_bytes_view(data).nbytes):
         raise CodecError(f"{name}: the header says {nbytes} bytes, {present} are present")
     return array_over(DTYPES[dtype_name], shape, data, name)
@@ -83,7 +81,7 @@ def array_over(dtype: np.dtype[Any], shape: Sequence[int], data: Buffer, name: s
     claimed, present = prod(shape) * dtype.itemsize, as_bytes_view(data)
     if not claimed or claimed != present.nbytes:
         if prod(max(1, size) for size in shape) > MAX_ELEMENTS:  # numpy does not take more beside a size of 0, either
-            raise CodecError(f"{name}: {_shown(shape)} is no shape of at most {MAX_ELEMENTS} elements")
+            raise CodecError(f"{name}: {shown(shape)} is no shape of at most {MAX_ELEMENTS} elements")
         if claimed != present.nbytes:
             raise CodecError(f"{name}: {dtype.name} {shape} takes {claimed} bytes, {present.nbytes} are present")
     array = np.frombuffer(present, dtype=dtype)
@@ -131,12 +129,12 @@ def unpack_arrays(data: Buffer) -> tuple[dict[str, Any], dict[str, AnyArray]]:
     found = unpacked(view[8 : 8 + length], "packed arrays: the header", CodecError, **_LIMITS)
     header, specifications = found if type(found) is list and len(found) == 2 else (None, None)
     if type(header) is not dict or type(specifications) is not dict:
-        raise CodecError(f"packed arrays: the header is {_shown(found)}, not [header, specifications]")
+        raise CodecError(f"packed arrays: the header is {shown(found)}, not [header, specifications]")
     offset = 8 + length + len(_padding(8 + length))
     arrays: dict[str, AnyArray] = {}
     for name, specified in specifications.items():
         if not isinstance(name, str):
-            raise CodecError(f"packed arrays: {_shown(name)} is no name of an array")
+            raise CodecError(f"packed arrays: {shown(name)} is no name of an array")
         nbytes = specified[2] if type(specified) is list and len(specified) == 3 else 0
         if type(nbytes) is not int or nbytes < 0 or nbytes > view.nbytes - offset:
             raise CodecError(f"packed arrays: {name!r} claims {nbytes} bytes where {view.nbytes - offset} are left")
@@ -149,9 +147,3 @@ def unpack_arrays(data: Buffer) -> tuple[dict[str, Any], dict[str, AnyArray]]:
 
 def _padding(length: int) -> bytes:
     return _PADDINGS[-length % _ALIGNMENT]
-
-
-def _shown(value: object) -> str:
-    """Returns an untrusted value as text, short enough for a log line."""
-    shown = repr(value)
-    return shown if len(shown) <= 80 else shown[:80] + "..."

@@ -37,7 +37,7 @@ from counterpoint.transport.messages import (
 )
 from counterpoint.transport.process.yield_gil import yielding_gil
 from counterpoint.transport.records import TOKEN_COLUMNS, Batch, SampleInfo
-from counterpoint.transport.unpacked import unpacked
+from counterpoint.transport.unpacked import shown, unpacked
 from counterpoint.transport.validation import MAX_NAME_LENGTH, validate
 
 __all__ = [
@@ -172,7 +172,7 @@ def decode(frames: Sequence[Buffer], max_batch_bytes: int) -> Batch:
         case [str(run_id), int(step), int(sample_count), int(array_count), bool(routed), *names] if step >= 1:
             pass
         case other:
-            raise CodecError(f"a batch whose preamble is {other!r:.80}")
+            raise CodecError(f"a batch whose preamble is {shown(other)}")
     try:
         _check_names(names)
         columns = _COLUMNS + len(names)
@@ -183,7 +183,7 @@ def decode(frames: Sequence[Buffer], max_batch_bytes: int) -> Batch:
         infos, counts = _decode_samples(values, sample_count)
         arrays = [view_array(next(values, None), frame, f"sidecar {i}") for i, frame in enumerate(frames[2:])]
         for trailing in values:
-            raise CodecError(f"the header does not end after its last array, but goes on with {trailing!r:.80}")
+            raise CodecError(f"the header does not end after its last array, but goes on with {shown(trailing)}")
         if sum(counts) != array_count - columns or not (routed or sum(counts) == 0):
             raise CodecError(f"the samples claim {sum(counts)} routing chunks, {array_count - columns} are present")
         token_ids, mask, log_probabilities, advantages, offsets, *rest = arrays
@@ -242,7 +242,7 @@ def _decode_samples(values: Iterator[Any], count: int) -> tuple[tuple[SampleInfo
                 counts.append(chunks)
             case other:
                 raise CodecError(
-                    f"sample {len(infos)} of {count} is {other!r:.80}; protocol {PROTOCOL_VERSION} has rollout id, environment, "
+                    f"sample {len(infos)} of {count} is {shown(other)}; protocol {PROTOCOL_VERSION} has rollout id, environment, "
                     "policy version, reward, temperature and number of routing chunks"
                 )
     return tuple(infos), counts
@@ -299,15 +299,15 @@ def decode_message(frames: Sequence[Buffer]) -> Message:
     fields = unpacked(frames[1], f"{kind.decode()}: its header", CodecError)
     if kind == b"HELLO" and isinstance(fields, dict) and fields.get("protocol") != PROTOCOL_VERSION:
         raise CodecError(
-            f"run {fields.get('run_id')!r:.80} has protocol {fields.get('protocol')!r:.80}, and this trainer has "
+            f"run {shown(fields.get('run_id'))} has protocol {shown(fields.get('protocol'))}, and this trainer has "
             f"{PROTOCOL_VERSION}; install one version at both ends"
         )
     expected = dataclasses.fields(_KINDS[kind])
     if not isinstance(fields, dict) or set(fields) != {field.name for field in expected}:
-        raise CodecError(f"{kind.decode()}: {fields!r:.80}; expected {', '.join(field.name for field in expected)}")
+        raise CodecError(f"{kind.decode()}: {shown(fields)}; expected {', '.join(field.name for field in expected)}")
     for field in expected:
         if not _fits(fields[field.name], str(field.type)):
-            raise CodecError(f"{kind.decode()}: {field.name} is {fields[field.name]!r:.80}; expected {field.type}")
+            raise CodecError(f"{kind.decode()}: {field.name} is {shown(fields[field.name])}; expected {field.type}")
     return _KINDS[kind](**fields)
 
 

@@ -38,6 +38,15 @@ def read_long_integer(code: int, data: bytes) -> int:
     return int.from_bytes(data, "little", signed=True)
 
 
+def shown(value: object) -> str:
+    """Returns an unpacked value as text, short enough for a log line. Python's own `repr` fails for one that is nested deep."""
+    try:
+        text = repr(value)
+    except RecursionError:
+        return f"a {type(value).__name__} that is nested too deep"
+    return text if len(text) <= 80 else text[:80] + "..."
+
+
 def unpacked(data: Buffer, what: str, error: type[ValueError], **options: Any) -> Any:
     """Returns the one value that `data` is. `options` are `msgpack.unpackb`'s, such as `max_array_len`.
 

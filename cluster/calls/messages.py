@@ -12,7 +12,7 @@ import msgpack
 
 from counterpoint.transport.arrays import CodecError
 from counterpoint.transport.files.atomic import Buffer, as_bytes_view
-from counterpoint.transport.unpacked import unpacked
+from counterpoint.transport.unpacked import shown, unpacked
 
 HELLO, METHODS = b"HELLO", b"METHODS"
 CALL, RESULT, RAISED, REFUSED, BUSY = b"CALL", b"RESULT", b"RAISED", b"REFUSED", b"BUSY"
@@ -58,7 +58,7 @@ class CallHeader:
             ):
                 return cls(caller, number, worker, incarnation, method, seconds)
             case other:
-                raise CodecError(f"{other!r:.80} is no header of a call")
+                raise CodecError(f"{shown(other)} is no header of a call")
 
 
 def pack(*values: object) -> bytes:
@@ -74,7 +74,7 @@ def unpack(header: Buffer) -> list[object]:
         raise CodecError(f"a header of {data.nbytes} bytes; at most {MAX_HEADER_BYTES} travel")
     values = unpacked(data, "the header", CodecError, max_array_len=8, max_map_len=2048, max_ext_len=0)
     if not isinstance(values, list):
-        raise CodecError(f"{values!r:.80} is no header")
+        raise CodecError(f"{shown(values)} is no header")
     return values
 
 
@@ -91,7 +91,7 @@ def read_methods(frames: Sequence[Buffer]) -> tuple[str, int, dict[str, bool]]:
         ):
             return worker, incarnation, methods
         case other:
-            raise CodecError(f"{other!r:.80} are no methods")
+            raise CodecError(f"{shown(other)} are no methods")
 
 
 def read_number(frames: Sequence[Buffer]) -> tuple[int, list[object]]:
@@ -100,4 +100,4 @@ def read_number(frames: Sequence[Buffer]) -> tuple[int, list[object]]:
         case [int(number), *others]:
             return number, others
         case other:
-            raise CodecError(f"{other!r:.80} is no header of an answer")
+            raise CodecError(f"{shown(other)} is no header of an answer")

@@ -26,6 +26,7 @@ from counterpoint.cluster.channel.link import ChannelError, HostLink
 from counterpoint.cluster.channel.protocol import Hello
 from counterpoint.transport.arrays import CodecError
 from counterpoint.transport.files.atomic import Buffer
+from counterpoint.transport.unpacked import shown
 
 logger = logging.getLogger(__name__)
 
@@ -210,7 +211,7 @@ class ChannelConsumer:
                     self._finished = True
                     self._notify()
             case _:
-                raise CodecError(f"kind {kind!r} with header {header!r:.80} is not for a consumer")
+                raise CodecError(f"kind {kind!r} with header {shown(header)} is not for a consumer")
 
     def _take(self, records: Sequence[tuple[protocol.RecordHead, Sequence[Buffer]]], floor: int) -> None:
         items = []

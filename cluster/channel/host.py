@@ -28,6 +28,7 @@ from counterpoint.cluster.channel.sockets import RouterSocket
 from counterpoint.transport.arrays import CodecError
 from counterpoint.transport.files.atomic import Buffer, as_bytes_view
 from counterpoint.transport.rate_limited_log import RateLimitedLog
+from counterpoint.transport.unpacked import shown
 from counterpoint.transport.wires.listener_keys import listener_keys
 
 logger = logging.getLogger(__name__)
@@ -219,7 +220,7 @@ class ChannelHost:
             case protocol.PROBE:
                 pass
             case _:
-                raise CodecError(f"kind {kind!r} with header {header!r:.80} is not for a host")
+                raise CodecError(f"kind {kind!r} with header {shown(header)} is not for a host")
 
     def _too_large(self, frames: Sequence[Buffer]) -> str:
         size = sum(as_bytes_view(frame).nbytes for frame in frames)

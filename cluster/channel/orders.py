@@ -23,6 +23,7 @@ from counterpoint.cluster.channel.link import ChannelError, HostLink
 from counterpoint.cluster.channel.protocol import Hello, RecordHead
 from counterpoint.transport.arrays import CodecError
 from counterpoint.transport.files.atomic import Buffer, as_bytes_view
+from counterpoint.transport.unpacked import shown
 
 Stored = concurrent.futures.Future[None]
 """Done once the host has stored a record; raises `ChannelError` if it refuses it."""
@@ -162,7 +163,7 @@ class ProducerLink:
                     self._credit += count
                     self._wanted = max(0, self._wanted - count)
             case _:
-                raise CodecError(f"kind {kind!r} with header {header!r:.80} is not for a producer")
+                raise CodecError(f"kind {kind!r} with header {shown(header)} is not for a producer")
 
     def _settle(self, number: int, reason: str | None) -> None:
         with self._lock:

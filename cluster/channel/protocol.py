@@ -14,7 +14,7 @@ import msgpack
 
 from counterpoint.transport.arrays import CodecError
 from counterpoint.transport.files.atomic import Buffer, as_bytes_view
-from counterpoint.transport.unpacked import unpacked
+from counterpoint.transport.unpacked import shown, unpacked
 
 PROTOCOL = 1
 
@@ -115,7 +115,7 @@ def hello_of(header: object) -> Hello:
             and 0 < credit <= MAX_RECORDS
         ):
             return Hello(kind, name, incarnation, started, credit, sticky)
-    raise CodecError(f"{header!r:.80} is no hello")
+    raise CodecError(f"{shown(header)} is no hello")
 
 
 def pack_records(kind: bytes, records: Sequence[tuple[RecordHead, Sequence[Buffer]]], floor: int = 0) -> list[Buffer]:
@@ -131,7 +131,7 @@ def pack_records(kind: bytes, records: Sequence[tuple[RecordHead, Sequence[Buffe
 def records_of(header: object, frames: Sequence[Buffer]) -> tuple[int, list[tuple[RecordHead, Sequence[Buffer]]]]:
     """Reads the floor and the records of a message. Raises `CodecError`."""
     if not isinstance(header, list) or len(header) % 4 != 1 or not number(header[0]):
-        raise CodecError(f"{header!r:.80} describes no records")
+        raise CodecError(f"{shown(header)} describes no records")
     records: list[tuple[RecordHead, Sequence[Buffer]]] = []
     taken = 0
     for index in range(1, len(header), 4):
@@ -142,7 +142,9 @@ def records_of(header: object, frames: Sequence[Buffer]) -> tuple[int, list[tupl
                 records.append((RecordHead(count, origin, position, size), frames[taken : taken + size]))
                 taken += size
             case other:
-                raise CodecError(f"{other!r:.80} describes no record of the {len(frames) - taken} frames that are left")
+                raise CodecError(
+                    f"{shown(other)} describes no record of the {len(frames) - taken} frames that are left"
+                )
     if taken != len(frames):
         raise CodecError(f"the header describes {taken} frames, {len(frames)} are present")
     return header[0], records
@@ -151,7 +153,7 @@ def records_of(header: object, frames: Sequence[Buffer]) -> tuple[int, list[tupl
 def numbers_of(header: object) -> list[int]:
     """Reads a list of whole numbers. Raises `CodecError`."""
     if not isinstance(header, list) or not all(map(number, header)):
-        raise CodecError(f"{header!r:.80} is no list of numbers from 0 on")
+        raise CodecError(f"{shown(header)} is no list of numbers from 0 on")
     return header
 
 

@@ -21,6 +21,7 @@ from counterpoint.environments.seats.matching import Matcher, Pair
 from counterpoint.environments.seats.wire import PROTOCOL, SOCKET_NAME, Connection, NoPartner, PartnerGone
 from counterpoint.transport.files.lock import take_lock
 from counterpoint.transport.printable import shortened
+from counterpoint.transport.unpacked import shown
 from counterpoint.transport.wires.endpoint import socket_path
 
 logger = logging.getLogger(__name__)
@@ -223,7 +224,7 @@ class Table:
             case {"kind": "sit", "protocol": 1, "seat": str(name)}:
                 reason = f"there is no seat {name[:64]!r}; the table has {', '.join(self.seats)}"
             case _:
-                said = f"this message has {hello.get('protocol')!r:.40}, or is none of it"
+                said = f"this message has {shown(hello.get('protocol'))}, or is none of it"
                 reason = f"the host speaks version {PROTOCOL} of the seats' protocol, and {said}"
         connection.end(kind="end", reward=None, reason=reason)
         raise PartnerGone(reason)

@@ -89,3 +89,25 @@ def test_lists_that_claim_what_is_not_there_take_no_memory(read: Any) -> None:
     finally:
         tracemalloc.stop()
     assert peak < 4 * len(CLAIM)
+
+
+DEEP = b"\x91" * 1000 + b"\xc0"
+"""A list in a list in a list ..., as deep as msgpack reads: `repr` of it fails."""
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda: codec.decode_message([b"HELLO", b"\x82\xa8protocol" + DEEP + b"\xa6run_id" + DEEP]),
+        lambda: codec.decode_message([b"READY", b"\x81\xa1a" + DEEP]),
+        lambda: codec.decode([codec.BATCH, DEEP, *[b""] * 8], 2**20),
+        lambda: unpack_arrays(b"CPA1" + len(DEEP).to_bytes(4, "little") + DEEP),
+        lambda: calls_messages.read_number([b"KIND", DEEP]),
+        lambda: calls_messages.read_methods([b"KIND", DEEP]),
+        lambda: calls_messages.CallHeader.unpack(DEEP),
+        lambda: channel.hello_of(channel.unpack([b"KIND", DEEP])[1]),
+    ],
+)
+def test_what_is_nested_deep_is_refused_in_words(read: Any) -> None:
+    with pytest.raises(CodecError):
+        read()
