@@ -8,9 +8,11 @@ JSON. With the same seed the same calls draw the same values as `ray.tune`, bit 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from inspect import signature
+from numbers import Real
 from typing import Any, Literal
 
 import numpy as np
@@ -82,6 +84,8 @@ class Integer(Domain):
     def __post_init__(self) -> None:
         _check_bounds(self)
         first, end = self.indices
+        if first < -(2**63) or end > 2**63:
+            raise TuneError(f"{self}: its bounds have more than 64 bits")
         if end <= first:
             raise TuneError(f"{self} has no value: there is no multiple of {self.q or 1} between its bounds")
 
@@ -233,10 +237,13 @@ def _between(rng: np.random.Generator, lower: float, upper: float, distribution:
 
 
 def _check_bounds(domain: Float | Integer) -> None:
+    numbers = [each for each in (domain.lower, domain.upper, domain.q) if each is not None]
+    if any(isinstance(each, bool) or not isinstance(each, Real) for each in numbers):
+        raise TuneError(f"{domain}: its bounds are numbers; true and false are none")
+    if not all(abs(each) <= sys.float_info.max for each in numbers):
+        raise TuneError(f"{domain}: its bounds must be finite")
     if domain.q is not None and not domain.q > 0:
         raise TuneError(f"{domain}: q is {domain.q}; it must be above 0")
-    if not (math.isfinite(domain.lower) and math.isfinite(domain.upper)):
-        raise TuneError(f"{domain}: its bounds must be finite")
     if domain.distribution == "normal":
         if not domain.upper > 0:
             raise TuneError(f"{domain}: the standard deviation is {domain.upper}; it must be above 0")
