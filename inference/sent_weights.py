@@ -100,7 +100,7 @@ class Offer:
                 "files": dict(files),
                 "identities": dict(identities),
                 "left_out": list(left_out),
-            } if files:
+            } if files and type(version) is int:
                 for name, nbytes in files.items():
                     if not _NAME.fullmatch(name) or type(nbytes) is not int or nbytes < 0:
                         raise ValueError(f"an offer has {name!r} of {nbytes!r} bytes; expected weights and their size")

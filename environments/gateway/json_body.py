@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from counterpoint.environments.gateway.errors import Refused
@@ -49,6 +50,11 @@ def count_values(content: bytes) -> tuple[int, int]:
         content = _TEXT.sub(b"", content)
         values, digits = _marks(content), _long_digits(content)
     return values, digits
+
+
+def is_one_of(value: object, values: Iterable[object]) -> bool:
+    """Whether a value is one of these. JSON tells 1 and true apart, Python does not."""
+    return any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in values)
 
 
 def refuse_many(where: str, values: int, digits: int, parameter: str | None = None) -> None:

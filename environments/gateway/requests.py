@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from counterpoint.environments.chat import Chat, Message, Tool
 from counterpoint.environments.gateway.constraints import calls_schema, demanded_tools, response_schema
 from counterpoint.environments.gateway.errors import Refused
+from counterpoint.environments.gateway.json_body import is_one_of
 from counterpoint.environments.gateway.messages import template_messages, template_tools
 from counterpoint.environments.messages import shown
 from counterpoint.environments.sampling import (
@@ -184,7 +185,7 @@ def _check_names(fields: dict[str, Any], own: frozenset[str]) -> None:
             nearest = difflib.get_close_matches(name[:64], sorted(known), n=1)
             advice = f"did you mean {nearest[0]!r}?" if nearest else "leave it out"
             raise Refused(f"{name[:64]!r} is not a field that is served; {advice}", parameter=name[:64])
-        if name in _NEUTRAL and value is not None and value not in _NEUTRAL[name]:
+        if name in _NEUTRAL and value is not None and not is_one_of(value, _NEUTRAL[name]):
             allowed = ", ".join(map(repr, _NEUTRAL[name]))
             advice = _REASONS.get(name, f"{f'give {allowed}, or leave' if allowed else 'leave'} it out")
             _refuse(fields, name, f"it is not served: {advice}")
@@ -216,7 +217,7 @@ def _asked(
         stop,
         choices=choices,
         stream=_flag(fields, "stream"),
-        include_usage=options.get("include_usage") is True,
+        include_usage=_flag(options, "include_usage"),
         log_probabilities=log_probabilities,
     )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 from counterpoint.environments.gateway.errors import Refused
+from counterpoint.environments.gateway.json_body import is_one_of
 from counterpoint.environments.gateway.messages import MOST_MESSAGES
 from counterpoint.environments.messages import shown
 from counterpoint.environments.sampling import SHAPING
@@ -57,7 +58,7 @@ def chat_fields(fields: dict[str, Any]) -> dict[str, Any]:
     """Returns the fields of the chat request that asks for the same. Raises `Refused`, which names the field at fault."""
     for name, value in fields.items():
         if name in _NEUTRAL:
-            if value is not None and value not in _NEUTRAL[name]:
+            if value is not None and not is_one_of(value, _NEUTRAL[name]):
                 _refuse(name, value, _ADVICE.get(name, "it is not served; leave it out"))
         elif name not in _SAME | _READ | _IGNORED:
             _refuse(name[:64], value, "this field is not served; leave it out")

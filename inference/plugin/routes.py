@@ -292,7 +292,7 @@ class CounterpointRoutes:
                     "directory": str(directory),
                     "adapter": str() | None as adapter,
                     "claim": dict(given),
-                }:
+                } if type(version) is int:
                     claim = _claim(given)
                 case _:
                     raise Refusal(

@@ -78,7 +78,8 @@ def test_what_is_no_offer_is_refused(content: bytes) -> None:
 
 @pytest.mark.parametrize(
     "fields",
-    [{"version": "1"}, {"adapter": 2}, {"files": {}}, {"files": {"a.safetensors": -1}}, {"files": {"a.safetensors": True}},
+    [{"version": "1"}, {"version": True}, {"adapter": 2}, {"files": {}},
+     {"files": {"a.safetensors": -1}}, {"files": {"a.safetensors": True}},
      {"identities": {"b.safetensors": "1"}}, {"identities": {"a.safetensors": 1}},
      {"identities": {"a.safetensors": "1" * 129}}, {"left_out": ["a.safetensors"]}, {"left_out": [1]}, {"left_out": None}],
 )  # fmt: skip

@@ -285,3 +285,24 @@ def test_the_most_probable_tokens_of_one_request_are_bounded(turns: int, tokens:
         with pytest.raises(Refused) as refused:
             read(tokens + 1)
         assert refused.value.parameter == "max_tokens"
+
+
+@pytest.mark.parametrize(
+    ("api", "fields"),
+    [
+        ("chat", {"frequency_penalty": False}),
+        ("chat", {"presence_penalty": False}),
+        ("chat", {"stream_options": {"include_usage": 1}}),
+        ("completions", {"best_of": True}),
+        ("completions", {"echo": 0}),
+        ("responses", {"background": 0}),
+    ],
+    ids=str,
+)
+async def test_a_boolean_is_no_number_and_a_number_no_boolean(
+    gateway: Gateway, knowing_chat: Chat, api: str, fields: dict[str, Any]
+) -> None:
+    async with gateway.session(RecordingModel(knowing_chat, ["one"])) as session, aiohttp.ClientSession() as http:
+        url, headers = f"{session.base_url}/{PATHS[api]}", {"Authorization": f"Bearer {session.api_key}"}
+        async with http.post(url, json=LEAST[api] | fields, headers=headers) as answer:
+            assert answer.status == 400
