@@ -57,9 +57,15 @@ RIGHT = {
     "$1,000.50": [r"\boxed{\$1{,}000.50}", "1000.5"],
     r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}": [r"\boxed{\begin{pmatrix} 1 \\ 2 \end{pmatrix}}",
         r"\boxed{\begin{pmatrix}1\\2\end{pmatrix}}"],
+    "x^2+y^2=1": [r"\boxed{y^2+x^2=1}"],
+    r"\frac{x^2}{4}+\frac{y^2}{9}=1": [r"\boxed{\frac{x^2}{4}+\frac{y^2}{9}=1}"],
+    "(x-1)^2+(y+2)^2=9": [r"\boxed{(y+2)^2+(x-1)^2=9}"],
+    "x^5-x+1=0": [r"\boxed{x^5-x+1=0}"],
+    "E=mc^2": [r"\boxed{E = mc^2}"],
 }  # fmt: skip
 
 WRONG = {
+    "y^2=4x": [r"\boxed{x^2=4y}"],
     "10000": [r"\boxed{10\,001}", r"\boxed{10\,00}", r"\boxed{1\,000}", r"\boxed{100\,000}", r"\boxed{10,\ 000}",
         r"\boxed{10}", "10.000"],
     "10": [r"\boxed{10\,000}"],
