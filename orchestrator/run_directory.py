@@ -11,7 +11,7 @@ import secrets
 import shutil
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import tomli_w
@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 _REFUSAL = "config_validation_error.txt"
 _LOCK = "orchestrator.lock"
 _CLAIM = "weights_owner"
+_ADDRESS = "endpoint.json"
 _CLAIM_BYTES = 16
 
 
@@ -52,7 +53,7 @@ def holds_run(run_dir: Path) -> bool:
 
     An orchestrator whose configuration was refused leaves a lock, its log, and empty directories, which are no run.
     """
-    left = {_LOCK, _CLAIM, "orchestrator.log", "decisions.jsonl"}
+    left = {_LOCK, _CLAIM, _ADDRESS, "orchestrator.log", "decisions.jsonl"}
     return any(path.name not in left for path in run_dir.rglob("*") if not path.is_dir())
 
 
@@ -78,6 +79,12 @@ def taken_over(config: RunConfig) -> Iterator[None]:
         if is_permanent(error):
             raise ConfigurationError(message) from error
         raise OSError(error.errno, message) from error
+    for address in (
+        run_dir / "control" / _ADDRESS,
+        config.output_dir / "prometheus" / f"orchestrator_{config.run_id}.json",
+    ):
+        with suppress(OSError):
+            address.unlink()  # of a process that was killed: where nobody listens, a health check would call this one dead
     try:
         yield
     finally:

@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from counterpoint.transport.files.lock import holder_of
+from counterpoint.transport.files.lock import Holder, holder_of
 from counterpoint.transport.files.untrusted import UntrustedFileError, read_bytes
 
 SILENT_SECONDS = 60.0
@@ -32,6 +32,9 @@ STARTING_SECONDS = 600.0
 """How long a process may take until it has an address: it loads its environments before that."""
 
 ENDPOINT = "endpoint.json"
+
+_DIRECTLY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""Asks no proxy for what is on this machine, whatever the environment says."""
 
 _SILENT = re.compile(r"^counterpoint_event_loop_silent_seconds\{[^}]*\} (\S+)$", re.MULTILINE)
 
@@ -48,12 +51,12 @@ class Health:
 def health_of(directory: Path) -> Health:
     """Returns how the command and the runs of this machine in the job's `directory` are."""
     here = socket.gethostname()
-    job = holder_of(directory / "job.lock")
+    job = _holder(directory / "job.lock")
     if job is not None and job.host == here:
+        if _is_stopped(job.pid):
+            return Health([], [f"process {job.pid}, which runs the job, is stopped (SIGSTOP)"])
         return Health([f"process {job.pid} runs the job, and restarts a role that is not alive"], [])
-    locks = {
-        path.parent.name.removeprefix("run_"): holder_of(path) for path in directory.glob("run_*/orchestrator.lock")
-    }
+    locks = {path.parent.name.removeprefix("run_"): _holder(path) for path in directory.glob("run_*/orchestrator.lock")}
     alive: list[str] = []
     faults: list[str] = []
     for run_id, holder in sorted(locks.items()):
@@ -72,7 +75,7 @@ def _state_of(directory: Path, run_id: str, pid: int) -> tuple[str, bool]:
         directory / f"run_{run_id}" / "control" / ENDPOINT,
         directory / "prometheus" / f"orchestrator_{run_id}.json",
     )
-    place = next(filter(Path.exists, places), None)
+    place = next(filter(_exists, places), None)
     if place is None:
         return _without_address(directory, run_id, pid)
     try:
@@ -83,7 +86,7 @@ def _state_of(directory: Path, run_id: str, pid: int) -> tuple[str, bool]:
     except (OSError, UntrustedFileError, ValueError, LookupError, TypeError) as error:
         return f"run {run_id}: its address of metrics cannot be read: {error!r}", False
     try:
-        with urllib.request.urlopen(url, timeout=ANSWER_SECONDS) as answer:
+        with _DIRECTLY.open(url, timeout=ANSWER_SECONDS) as answer:
             text = answer.read(MAX_BYTES).decode(errors="replace")
     except (OSError, ValueError) as error:
         return f"run {run_id}: its process does not answer at {url}: {error}", False
@@ -97,9 +100,8 @@ def _state_of(directory: Path, run_id: str, pid: int) -> tuple[str, bool]:
 
 def _without_address(directory: Path, run_id: str, pid: int) -> tuple[str, bool]:
     """Returns the same of a process that has no address of metrics: it begins, unless it is stopped or began long ago."""
-    with suppress(OSError, IndexError):
-        if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "tT":
-            return f"run {run_id}: its process {pid} is stopped (SIGSTOP)", False
+    if _is_stopped(pid):
+        return f"run {run_id}: its process {pid} is stopped (SIGSTOP)", False
     try:
         seconds = time.time() - (directory / f"run_{run_id}" / "orchestrator.lock").stat().st_mtime
     except FileNotFoundError:
@@ -110,3 +112,22 @@ def _without_address(directory: Path, run_id: str, pid: int) -> tuple[str, bool]
         f"run {run_id}: its process {pid} has run for {seconds:.0f} s without an address of metrics, so nobody knows whether "
         f"its event loop goes on; expected control/{ENDPOINT} in its directory within {STARTING_SECONDS:.0f} s"
     ), False
+
+
+def _is_stopped(pid: int) -> bool:
+    with suppress(OSError, IndexError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "tT"
+    return False
+
+
+def _holder(lock: Path) -> Holder | None:
+    """Returns the holder of a lock; None also for one of another user, who lets nobody look."""
+    with suppress(PermissionError):
+        return holder_of(lock)
+    return None
+
+
+def _exists(path: Path) -> bool:
+    with suppress(PermissionError):
+        return path.exists()
+    return False

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,8 +18,9 @@ import pytest
 
 from counterpoint.cli.main import main
 from counterpoint.job.directory import JOB_LOCK, lock_file_of
-from counterpoint.job.inspection.health import SILENT_SECONDS, STARTING_SECONDS
+from counterpoint.job.inspection.health import SILENT_SECONDS, STARTING_SECONDS, health_of
 from counterpoint.orchestrator.loop_health.lag import EventLoopLagMonitor
+from counterpoint.orchestrator.run_directory import taken_over
 from counterpoint.orchestrator.telemetry import catalogue
 from counterpoint.orchestrator.telemetry.endpoint import RunTelemetry
 from counterpoint.run.config import RunConfig
@@ -73,6 +76,9 @@ def test_a_process_that_is_stopped_before_it_serves_metrics_is_unhealthy(
             process.send_signal(signal.SIGSTOP)
             wait_until(lambda: check(tmp_path, capsys)[0] == 1, "the stop")
             assert "is stopped" in check(tmp_path, capsys)[1]
+            with held(tmp_path / JOB_LOCK):
+                (tmp_path / JOB_LOCK).write_text(f"{process.pid} {socket.gethostname()}\n")
+                assert check(tmp_path, capsys)[0] == 1
         finally:
             process.kill()
 
@@ -112,6 +118,53 @@ def test_a_process_that_does_not_answer_is_unhealthy(tmp_path: Path, capsys: pyt
         assert (code, "does not answer" in said) == (1, True)
         with held(tmp_path / JOB_LOCK):  # a job's supervisor sees to its roles
             assert check(tmp_path, capsys)[0] == 0
+
+
+def test_a_run_that_begins_anew_is_not_looked_for_at_its_former_address(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    values = {
+        "run_id": "one",
+        "output_dir": tmp_path,
+        "model": "m",
+        "environments": [{"name": "a", "kind": "reverse-text"}],
+    }
+    config = RunConfig.model_validate(values)
+    places = (config.run_dir / "control" / "endpoint.json", tmp_path / "prometheus" / "orchestrator_one.json")
+    for place in places:
+        place.parent.mkdir(parents=True)
+        place.write_text(json.dumps([{"targets": ["127.0.0.1:1"]}]))
+    with taken_over(config):
+        code, said = check(tmp_path, capsys)
+        assert (code, "begins run one" in said) == (0, True)
+
+
+def test_a_proxy_is_not_asked(tmp_path: Path) -> None:
+    """In a process of its own, since the library reads the variables once."""
+    command = [sys.executable, "-m", "counterpoint.cli.main", "status", str(tmp_path), "--health"]
+    variables = {"http_proxy": "http://127.0.0.1:1", "no_proxy": "", "NO_PROXY": ""}
+    with held(lock_file_of(tmp_path, "one")), Endpoint(0, catalogue.ORCHESTRATOR, {"run": "one"}) as endpoint:
+        endpoint.write_target(tmp_path, "orchestrator_one")
+        endpoint.values.set(catalogue.SILENT, 1.0)
+        completed = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize("closed", ["run_one/control", "run_one/orchestrator.lock", "job.lock"])
+def test_what_another_user_lets_nobody_see_is_no_error(closed: str) -> None:
+    with tempfile.TemporaryDirectory() as name:  # which, unlike pytest's, others may be let into
+        directory = Path(name)
+        directory.chmod(0o755)
+        (directory / "run_one" / "control").mkdir(parents=True)
+        with held(lock_file_of(directory, "one")), held(directory / JOB_LOCK):
+            (directory / closed).chmod(0)
+            os.seteuid(65534)
+            try:
+                found = health_of(directory)
+            finally:
+                os.seteuid(0)
+        assert found.alive or found.faults
 
 
 def test_runs_of_other_machines_are_not_this_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
