@@ -30,7 +30,7 @@ STABLE = "STABLE"
 """The marker whose presence makes a directory exist for its readers."""
 
 _KEPT = ".kept"
-"""The end of the name of a removed directory in which NFS keeps open files."""
+"""The end of the name of a removed directory in which NFS keeps open files, after eight digits."""
 
 _BUFFERS_A_CALL = 512
 """Below IOV_MAX (1024 on Linux), and few enough that building the list is quick."""
@@ -131,7 +131,7 @@ def remove_directory(path: Path) -> None:
     name until it is closed: the directory is then moved aside, and removed with a later one of the same parent.
     """
     (path / STABLE).unlink(missing_ok=True)
-    for kept in path.parent.glob(f".*{_KEPT}"):
+    for kept in path.parent.glob(f".*.{'[0-9a-f]' * 8}{_KEPT}"):
         shutil.rmtree(kept, ignore_errors=True)
     if not path.is_dir():
         return

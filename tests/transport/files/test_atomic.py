@@ -160,6 +160,13 @@ def test_a_directory_in_which_files_are_open_or_mapped_on_nfs_is_removed_all_the
     assert [path.name for path in tmp_path.iterdir()] == ["step_1"], "what was kept has gone with a later removal"
 
 
+def test_a_removal_takes_nothing_of_others_along(tmp_path: Path) -> None:
+    for name in ("step_1", ".config.kept", ".step_2.0123abcd.kept"):
+        (tmp_path / name).mkdir()
+    remove_directory(tmp_path / "step_1")
+    assert [path.name for path in tmp_path.iterdir()] == [".config.kept"]
+
+
 def test_a_directory_that_may_not_be_removed_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "step_1").mkdir()
 
