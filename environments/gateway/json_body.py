@@ -19,6 +19,8 @@ MOST_LONG_DIGITS = 20_000
 """Of the integers of more than 64 bits together. Reading one takes the square of its length: for these up to 2 ms of the loop."""
 
 _LONG = b"0" * 20
+_LONG_INTEGER = re.compile(rb"(?<![\d.])\d{20,}+")
+"""Not the digits after a point, which are read in one go."""
 _DIGITS_AS_ZEROS = bytes.maketrans(b"123456789", b"0" * 9)
 
 _TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
@@ -48,7 +50,8 @@ def count_values(content: bytes) -> tuple[int, int]:
     values, digits = _marks(content), _long_digits(content)
     if values > _FEW_VALUES or digits:
         content = _TEXT.sub(b"", content)
-        values, digits = _marks(content), _long_digits(content)
+        values = _marks(content)
+        digits = sum(map(len, _LONG_INTEGER.findall(content))) if _long_digits(content) else 0
     return values, digits
 
 

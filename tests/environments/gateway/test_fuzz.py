@@ -62,6 +62,9 @@ def test_long_integers_are_counted_outside_of_text() -> None:
     assert len(template_messages(asked(f'{{"a": {2**70}, "b": "{10**100}"}}', 900))) == 900
     with pytest.raises(Refused, match="digits of long integers"):
         template_messages(asked(f'{{"a": {2**70}}}', 1001))
+    decimals = ", ".join(["0.00012345678901234567", "-1.00000000000000000000005e-7"] * 1500)
+    assert len(parse_body(f'{{"shares": [{decimals}]}}'.encode())["shares"]) == 3000
+    assert template_messages(asked(f'{{"shares": [{decimals}]}}', 1))
 
 
 def test_values_within_the_arguments_of_calls_are_counted_over_all_of_them() -> None:
