@@ -25,7 +25,16 @@ from typing import Any
 from jinja2 import TemplateError
 from tokenizers import AddedToken, Tokenizer
 
-from counterpoint.environments.chat_marks import MARK, PROMPT, Closing, alike, marked_messages, marks_of, said_message
+from counterpoint.environments.chat_marks import (
+    MARK,
+    PROMPT,
+    Closing,
+    after_completion,
+    alike,
+    marked_messages,
+    marks_of,
+    said_message,
+)
 from counterpoint.environments.chat_template import ChatTemplates
 from counterpoint.environments.text_pieces import may_be_cut, pieces_of
 from counterpoint.transport.exact_json import dumps
@@ -277,14 +286,15 @@ class Chat:
     ) -> None:
         """Raises `ValueError` if the model never reads a text, or a call, of the messages from the one numbered `first`.
 
-        The conversation is rendered with a mark in each place, once for each shape of conversations. A template may forget what
-        it wrote while it was the newest. What an assistant says is checked with `answers` only: a rollout has it in its tokens.
+        Only what is written after the message before that one counts: an extended conversation gets that alone. The conversation
+        is rendered with a mark in each place, once for each shape. A template may forget what it wrote while it was the newest.
+        What an assistant says is checked with `answers` only: a rollout has it in its tokens.
         """
         marked, marks = marked_messages(messages, first, answers=answers)
         shape = blake2b(_as_json(marked, tools[:1]) or secrets.token_bytes()).digest()
         if (dropped := self._kept.get(shape)) is None:
             try:
-                written = set(MARK.findall(self.render(marked, tools, add_generation_prompt=True)))
+                written = set(MARK.findall(after_completion(self.render(marked, tools, add_generation_prompt=True))))
             except ValueError:
                 return  # it refuses the messages, too, or marks in them
             missing = (each for each in marks.items() if each[0] not in written)
@@ -307,7 +317,7 @@ class Chat:
         while prompts and end < len(messages) and messages[end].get("role") != "assistant":
             end += 1
         with suppress(ValueError):
-            return mark in self.render(messages[:end], tools, add_generation_prompt=prompts)
+            return mark in after_completion(self.render(messages[:end], tools, add_generation_prompt=prompts))
         return False
 
     def _following(

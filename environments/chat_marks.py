@@ -52,7 +52,8 @@ def marked_messages(
 ) -> tuple[list[Mapping[str, Any]], dict[str, tuple[int, str]]]:
     """Returns the messages with marks from the one numbered `first`, and by mark the message's number and what it stands for.
 
-    They have other ids of calls, so that conversations are equal that differ only in these.
+    They have other ids of calls, so that conversations are equal that differ only in these. What the message before that one
+    says is `_COMPLETION`, where `after_completion` divides the rendered text.
     """
     marked: list[Mapping[str, Any]] = []
     marks: dict[str, tuple[int, str]] = {}
@@ -63,16 +64,24 @@ def marked_messages(
 
     def mark(number: int, place: str) -> str:
         if number < first:
-            return "text"
+            return _COMPLETION if number == first - 1 else "text"
         marks[made := f"counterpoint:{len(marks)};"] = number, f"{place} messages[{number - first}]"
         return made
 
     for number, message in enumerate(messages):
-        changed, role = dict(message), message.get("role")
+        changed, role, content = dict(message), message.get("role"), message.get("content")
         calls = message.get("tool_calls") or ()
-        if isinstance(message.get("content"), str) and (message["content"] or role == "tool"):
-            is_marked = answers or role != "assistant"
-            changed["content"] = mark(number, f"the text of role {role} of") if is_marked else "text"
+        place = f"the text of role {role} of"
+        is_marked = answers or role != "assistant" or number < first
+        if isinstance(content, str) and (content or role == "tool"):
+            changed["content"] = mark(number, place) if is_marked else "text"
+        elif isinstance(content, list):
+            changed["content"] = [
+                {**part, "text": mark(number, f"a part of {place}") if is_marked else "text"}
+                if isinstance(part, Mapping) and part.get("text")
+                else part
+                for part in content
+            ]
         if calls:
             changed["tool_calls"] = [
                 {
@@ -89,6 +98,11 @@ def marked_messages(
         changed |= {name: "text" for name in ("reasoning_content", "reasoning", "thinking") if message.get(name)}
         marked.append(changed)
     return marked, marks
+
+
+def after_completion(rendered: str) -> str:
+    """Returns what follows the last mark of a completion; all of the text if it has none."""
+    return rendered.rpartition(_COMPLETION)[2]
 
 
 def alike(text: str, other: str) -> int:

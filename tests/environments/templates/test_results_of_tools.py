@@ -288,6 +288,33 @@ def test_a_template_that_drops_content_that_is_text_is_refused_by_all(name: str,
     assert "go" in chat.transcribe([chat.start(parts)])[0], "an environment may give the parts that it reads"
 
 
+@pytest.mark.parametrize("name", ["qwen3", "qwen3_instruct_2507"])
+def test_a_template_that_drops_content_that_is_parts_is_refused(name: str, tmp_path: Path) -> None:
+    chat = Chat(model_directory(tmp_path, f"trl/{name}", own_tokens=True))
+    parts = [{"type": "text", "text": "seen 1"}]
+    with pytest.raises(ValueError, match=r"drops a part of the text of role user of messages\[0\]"):
+        chat.start([{"role": "user", "content": parts}])
+    turn = make_turn(chat.start([USER], TOOLS), chat.encode("calls"))
+    with pytest.raises(ValueError, match=r"drops a part of the text of role tool of messages\[0\]"):
+        chat.extend(turn, [{**result(1), "content": parts}], TOOLS, calls("look")["tool_calls"])
+
+
+@pytest.mark.parametrize("name", ["mistral_common/v1", "trl/cohere2", "trl/deepseek_r1_distill", "trl/deepseekv3"])
+def test_a_message_that_the_template_writes_before_what_was_said_begins_another_branch(
+    name: str, tmp_path: Path
+) -> None:
+    """They write what a system says at the start, which a conversation that goes on token for token has behind it."""
+    chat = Chat(model_directory(tmp_path, name, own_tokens=True))
+    said, told = {"role": "assistant", "content": TEXT}, {"role": "system", "content": "be brief"}
+    turn = make_turn(chat.start([USER]), chat.encode(TEXT))
+    with pytest.raises(ValueError, match=r"drops the text of role system of messages\[0\]"):
+        chat.extend(turn, [told, MORE])
+    conversations = Conversations(chat)
+    conversations.remember([USER], (), said, turn)
+    assert list(conversations.prompt([USER, said, told, MORE], ())) == chat.start([USER, said, told, MORE])
+    assert "be brief" in chat.transcribe([conversations.prompt([USER, said, told, MORE], ())])[0]
+
+
 @pytest.mark.parametrize(
     ("name", "said", "dropped"),
     [
