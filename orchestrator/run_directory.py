@@ -5,6 +5,7 @@ Trainer and operator answer by files in `control/`: a refused configuration, an 
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import secrets
@@ -29,6 +30,9 @@ _LOCK = "orchestrator.lock"
 _CLAIM = "weights_owner"
 _ADDRESS = "endpoint.json"
 _CLAIM_BYTES = 16
+
+_devices: dict[Path, int] = {}
+"""The file systems on which the run directories are that this process has taken over."""
 
 
 class ConfigurationError(ValueError):
@@ -85,9 +89,11 @@ def taken_over(config: RunConfig) -> Iterator[None]:
     ):
         with suppress(OSError):
             address.unlink()  # of a process that was killed: where nobody listens, a health check would call this one dead
+    _devices[run_dir] = run_dir.parent.stat().st_dev
     try:
         yield
     finally:
+        del _devices[run_dir]
         os.close(lock)
 
 
@@ -114,7 +120,12 @@ def write_config(config: RunConfig) -> None:
 
 
 def check_control(run_dir: Path) -> None:
-    """Raises `RunEvictedError` or `ConfigurationError` with the reason that `control/` holds, or when `control/` is gone."""
+    """Raises `RunEvictedError` or `ConfigurationError` with the reason that `control/` holds, or when `control/` is gone.
+
+    Raises `OSError` if not the directory is gone but the file system that it was on.
+    """
+    if _is_unmounted(run_dir):
+        raise OSError(errno.ENOTCONN, "its file system is not mounted any more", str(run_dir))
     if is_deleted(run_dir):
         raise RunEvictedError(f"the run's directory {run_dir} was deleted")
     verdicts: tuple[tuple[str, Callable[[str], Exception]], ...] = (
@@ -138,7 +149,14 @@ def config_is_refused(run_dir: Path) -> bool:
 
 def is_deleted(run_dir: Path) -> bool:
     """Whether the directory of a running run was deleted. `control/` shows it, since nothing creates that again."""
-    return not (run_dir / "control").is_dir()
+    return not (run_dir / "control").is_dir() and not _is_unmounted(run_dir)
+
+
+def _is_unmounted(run_dir: Path) -> bool:
+    """Whether the nearest directory above a run's is not on the file system on which it was when the run was taken over."""
+    device = _devices.get(run_dir)
+    nearest = next(above for above in run_dir.absolute().parents if above.exists())
+    return device is not None and nearest.stat().st_dev != device
 
 
 def finish_deletion(run_dir: Path) -> None:

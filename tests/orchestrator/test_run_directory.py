@@ -11,7 +11,8 @@ from pathlib import Path
 import orjson
 import pytest
 
-from counterpoint.orchestrator import logging_setup
+from counterpoint.orchestrator import logging_setup, run_directory
+from counterpoint.orchestrator.failure_report import report_failure
 from counterpoint.orchestrator.logging_setup import logging_to, set_context
 from counterpoint.orchestrator.run_directory import (
     ConfigurationError,
@@ -103,6 +104,20 @@ def test_a_deleted_directory_is_noticed_and_stays_deleted(tmp_path: Path) -> Non
             check_control(config.run_dir)
         finish_deletion(config.run_dir)
         assert not config.run_dir.exists()
+
+
+def test_a_directory_whose_file_system_is_unmounted_is_not_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A verdict would be final: no supervisor starts a run again that was deleted."""
+    config = make_config(tmp_path)
+    with taken_over(config):
+        write_config(config)
+        monkeypatch.setitem(run_directory._devices, config.run_dir, -1)
+        shutil.rmtree(config.run_dir)
+        with pytest.raises(OSError, match="not mounted") as lost:
+            check_control(config.run_dir)
+        assert report_failure(lost.value, config.run_dir) == 1
 
 
 def test_rewinding(tmp_path: Path) -> None:
