@@ -8,6 +8,7 @@
 #   make demo-math    arithmetic with a calculator: a tiny model learns to call a tool (ARGS=--fresh or --resume to run it again)
 #   make demo-real    a real language model of 135 million parameters learns to add (ARGS=--fresh or --resume to run it again)
 #   make test         every test, in four processes, on two cores in half an hour
+#   make test-changed the test files that the change against main reaches, by what imports what (tests/changed.py)
 #   make test-fast    the tests that take less than a quarter of a second each and start no vLLM, in two minutes on two cores
 #   make image-test   build the orchestrator's image and play a run with it, as root with podman (docs/operations.md)
 #   make lint         style and types
@@ -37,7 +38,7 @@ TORCH = $(if $(FIND_LINKS),,--torch-backend cpu)
 # Tests start hundreds of processes. Where Python may not write bytecode, each would compile for itself what has changed since.
 COMPILE = $(BIN)/python -m compileall -q $(dir $(wildcard */__init__.py))
 
-.PHONY: setup demo demo-multi demo-sweep demo-cluster demo-tune demo-math demo-real test test-fast wheel-test image-test systemd-test docs lint format lock help
+.PHONY: setup demo demo-multi demo-sweep demo-cluster demo-tune demo-math demo-real test test-changed test-fast wheel-test image-test systemd-test docs lint format lock help
 .DELETE_ON_ERROR:
 
 setup: $(INSTALLED)
@@ -88,6 +89,10 @@ demo-tune: $(INSTALLED)
 test: $(SMOLLM2)
 	$(COMPILE)
 	$(BIN)/pytest -n 4 --dist loadscope --no-loadscope-reorder $(ARGS)
+
+test-changed: $(SMOLLM2)
+	$(COMPILE)
+	files=$$($(BIN)/python -m tests.changed) && $(BIN)/pytest -n 4 --dist loadscope --no-loadscope-reorder $(ARGS) $$files
 
 # These compute and hardly wait: a process for each of two cores.
 test-fast: $(INSTALLED)
