@@ -116,19 +116,6 @@ def test_every_hook_is_called_with_index_and_id_in_the_order_of_the_document(tmp
     assert called == [("forgotten", 0, "def456"), ("validation", -1, "ghi789"), ("discovered", 0, "ghi789")]
 
 
-def test_an_invalid_configuration_is_explained_to_its_run(tmp_path: Path) -> None:
-    multi_run_manager = managed(tmp_path)
-
-    def config_validation_callback(config: RunConfig) -> tuple[bool, str]:
-        return config.steps < 10, "at most 9 steps"
-
-    multi_run_manager.register_config_validation_hook(config_validation_callback)
-    path = write_run(tmp_path, "abc123", steps=10)
-    multi_run_manager.discover_runs()
-    assert multi_run_manager.registry.run_ids == {}
-    assert path.with_name("config_validation_error.txt").read_text() == "at most 9 steps"
-
-
 def test_to_evict_from_an_index_without_a_run_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     multi_run_manager = managed(tmp_path)
     for slot in (1, 5, -1):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 from counterpoint.cluster import CallError, Context, DataChannel, Member, SelfLoopWorker, SubMaster, WorkLoad, repeat
@@ -69,21 +70,14 @@ class Unfit(WorkLoad):
 
 
 class Count(WorkLoad):
-    """Puts so many lines as it is allowed, by a file of the job's directory."""
+    """Puts lines until it is stopped."""
 
     def start(self) -> None:
-        allowed = Path(self.context.directory) / "allowed"
         with DataChannel(self.context.config["output"], self.context).producer().blocking as producer:
-            number = producer.next_position
-            while number < self.context.config["records"] and not self.context.stop.is_set():
-                if allowed.exists() and number < int(allowed.read_text() or "0"):
-                    repeat(partial(producer.send, f"line {number}", timeout=WAIT_SECONDS), self.context.stop)
-                    number += 1
-                else:
-                    self.context.stop.wait(WAIT_SECONDS)
-            if not self.context.stop.is_set():
-                producer.flush(60.0)
-                producer.end(60.0)
+            for number in count():
+                if self.context.stop.is_set():
+                    return
+                repeat(partial(producer.send, f"line {number}", timeout=WAIT_SECONDS), self.context.stop)
 
 
 class Upper(SelfLoopWorker):
@@ -93,13 +87,6 @@ class Upper(SelfLoopWorker):
         return record.upper()
 
 
-class Double(SelfLoopWorker):
-    """Doubles records, and leaves out every seventh."""
-
-    def process(self, record: str) -> str | None:
-        return None if int(record.split()[1]) % 7 == 0 else record * 2
-
-
 class Faulty(SelfLoopWorker):
     """Makes nothing of anything."""
 
@@ -107,21 +94,11 @@ class Faulty(SelfLoopWorker):
         raise ValueError(f"no sample of {record.lower()}")
 
 
-class Gather(SelfLoopWorker):
-    """Keeps all records."""
-
-    def __init__(self, context: Context) -> None:
-        super().__init__(context)
-        self.kept: list[str] = []
+class Drop(SelfLoopWorker):
+    """Keeps nothing."""
 
     def process(self, record: str) -> None:
-        self.kept.append(record)
-
-    def state(self) -> list[str]:
-        return self.kept
-
-    def restore(self, state: list[str]) -> None:
-        self.kept = state
+        pass
 
 
 class Visitor(WorkLoad):
