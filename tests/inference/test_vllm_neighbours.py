@@ -88,19 +88,6 @@ async def test_probable_tokens_come_beside_scores_and_probes(moe_server: ServerP
             await check_alternatives(pool, model, "b")
 
 
-async def test_probable_tokens_come_beside_scores_and_probes_of_adapters(lora_server: ServerProcess) -> None:
-    """There each token is a request of its own."""
-    directory, model = lora_server.directories[1], lora_server.models[1]
-    update = WeightUpdate(1, directory, Probe.read(directory / "probe.json"), "neighbour")
-    async with pool_at(lora_server, "neighbour") as pool:
-        await pool.update_weights(update)
-        async with repeated(lambda: pool.score(TOKENS, 40, affinity="scores")) as scores:
-            await check_alternatives(pool, model, "a")
-        assert max(furthest(each, model, TOKENS, 40) for each in scores) < TOLERANCE
-        async with repeated(lambda: pool.update_weights(replace(update))):  # of another object: to be loaded
-            await check_alternatives(pool, model, "b")
-
-
 async def test_probable_tokens_come_beside_a_stranger_who_asks_for_given_ones(moe_server: ServerProcess) -> None:
     model = moe_server.models[0]
     asked = [3, 1, 4, 15, 9, 2, 6]  # more than the others' alternatives
