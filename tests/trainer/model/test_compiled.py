@@ -175,13 +175,13 @@ def test_compiled_layers_may_be_off_by_rounding_alone(
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles by a C++ compiler")
-@pytest.mark.parametrize(("ranks", "refused"), [(2, False), (2, True), (4, False)])
+@pytest.mark.parametrize("refused", [False, True])
 def test_ranks_that_work_together_train_as_one_with_layers_as_they_are(
-    dense_directory: Path, moe_directory: Path, tmp_path: Path, ranks: int, refused: bool
+    dense_directory: Path, moe_directory: Path, tmp_path: Path, refused: bool
 ) -> None:
     """Compiled on all: of divided weights, divided experts, shared rows; and where one cannot compile, on none."""
     launch(
-        ranks,
+        2,
         tmp_path,
         dense_directory,
         moe_directory,
@@ -189,12 +189,12 @@ def test_ranks_that_work_together_train_as_one_with_layers_as_they_are(
         module="tests.trainer.compiled_learner",
         seconds=900.0,
     )
-    found = json.loads((tmp_path / f"found_{ranks}.json").read_text())
+    found = json.loads((tmp_path / "found.json").read_text())
     expected = "another rank has failed, as its log says" if refused else "are compiled"
-    trained = [(way, name) for way, (_, names) in WAYS[ranks].items() for name in names]
+    trained = [(way, name) for way, (_, names) in WAYS[refused].items() for name in names]
     assert [expected in report for report in found["reports"]] == [True] * len(trained), found["reports"]
-    assert ("are not compiled: RuntimeError: no C++ compiler" in (tmp_path / f"log_{ranks}").read_text()) == refused
-    for way, (_, names) in WAYS[ranks].items():
+    assert ("are not compiled: RuntimeError: no C++ compiler" in (tmp_path / "log_2").read_text()) == refused
+    for way, (_, names) in WAYS[refused].items():
         assert refused or 0 < found["graphs"][way] <= GRAPHS * len(names), "far below one for each of the rows"
     for way, name in trained:
         assert_close(found[way][name], found["plain"][name], ["one"])
