@@ -39,8 +39,6 @@ WAYS: dict[int, dict[str, tuple[dict[str, Any], list[str]]]] = {
     },
     4: {
         "alone": ({}, [FULL, LORA]),
-        "sharded": ({"sharding": True}, [FULL, LORA]),
-        "context": ({"context_parallel": 2}, [FULL, LORA]),
         "sharded and context": ({"sharding": True, "context_parallel": 2}, [FULL, LORA]),
     },
 }

@@ -16,7 +16,8 @@ from tests.trainer.test_sharding import assert_close
 pytestmark = pytest.mark.slow
 
 
-SEVERAL = {2: list(SCENARIOS), 4: ["dense-full", "dense-lora", "moe-full", "moe-lora-two"]}
+SEVERAL = {2: list(SCENARIOS), 4: ["dense-full"]}
+"""What is trained, by number of ranks: of four, in two groups, also a mixture and adapters in `test_experts.py`."""
 
 
 @pytest.fixture(scope="module")
