@@ -26,21 +26,20 @@ interval = 2
 LIBRARIES = ["numpy", "torch", "vllm", "transformers", "aiohttp", "pydantic", "zmq", "orjson", "rich", "safetensors"]
 
 
-def litter(directory: Path, *names: str, as_folders: bool) -> None:
-    """Puts modules of these names into a directory, each of which ends whoever imports it."""
+def litter(directory: Path, *names: str) -> None:
+    """Puts files and folders of these names into a directory, each of which ends whoever imports it."""
     for name in names:
-        file = directory / name / "__init__.py" if as_folders else directory / f"{name}.py"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(f"raise SystemExit('the {name} of a user was imported')\n")
+        for file in (directory / name / "__init__.py", directory / f"{name}.py"):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(f"raise SystemExit('the {name} of a user was imported')\n")
 
 
 @pytest.mark.slow
 @pytest.mark.vllm
-@pytest.mark.parametrize("as_folders", [False, True])
-def test_the_first_commands_work_beside_files_of_any_name(tmp_path: Path, as_folders: bool) -> None:
+def test_the_first_commands_work_beside_files_of_any_name(tmp_path: Path) -> None:
     here, on_the_path = tmp_path / "here", tmp_path / "on_the_path"
-    litter(here, *OURS, "counterpoint", *PYTHONS, *LIBRARIES, as_folders=as_folders)
-    litter(on_the_path, *OURS, as_folders=as_folders)
+    litter(here, *OURS, "counterpoint", *PYTHONS, *LIBRARIES)
+    litter(on_the_path, *OURS)
     environment = os.environ | {"PYTHONPATH": str(on_the_path)}
 
     def counterpoint_(*words: str) -> str:
