@@ -95,9 +95,10 @@ def test_the_help_of_a_command_lists_its_keys_without_torch(command: str) -> Non
 
 
 @pytest.mark.slow
-def test_the_help_shows_what_can_be_given() -> None:
+def test_the_help_shows_what_can_be_given(capsys: pytest.CaptureFixture[str]) -> None:
     """A flag for each key; N for the position in a list, whose tables may be of several kinds."""
-    shown = counterpoint("orchestrator", "--help", "all").stdout
+    assert main(["orchestrator", "--help", "all"]) == 0
+    shown = capsys.readouterr().out
     assert "--training.betas  (list of number)" in shown
     assert "  --filters.N.kind  (gibberish | repetition | zero_advantage)" in shown
     assert "  --environments.N.ratio  (number = 1.0)" in shown
@@ -256,18 +257,22 @@ def test_what_cannot_be_imported_is_refused_before_anything_is_written(
 
 
 @pytest.mark.slow
-def test_a_missing_model_is_refused_before_anything_is_written(job_file: Path, tmp_path: Path) -> None:
+def test_a_missing_model_is_refused_before_anything_is_written(
+    job_file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     port = str(free_port())
-    message = refused("run", str(job_file), "--model", str(tmp_path / "no-model"), "--inference.port", port)
+    message = refused_here(capfd, "run", str(job_file), "--model", str(tmp_path / "no-model"), "--inference.port", port)
     assert "no-model" in message
     assert list(tmp_path.iterdir()) == [job_file]
 
 
 @pytest.mark.slow
-def test_a_cache_that_cannot_be_written_is_named() -> None:
-    completed = counterpoint("make-model", "tiny-moe", COUNTERPOINT_CACHE="/proc/nowhere")
-    assert completed.returncode == 2
-    assert "COUNTERPOINT_CACHE = '/proc/nowhere' cannot hold models" in completed.stderr
+def test_a_cache_that_cannot_be_written_is_named(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COUNTERPOINT_CACHE", "/proc/nowhere")
+    said = refused_here(capfd, "make-model", "tiny-moe")
+    assert "COUNTERPOINT_CACHE = '/proc/nowhere' cannot hold models" in said
 
 
 INTERRUPTIBLE = """
@@ -296,5 +301,5 @@ def test_ctrl_c_while_the_model_is_built_says_that_nothing_was_lost(job_file: Pa
     assert not (tmp_path / "out").exists()
 
 
-def test_an_error_cannot_steer_the_terminal() -> None:
-    assert refused("run", "\x1b[2J.toml") == "counterpoint: error: \\x1b[2J.toml: there is no such file\n"
+def test_an_error_cannot_steer_the_terminal(capfd: pytest.CaptureFixture[str]) -> None:
+    assert refused_here(capfd, "run", "\x1b[2J.toml") == "counterpoint: error: \\x1b[2J.toml: there is no such file\n"
