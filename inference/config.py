@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, model_validator
 
-from counterpoint.transport.config import Config
+from counterpoint.transport.config import Config, Seed
 from counterpoint.transport.loopback import is_loopback
 
 
@@ -96,7 +96,7 @@ class InferenceConfig(Config):
     """How reasoning is told from the answer: a name that vLLM knows (`--reasoning-parser`), such as `qwen3` or
     `deepseek_r1`."""
 
-    seed: int = 0
+    seed: Seed = 0
     """Seed of the engine's sampling."""
 
     startup_timeout_seconds: float = Field(default=300.0, gt=0)

@@ -18,7 +18,7 @@ from counterpoint.job.tracking.alerts import AlertsConfig
 from counterpoint.job.tracking.config import TrackingConfig
 from counterpoint.run.config import RunConfig
 from counterpoint.trainer.config import TrainerConfig
-from counterpoint.transport.config import Config, TransportConfig
+from counterpoint.transport.config import Config, Seed, TransportConfig
 
 
 class GpuConfig(Config):
@@ -55,7 +55,7 @@ class JobSections(Config):
     model: str
     """A local directory, a hub name, or a model that `make-model` builds (`tiny-moe`, `tiny-dense`, `tiny-math`, `smollm2`)."""
 
-    seed: int = 0
+    seed: Seed = 0
     """The seed of everything random in all three roles."""
 
     resume: bool = False

@@ -21,7 +21,7 @@ from counterpoint.run.notes import NotesText, Tags
 from counterpoint.run.opponents import OpponentConfig, check_opponents
 from counterpoint.run.teacher import TeacherConfig, check_teacher
 from counterpoint.run.updates import ReferenceConfig, ValueHeadConfig
-from counterpoint.transport.config import Config, Identifier, TransportConfig
+from counterpoint.transport.config import Config, Identifier, Seed, TransportConfig
 
 
 class ScheduleConfig(Config):
@@ -337,7 +337,7 @@ class RunConfig(Config):
     served_model: str | None = None
     """Name of the base model at the servers. Unset: the path in `model`, vLLM's default. With LoRA, requests name the run."""
 
-    seed: int = 0
+    seed: Seed = 0
     """Seed of the order of examples, and of everything random in the orchestrator."""
 
     steps: int = Field(default=100, ge=1, le=LARGEST_STEP)

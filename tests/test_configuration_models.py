@@ -12,6 +12,10 @@ from typing import Annotated, Any
 import pytest
 from pydantic import ValidationError
 
+from counterpoint.inference.config import InferenceConfig
+from counterpoint.run.config import RunConfig
+from counterpoint.trainer.config import TrainerConfig
+from counterpoint.trainer.sft.config import SftConfig
 from counterpoint.transport.config import NO_NUMBER, Config
 
 REPOSITORY = Path(__file__).parents[1]
@@ -74,3 +78,10 @@ def test_a_boolean_is_no_number_in_any_field_of_any_model() -> None:
     ]
     assert not taken
     assert len(fields) > LEAST_NUMBERS
+
+
+def test_a_number_beyond_what_its_users_take_is_refused_at_the_start() -> None:
+    for model in (RunConfig, TrainerConfig, SftConfig, InferenceConfig):
+        for seed in (2**63, -(2**63) - 1, 10**400):
+            assert "seed" in {name for _, name in errors_of(model, {"seed": seed})}, model
+    assert ("finite_number", "epochs") in errors_of(SftConfig, {"epochs": float("inf")})

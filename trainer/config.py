@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from counterpoint.inference.model_facts import EXPERT_COUNTS
 from counterpoint.run.config import TrainingConfig
-from counterpoint.transport.config import Config, TransportConfig, machine_memory
+from counterpoint.transport.config import Config, Seed, TransportConfig, machine_memory
 
 
 class TrainerConfig(Config):
@@ -22,7 +22,7 @@ class TrainerConfig(Config):
     model: str
     """A local directory, a hub name, or a model that `make-model` builds."""
 
-    seed: int = 0
+    seed: Seed = 0
     """Seeds the initial adapter weights and all random numbers of the trainer."""
 
     resume: bool = False

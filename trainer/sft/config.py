@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from counterpoint.environments.data.config import DataConfig
 from counterpoint.run.config import RunConfig, TrainingConfig
 from counterpoint.trainer.config import TrainerConfig
-from counterpoint.transport.config import Config, Identifier
+from counterpoint.transport.config import Config, Identifier, Seed
 
 ENVIRONMENT = "sft"
 """Stands for the data in the run's configuration and in batches."""
@@ -48,7 +48,7 @@ class SftConfig(Config):
     run_id: Identifier = "sft"
     """Names the run's directory, `run_<id>/`, whose `broadcast/step_N` hold the weights."""
 
-    seed: int = 0
+    seed: Seed = 0
     """Seed of the order of the rows, and of a new adapter."""
 
     resume: bool = False
@@ -57,7 +57,7 @@ class SftConfig(Config):
     data: DataConfig
     """The rows. Each has `messages`, a list of `{role, content}`, and may have `tools`."""
 
-    epochs: float = Field(default=1.0, gt=0)
+    epochs: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     """How often each row is trained; each epoch has an order of its own."""
 
     samples_per_step: int = Field(default=32, ge=1)
