@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import numpy as np
@@ -18,6 +18,7 @@ from counterpoint.inference.base import (
     ServerFailure,
     ServerUnreachable,
 )
+from counterpoint.inference.clients.capacity import Observation
 from counterpoint.inference.clients.client import ServerClient
 from counterpoint.inference.pool.deadlines import end
 
@@ -83,6 +84,19 @@ async def ask_for_a_token(client: ServerClient, model: str) -> None:
             f"{client.url} answers health checks, and did not answer a request for one token within {SILENT_SECONDS:g} s"
         ) from None
     completion.check(request)
+
+
+async def ask_for_a_sign(
+    client: ServerClient, model: str, observe: Callable[[], Awaitable[Observation | None]]
+) -> None:
+    """Does as `ask_for_a_token`, but a server that computes tokens for others meanwhile may leave the request waiting."""
+    before = await observe()
+    try:
+        await ask_for_a_token(client, model)
+    except ServerUnreachable:
+        now = await observe()
+        if before is None or now is None or now.tokens == before.tokens:
+            raise
 
 
 async def ask_for_an_answer(client: ServerClient, model: str) -> None:

@@ -24,6 +24,7 @@ from counterpoint.inference.base import (
     GenerateRequest,
     InferenceError,
     ParsedText,
+    RequestRefused,
     SamplingParameters,
     ScoreRequest,
     Scores,
@@ -287,7 +288,7 @@ class InferencePool:
 
     async def _asked(self, call: calls.Call[Asked, Content], request: Asked, affinity: str) -> _Answer[Content]:
         """Makes the request at a server, and after a failure at another one."""
-        last: ServerFailure | None = None
+        last: InferenceError | None = None
         limit = self._config.request_timeout_seconds
         due = asyncio.get_running_loop().time() + limit
         try:
@@ -311,11 +312,14 @@ class InferencePool:
                     monitor.served()
                     origin = answer.origin if isinstance(answer, Completion) else None
                     return _Answer(answer, monitor.version_of(origin, version), monitor)
-                except ServerFailure as error:
-                    logger.warning("Request of %s, attempt %d, failed: %s", affinity, attempt + 1, error)
+                except (ServerFailure, RequestRefused) as error:
+                    level = logging.DEBUG if isinstance(error, RequestRefused) else logging.WARNING
+                    logger.log(level, "Request of %s, attempt %d, failed: %s", affinity, attempt + 1, error)
                     last, avoid = error, server
                     async with asyncio.timeout_at(due):
                         await self._note_failure(monitor, error)
+                    if isinstance(error, RequestRefused) and server.state is not State.OUT:
+                        raise  # the refusal of a server that refuses everything says nothing of the request
                     self.meters.retries += attempt < self._config.max_retries
                 finally:
                     self._fleet.release(server)
@@ -406,7 +410,7 @@ class InferencePool:
             for monitor in unknown:
                 monitor.go_on_without(update)
 
-    async def _note_failure(self, monitor: ServerMonitor, error: ServerFailure) -> None:
+    async def _note_failure(self, monitor: ServerMonitor, error: InferenceError) -> None:
         server = monitor.server
         if isinstance(error, WrongAnswer):
             monitor.take_out(f"it gave a wrong answer: {error}")

@@ -16,7 +16,6 @@ from functools import partial
 from counterpoint.inference.base import (
     InferenceError,
     RequestRefused,
-    ServerFailure,
     ServerUnreachable,
     WeightUpdate,
     WrongWeights,
@@ -175,8 +174,8 @@ class ServerMonitor:
         """Checks the server's health without waiting for the next interval."""
         self._wake.set()
 
-    async def doubt(self, failure: ServerFailure) -> None:
-        """Takes the server out, after requests have failed, unless it generates one token.
+    async def doubt(self, failure: InferenceError) -> None:
+        """Takes the server out, after requests have failed, unless it generates a token.
 
         The failure of a request may be its own: what it asks for says nothing of the server. A plain request does.
         """
@@ -184,7 +183,7 @@ class ServerMonitor:
             return
         self._in_doubt, failures = True, self.server.failures
         try:
-            await liveness.ask_for_a_token(self.client, self._model)
+            await liveness.ask_for_a_sign(self.client, self._model, self._observe)
         except InferenceError as error:
             if self._fleet.is_doubted(self.server):
                 # Healthy or not, it may return at its next check, no sooner.
@@ -196,7 +195,7 @@ class ServerMonitor:
             self._fleet.succeeded(self.server)
             self.served()
             logger.info(
-                "Inference server %s stays in service: %d requests in a row failed, and one for one token did not",
+                "Inference server %s stays in service: %d requests in a row failed, and it generates tokens",
                 self.server.url,
                 failures,
             )

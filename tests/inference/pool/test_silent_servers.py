@@ -7,9 +7,11 @@ import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
+import numpy as np
 import pytest
 
-from tests.inference.pool.test_pool import generate, pool_of, states, until_states
+from counterpoint.inference.base import InferenceError, RequestRefused
+from tests.inference.pool.test_pool import PROMPT, generate, pool_of, states, until_states
 from tests.support.fake_inference import FakeServer, weight_update
 from tests.support.partition import KINDS, Peer, open_listener, peer_by
 from tests.support.polling import until
@@ -126,3 +128,37 @@ async def test_a_server_that_computes_may_take_its_time(
         await until(lambda: "its engine computed no token" in caplog.text, "an engine that is noticed to be stuck")
         slow.gate.set()
         await asked
+
+
+@pytest.mark.parametrize("status", [400, 403, 405, 413])
+async def test_a_server_that_refuses_everything_but_health_checks_is_out(status: int) -> None:
+    """It refuses at once, so that it would draw nearly all requests of a run, and fail them."""
+    async with FakeServer() as bad, FakeServer() as good, pool_of(bad, good, health_interval_seconds=60) as pool:
+        await until_states(pool, "serving", "serving")
+        bad.generate_status = status
+        bad.score_status = lambda _asked: status
+        found = []
+        for number in range(16):
+            found += await asyncio.gather(pool.score(PROMPT, 1, affinity=str(number)), return_exceptions=True)
+        assert states(pool) == ["out", "serving"]
+        assert sum(isinstance(each, RequestRefused) for each in found) == 2, "the third one goes to the other server"
+        assert sum(isinstance(each, np.ndarray) for each in found) == 14
+
+
+async def test_a_server_that_computes_for_others_may_leave_a_doubt_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one with as many requests as it takes at once, whose completions are long: they would all be cancelled."""
+    monkeypatch.setattr("counterpoint.inference.pool.liveness.SILENT_SECONDS", 0.1)
+    async with FakeServer() as busy, pool_of(busy, health_interval_seconds=60) as pool:
+        busy.gate.clear()
+        busy.metrics = idle_metrics(1, 0)
+        in_flight = asyncio.create_task(generate(pool))
+        await busy.arrived.wait()
+        busy.score_status = lambda _asked: 500
+        failing = asyncio.create_task(pool.score(PROMPT, 1, affinity="b"))
+        await until(lambda: len(busy.asked) == 2, "the request for one token")
+        busy.metrics = idle_metrics(1, 9)
+        with pytest.raises(InferenceError, match="500"):
+            await failing
+        assert states(pool) == ["serving"]
+        busy.gate.set()
+        assert (await in_flight).server == busy.url
