@@ -102,26 +102,26 @@ async def test_a_server_that_has_lied_loads_and_proves_its_weights_before_it_ser
         assert server.versions == [4, 4]
 
 
-@pytest.mark.parametrize("value", [0.5, np.nan, -np.inf])
+@pytest.mark.parametrize("values", [[0.5] * 2, [np.nan] * 2, [-np.inf] * 2, [-1], [-1] * 3, []])
 async def test_scores_that_are_no_log_probabilities_take_their_server_out(
-    monkeypatch: pytest.MonkeyPatch, value: float
+    monkeypatch: pytest.MonkeyPatch, values: list[float]
 ) -> None:
+    """Nor do those of another number of tokens than were asked for."""
     async with FakeServer() as liar, FakeServer() as good, pool_of(liar.url, good.url) as pool:
-        monkeypatch.setattr("tests.support.fake_inference.wire.encode_scores", encode_with(value, liar))
+        monkeypatch.setattr("tests.support.fake_inference.wire.encode_scores", encode_with(floats(*values), liar))
         scores = await pool.score(integers(1, 2, 3), 1, affinity="a")
         assert scores.tolist() == pytest.approx([-0.02, -0.03])
         assert [status.state for status in pool.status()] == ["out", "serving"]
 
 
-def encode_with(value: float, liar: FakeServer) -> Any:
-    """Encodes scores as a server does; the first ones, which are those of `liar`, with `value`."""
+def encode_with(values: np.ndarray, liar: FakeServer) -> Any:
+    """Encodes scores as a server does; the first ones, which are those of `liar`, as `values`."""
     from counterpoint.inference.wire import encode_scores
 
     def encode(scores: Scores) -> bytes:
         first = len(liar.scored) == 1 and not wrong
         wrong.append(first)
-        values = np.full_like(scores.log_probabilities, value) if first else scores.log_probabilities
-        return encode_scores(replace(scores, log_probabilities=values))
+        return encode_scores(replace(scores, log_probabilities=values) if first else scores)
 
     wrong: list[bool] = []
     return encode
