@@ -239,6 +239,43 @@ def test_of_the_turns_that_a_text_repeats_one_is_encoded(chat: Chat, monkeypatch
     assert encoded == [" a time"]
 
 
+def turn_of(prompt: list[int], completion: list[int]) -> Turn:
+    values = np.zeros(len(completion), np.float32)
+    return Turn(np.asarray(prompt, np.int32), np.asarray(completion, np.int32), values, 0, "stop")
+
+
+def test_the_longest_known_history_is_continued(chat: Chat) -> None:
+    """With its turn's tokens, which are not those that its text has when it is encoded again."""
+    conversations, answer = Conversations(chat), {"role": "assistant", "content": "well"}
+    long = [HELLO, answer, MORE, answer, MORE]
+    for end, turn in ((1, turn_of([1, 2], [3])), (3, turn_of([1, 2, 3, 9], [7, 8]))):
+        conversations.remember(long[:end], [], answer, turn)
+    assert conversations.prompt(long, [])[:6].tolist() == [1, 2, 3, 9, 7, 8]
+    assert conversations.prompt([*long[:3], MORE], [])[:3].tolist() == [1, 2, 3]
+    assert conversations.prompt([HELLO, MORE], [])[:3].tolist() != [1, 2, 3]
+
+
+def test_histories_are_apart_by_the_variables_of_the_template(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat, "with_template_kwargs", lambda variables: chat)
+    conversations, answer = Conversations(chat), {"role": "assistant", "content": "well"}
+    efforts: list[dict[str, Any]] = [{}, {"effort": "low"}, {"effort": "high"}]
+    for number, each in enumerate(efforts):
+        turn = turn_of([1, number], [3])
+        conversations.rendered_with(each).remember([HELLO], [], answer, turn)
+    for number, each in enumerate(efforts):
+        prompt = conversations.rendered_with(dict(each)).prompt([HELLO, answer, MORE], [])
+        assert prompt[:3].tolist() == [1, number, 3]
+
+
+async def test_each_choice_of_a_request_is_a_turn(gateway: Gateway, chat: Chat) -> None:
+    model = RecordingModel(chat, ["a", "b", "c"])
+    async with gateway.session(model) as session, client_of(session) as client:
+        answer = await client.chat.completions.create(model="any", messages=[HELLO], n=3)
+        assert [each.message.content for each in answer.choices] == ["a", "b", "c"]
+        assert sorted(map(id, session.turns)) == sorted(map(id, model.turns))
+        assert len(session.turns) == 3
+
+
 async def test_prompts_of_token_ids_are_taken_as_they_are(gateway: Gateway, chat: Chat) -> None:
     model = RecordingModel(chat, ["a", "b", "c", "d"])
     async with gateway.session(model) as session, client_of(session) as client:
