@@ -276,6 +276,17 @@ async def test_each_choice_of_a_request_is_a_turn(gateway: Gateway, chat: Chat) 
         assert len(session.turns) == 3
 
 
+async def test_no_choice_of_a_request_is_trained_of_which_one_fails(gateway: Gateway, chat: Chat) -> None:
+    """The agent reads none of them, and its next request does not go on from one."""
+    model = RecordingModel(chat, ["kept", "a", "b"])  # the third choice finds no answer left
+    async with gateway.session(model) as session, client_of(session) as client:
+        await client.chat.completions.create(model="any", messages=[HELLO])
+        with pytest.raises(openai.APIStatusError):
+            await client.chat.completions.create(model="any", messages=[HELLO], n=3)
+        assert len(session.turns) == 1
+    assert [any(turn.untrained) for turn in model.turns] == [False, True, True]
+
+
 async def test_prompts_of_token_ids_are_taken_as_they_are(gateway: Gateway, chat: Chat) -> None:
     model = RecordingModel(chat, ["a", "b", "c", "d"])
     async with gateway.session(model) as session, client_of(session) as client:

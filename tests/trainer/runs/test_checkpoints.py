@@ -306,6 +306,27 @@ def test_the_slices_of_a_run_are_asked_for_while_those_of_a_later_one_are_waited
     checkpoints.close()
 
 
+@pytest.mark.parametrize("lacks", ["nothing", "intact weights", "a broadcast", "a new step"])
+def test_only_new_weights_that_are_whole_and_published_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacks: str
+) -> None:
+    monkeypatch.setattr(checkpoint, "take", lambda run: Snapshot(run.run_id, run.progress.step, {}, {}))
+    for directory in (tmp_path / "run_one" / "broadcast", checkpoints_directory(tmp_path, "one")):
+        is_there = lacks == "a new step" or (directory.name == "broadcast" and lacks != "a broadcast")
+        (directory / "step_2").mkdir(parents=True)
+        if is_there:
+            (directory / "step_2" / "STABLE").touch()
+    run: Any = SimpleNamespace(run_id="one", intact=lacks != "intact weights", progress=SimpleNamespace(step=2))
+    written: list[int] = []
+    monkeypatch.setattr(checkpoint, "write", lambda snapshot, *_: written.append(snapshot.step))
+    spans = SpanLog(tmp_path / "spans.jsonl", "trainer")
+    with closing(Checkpoints(tmp_path, 9, nullcontext, lambda run_id: None, spans)) as checkpoints:
+        assert checkpoints.begin(run) == (lacks == "nothing")
+        assert not checkpoints.begin(run), "it is on its way"
+        checkpoints.complete()
+    assert written == ([2] if lacks == "nothing" else [])
+
+
 def killed_write(write: Callable[..., None], deaths: Deaths, *arguments: object) -> None:
     """Counts the operations of the thread alone."""
     with pytest.MonkeyPatch.context() as patched:
