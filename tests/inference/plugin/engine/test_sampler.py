@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,6 +28,9 @@ LOGITS = torch.tensor(np.random.default_rng(0).normal(size=(ROWS, VOCABULARY)), 
 class Runner:
     def __init__(self, sampler: Any) -> None:
         self.sampler = sampler
+        self.input_batch = SimpleNamespace(
+            has_allowed_token_ids={"b"}, req_id_to_index={"a": 0, "b": 1, "c": 2, "d": 3}
+        )
 
 
 def sampler() -> Any:
@@ -64,6 +69,18 @@ def test_a_step_in_which_nobody_asks_for_probable_tokens_is_vllms_own(alternativ
     mine = sampler()(LOGITS.clone(), asked).logprobs_tensors
     theirs = Sampler("processed_logprobs")(LOGITS.clone(), asked).logprobs_tensors
     assert all(torch.equal(getattr(mine, name), getattr(theirs, name)) for name in ("logprob_token_ids", "logprobs"))
+
+
+def test_only_a_request_that_allows_given_tokens_alone_is_limited_to_them() -> None:
+    """vLLM leaves its mask in rows that it had before: another request was sampled from a few tokens."""
+    forbidden = torch.ones(ROWS, VOCABULARY, dtype=torch.bool)
+    forbidden[:, 3] = False
+    asked = replace(metadata(VOCABULARY, None), allowed_token_ids_mask=forbidden)
+    found = sampler()(LOGITS.clone(), asked)
+    expected = LOGITS.argmax(-1)
+    expected[1] = 3
+    assert found.sampled_token_ids[:, 0].tolist() == expected.tolist()
+    assert torch.isfinite(found.logprobs_tensors.logprobs).all(-1).tolist() == [True, False, True, True]
 
 
 def test_a_sampler_that_is_not_vllms_own_stays() -> None:
