@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import numpy as np
 import pytest
@@ -137,7 +138,7 @@ async def test_a_server_that_refuses_everything_but_health_checks_is_out(status:
         await until_states(pool, "serving", "serving")
         bad.generate_status = status
         bad.score_status = lambda _asked: status
-        found = []
+        found: list[Any] = []
         for number in range(16):
             found += await asyncio.gather(pool.score(PROMPT, 1, affinity=str(number)), return_exceptions=True)
         assert states(pool) == ["out", "serving"]
