@@ -111,6 +111,10 @@ class Trial:
     """The durable ones that are kept, oldest first."""
 
     def __post_init__(self, trial_name_creator: Creator | None, trial_dirname_creator: Creator | None) -> None:
+        if not isinstance(self.trainable_name, str):
+            raise TuneError(
+                f"trainable_name = {self.trainable_name!r}: expected text, module:name or the name given to register_trainable"
+            )
         if ":" not in self.trainable_name and self.trainable_name != TRAINABLE_OF_RUNS:
             importlib.import_module("counterpoint.tune.registry").trainable_path(
                 self.trainable_name
@@ -126,6 +130,8 @@ class Trial:
         self.evaluated_params = {} if self.evaluated_params is None else without_numpy(self.evaluated_params)
         self.resources = resources_of(self.resources, "resources")
         self.stopping_criterion = checked_criteria(self.stopping_criterion, "stopping_criterion")
+        for count in ("checkpoint_freq", "keep_checkpoints_num", "max_failures"):
+            setattr(self, count, without_numpy(getattr(self, count)))
         check_counts(self.checkpoint_freq, self.keep_checkpoints_num, self.max_failures)
         self.export_formats = check_formats(self.export_formats)
         self.log_to_file = False if self.log_to_file is None else self.log_to_file
@@ -199,7 +205,7 @@ def checked_criteria(given: object, where: str) -> dict[str, float]:
     if given is not None and not isinstance(given, Mapping):
         raise TuneError(f"{where} = {given!r}: expected a dict of metrics and the numbers at which to stop")
     criteria: dict[str, float] = {}
-    for metric, value in (given or {}).items():
+    for metric, value in without_numpy(dict(given or {})).items():
         if not isinstance(metric, str) or isinstance(value, str) or not isinstance(value, int | float):
             raise TuneError(
                 f"{where}[{metric!r}] = {value!r}: expected a metric's name and the number at which to stop"

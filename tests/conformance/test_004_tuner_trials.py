@@ -84,6 +84,21 @@ def test_numbers_of_numpy_in_a_configuration_are_pythons() -> None:
     assert [type(config["x"]), type(config["y"]["n"]), type(config["z"][0])] == [float, int, bool]
 
 
+def test_numbers_of_numpy_among_a_trials_arguments_are_pythons(tmp_path: Path) -> None:
+    """They are journalled as well."""
+    numbers = {"checkpoint_freq": np.int64(2), "keep_checkpoints_num": np.int32(1), "max_failures": np.int8(3)}
+    trial = Trial("m:f", {"script": [1, 2]}, stopping_criterion={"loss": np.float64(0.5)}, **numbers)  # type: ignore[arg-type]
+    kept = [trial.stopping_criterion["loss"], *(getattr(trial, name) for name in numbers)]
+    assert kept == [0.5, 2, 1, 3]
+    assert [type(each) for each in kept] == [float, int, int, int]
+
+
+@pytest.mark.parametrize("given", [None, 5, ScriptedExecutor, print])
+def test_a_trainable_that_is_no_name_is_refused(given: Any) -> None:
+    with pytest.raises(TuneError, match=r"trainable_name.*module:name"):
+        Trial(given)
+
+
 def test_a_finished_experiment_goes_on_beside_its_runner_and_ends_only_once(tmp_path: Path) -> None:
     """In a notebook, nobody has closed the runner of the cell before."""
 
