@@ -47,11 +47,11 @@ class Identity:
 def _digest(value: Any, known: dict[str, set[str]], seen: dict[str, set[str]]) -> str | None:
     """Returns the digest of a value without the fields that are not `known` and have their default; notes those `seen`.
 
-    None if it is no JSON.
+    None if it is no JSON, or its classes do not let it be read.
     """
     try:
         return hashlib.blake2b(_text(value, known, seen).encode(), digest_size=16).hexdigest()
-    except (TypeError, ValueError, RecursionError):
+    except Exception:  # noqa: BLE001 - such as that of a field without a value, or of a user's default_factory
         return None
 
 

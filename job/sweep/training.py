@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import threading
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -74,12 +75,12 @@ def run_training_on_worker(
             f"trial {name}: its output {output_path} is no directory: the trainer writes files; mount the bucket"
         )
     config = resolve_names(dict(raw_config), output_path, region_root()) | {"output_dir": output_path}
-    file, text = Path(output_path) / CONFIG_FILE, tomli_w.dumps(config).encode()
-    if file.exists() and file.read_bytes() != text:
+    file, text = Path(output_path) / CONFIG_FILE, tomli_w.dumps(config)
+    if file.exists() and tomllib.loads(file.read_text()) != tomllib.loads(text):
         with claim_directory(file.parent, fresh=True) as moved:
             logger.warning("trial %s has another configuration now; its earlier training was moved to %s", name, moved)
     file.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(file, text)
+    write_atomically(file, text.encode())
     command = [sys.executable, "-m", "counterpoint.cli.main", "sft", str(file), "--resume"]
     variables = resolve_training_env(None, resources or Resources()) | SAFE_PATH
     process = subprocess.Popen(guarded(command), env=dict(os.environ) | variables)

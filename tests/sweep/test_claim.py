@@ -705,6 +705,20 @@ def test_a_new_field_with_its_default_is_no_other_configuration(
     assert ran == []
 
 
+def test_a_class_that_does_not_let_its_fields_be_read_is_not_compared() -> None:
+    @dataclass
+    class Unset:
+        step: int = field(init=False)
+
+    assert Identity({"a": Unset()}).digest is None
+
+    @dataclass
+    class Machine:
+        name: str = field(default_factory=lambda: str(int("none")))
+
+    assert not Identity(Machine("a")).is_that_of("873d51bb7e9047523088ded3f644dd77", "Machine()")
+
+
 def test_the_digests_of_earlier_releases_records_hold() -> None:
     """These have no names of fields."""
     identity = Identity({"a": Optimizer()})

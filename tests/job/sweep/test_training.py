@@ -25,10 +25,10 @@ def test_another_configuration_does_not_go_on_from_the_checkpoints_of_the_last(
     monkeypatch.setattr(training, "guarded", commands)
     output = tmp_path / "trial"
     with pytest.raises(TrainingFailed):
-        run_training_on_worker("trial", {"training": {"learning_rate": 0.1}})
+        run_training_on_worker("trial", {"training": {"optimizer": "adamw", "learning_rate": 0.1}})
     (output / "checkpoint").touch()
     code = "0"
-    run_training_on_worker("trial", {"training": {"learning_rate": 0.1}})
+    run_training_on_worker("trial", {"training": {"learning_rate": 0.1, "optimizer": "adamw"}})
     assert (output / "checkpoint").exists()
     run_training_on_worker("trial", {"training": {"learning_rate": 0.2}})
     assert not (output / "checkpoint").exists()
