@@ -225,6 +225,27 @@ def test_layers_register_themselves_and_the_manager_has_the_parameters_of_each_r
     assert multi_run_manager.get_state_dict_for_run(0)[lora_B].eq(0).all()
 
 
+def test_an_optimizer_that_was_made_before_a_reset_goes_on_with_the_runs_parameters(tmp_path: Path) -> None:
+    multi_run_manager = managed(tmp_path, 1)
+    with_a_layer(multi_run_manager)
+    write_run(tmp_path, "a", lora={"rank": 2})
+    multi_run_manager.discover_runs()
+    multi_run_manager.reset_run_parameters(0)
+    initial = {name: each.clone() for name, each in multi_run_manager.get_state_dict_for_run(0).items()}
+    parameters = [parameter for _, parameter in multi_run_manager.get_named_parameters_for_run(0)]
+    optimizer = torch.optim.SGD(parameters, lr=1.0)
+    for _ in range(2):
+        multi_run_manager.reset_run_parameters(0)
+        state = multi_run_manager.get_state_dict_for_run(0)
+        assert all(each.equal(initial[name]) for name, each in state.items())
+        assert all(parameter.grad is None for parameter in parameters)
+        for parameter in parameters:
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+        assert all(each.equal(initial[name] - 1) for name, each in state.items())
+    assert multi_run_manager.get_named_parameters_for_run(0)[0][1] is parameters[0]
+
+
 def test_a_layer_refuses_a_rank_above_its_own(tmp_path: Path) -> None:
     multi_run_manager = managed(tmp_path)
     with_a_layer(multi_run_manager)

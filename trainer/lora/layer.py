@@ -102,17 +102,19 @@ class MultiLora(nn.Module):
         manager.register_module(module_name, self)
 
     def admit(self, slot: int, rank: int, alpha: float, generator: torch.Generator) -> None:
-        """Puts a fresh adapter into a free slot: A random, B zero, so that it changes nothing until it is trained.
+        """Puts a fresh adapter into a slot: A random, B zero, so that it changes nothing until it is trained.
 
-        `generator` is on the CPU, whatever the device, so that a seed gives the same adapter everywhere. Raises `ValueError` for
-        a rank above that of the layer.
+        `generator` is on the CPU, whatever the device, so that a seed gives the same adapter everywhere. The parameters of a slot
+        that has an adapter of that rank take the new values, so that its optimizer goes on with them. Raises `ValueError` for a
+        rank above that of the layer.
         """
         assert 0 <= slot < self.n_adapters, f"slot {slot} of {self.n_adapters}"
-        assert slot not in self.adapters, f"slot {slot} is taken"
         if rank > self.rank:
             raise ValueError(f"an adapter of rank {rank} for slot {slot}: this layer takes ranks up to {self.rank}")
+        before = self.adapters.get(slot, {})
         self.adapters[slot] = {
-            prefix: _fresh(self.base_weight(prefix), rank, alpha, generator) for prefix in self._names
+            prefix: _in_place(before.get(prefix), _fresh(self.base_weight(prefix), rank, alpha, generator))
+            for prefix in self._names
         }
 
     def base_weight(self, prefix: str) -> Tensor:
@@ -166,6 +168,16 @@ def _fresh(weight: Tensor, rank: int, alpha: float, generator: torch.Generator) 
         lora_B=nn.Parameter(torch.zeros(*experts, outputs, rank, device=weight.device)),
         scale=alpha / rank,
     )
+
+
+def _in_place(before: LowRank | None, fresh: LowRank) -> LowRank:
+    """Returns the fresh product with the parameters of the one before, if they have its shapes."""
+    if before is None or before.lora_A.shape != fresh.lora_A.shape:
+        return fresh
+    for kept, values in ((before.lora_A, fresh.lora_A), (before.lora_B, fresh.lora_B)):
+        kept.data.copy_(values.data)
+        kept.grad = None
+    return LowRank(before.lora_A, before.lora_B, fresh.scale)
 
 
 def add_low_rank(output: Tensor, hidden: Tensor, spans: AdapterSpans, products: Sequence[LowRank | None]) -> Tensor:

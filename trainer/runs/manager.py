@@ -350,15 +350,19 @@ class MultiRunManager:
     def reset_run_parameters(self, idx: int) -> None:
         """Puts a fresh adapter into a slot, on the target modules of the run's configuration, whatever the slot held before.
 
+        Parameters of the same shape keep their identity: an optimizer that has them goes on.
+
         Raises:
             ValueError: the run trains full weights.
         """
         lora = self._lora(idx)
         generator = torch.Generator().manual_seed(self._seed)
-        self.release_run_parameters(idx)
         for prefix, module in self._modules.items():
+            module.release(idx + self.registry.max_runs)
             if is_target(prefix, lora):
                 module.admit(idx, lora.rank, lora.alpha, generator)
+            else:
+                module.release(idx)
 
     def keep_adapter(self, slot: int, directory: Path | None = None) -> int:
         """Keeps a second adapter for the run in a slot, which is not trained; returns the slot that it has in the layers.
