@@ -187,6 +187,17 @@ def test_an_evicted_run_leaves_at_the_next_discovery_and_its_orchestrator_raises
     assert multi_run_manager.registry.run_ids == {0: "def456"}, "the index is used again"
 
 
+@pytest.mark.parametrize("reason", [ValueError("bad data"), None, "x" + "ü" * 20_000])
+def test_any_reason_is_written_as_text(tmp_path: Path, reason: Any) -> None:
+    multi_run_manager = managed(tmp_path)
+    write_run(tmp_path, "abc123")
+    multi_run_manager.discover_runs()
+    multi_run_manager.evict_run(idx=0, reason=reason)
+    written = (tmp_path / "run_abc123" / "control" / "evicted.txt").read_text()
+    assert written
+    assert str(reason).startswith(written)
+
+
 def with_a_layer(manager: MultiRunManager, width: int = 8) -> tuple[torch.nn.Module, MultiLoRALinear]:
     """A model of one layer, which registers itself as in the document."""
     config, base_module, module_name = LoraConfig(rank=4), torch.nn.Linear(width, width, bias=False), "layers.0.q_proj"

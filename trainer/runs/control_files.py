@@ -159,5 +159,7 @@ def eviction(output_dir: Path, run_id: str) -> str | None:
 
 
 def _write(output_dir: Path, run_id: str, name: str, text: str) -> None:
-    content = text.encode(errors="replace")[:MAX_REASON_BYTES]
+    content = (
+        str(text).encode(errors="replace")[:MAX_REASON_BYTES].decode(errors="ignore").encode()
+    )  # no half character
     write_atomically(run_directory(output_dir, run_id) / "control" / name, content)
