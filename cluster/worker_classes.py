@@ -59,19 +59,18 @@ def _require(import_path: str, path: Sequence[str], base: type[Worker]) -> None:
     if module == "__main__":
         raise LookupError("`__main__` is another program in each process; move the class to a module of its own")
     source = _source_of(module, path)
-    if source is None:
-        return
-    try:
-        tree = ast.parse(source.read_bytes(), str(source))
-    except (OSError, SyntaxError, ValueError) as error:
-        raise LookupError(f"{source} cannot be read: {error}") from None
-    names, is_open = _top_level_names(tree, path)
-    if name not in names and not is_open:
-        near = difflib.get_close_matches(name, sorted(names), n=1)
-        raise LookupError(f"{source} defines no {name}" + (f"; the nearest is {near[0]}" if near else ""))
+    if source is not None:
+        try:
+            tree = ast.parse(source.read_bytes(), str(source))
+        except (OSError, SyntaxError, ValueError) as error:
+            raise LookupError(f"{source} cannot be read: {error}") from None
+        names, is_open = _top_level_names(tree, path)
+        if name not in names and not is_open:
+            near = difflib.get_close_matches(name, sorted(names), n=1)
+            raise LookupError(f"{source} defines no {name}" + (f"; the nearest is {near[0]}" if near else ""))
     if {_UNKNOWN, _path_of(base)}.isdisjoint(_kinds(module, name, path)):
         raise LookupError(
-            f"{name} of {source} is no subclass of {base.__name__}; derive it from counterpoint.cluster.{base.__name__}"
+            f"{name} of {source or module} is no subclass of {base.__name__}; derive it from counterpoint.cluster.{base.__name__}"
         )
 
 

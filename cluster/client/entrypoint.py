@@ -51,6 +51,8 @@ class Entrypoint:
         Its arguments arrive as they are: JSON, with whole numbers of any size, and tuples. Raises `UserError` for another
         function, and for arguments that would not arrive as they are.
         """
+        if not isinstance(args, list | tuple):
+            raise UserError(f"args = {args!r:.80}: expected a list or a tuple of arguments, such as [{args!r:.40}]")
         given = [*args], dict(kwargs or {})
         try:
             json.dumps(given, allow_nan=False)  # says best what is no JSON

@@ -105,7 +105,7 @@ class Boss(SubMaster):
     """A SubMaster."""
 
 
-@pytest.mark.parametrize("worker", [Mine, f"{__name__}:Mine", f"{__name__}:job", f"{__name__}:BASES", JobBuilder])
+@pytest.mark.parametrize("worker", [Mine, f"{__name__}:Mine", f"{__name__}:job", f"{__name__}:BASES", JobBuilder, dict])
 def test_create_refuses_what_this_program_has_imported_and_is_no_worker(tmp_path: Path, worker: type | str) -> None:
     with pytest.raises(UserError, match="is no subclass of Worker"):
         PrimeMaster.create(JobBuilder("mine").role("role", worker=worker).build(), tmp_path / "job")

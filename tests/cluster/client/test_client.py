@@ -117,11 +117,14 @@ def nested() -> Any:
         (leave, [np.float64(0.1)], "of type float64, would arrive as float"),
         (leave, [OrderedDict(a=1)], "of type OrderedDict, would arrive as dict"),
         (leave, [{1, 2}], "are not JSON: .* set "),
+        (leave, "gs://bucket/sweep", "expected a list or a tuple"),
+        (leave, {"root": "x"}, "expected a list or a tuple"),
+        (leave, None, "expected a list or a tuple"),
         (never_run, [], "does nothing when it is called"),
         (never_made, [], "does nothing when it is called"),
     ],
 )
-def test_what_another_process_cannot_call_is_refused(given: Any, arguments: list[Any], message: str) -> None:
+def test_what_another_process_cannot_call_is_refused(given: Any, arguments: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
         Entrypoint.from_callable(given, args=arguments)
 
