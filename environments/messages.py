@@ -8,12 +8,15 @@ arguments that are JSON text a null stays.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from counterpoint.environments.chat import Message, Tool
 from counterpoint.transport.exact_json import JsonError, loads
+
+logger = logging.getLogger(__name__)
 
 MOST_DEPTH = 64
 """The levels that lists and objects may have. Templates and digests walk them by recursion."""
@@ -38,8 +41,13 @@ _MAY_SAY_WHAT_IS_TRAINED = re.compile(
 )
 """At the start of a word, so not in `constraints` and `glossary`."""
 _PART_FIELDS = {"type", "text"}
+_UNREAD_OF_PARTS = {"cache_control"}
+"""What clients add for other servers, and no model reads."""
 _CALL_FIELDS = {"id", "type", "function", "name", "arguments", "index"}
 """`index` is in an answer that was streamed."""
+_MOST_LOGGED = 64
+_logged: set[str] = set()
+"""The unknown fields of parts and calls that the log has named."""
 _NOTHING = ("", "null")
 """What a row has in a column of JSON text where there are no tools, or no calls."""
 
@@ -161,8 +169,8 @@ class Normaliser:
             expected = "text" if self._is_row else f"one of {', '.join(_ROLES)}"
             raise Faulty(f"{where}.role", role, f"expected {expected}")
         role = _ROLES.get(role, role)
-        known = _PART_FIELDS if self._is_row else None
-        found: dict[str, Any] = {"role": role, "content": _text(message.get("content"), f"{where}.content", known)}
+        content = _text(message.get("content"), f"{where}.content", is_row=self._is_row)
+        found: dict[str, Any] = {"role": role, "content": content}
         for name, value in message.items():
             if name in ("role", "content") or value is None or (name in _UNREAD and not value):
                 continue
@@ -205,9 +213,8 @@ class Normaliser:
         has_identity = isinstance(identity, str) or (self._is_row and identity is None)
         if not isinstance(name, str) or not has_identity:
             raise Faulty(where, call, "its id and its function's name must be text")
-        if self._is_row:
-            _refuse_unknown(call, _CALL_FIELDS, where)
-            _refuse_unknown(function, _CALL_FIELDS, f"{where}.function")
+        _check_known(call, _CALL_FIELDS, where, is_row=self._is_row)
+        _check_known(function, _CALL_FIELDS, f"{where}.function", is_row=self._is_row)
         arguments = self._arguments(function.get("arguments") or "{}", f"{where}.function.arguments")
         made = {"type": "function", "function": {"name": name, "arguments": arguments}}
         return made if identity is None else {"id": identity, **made}
@@ -254,14 +261,20 @@ def _is_trained(name: str, value: object, role: str, where: str) -> bool:
     return bool(value)
 
 
-def _refuse_unknown(value: Mapping[str, Any], known: Collection[str], where: str) -> None:
+def _check_known(value: Mapping[str, Any], known: Collection[str], where: str, *, is_row: bool) -> None:
+    """Raises `Faulty` for another field of a row. A client's is logged, once: clients add what is for other servers."""
     for name, each in value.items():
-        if name not in known and each is not None:
+        if name in known or each is None:
+            continue
+        if is_row:
             raise Faulty(f"{where}.{name}", each, "this field is not known here; leave it out")
+        if name not in _logged and len(_logged) < _MOST_LOGGED:
+            _logged.add(name)
+            logger.warning("%s: the field %s is not known here: what it says is left out", where, shown(name))
 
 
-def _text(content: object, where: str, known: Collection[str] | None) -> str:
-    """The content as one string; parts are joined by a line break, as vLLM does. None of its fields but `known` are allowed."""
+def _text(content: object, where: str, *, is_row: bool) -> str:
+    """The content as one string; parts are joined by a line break, as vLLM does."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -273,8 +286,8 @@ def _text(content: object, where: str, known: Collection[str] | None) -> str:
         if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
             kind = part.get("type") if isinstance(part, dict) else part
             raise Faulty(f"{where}[{index}]", kind, "only parts of type text are taken")
-        if known is not None:
-            _refuse_unknown(part, known, f"{where}[{index}]")
+        known = _PART_FIELDS if is_row else _PART_FIELDS | _UNREAD_OF_PARTS
+        _check_known(part, known, f"{where}[{index}]", is_row=is_row)
         parts.append(part["text"])
     return "\n".join(parts)
 
