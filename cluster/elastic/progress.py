@@ -79,7 +79,7 @@ def read_totals(directory: Path) -> Totals:
                 raise ValueError(f"done = {done}, idle_seconds = {idle}: expected numbers from 0 on")
         except FileNotFoundError:
             continue  # the round has ended
-        except (UntrustedFileError, OSError, KeyError, TypeError, ValueError) as error:
+        except (UntrustedFileError, OSError, KeyError, TypeError, ValueError, OverflowError) as error:
             _warn_once(f"the progress in {path} is ignored: {error}")
         else:
             totals += Totals(done, idle, ranks=1)

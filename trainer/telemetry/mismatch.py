@@ -117,7 +117,7 @@ def read_jump(output_dir: Path, run_id: str) -> Jump | None:
         samples = tuple((shortened(str(rollout), 100), float(value)) for rollout, value in values["samples"][:SAMPLES])
         step, value, before = int(values["step"]), float(values["mismatch_kl"]), float(values["before"])
         return Jump(step, value, before, samples, float(values["time"]))
-    except (FileNotFoundError, NotADirectoryError, UntrustedFileError, ValueError, KeyError, TypeError):
+    except (FileNotFoundError, NotADirectoryError, UntrustedFileError, ValueError, KeyError, TypeError, OverflowError):
         return None
 
 

@@ -168,6 +168,7 @@ def test_the_ranks_of_a_node_are_added_up(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "progress-3.json").write_text(json.dumps({"done": "inf", "idle_seconds": 0}))
     (tmp_path / "progress-4.json").write_text(json.dumps({"done": None, "idle_seconds": 0}))
     (tmp_path / "progress-5.json").write_bytes(b" " * 10**6)
+    (tmp_path / "progress-6.json").write_text(json.dumps({"done": 10**400, "idle_seconds": 0}))
     assert read_totals(tmp_path) == Totals(8.0, 1.0, 2)
     assert read_totals(tmp_path / "gone") == Totals()
 

@@ -83,7 +83,10 @@ def test_a_restart_knows_the_steps_before_and_forgets_a_jump_that_is_trained_aga
     assert read_jump(tmp_path, "a") is None
 
 
-@pytest.mark.parametrize("content", ["", "{}", '{"step": 1, "samples": 3}', '{"samples": [["a"]]}', "[" * 1000])
+@pytest.mark.parametrize(
+    "content",
+    ["", "{}", '{"step": 1, "samples": 3}', '{"samples": [["a"]]}', f'{{"samples": [["a", {10**400}]]}}', "[" * 1000],
+)
 def test_a_damaged_notice_is_none(tmp_path: Path, content: str) -> None:
     path = tmp_path / "trainer" / "a" / "mismatch.json"
     path.parent.mkdir(parents=True)
