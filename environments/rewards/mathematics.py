@@ -12,9 +12,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+_UNIT = (
+    r"(?:[kMcmµn]?(?:m|g|s|J|W|N|V|A|L|l|Pa|Hz|mol|eV)|K|C|h|hr|min|mi|ft|in|yd|lb|rad|day|year)"
+    r"(?:\^?-?[1-9]|[²³])?(?![A-Za-z])"
+)
 _NUMBER = re.compile(
     r"(?P<sign>[-+]?)[$€£¥₹₽₪₩₫฿]?(?P<digits>-?(?:\d{1,3}(?:[ ,]\d{3})+|\d+)?(?:\.\d+)?(?:/\d+)?)"
-    r"(?:(?P<percent>\s*(?:\\?%|percent\b))|\s*°[CF]?"
+    rf"(?:(?P<percent>\s*(?:\\?%|percent\b))|\s*°[CF]?|\s+(?-i:{_UNIT}(?:[/·*]{_UNIT})+)"
     r"|(?:\s*[cmk]m|\s(?:in|ft|yd|mi))\^[23]\b"
     r"|(?:st|nd|rd|th|[cmk]m|kg|mg|ml|hrs?|min|lbs?|oz|mph)\b|\s(?-i:[mgslhNJWVK])(?:\^?[23])?\b)?"
     r"(?:\s+[^\W\d_]{2,}\.?)*",
@@ -38,7 +42,11 @@ _SIGNS = {
 _UNICODE_SPACES = dict.fromkeys(map(ord, "\u00a0\u2002\u2003\u2007\u2008\u2009\u200a\u202f\u205f"), " ")
 _THIN = r"(?:\{\\[,!]\}|(?<!\\)\\[,!]|\\(?:neg)?thinspace(?![A-Za-z])|\\text\{,\})"
 _WIDE = r"(?:(?<!\\)\\[;:> ]|~|\\(?:q?quad|enspace|space|medspace|thickspace)(?![A-Za-z]))"
-_SPACES = [
+_SPACES: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
+    (re.compile(r"(?<![\w.])\d{1,3}(?:['\u2019_]\d{3})+(?!\w)"), lambda grouped: re.sub(r"\D", "", grouped[0])),
+    (re.compile(r"(?<![\d}])(\d+)\{,\}(\d{1,2}|\d{4,})(?![\d{])"), r"\1.\2"),
+    (re.compile(r"(\\[dt]?frac)\s*([1-9])([1-9])"), r"\1{\2}{\3}"),
+    (re.compile(r"\\varnothing(?![A-Za-z])|∅"), r"\\emptyset "),
     (re.compile(rf"(?<=\d),?(?:\s*{_THIN})+\s*(?=\d{{3}}(?!\d))|(?<=\d){_THIN}(?=\d)"), ""),
     (re.compile(r"(?<=\d)\{,\}(?=\d{3}(?!\d))"), ""),
     (re.compile(rf"(?<=\d){_WIDE}(?=\d{{3}}(?!\d))"), " "),
@@ -46,6 +54,11 @@ _SPACES = [
     (re.compile(rf"{_THIN}|{_WIDE}"), " "),
 ]
 """Spaces of LaTeX: thin ones within a number part its digits, as `10\\,000` does; others are spaces."""
+_REPEATING = re.compile(
+    r"(?<![\w.])(?P<whole>\d{0,30})\.(?P<once>\d{0,30}?)(?:\\overline\s*(?:\{(?P<line>\d{1,30})\}|(?P<digit>\d))"
+    r"|(?P<dots>\d)(?P=dots){2,}\s*(?:\.{3}|…|\\[lc]?dots(?![A-Za-z])))"
+)
+_FRACTION_IN_PERCENT = re.compile(r"(?<![\w.}])(\d{0,30})\s*\\[dt]?frac\{(\d{1,30})\}\{(\d{1,30})\}\s*\\?%")
 _RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "0123456789+-")
 _WRITTEN: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
     (re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻]+"), lambda raised: f"^{{{raised[0].translate(_RAISED)}}}"),
@@ -71,6 +84,7 @@ _WITH_UNIT = re.compile(r"[^A-Za-z]*\d[mgslhNJWVK](?:\^?[23])?")
 _OPENS_MATH = re.compile(r"(?<!\\)\$[^$]*(?<!\\)\$|\\\(|\\\[|\\boxed")
 _MARKER = re.compile(r"\banswer\b(?:\s+is\b)?[\s:=*>]*", re.IGNORECASE)
 _FORMULA = re.compile(r"\$([^$]+)\$|\\\(((?:(?!\\\)).)+)\\\)|\\\[((?:(?!\\\]).)+)\\\]")
+_IN_BASE = re.compile(r"[\w\s.]+?_\s*(?:(\d+)|\{(?:\\text\{)?(\d+)\}{1,2})")
 _LONGEST = 2000
 """Characters of an answer. What is longer is none."""
 
@@ -89,6 +103,11 @@ class Answer:
 def read(answer: str) -> Answer:
     """Returns how an answer is compared. One that has delimiters, such as `$`, is a formula as it is."""
     answer = spaced(answer).strip()
+    if (styled := _STYLED_TEXT.fullmatch(answer)) and as_number(styled[1].strip()):
+        answer = styled[1].strip()
+    formula = end_of(answer)
+    if (both := both_signs(formula)) != formula:
+        return Answer("formula", f"${in_latex(both)}$")
     if has_delimiters(answer):
         return Answer("formula", answer)
     if _TIME.fullmatch(answer) or _is_text(answer):
@@ -102,7 +121,28 @@ def spaced(text: str) -> str:
     text = text.translate(_UNICODE_SPACES)
     for space, plain_text in _SPACES:
         text = space.sub(plain_text, text)
-    return text
+    return _FRACTION_IN_PERCENT.sub(_of_a_hundred, _REPEATING.sub(_repeated, text))
+
+
+def _repeated(found: re.Match[str]) -> str:
+    once = found["whole"] + found["once"]
+    again = found["line"] or found["digit"] or found["dots"]
+    nines = (10 ** len(again) - 1) * 10 ** len(found["once"])
+    return f"\\frac{{{int(once + again) - int(once or 0)}}}{{{nines}}}"
+
+
+def _of_a_hundred(found: re.Match[str]) -> str:
+    whole, above, below = (int(digits or 0) for digits in found.groups())
+    return f"\\frac{{{whole * below + above}}}{{{100 * below}}}"
+
+
+def both_signs(formula: str) -> str:
+    r"""Returns a formula with one `\pm` as both that it stands for, since the library reads it in no fraction."""
+    if formula.count(r"\pm") != 1 or "," in formula or re.search(r"(?<![\\A-Za-z])[A-Za-z]{3}", formula):
+        return formula
+    return ", ".join(
+        re.sub(r"\\pm(?![A-Za-z])", sign, re.sub(r"\\mp(?![A-Za-z])", other, formula)) for sign, other in ("+-", "-+")
+    )
 
 
 def has_delimiters(text: str) -> bool:
@@ -115,7 +155,8 @@ def as_number(text: str) -> str | None:
     found = _NUMBER.fullmatch(text)
     if found is None or not any(map(str.isdigit, found["digits"])) or _TIME.fullmatch(text):
         return None
-    return found["sign"].replace("+", "") + found["digits"] + ("%" if found["percent"] else "")
+    digits = re.sub(r"^(-?)\.", r"\g<1>0.", found["digits"])
+    return found["sign"].replace("+", "") + digits + ("%" if found["percent"] else "")
 
 
 def in_latex(text: str) -> str:
@@ -137,6 +178,8 @@ def answer_in(completion: str, kind: Literal["number", "formula"]) -> str:
         return number
     if _TIME.fullmatch(end):
         return f"$\\text{{{end}}}$"
+    if (both := both_signs(end)) != end:
+        return f"${in_latex(both)}$"
     if has_delimiters(completion):
         return in_latex(completion)
     alone = _FORMULA_ALONE.fullmatch(end)
@@ -180,6 +223,12 @@ def end_of(completion: str) -> str:
     line = line.strip(" \t*_`\"'").removesuffix(".").strip(" \t*_`\"'")
     formula = _FORMULA.fullmatch(line)
     return line if formula is None else next(filter(None, formula.groups())).strip()
+
+
+def base_of(answer: str) -> str:
+    """Returns the base of an integer such as `1011_2`, which the library leaves out; empty if there is none."""
+    found = _IN_BASE.fullmatch(end_of(answer))
+    return "" if found is None else found[1] or found[2]
 
 
 def choice_in(end: str) -> str | None:

@@ -38,7 +38,7 @@ def compare_mathematics(answer: str, text: str, float_rounding: int, strict: boo
     """
     from math_verify import parse, verify
 
-    from counterpoint.environments.rewards.mathematics import answer_in, choice_in, end_of, plain, spaced
+    from counterpoint.environments.rewards.mathematics import answer_in, base_of, choice_in, end_of, plain, spaced
 
     expected, gold, fault = _expected(answer, float_rounding, strict)
     text = spaced(text)
@@ -48,6 +48,9 @@ def compare_mathematics(answer: str, text: str, float_rounding: int, strict: boo
         return {"equal": expected.text in (found, choice_in(end)), "found": bool(found)}
     if fault:
         return {"fault": fault}
+    bases = base_of(answer), base_of(text)
+    if all(bases) and bases[0] != bases[1]:
+        return {"equal": False, "found": True}
     target = parse(answer_in(text, expected.kind), parsing_timeout=None) if text else []
     equal = bool(target) and verify(gold, target, float_rounding=float_rounding, strict=strict, timeout_seconds=None)
     return {"equal": bool(equal), "found": bool(target)}
@@ -56,7 +59,7 @@ def compare_mathematics(answer: str, text: str, float_rounding: int, strict: boo
 @lru_cache(256)
 def _expected(answer: str, float_rounding: int, strict: bool) -> tuple[Any, list[Any], str]:
     """Returns an answer of the data, its expressions, and what is wrong with it if no completion can be compared with it."""
-    from math_verify import parse, verify
+    from math_verify import LatexExtractionConfig, parse, verify
 
     from counterpoint.environments.rewards import numeric
     from counterpoint.environments.rewards.mathematics import read
@@ -69,7 +72,8 @@ def _expected(answer: str, float_rounding: int, strict: bool) -> tuple[Any, list
     def equals(target: list[Any]) -> bool:
         return bool(verify(gold, target, float_rounding=float_rounding, strict=strict, timeout_seconds=None))
 
-    gold = parse(expected.text, parsing_timeout=None)
+    only = {"extraction_config": [LatexExtractionConfig()]} if expected.kind == "formula" else {}
+    gold = parse(expected.text, parsing_timeout=None, **only)  # a formula as a whole, and not a number in it
     if not gold:
         return expected, gold, "the expected answer has no mathematical expression"
     if not (numeric.has_value(gold[0]) and equals(gold[:1])):
