@@ -11,7 +11,7 @@ from aiohttp import web
 
 from counterpoint.inference.base import ScoreRequest
 from counterpoint.inference.clients.http_sessions import HttpSessions
-from counterpoint.inference.clients.openai_client import OpenAIClient
+from counterpoint.inference.clients.openai_client import OpenAIClient, _alternatives
 from counterpoint.inference.config import PoolConfig
 
 CONTEXT = 8
@@ -47,3 +47,13 @@ async def test_a_score_asks_for_given_tokens_only_where_they_fill_the_context(to
     fits = context is not None and tokens < context
     assert ("logprob_token_ids" in asked[0]) is not fits
     assert len(asked[0]["prompt"]) < (context or 99)
+
+
+def test_the_sampled_token_is_no_alternative_unless_it_is_among_the_most_probable() -> None:
+    rows = [
+        {"token_id:4": -3.0, "token_id:7": -0.5, "token_id:2": -1.0},
+        {"token_id:8": -0.25, "token_id:1": -2.0},
+    ]
+    found = _alternatives(rows, 2)
+    assert found.token_ids_TK.tolist() == [[7, 2], [8, 1]]
+    assert found.log_probabilities_TK.tolist() == [[-0.5, -1.0], [-0.25, -2.0]]
