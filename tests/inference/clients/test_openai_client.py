@@ -57,3 +57,10 @@ def test_the_sampled_token_is_no_alternative_unless_it_is_among_the_most_probabl
     found = _alternatives(rows, 2)
     assert found.token_ids_TK.tolist() == [[7, 2], [8, 1]]
     assert found.log_probabilities_TK.tolist() == [[-0.5, -1.0], [-0.25, -2.0]]
+
+
+async def test_requests_name_the_newest_version_of_an_adapter() -> None:
+    async with HttpSessions(PoolConfig()) as connections:
+        client = OpenAIClient("http://nowhere", connections)
+        client._adapters["mine"] = ["mine@1", "mine@2"]
+        assert [client._name(each) for each in ("mine", "other")] == ["mine@2", "other"]
