@@ -35,6 +35,7 @@ from counterpoint.job.processes_file import read_workers
 from counterpoint.job.run_state import is_finished
 from counterpoint.job.workers import specification
 from counterpoint.job.write_job import write_job
+from counterpoint.models import write_tokenizer
 from counterpoint.orchestrator.step.checkpoint import Checkpoint, identity_of, write_checkpoint
 from counterpoint.run.config import RunConfig
 from counterpoint.trainer.config import TrainerConfig
@@ -61,6 +62,7 @@ class FakeJob:
         self.model.mkdir()
         (self.model / "config.json").write_text("{}")
         (self.model / "model.safetensors").touch()
+        write_tokenizer(self.model, longest=1024)
         port = free_port()
         self.arguments = [str(job_file), "--model", str(self.model), "--inference.port", str(port)]
         self.started: list[subprocess.Popen[str]] = []

@@ -18,6 +18,7 @@ from counterpoint.cluster.agent.settings import mark_of, read_endpoint
 from counterpoint.cluster.backends.local import AGENTS
 from counterpoint.job.directory import control_directory, orchestrator_of
 from counterpoint.job.processes_file import read_workers
+from counterpoint.models import write_tokenizer
 from tests.support.polling import DEADLINE_SECONDS, wait_until
 from tests.support.ray_nodes import RayNodes
 
@@ -82,6 +83,7 @@ def job(job_file: Path, tmp_path: Path, ray_nodes: RayNodes) -> Iterator[JobOnRa
     model.mkdir()
     (model / "config.json").write_text("{}")
     (model / "model.safetensors").touch()
+    write_tokenizer(model, longest=1024)
     made = JobOnRay(job_file, model, tmp_path / "out", ray_nodes.address)
     yield made
     for process in made.started:

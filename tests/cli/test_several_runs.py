@@ -19,6 +19,7 @@ from counterpoint.cli.status import main as status
 from counterpoint.cli.stop import main as stop
 from counterpoint.job.claim_directory import NothingLeft
 from counterpoint.job.directory import control_directory, is_running, orchestrator_of
+from counterpoint.models import write_tokenizer
 from counterpoint.transport.errors import UserError
 from tests.support.agents import end_agents
 from tests.support.polling import DEADLINE_SECONDS, wait_until
@@ -36,6 +37,7 @@ class Sweep:
         model.mkdir()
         (model / "config.json").write_text("{}")
         (model / "model.safetensors").touch()
+        write_tokenizer(model, longest=1024)
         port = free_port()
         self.file = tmp_path / "sweep.toml"
         self.settings: dict[str, Any] = {

@@ -22,6 +22,7 @@ import pytest
 from counterpoint.job.directory import read_json
 from counterpoint.job.processes_file import read_workers
 from counterpoint.job.serving.config import ServeConfig
+from counterpoint.models import write_tokenizer
 from counterpoint.serve.certificate import Certificate
 from counterpoint.serve.main import serve
 from counterpoint.transport.errors import UserError
@@ -202,6 +203,7 @@ def test_a_server_that_is_killed_ten_times_does_nothing_to_its_job(tmp_path: Pat
     model.mkdir()
     (model / "config.json").write_text("{}")
     (model / "model.safetensors").touch()
+    write_tokenizer(model, longest=1024)
     file.write_text("serve = { port = 0 }\n" + JOB.format(output_dir=output))
     command = [sys.executable, "-m", "tests.serve.served_job", str(file), "--model", str(model)]
     command += ["--inference.port", str(free_port())]
