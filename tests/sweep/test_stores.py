@@ -506,7 +506,8 @@ import json, sys
 before = set(sys.modules)
 from counterpoint.sweep import claim, lock, status
 from counterpoint.sweep.stores import gs, local, memory, s3
-print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules.keys() - before} - sys.stdlib_module_names)))
+loaded = {name for name in sys.modules.keys() - before if name.partition(".")[0] not in sys.stdlib_module_names}
+print(json.dumps(sorted({".".join(name.split(".")[:2]) for name in loaded})))
 """
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert json.loads(found.stdout) == ["sweep"]
+    assert json.loads(found.stdout) == ["counterpoint", "counterpoint.public_names", "counterpoint.sweep"]
