@@ -26,7 +26,7 @@ from counterpoint.trainer.learner import Learner
 from counterpoint.trainer.runs.manager import MultiRunManager
 from counterpoint.trainer.runs.run import Run
 from counterpoint.trainer.train import Trainer
-from counterpoint.transport.messages import Acknowledged, Bye, Commit, Evicted, Hello, Ready, ToOrchestrator
+from counterpoint.transport.messages import Acknowledged, Bye, Commit, Evicted, Hello, Ready, ToOrchestrator, Waiting
 from counterpoint.transport.records import Batch
 from tests.support.polling import DEADLINE_SECONDS
 from tests.trainer.conftest import make_batch, make_run_config
@@ -45,6 +45,7 @@ class Wire:
     def __init__(self, committed: dict[str, int]) -> None:
         self.committed = committed
         self.evicted: dict[str, str] = {}
+        self.waiting: dict[str, str] = {}
         self._arriving: deque[tuple[str, Hello | Batch | Commit | Bye]] = deque(
             (run_id, Hello(run_id, 0)) for run_id in committed
         )
@@ -72,6 +73,8 @@ class Wire:
                 self._acknowledged[run_id] = max(step, self._acknowledged.get(run_id, 0))
             case Evicted(reason):
                 self.evicted[run_id] = reason
+            case Waiting(reason):
+                self.waiting[run_id] = reason
         return True
 
     def say(self, run_id: str, message: Hello | Bye) -> None:
