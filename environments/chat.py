@@ -63,7 +63,7 @@ _SLICE = 8192
 """Ids packed at once, in an eighth of a millisecond."""
 
 _FIELDS = frozenset({"role", "content", "name", "tool_calls", "tool_call_id"})
-"""Of a message. That a template reads only some of these is no surprise."""
+"""The usual fields of a message. Many templates read only some of them, so nothing is said of one that is not read."""
 
 _TOOL: Tool = {
     "type": "function",
@@ -118,7 +118,7 @@ class Chat:
         self._closings: dict[tuple[object, ...], Closing] = {}
         """What `_closing` returned, with and without tools, by the names of the turn's calls."""
         self._kept: dict[bytes, str] = {}
-        """By shapes of conversations: what of them the template drops."""
+        """What the template drops of a conversation, by the conversation's shape."""
         self.stop_token_ids = self._find_stop_token_ids()
         self.vocabulary = self._tokenizer.get_vocab_size(with_added_tokens=True)
         self._newest_start: tuple[bytes, array[int]] | None = None

@@ -13,7 +13,7 @@ from dataclasses import MISSING, dataclass, fields, is_dataclass
 from typing import Any
 
 LARGEST_FIELDS_BYTES = 3000
-"""Of the names of fields no more is kept: there has to be room in a record for an error and its traceback."""
+"""The most that is kept of the names of fields: there has to be room in a record for an error and its traceback."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ class WorkerOrder:
     incarnation: int
     bundle: str
     command: tuple[str, ...]
-    """For a worker of a class: the interpreter with `-m counterpoint.cluster.worker_process`."""
+    """The interpreter with `-m counterpoint.cluster.worker_process`, where the worker is of a class."""
     environment: Mapping[str, str]
     """Added to the agent's. May hold secrets: it is neither journalled nor logged."""
     log_file: str

@@ -16,7 +16,8 @@ MOST_VALUES = 200_000
 _FEW_VALUES = 1000
 
 MOST_LONG_DIGITS = 20_000
-"""Of the integers of more than 64 bits together. Reading one takes the square of its length: for these up to 2 ms of the loop."""
+"""The most digits that all integers of more than 64 bits have together. Reading one takes the square of its length: up to 2 ms
+of the loop for these."""
 
 _LONG = b"0" * 20
 _LONG_INTEGER = re.compile(rb"(?<![\d.])\d{20,}+")
