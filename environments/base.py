@@ -61,7 +61,7 @@ class EnvironmentContext:
     model: Path
     """The model's directory, with tokenizer and chat template."""
     seed: int
-    """The run's."""
+    """The seed of the run."""
     own_process: bool = False
     """Whether it has a process of its own, so that its code may hold up the loop, and set signal handlers."""
 

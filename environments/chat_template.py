@@ -23,7 +23,7 @@ _ALWAYS_GIVEN: Mapping[str, Any] = {"tools": None, "documents": None}
 """Variables that transformers and vLLM define for every template, which may ask whether they are none."""
 
 _DIRECTORY = "additional_chat_templates"
-"""Where transformers saves the templates that are not the default."""
+"""The folder where transformers saves the templates that are not the default."""
 
 
 @dataclass(frozen=True, slots=True)

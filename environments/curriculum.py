@@ -18,7 +18,7 @@ from counterpoint.environments.config import CurriculumConfig
 from counterpoint.environments.shuffle import EpochOrder, uniform
 
 MOST_EXAMPLES = 4_000_000
-"""In an environment with a curriculum, since every checkpoint holds two bytes of each."""
+"""Most examples of an environment with a curriculum, since every checkpoint holds two bytes of each."""
 
 _BLOCK = 1024
 _ONE = 255
@@ -45,7 +45,7 @@ class Curriculum:
         """Draws that went through the epochs."""
         self._rates = np.zeros(size, np.uint8)
         self._groups = np.zeros(size, np.uint8)
-        """0: unseen."""
+        """The groups seen of each example."""
         self._index_band()
         self._bands: Counter[str] = Counter()
         """Draws since the metrics were taken, by band."""

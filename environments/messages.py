@@ -39,7 +39,7 @@ _COLUMNS = _TRAINED | {"assistant_masks", "completion_mask", "labels"}
 _MAY_SAY_WHAT_IS_TRAINED = re.compile(
     r"(?:(?<![a-z])|(?=[A-Z]))(?i:train|loss|mask|unmask|weight|learn|supervis|ignor)"
 )
-"""At the start of a word, so not in `constraints` and `glossary`."""
+"""Words in the name of a field that may say what is trained, at the start of a word, so not in `constraints` and `glossary`."""
 _PART_FIELDS = {"type", "text"}
 _UNREAD_OF_PARTS = {"cache_control"}
 """What clients add for other servers, and no model reads."""

@@ -17,7 +17,7 @@ from counterpoint.trainer.config import TrainerConfig
 from counterpoint.transport.loopback import host_in_url
 
 IDENTITY_FILE = "servers.key"
-"""Where a job has the secret of its servers, in its directory."""
+"""File in a job's directory with the secret of its servers."""
 
 
 def derive(job: JobSections, runs: Mapping[str, RunConfig]) -> None:

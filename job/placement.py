@@ -21,10 +21,10 @@ from counterpoint.transport.loopback import WILDCARD_HOSTS, is_loopback
 from counterpoint.transport.wires.endpoint import IPC
 
 SERVERS_FILE = "servers.txt"
-"""Where the servers listen now, one URL a line, in the job's directory, if they may be on any node."""
+"""File in the job's directory with the servers' present URLs, one a line, if they may be on any node."""
 
 GROUP = "job"
-"""The collocation group."""
+"""The name of the collocation group."""
 
 CPUS = 1.0
 """Reserved for a server and for the trainer. Orchestrators need little."""

@@ -65,8 +65,8 @@ class JobSections(Config):
     """The wire between orchestrator and trainer."""
 
     backend: Literal["local", "ray"] = "local"
-    """Where the roles run: `local`, on this machine; `ray`, on the nodes of the Ray cluster at `$RAY_ADDRESS` (`HOST:PORT`). All
-    nodes share `output_dir`."""
+    """The place where the roles run: `local`, on this machine; `ray`, on the nodes of the Ray cluster at `$RAY_ADDRESS`
+    (`HOST:PORT`). All nodes share `output_dir`."""
 
     gpus: GpuConfig = GpuConfig()
     """Placement on a machine with several GPUs. On Ray it says how many GPUs each role gets, and which roles share one."""
@@ -84,10 +84,10 @@ class JobSections(Config):
     Prometheus does not reach: whoever reaches the ports can read them."""
 
     inference: ServersConfig
-    """The vLLM servers."""
+    """The section of the vLLM servers."""
 
     trainer: TrainerConfig
-    """The trainer."""
+    """The section of the trainer."""
 
     orchestrator: SharedRunConfig
     """The run; or, with `[[runs]]`, what the runs have in common."""

@@ -43,7 +43,8 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "tiny-dense": {**_SHARED, "intermediate_size": 384},
     "tiny-math": {**_SHARED, "intermediate_size": 384},
 }
-"""By name, the arguments of the model's Hugging Face configuration: a Qwen3-MoE where there are experts, else a Qwen3."""
+"""The architectures by name, with the arguments of the model's Hugging Face configuration: a Qwen3-MoE where there are
+experts, else a Qwen3."""
 
 
 def write_untrained(name: str, directory: Path, seed: int) -> Any:

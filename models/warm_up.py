@@ -31,7 +31,7 @@ class Lesson:
     a_step: int
     """Conversations in each step."""
     able_share: float
-    """In the mixture: it gives a reward of about 0.45. Poor play has some reward, too."""
+    """Its share of the mixture, which gives a reward of about 0.45. Poor play has some reward, too."""
 
 
 LESSONS = {
@@ -40,7 +40,7 @@ LESSONS = {
     "tiny-dense": (Lesson(Demonstrator.reverse_text, 64, 0.38), Lesson(Demonstrator.guess_number, 16, 0.38)),
     "tiny-math": (Lesson(Demonstrator.arithmetic, 16, 0.4),),
 }
-"""By model, what it learns."""
+"""The lessons of each model."""
 
 LEARNING_RATE = 3e-3
 _PROGRESS_SECONDS = 5.0

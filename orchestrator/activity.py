@@ -28,7 +28,7 @@ from counterpoint.transport.telemetry.spans import SPANS_FILE, Span, SpanLog, no
 logger = logging.getLogger(__name__)
 
 FLEET_FILE = "fleet.json"
-"""In the run's directory."""
+"""File in the run's directory."""
 
 PUBLISH_SECONDS = 1.0
 
@@ -36,7 +36,7 @@ MAX_OUTAGES = 256
 """Outages in `fleet.json`, the oldest."""
 
 RATE_SECONDS = 30.0
-"""Over which the rates of `fleet.json` are taken: an answer brings all its tokens at once."""
+"""Seconds over which the rates of `fleet.json` are taken: an answer brings all its tokens at once."""
 
 _STEP_ATTRIBUTES = {
     "rollouts/completed": "rollouts",

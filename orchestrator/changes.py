@@ -36,7 +36,7 @@ LONGEST_VALUE_BYTES = 1000
 """The longest value, as JSON, in a metrics line. A longer one is replaced by its size."""
 
 MOST_ENTRIES, KEPT_ENTRIES = 256, 16
-"""When the journal has so many entries, those that are durable are joined, but for the newest."""
+"""Entries of the journal at which the durable ones are joined, and how many of the newest stay as they are."""
 
 
 class Steps(Protocol):

@@ -101,9 +101,9 @@ class Start:
     config: RunConfig
     """The same after its changes."""
     journal: Sequence[Change]
-    """These changes."""
+    """The journal of the changes."""
     checkpoint: Checkpoint | None
-    """Where it goes on; None at its beginning."""
+    """The checkpoint from which the run goes on; None at its beginning."""
     loaded: Loaded
 
 

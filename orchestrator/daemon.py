@@ -43,7 +43,7 @@ from counterpoint.transport.process.permanent_errors import exit_code_of
 logger = logging.getLogger(__name__)
 
 _CONTROL_SECONDS = 0.5
-"""Between two checks of `control/`."""
+"""Seconds between two checks of `control/`."""
 
 
 def run(

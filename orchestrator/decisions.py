@@ -18,7 +18,7 @@ from counterpoint.orchestrator.loop_health.threads import in_thread
 from counterpoint.transport.files.rotated_lines import RotatedLines
 
 DECISIONS_FILE = "decisions.jsonl"
-"""In the run's directory. When it is full it becomes `decisions.jsonl.1`, in place of the former one."""
+"""File in the run's directory. When it is full it becomes `decisions.jsonl.1`, in place of the former one."""
 
 MAX_BYTES = 8 * 2**20
 """The size of a file: more than 50,000 lines."""
@@ -33,13 +33,15 @@ class Decision(StrEnum):
     """The kind of a line: of a group, or, without a group, of the run."""
 
     STARTED = "started"
-    """With `environment`, `example_index` and the number of `rollouts`. Again after a resume, for a group that had not ended."""
+    """A group started: `environment`, `example_index` and the number of `rollouts`. Written again after a resume, for a
+    group that had not ended."""
     FINALIZED = "finalized"
-    """With the numbers of rollouts `kept`, `filtered` and `failed`."""
+    """A group was finalized: the numbers of rollouts `kept`, `filtered` and `failed`."""
     DROPPED = "dropped"
-    """With `reason` (`scheduling.outcomes.DropReason`), `detail`, and `step`, the newest step that had shipped."""
+    """A group was dropped: `reason` (`scheduling.outcomes.DropReason`), `detail`, and `step`, the newest step that had
+    shipped."""
     SHIPPED = "shipped"
-    """With the `step` whose batch it is in."""
+    """A group was shipped: the `step` whose batch it is in."""
     DRAINED = "drained"
     """The run was drained at `step`: groups that were in flight start again when it is resumed."""
     CHANGED = "changed"

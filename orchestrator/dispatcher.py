@@ -79,7 +79,8 @@ class Group:
     is_finalized: bool = False
     cancelled: bool = False
     began: float | None = None
-    """When its rollouts began, on the monotonic clock, in seconds; None if they have not, or that was before a resume."""
+    """The time when its rollouts began, on the monotonic clock, in seconds; None if they have not, or that was before a
+    resume."""
     seconds: dict[str, float] = field(default_factory=dict)
     """How long each rollout took that has ended, by its id."""
 
@@ -140,7 +141,7 @@ class Dispatcher:
         record = partial(recorded_line, state_columns=boundary.state_columns, transcribe=boundary.transcribe)
         self._differences = DifferenceWatch(config, record, lambda work: tasks.create_task(in_thread(work)))
         self._began: float | None = None
-        """When the first group of this process started, on the monotonic clock, in seconds."""
+        """The time when the first group of this process started, on the monotonic clock, in seconds."""
         self._counts: Counter[str] = Counter()
         """What no finalized rollout shows (cancelled rollouts, filters' counts), for the next step's metrics."""
         self._shipped_step = 0

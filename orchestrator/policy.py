@@ -25,7 +25,8 @@ from counterpoint.transport.files.atomic import STABLE, published_steps
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.1
-"""Between two checks of the broadcast directory where the kernel does not report a new one: a small share of any step."""
+"""Seconds between two checks of the broadcast directory where the kernel does not report a new one: a small share of
+any step."""
 
 Report = Callable[[PolicyUpdateStarting | PolicyUpdated], None]
 

@@ -37,7 +37,7 @@ class ShutdownSignals:
         """The exit code if the deadline ends the process."""
         self._lock = threading.Lock()
         self._commits = 0
-        """In progress."""
+        """The commits in progress."""
         self._overdue = False
         """The deadline has passed, and a commit is awaited."""
 

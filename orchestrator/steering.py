@@ -36,12 +36,12 @@ from counterpoint.run.requests import (
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.5
-"""Between two looks for requests."""
+"""Seconds between two looks for requests."""
 
 KINDS = tuple(request.model_fields["kind"].default for request in get_args(OrchestratorRequest))
 
 PROFILES = "profiles"
-"""In the run's directory."""
+"""Folder in the run's directory."""
 
 
 class Steering:

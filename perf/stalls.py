@@ -28,7 +28,7 @@ LATE_SECONDS = 0.001
 """A process that wakes so much later than it asked for is late."""
 
 PRIORITY = 50
-"""Between those of the kernel's own threads: its interrupt threads have 50, its watchdogs 99."""
+"""A priority between those of the kernel's own threads: its interrupt threads have 50, its watchdogs 99."""
 
 START_SECONDS = 10.0
 """Longest wait for a process to watch its CPU."""
@@ -44,7 +44,7 @@ class Stalls:
     recorded: bool = False
     """Whether stalls could be recorded."""
     intervals: list[Interval] = field(default_factory=list)
-    """When the machine stood still, in the order of time; none overlap."""
+    """The times when the machine stood still, in order; none overlap."""
 
     @property
     def seconds(self) -> float:

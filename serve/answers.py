@@ -54,7 +54,7 @@ MOST_BYTES_EACH = 16 * 2**20
 """The size of one answer."""
 
 COMPRESSED_FROM = 1024
-"""Bytes."""
+"""Least size of an answer that is compressed, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ Parameters = TypeVar("Parameters", bound=Config)
 Result = TypeVar("Result", bound=BaseModel)
 
 ROOT = "/api/v1"
-"""Where the endpoints' paths begin."""
+"""The beginning of the endpoints' paths."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,14 +22,14 @@ class Problem(BaseModel):
     expected: str = ""
     """What is allowed there."""
     advice: str = ""
-    """What to do."""
+    """The advice about what to do."""
 
 
 class ProblemAnswer(BaseModel):
     """The body of every answer whose status is 400 or above."""
 
     error: Problem
-    """What is wrong."""
+    """The sentence that says what is wrong."""
 
 
 class ApiError(Exception):

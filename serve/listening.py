@@ -27,7 +27,7 @@ CLOSE_SECONDS = 1.0
 
 MOST_CONNECTIONS = 1024
 SPARE_DESCRIPTORS = 256
-"""For files, beside connections."""
+"""Descriptors for files, beside connections."""
 
 BACKLOG = 128
 

@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 UNREACHABLE_LEASES = 10
 """How many leases the storage may be out of reach before a worker that runs nothing ends."""
 WAITING_LOG_SECONDS = 60.0
-"""Between two log lines that list the targets waited for."""
+"""Seconds between two log lines that list the targets waited for."""
 
 C = TypeVar("C")
 P = ParamSpec("P")

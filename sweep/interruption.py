@@ -33,7 +33,7 @@ class Interruptions:
         self._passed_on = False
         self._interruptible = False
         self._replaced: dict[signal.Signals, tuple[Any, Any]] = {}
-        """For each signal, the handler before and ours."""
+        """The former handler of each signal, and ours."""
 
     def __enter__(self) -> Interruptions:
         if threading.current_thread() is threading.main_thread():

@@ -21,7 +21,7 @@ MARGIN = 1 / 6
 LONGEST_BACKOFF_SECONDS = 600.0
 TRACEBACK_CHARACTERS = 4000
 ERROR_CHARACTERS = 1000
-"""With up to 12 bytes each in a record, both have room in one."""
+"""Longest error text, in characters. With up to 12 bytes each, it and a traceback fit into one record."""
 
 
 @dataclass(frozen=True, slots=True)

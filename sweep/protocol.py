@@ -156,7 +156,7 @@ class OwnedLease:
     record: Record
     version: str
     confirmed_at: float
-    """When the first request of the last confirmed write was begun, by the monotonic clock."""
+    """The time when the first request of the last confirmed write was begun, by the monotonic clock."""
     terms: Terms
     clocks: Clocks
 

@@ -51,7 +51,7 @@ class Store(Protocol):
     """
 
     root: str
-    """For messages."""
+    """The storage's name in messages."""
     readers: int
     """How many reads at once are useful."""
     write_interval: float
@@ -79,7 +79,7 @@ class Store(Protocol):
 
 TRIES = 5
 FIRST_PAUSE_SECONDS = 0.5
-"""Between the first two tries; each further pause is twice as long."""
+"""Seconds between the first two tries; each further pause is twice as long."""
 
 Answer = TypeVar("Answer")
 

@@ -15,7 +15,7 @@ from counterpoint.transport.config import Config
 from counterpoint.tune.resources import Resources
 
 LONGEST_NAME = 40
-"""In characters; the rest of a run's id is the trial's."""
+"""The longest name of an experiment, in characters; the rest of a run's id is the trial's."""
 
 Mode = Literal["min", "max"]
 
@@ -56,7 +56,7 @@ class AshaConfig(Config):
     """Asynchronous successive halving: of the trials at a milestone, all but the best stop."""
 
     kind: Literal["asha"]
-    """Asynchronous successive halving."""
+    """The scheduler is ASHA (asynchronous successive halving)."""
     time_attr: str = "training_iteration"
     """What counts as time."""
     max_t: float = Field(default=100, gt=0)
@@ -73,7 +73,7 @@ class HyperBandConfig(Config):
     """HyperBand: synchronous successive halving in brackets; trials are paused until their bracket is full."""
 
     kind: Literal["hyperband"]
-    """HyperBand."""
+    """The scheduler is HyperBand."""
     time_attr: str = "training_iteration"
     """What counts as time."""
     max_t: int = Field(default=81, ge=1)
@@ -96,20 +96,20 @@ class MedianConfig(Config):
     min_samples_required: int = Field(default=3, ge=1)
     """Results of so many trials are needed for a median."""
     hard_stop: bool = True
-    """False: pauses instead."""
+    """Whether a trial that loses is stopped; false pauses it instead."""
 
 
 class PbtConfig(Config):
     """Population based training: the worst trials copy the best and go on with changed values."""
 
     kind: Literal["pbt"]
-    """Population based training."""
+    """The scheduler is PBT (population based training)."""
     time_attr: str = "training_iteration"
     """What counts as time."""
     perturbation_interval: float = Field(default=5, gt=0)
     """Time between two decisions about a trial."""
     burn_in_period: float = Field(default=0, ge=0)
-    """No decision before."""
+    """The scheduler decides nothing about a trial before this time."""
     mutations: dict[str, Any] = {}
     """The keys that change, with the domain from which they are drawn anew, or a list of values. A copied value is otherwise
     multiplied by 0.8 or 1.2. Unset: every key of `[space]`."""
@@ -134,7 +134,7 @@ class StopperConfig(Config):
     metrics: dict[str, float] = {}
     """A trial stops at a result with a metric at or above its value."""
     timeout_seconds: float | None = Field(default=None, gt=0)
-    """The whole experiment."""
+    """The experiment ends after so many seconds."""
     plateau: PlateauConfig | None = None
     """Stop the experiment when its best results no longer change."""
 
@@ -147,7 +147,7 @@ class PlateauConfig(Config):
     top: int = Field(default=10, ge=2)
     """How many of the best results are compared."""
     patience: int = Field(default=0, ge=0)
-    """For so many results in a row."""
+    """The plateau must last for so many results in a row."""
 
 
 class JobOfTrials(Config):
@@ -172,10 +172,10 @@ class TuneConfig(Config):
     """The experiment's name: its directory below `local_dir`, and the beginning of its runs' ids."""
 
     local_dir: Path = Path("outputs/tune")
-    """Where the experiment's directory is made."""
+    """The experiment's directory is made in this one."""
 
     executor: Literal["local", "ray", "runs"] = "local"
-    """Where trials run: as processes of this machine, on Ray (extra `ray`), or as runs of a live job."""
+    """Trials run as processes of this machine, on Ray (extra `ray`), or as runs of a live job."""
 
     trainable: str | None = None
     """What each trial runs, with the executors `local` and `ray`: an import path `module:name`."""
@@ -207,10 +207,10 @@ class TuneConfig(Config):
     """Which configurations are tried."""
 
     scheduler: SchedulerConfig = FifoConfig()
-    """When a trial stops, pauses or copies another."""
+    """The rule that says when a trial stops, pauses or copies another."""
 
     stop: StopperConfig = StopperConfig()
-    """When a trial, or the experiment, is over."""
+    """The conditions that end a trial, or the experiment."""
 
     resources: Resources = Resources()
     """What each trial needs, with the executors `local` and `ray`. A run needs a slot of the trainer."""

@@ -82,9 +82,9 @@ class Trial:
     restore_path: str | None = None
     """A checkpoint directory to begin from."""
     trial_name_creator: InitVar[Creator | None] = None
-    """Makes `custom_name`."""
+    """The user's function that makes `custom_name`."""
     trial_dirname_creator: InitVar[Creator | None] = None
-    """Makes `dirname`."""
+    """The user's function that makes `dirname`."""
     loggers: Sequence[Callable[..., Any]] | None = field(default=None, metadata={"is_code": True})
     """See `tune.callbacks.trial_loggers`. Functions are not journalled: after a resume, set them again."""
     log_to_file: bool | str | tuple[str, str] = None  # type: ignore[assignment]
@@ -95,7 +95,7 @@ class Trial:
     """How often it is started again after a failure; -1 for without end. The loss of a process's node counts, too."""
 
     custom_name: str = ""
-    """What `trial_name_creator` returned."""
+    """The name that `trial_name_creator` returned."""
     dirname: str = ""
     """The name of `logdir` below `local_dir`."""
 

@@ -88,7 +88,7 @@ class _Words:
     file: str | None = None
     switches: set[str] = field(default_factory=set)
     flags: list[str] = field(default_factory=list)
-    """`--section.key=value`"""
+    """The flags in the form `--section.key=value`."""
     join: str | None = None
     help: str | None = None
     """The section after `--help`; empty without one."""

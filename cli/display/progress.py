@@ -99,7 +99,7 @@ class PlainProgress:
         self._statuses: dict[str, str] = {}
         """The status that each worker last printed while it was starting, by name."""
         self._started: dict[str, float] = {}
-        """When each worker last began to start, in Unix seconds, by name."""
+        """The time when each worker last began to start, in Unix seconds, by name."""
         self._noticed: dict[str, int] = {}
         """The groups without a difference of the notice that was last printed, by run."""
         self._last_line = time.monotonic()

@@ -42,7 +42,7 @@ class Row:
     params: dict[str, Any]
     """What differs between trials, by flat name."""
     result: Result
-    """The last one."""
+    """The last result of the trial."""
     failures: int = 0
     error: str | None = None
     copies: str = ""

@@ -40,17 +40,17 @@ class DataConfig(Config):
     variable HF_HUB_OFFLINE=1 keeps it from asking the hub. A dataset's own code is never run."""
 
     rows: list[dict[str, Any]] | None = None
-    """The rows themselves."""
+    """The rows, written in the file itself."""
 
     subset: str | None = None
-    """With `dataset`: its configuration, such as `main`."""
+    """The configuration of `dataset`, such as `main`."""
 
     revision: str | None = None
-    """With `dataset`: a commit or tag of the hub. Unset: the newest, which may change before a run is resumed; the resume is
-    then refused."""
+    """The commit or tag of `dataset` on the hub. Unset: the newest, which may change before a run is resumed; the
+    resume is then refused."""
 
     split: str | None = None
-    """With `dataset`: the split, such as `train` or `train[:10%]`. Unset: `train`."""
+    """The split of `dataset`, such as `train` or `train[:10%]`. Unset: `train`."""
 
     select: Annotated[str, AfterValidator(_is_slice)] = ":"
     """The rows that are used, as a slice: `:1000` the first thousand, `1000:` all others, `::10` every tenth."""

@@ -43,7 +43,8 @@ class Conversations:
         self._otherwise: dict[bytes, Conversations] = {}
         """What was rendered, by the template's variables: see `rendered_with`."""
         self._texts: dict[int, dict[bytes, tuple[Turn, str]]] = {}
-        """By their number of UTF-8 bytes: digests of the texts that ended in a turn, and what the answer left out at the end."""
+        """Texts, by their number of UTF-8 bytes: digests of the texts that ended in a turn, and what the answer left
+        out at the end."""
 
     def rendered_with(self, template_kwargs: Mapping[str, Any]) -> Conversations:
         """Returns the histories whose prompts the template renders with these variables; itself for none.

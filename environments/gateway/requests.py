@@ -50,7 +50,7 @@ _SHARED = frozenset(
     }
 ) | SAMPLED  # fmt: skip
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-"""vLLM's, and OpenAI's."""
+"""The reasoning efforts of vLLM and of OpenAI."""
 _VERBOSITIES = ("low", "medium", "high")
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "audio": (),

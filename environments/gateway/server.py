@@ -48,8 +48,8 @@ HEAD_SECONDS = 75.0
 BODY_SECONDS = 60.0
 """Longest time until a request's body has arrived."""
 MOST_CONNECTIONS = 8192
-"""At most, and no more than half of the descriptors that the process may have. Beyond, a new connection takes the place of the
-oldest one that has never sent a key; if all have, it is closed."""
+"""Most connections, and no more than half of the descriptors that the process may have. Beyond that, a new connection
+takes the place of the oldest one that has never sent a key; if all have, it is closed."""
 _KEPT_ENDED = 4096
 """Ended sessions whose agents are told so. Those before are unknown."""
 
@@ -62,7 +62,7 @@ class Gateway:
         self._limits = limits or Limits()
         self._agent_sampling = agent_sampling
         self._sessions: OrderedDict[bytes, Session] = OrderedDict()
-        """By the digest of their ids, so that the time of a look-up tells nothing about an id."""
+        """The sessions, by the digest of their ids, so that the time of a look-up tells nothing about an id."""
         self._ended: OrderedDict[bytes, bytes] = OrderedDict()
         """Digests of the keys of ended sessions."""
         self._nobodys = secrets.token_bytes(32)

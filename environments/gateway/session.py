@@ -58,7 +58,7 @@ class Limits:
     """The size of one request."""
     requests_at_once: int = 64
     turns: int = 4096
-    """In all."""
+    """The turns of the session, in all."""
 
 
 class Session:
@@ -66,9 +66,9 @@ class Session:
 
     def __init__(self, model: Model, base_url: str, api_key: str, limits: Limits, *, agent_sampling: bool) -> None:
         self.base_url = base_url
-        """For an agent: `OPENAI_BASE_URL`."""
+        """The `OPENAI_BASE_URL` of an agent."""
         self.api_key = api_key
-        """For an agent: `OPENAI_API_KEY`. A secret."""
+        """The `OPENAI_API_KEY` of an agent, which is a secret."""
         self.limits = limits
         self.turns: list[Turn] = []
         """Those that were answered, in order."""

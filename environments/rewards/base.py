@@ -28,7 +28,7 @@ class Attempt:
     completion: str
     """What the model wrote, as text."""
     state: dict[str, Any]
-    """The rollout's."""
+    """The state of the rollout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Value:
     """What a reward function gives an attempt."""
 
     value: float
-    """A finite number."""
+    """The reward, a finite number."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Further metrics of the rollout, named below the part."""
 

@@ -74,7 +74,7 @@ class ExactConfig(PartConfig):
     """A run of white space is one space."""
 
     cpu_seconds: CpuSeconds = 2.0
-    """As in `math`, for `extract`."""
+    """The limit of CPU time for `extract`, as in `math`."""
 
 
 class RegexConfig(PartConfig):
@@ -89,7 +89,7 @@ class RegexConfig(PartConfig):
     """1 if it is not found."""
 
     cpu_seconds: CpuSeconds = 2.0
-    """As in `math`."""
+    """The limit of CPU time, as in `math`."""
 
 
 class FunctionConfig(PartConfig):
@@ -101,8 +101,8 @@ class FunctionConfig(PartConfig):
     """`package.module:name`, a function or an async function."""
 
     isolation: Literal["thread", "process"] = "thread"
-    """Where a plain function runs. A thread cannot be stopped; a process is killed at its limit. An async function runs on the
-    event loop with `thread`."""
+    """The place where a plain function runs. A thread cannot be stopped; a process is killed at its limit. An async
+    function runs on the event loop with `thread`."""
 
     cpu_seconds: CpuSeconds = 10.0
     """Most processor time of one call in a process. A call that needs more fails its rollout."""

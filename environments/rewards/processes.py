@@ -22,7 +22,7 @@ MAX_FRAME_BYTES = 16 * 2**20
 _FRAMING = Framing(MAX_FRAME_BYTES)
 _CLOSE_SECONDS = 20.0
 _EXIT_SECONDS = 10.0
-"""From the end of a process's stream to its exit."""
+"""Seconds from the end of a process's stream to its exit."""
 _WORKER = Path(__file__).with_name("worker.py")
 
 _KEPT = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "HOME", "TMPDIR", "LANG", "LC_ALL", "VIRTUAL_ENV")

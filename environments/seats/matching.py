@@ -28,7 +28,7 @@ class Matcher:
         self._example_of: dict[int, int] = {}
         """The example that a key was paired with last."""
         self._keys: OrderedDict[int, int] = OrderedDict()
-        """When each key was paired last, the most recent one at the end."""
+        """The keys in the order in which they were paired last, the most recent one at the end."""
         self._examples: OrderedDict[int, int] = OrderedDict()
         """The same of each example."""
         self._now = itertools.count()

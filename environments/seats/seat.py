@@ -18,7 +18,7 @@ from counterpoint.transport.records import Rollout, Turn
 from counterpoint.transport.wires.endpoint import socket_path
 
 CONNECT_SECONDS = 0.5
-"""Between two attempts to reach a host that is not there yet."""
+"""Seconds between two attempts to reach a host that is not there yet."""
 
 
 class Seat:

@@ -114,7 +114,7 @@ class Table:
         self._numbers = itertools.count()
         self._waiting_seats: dict[int, _Seat] = {}
         self._waiting_episodes: dict[tuple[str, int], asyncio.Future[_Seat]] = {}
-        """By seat and episode."""
+        """The waiting episodes, by seat and episode."""
         self._connections: set[asyncio.Task[None]] = set()
         self._open = AsyncExitStack()
 

@@ -57,9 +57,9 @@ class ToolFunction:
     """A tool and how it is called."""
 
     definition: Tool
-    """As `Chat.start` takes it."""
+    """The definition as `Chat.start` takes it."""
     call: Callable[[dict[str, Any], dict[str, Any]], Awaitable[Any]]
-    """With the arguments and the rollout's state. Returns text, or anything that JSON can say."""
+    """The function that takes the arguments and the rollout's state. Returns text, or anything that JSON can say."""
 
     @property
     def name(self) -> str:

@@ -33,7 +33,7 @@ from counterpoint.transport.printable import shortened
 logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 30.0
-"""Between attempts to connect; doubled after each."""
+"""Pauses between attempts to connect; doubled after each."""
 
 CLOSE_SECONDS = 10.0
 MAX_TOOLS = 256

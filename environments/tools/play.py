@@ -29,7 +29,7 @@ class ToolLimits:
     """Bounds of one rollout."""
 
     max_turns: int = 10
-    """Model calls."""
+    """Most model calls of a rollout."""
     call_seconds: float = 60.0
     """Deadline of one call of a tool."""
     observation_characters: int = 8192

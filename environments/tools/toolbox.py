@@ -24,20 +24,20 @@ class CalculatorConfig(Config):
     """Safe arithmetic."""
 
     kind: Literal["calculator"]
-    """This tool."""
+    """The name of this kind of tool."""
 
     name: str = "calculator"
-    """As the model calls it."""
+    """The name by which the model calls it."""
 
 
 class PythonConfig(Config):
     """Runs programs in the sandbox."""
 
     kind: Literal["python"]
-    """This tool."""
+    """The name of this kind of tool."""
 
     name: str = "python"
-    """As the model calls it."""
+    """The name by which the model calls it."""
 
     sandbox: Literal["namespaces", "none"] = "namespaces"
     """`none` runs what the model wrote without any protection of this machine."""
@@ -59,13 +59,13 @@ class FunctionConfig(Config):
     """A typed function of the operator's."""
 
     kind: Literal["function"]
-    """This tool."""
+    """The name of this kind of tool."""
 
     function: str
     """Import path, `package.module:function`."""
 
     name: str | None = None
-    """As the model calls it. Unset: the function's name."""
+    """The name by which the model calls it. Unset: the function's name."""
 
 
 ToolConfig = Annotated[CalculatorConfig | PythonConfig | FunctionConfig | McpConfig, Field(discriminator="kind")]

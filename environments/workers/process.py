@@ -40,7 +40,7 @@ class WorkerProcess:
         self.pid = 0
         """The worker's own; 0 until it has said so."""
         self.log_from = size_of(log_file)
-        """Where its output begins in the log, in bytes."""
+        """The place in the log where its output begins, in bytes."""
         self._ended = ended
         orders = os.memfd_create("boot", os.MFD_CLOEXEC)
         try:

@@ -38,7 +38,8 @@ class WorkerEnvironment:
         self._examples = found.examples
         self._pool = WorkerPool(config, found.examples, found.group_scoring, found.fingerprint)
         self._scored: dict[int, tuple[dict[str, Any], Score, dict[str, Any]]] = {}
-        """By identity of its state: the reward and the metrics of a rollout that was played and is about to be scored."""
+        """Scores, by identity of the state: the reward and the metrics of a rollout that was played and is about to be
+        scored."""
 
     def __len__(self) -> int:
         return self._examples

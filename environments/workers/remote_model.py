@@ -47,9 +47,9 @@ class RemoteModel:
         """The calls without an answer yet, with their prompts and seats."""
         self._number = 0
         self._turns: dict[int, tuple[int, Turn]] = {}
-        """By identity: the number that the orchestrator has for a turn."""
+        """The turns by identity: the number that the orchestrator has for a turn."""
         self._tips: dict[int, bytes] = {}
-        """By number: prompt and completion of the turns that the next prompt may extend."""
+        """The tips by number: prompt and completion of the turns that the next prompt may extend."""
         self._has_ended = False
 
     @property

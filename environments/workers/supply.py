@@ -25,13 +25,13 @@ from counterpoint.transport.process.launch import live_processes
 logger = logging.getLogger(__name__)
 
 PAUSE_SECONDS = (0.1, 30.0)
-"""Before a worker is started again: the first time, and at most."""
+"""Pause before a worker is started again: the first time, and at most."""
 SOON_SECONDS = 5.0
 """Rollouts wait for a worker that is started again within this time, and fail otherwise."""
 HEALTHY_SECONDS = 60.0
 """A worker that lived for so long is started again without a longer pause."""
 FAILED_STARTS = 3
-"""In a row, of all workers: from then on rollouts fail at once, until one starts."""
+"""Failed starts in a row, of all workers, after which rollouts fail at once, until one starts."""
 LATE_MESSAGES_SECONDS = 0.05
 """What a worker sent before its end may arrive so long after it."""
 
@@ -54,14 +54,14 @@ class Worker:
     """Why it was killed, or could not start."""
     sessions: dict[int, Session] = field(default_factory=dict)
     since: float = 0.0
-    """When it was started, on the loop's clock, in seconds."""
+    """The time when it was started, on the loop's clock, in seconds."""
     silent_ticks: int = 0
     messages: int = 0
-    """In this tick, calls of the model left out: those are bounded by the sessions."""
+    """Messages in this tick, calls of the model left out: those are bounded by the sessions."""
     blamed: bool = False
     """The log has named what blocks it now."""
     deaths: int = 0
-    """In a row, without a rollout that was completed in between."""
+    """Deaths in a row, without a rollout that was completed in between."""
     restart: asyncio.TimerHandle | None = None
 
     def __str__(self) -> str:
@@ -86,7 +86,7 @@ class Supply:
         self.workers = [Worker(index) for index in range(config.workers)]
         self.where = f"environment {config.name!r}"
         self.threads = ThreadPoolExecutor(1, thread_name_prefix=f"workers-{config.name}")
-        """For reading the disk and /proc."""
+        """Thread that reads the disk and /proc."""
         self.failure = ""
         """Why no worker starts."""
         self.changed = asyncio.Event()

@@ -185,7 +185,7 @@ class Usage:
 
     processes: int
     memory: int
-    """Bytes."""
+    """The memory in use, in bytes."""
 
 
 def look_at_all(processes: Sequence[WorkerProcess]) -> list[Usage]:

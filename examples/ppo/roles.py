@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 
 CALL_SECONDS = 120.0
-"""For each call, restarts of the called worker included."""
+"""Deadline of each call, restarts of the called worker included."""
 
 
 class Learner(Worker):

@@ -43,7 +43,7 @@ class Outcome(Config, frozen=True):
     """What has come of a verb on a run."""
 
     run_id: str
-    """The run's id."""
+    """The id of the run that is asked."""
     sentence: str
     """The same for people: what has come of it."""
 

@@ -36,7 +36,7 @@ from counterpoint.transport.files.lock import take_lock
 from counterpoint.transport.process.child import own_environment
 
 GUESTS = "guests"
-"""In the job's directory: the files and the output of the runs that joined here."""
+"""Folder in the job's directory: the files and the output of the runs that joined here."""
 
 START_SECONDS = 60.0
 """How long the orchestrator may take to take its directory over: it imports its libraries first."""
@@ -54,13 +54,13 @@ class Joined(Config, frozen=True):
     """A guest that has begun."""
 
     run_id: str
-    """The run's id."""
+    """The id of the run that joins."""
     pid: int
     """The process id of its orchestrator."""
     file: Path
-    """The run's file."""
+    """The file that describes the run."""
     log: Path
-    """Its output."""
+    """The file with the output of its orchestrator."""
 
 
 def join_run(

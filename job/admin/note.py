@@ -25,7 +25,7 @@ class Noted(Outcome, frozen=True):
     """What is written about a run."""
 
     notes: str
-    """Text."""
+    """The text of the notes."""
     tags: list[str]
     """Words to find it by."""
 

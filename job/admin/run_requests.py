@@ -22,7 +22,7 @@ class Paused(Outcome, frozen=True):
     """Whether a run is paused."""
 
     paused: bool
-    """Whether it is."""
+    """Whether the run is paused."""
     step: int
     """Its newest committed step."""
 
@@ -79,7 +79,7 @@ class Profiled(Outcome, frozen=True):
     """A profile of an orchestrator's event loop."""
 
     name: str
-    """Names the profile."""
+    """The name of the profile."""
     seconds: float
     """How long it lasts."""
     speedscope: Path

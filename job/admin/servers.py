@@ -58,7 +58,7 @@ class Server(Config, frozen=True):
     """What is wished of one server, and what has come of that."""
 
     url: str
-    """Its base URL."""
+    """The base URL of the server."""
     origin: Literal["job", "added"]
     """Whether the job's configuration names it, or somebody added it."""
     drained: bool

@@ -71,7 +71,7 @@ class Seconds:
 
     total: float
     model: float
-    """In calls of the model, counted once where calls overlap."""
+    """Time in calls of the model, counted once where calls overlap."""
     scoring: float
 
 

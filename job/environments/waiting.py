@@ -17,7 +17,7 @@ from typing import Any
 from counterpoint.orchestrator.loop_health.stacks import Stack, frame_name, place_of, stack_of
 
 PATIENCE_SECONDS = 10.0
-"""Until it is said first, and again."""
+"""Seconds until the wait is logged first, and until it is logged again."""
 
 BLOCKED_SECONDS = 1.0
 """An event loop that does not answer for so long is blocked."""

@@ -27,7 +27,7 @@ class Checkpoint:
 
     directory: Path
     step: int | None
-    """As the probe or the directory's name says; None if neither does."""
+    """The step that the probe or the directory's name says; None if neither does."""
     rank: int | None
     """The rank of an adapter; None: full weights."""
     probe: Probe | None

@@ -27,7 +27,7 @@ _MOST_EVALUATIONS = 64
 """The evaluations that are kept, and the metrics of each."""
 
 _LONGEST_ERROR = 300
-"""Characters."""
+"""Longest error text that is shown, in characters."""
 
 _MAX_BYTES = 2**20
 """The size of `best.json`."""
@@ -54,7 +54,7 @@ class Evaluated:
     name: str
     step: int
     time: float
-    """When it ended, in Unix seconds."""
+    """The time when it ended, in Unix seconds."""
     metrics: Mapping[str, Interval]
     """Those over all environments of the evaluation: `reward/mean`, `pass@k`. Empty where nothing was measured."""
     error: str = ""

@@ -33,7 +33,7 @@ MAX_TEXT = 500
 """Characters of each text of an outage."""
 
 _STATES = ("out", "unknown", "draining", "loading", "serving")
-"""From the worst to the best."""
+"""The states of a server, from the worst to the best."""
 
 
 @dataclass(frozen=True, slots=True)

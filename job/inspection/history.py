@@ -75,7 +75,8 @@ class History:
     left_out: LeftOut = field(default_factory=LeftOut)
     """The lines that are not kept any more."""
     since: float = 0.0
-    """When this invocation of the job began, in Unix seconds. Rates leave out earlier steps and the pause before it."""
+    """The time when this invocation of the job began, in Unix seconds. Rates leave out earlier steps and the pause
+    before it."""
     discarded: Line = field(default_factory=dict)
     """The report on the rollouts discarded since the last shipped step (`orchestrator.step.discarded.Report`); empty without
     one."""

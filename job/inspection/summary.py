@@ -25,7 +25,7 @@ LAG_QUANTILES = (0.0, 0.5, 0.9, 0.99, 1.0)
 LAG_NAMES = tuple(f"event_loop_lag/{name}" for name in ("min", "median", "p90", "p99", "max"))
 
 SHORTEST_LAG = 1e-9
-"""In seconds; lags that differ by less are taken for equal."""
+"""Seconds below which two lags are taken for equal."""
 
 ROLLOUT_OUTCOMES = ("completed", "failed", "inference_failed", "cancelled", "filtered")
 

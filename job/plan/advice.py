@@ -32,7 +32,7 @@ class Advice:
     """One way to fit."""
 
     key: str
-    """To change."""
+    """The key to change."""
     words: str
 
 

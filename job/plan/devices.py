@@ -29,7 +29,7 @@ class Gpus:
     count: int
     name: str
     memory: int
-    """Bytes of one."""
+    """The memory of one device, in bytes."""
 
 
 def parse_gpus(text: str) -> Gpus:

@@ -44,7 +44,8 @@ class ModelSizes:
     """What a model's weights are, of `config.json` alone."""
 
     parameters: dict[str, int]
-    """By kind: embeddings, attention, mlp, experts, router, norms, other. Tied weights count once."""
+    """The number of parameters by kind: embeddings, attention, mlp, experts, router, norms, other. Tied weights count
+    once."""
     layers: int
     hidden: int
     vocabulary: int
@@ -54,7 +55,7 @@ class ModelSizes:
     alike: bool
     """Whether all decoder layers are alike."""
     experts_per_token: int
-    """0 without experts."""
+    """The experts that each token uses; 0 without experts."""
     widest: int
     """The largest output of a linear layer other than the last, or of one expert of each token together."""
     largest_layer: int

@@ -27,7 +27,7 @@ class Problem:
 
     part: str
     key: str
-    """To change."""
+    """The key to change."""
     message: str
 
 

@@ -17,7 +17,7 @@ class Planned:
 
     trainer: TrainerConfig
     runs: list[TrainingConfig]
-    """Trained at once."""
+    """The runs that are trained at once."""
     servers: ServersConfig | None
     """None: none is started."""
     gpus: GpuConfig

@@ -44,7 +44,8 @@ _FIELDS = {
     ),
     "routed_experts": ({"data", "shape", "start"}, set()),
 }  # fmt: skip
-"""For each kind of dictionary: the fields that are imported, and the known fields that a replay does not need."""
+"""The fields of each kind of dictionary: the fields that are imported, and the known fields that a replay does not
+need."""
 
 _LONGEST_ERROR = 2000
 _RECORD_BYTES = 512

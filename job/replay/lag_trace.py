@@ -39,7 +39,7 @@ class LagTrace:
     def __init__(self) -> None:
         """Creates an empty trace."""
         self.times = array("d")
-        """When each sample was taken."""
+        """The time of each sample."""
         self.lags = array("d")
         """The lag of each sample in seconds; `lags[i]` belongs to `times[i]`."""
         self.spans: list[Span] = []

@@ -27,7 +27,7 @@ class ServeConfig(Config):
     another name is refused, so that no foreign page can reach it by pointing its own name here (DNS rebinding)."""
 
     state_directory: Path | None = None
-    """Where the tokens and the audit log are. Unset: `serve/` in the first job's directory."""
+    """The directory of the tokens and the audit log. Unset: `serve/` in the first job's directory."""
 
     token_file: Path | None = None
     """The token that may change. Unset: `admin.token` in `state_directory`. Made if it is missing; its mode must be 0600."""

@@ -34,7 +34,7 @@ from counterpoint.transport.files.lock import holder_of
 
 LONGEST_RUN_ID = 64
 LONGEST_NAME = 24
-"""In characters; the rest of a run's id is the target's."""
+"""The longest name of a sweep, in characters; the rest of a run's id is the target's."""
 
 RESERVED = ("run_id", "output_dir", "resume", "orchestrator.resume", "trainer.resume")
 """Keys that the sweep sets, and no target may."""
@@ -83,7 +83,7 @@ class SweepConfig(Config):
     """How many workers to submit as a job of roles, and to wait for. Unset: the command is a worker itself."""
 
     backend: str = "local"
-    """Where the submitted workers run: `local`, `ray`, or the import path of a class."""
+    """The place where the submitted workers run: `local`, `ray`, or the import path of a class."""
 
     resources: Resources = Resources()
     """What each submitted worker needs."""
@@ -142,7 +142,7 @@ class Target:
     shared: str = ""
     """The file whose values all targets share, for error messages; the sweep's without one."""
     above: tuple[Layer, ...] = ()
-    """Where values are set that replace those of `shared`."""
+    """The place where values are set that replace those of `shared`."""
 
     @property
     def output(self) -> Path:

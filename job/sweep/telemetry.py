@@ -64,7 +64,7 @@ SWEEP = Process(
 STATES = ("PENDING", "RUNNING", "SUCCESS", "FAILED", "INTERRUPTED", "UNREADABLE")
 
 READ_SECONDS = 30.0
-"""Between two readings of the storage."""
+"""Seconds between two readings of the storage."""
 
 SHARE_OF_READING = 0.05
 """The largest share of the time that is spent on reading: storage in a cloud may take seconds for many targets."""

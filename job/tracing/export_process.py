@@ -29,12 +29,12 @@ MOST_AT_ONCE = 500
 """Spans of one request."""
 
 TIMEOUT_SECONDS = 10.0
-"""For the collector's answer, its library's own retries included."""
+"""Deadline of the collector's answer, with the library's own retries."""
 
 LONGEST_PAUSE_SECONDS = 60.0
 
 LAST_ATTEMPTS = 2
-"""In the end."""
+"""Attempts to send the rest when the job has ended."""
 
 MAX_HEADER_BYTES = 65536
 

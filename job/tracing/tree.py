@@ -26,7 +26,7 @@ class Node:
     parent: str
     """Empty for the root."""
     begin: float
-    """Unix seconds."""
+    """The beginning, in Unix seconds."""
     end: float
     role: str
     attributes: Mapping[str, AttributeValue] = field(default_factory=dict)

@@ -49,20 +49,20 @@ class TrackingConfig(Config):
     """The job's name there; its runs are grouped under it. Unset: the name of the job's directory."""
 
     tensorboard: TensorboardConfig | None = None
-    """TensorBoard's files."""
+    """Whether, and where, TensorBoard's files are written."""
 
     trackio: TrackioConfig | None = None
-    """Trackio's local database."""
+    """Whether, and how, metrics go to Trackio's local database."""
 
     wandb: WandbConfig | None = None
-    """Weights & Biases."""
+    """Whether, and how, metrics go to Weights & Biases."""
 
 
 class Destinations(Config):
     """The sections of a job's file that its worker `tracking` needs."""
 
     tracking: TrackingConfig | None = None
-    """Sinks of metrics."""
+    """The trackers that get the metrics."""
 
     alerts: AlertsConfig | None = None
     """The webhook that is told of problems."""

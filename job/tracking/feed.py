@@ -30,7 +30,7 @@ class Held:
     """A line that waits for its row."""
 
     place: Place
-    """Where it begins in its file."""
+    """The place in its file where it begins."""
     values: dict[str, Any]
 
 

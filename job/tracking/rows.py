@@ -18,7 +18,7 @@ class Row:
     run_id: str
     step: int
     time: float
-    """Unix seconds."""
+    """The time of the row, in Unix seconds."""
     values: dict[str, float]
 
 
@@ -31,7 +31,7 @@ class Evaluation:
     step: int
     time: float
     values: dict[str, float]
-    """By names that begin with `evaluation/<name>/`."""
+    """The values, by names that begin with `evaluation/<name>/`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +39,11 @@ class Target:
     """What a sink is created for."""
 
     job: Path
-    """The job's directory."""
+    """The directory of the job."""
     directory: Path
     """The sink's own, in `tracking/`; it exists."""
     group: str
-    """The job's name."""
+    """The name of the job, which groups its runs."""
     identity: str
     """Random text that tells this job at this sink from any other, one that had the same directory before included."""
     options: Mapping[str, Any]

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 POLL_SECONDS = 1.0
 
 ROWS_PER_FLUSH = 200
-"""After so many rows the state is written, so that little is repeated after a kill."""
+"""Rows after which the state is written, so that little is repeated after a kill."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class SinkSpec:
     sink: str
     """`package.module:Class`, a `Sink` made from a `Target`."""
     job: str
-    """The job's directory."""
+    """The directory of the job."""
     group: str
     options: dict[str, Any] = field(default_factory=dict)
     poll_seconds: float = POLL_SECONDS
@@ -130,7 +130,7 @@ def _rewind(feed: Feed, sink: Sink, name: str) -> bool:
 
 
 Program = Callable[[SinkSpec, Callable[[float], bool], Callable[[int], None]], None]
-"""As `run`."""
+"""The program of a sink process, called as `run` is."""
 
 
 def run_under_parent(program: Program, descriptor: int, spec: SinkSpec) -> None:

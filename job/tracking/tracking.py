@@ -68,7 +68,7 @@ class _Process:
     """Whether it has reported since its process was started."""
     sent: int = 0
     failures: int = 0
-    """In a row, without a row sent in between."""
+    """Failures in a row, without a row sent in between."""
     next_start: float = 0.0
     hung: bool = False
     state: str = "running"

@@ -66,7 +66,7 @@ class Evaluations:
         self._loaded = {each.config.name: each for each in loaded}
         self._pool = pool
         self.opponents: Mapping[str, GroupsPool] = {}
-        """By name; set before the first version."""
+        """The opponents, by name; set before the first version."""
         self._handle = handle
         self._publish = publish
         self._on_progress = on_progress

@@ -27,7 +27,7 @@ _MOST_FAILURES = 16
 """Different errors in a line; further ones are counted together."""
 
 _LONGEST_ERROR = 300
-"""Characters."""
+"""Longest error text that is kept, in characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class EvaluationResult:
     config: EvaluationConfig
     step: int
     estimates: dict[str, Estimate]
-    """By metric: `reward/mean`, `pass@1`, and the same after `<environment>/`."""
+    """The estimate of each metric: `reward/mean`, `pass@1`, and the same after `<environment>/`."""
     failed: int
     line: dict[str, Any]
     """The line of `evaluations.jsonl`."""

@@ -101,7 +101,7 @@ class LoopBlame:
         self._lock = threading.Lock()
         """Guards `_slow_spots`; held for a few additions."""
         self._logged: dict[tuple[object, ...], float] = {}
-        """When each place was last logged, on the monotonic clock, in seconds."""
+        """The time when each place was last logged, on the monotonic clock, in seconds."""
         self._unlogged: Counter[tuple[object, ...]] = Counter()
         self._runner_frames = 0
         """Number of outermost frames of the loop's thread that run the loop, not a callback."""

@@ -81,7 +81,7 @@ class EventLoopLagMonitor:
         self.histogram = Histogram(LAG.buckets)
         """The histogram of all samples since the start, as `LagDistribution` counts them."""
         self._due = time.perf_counter()
-        """When the next sample is due."""
+        """The time when the next sample is due."""
 
     async def run(self) -> None:
         """Samples until cancelled."""

@@ -23,7 +23,7 @@ from counterpoint.orchestrator.loop_health.threads import in_thread
 from counterpoint.transport.files.atomic import write_atomically
 
 INTERVAL_SECONDS = 0.01
-"""Between two samples."""
+"""Seconds between two samples."""
 
 MAX_STACKS = 10_000
 """Different stacks that are kept; further ones count as `OTHERS`."""

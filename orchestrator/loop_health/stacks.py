@@ -19,7 +19,7 @@ Position = tuple[CodeType, int]
 """A code object and the offset of its current instruction, in bytes."""
 
 Stack = tuple[Position, ...]
-"""Innermost first."""
+"""The frames of a thread, the innermost first."""
 
 _LIBRARIES = frozenset(
     {
@@ -51,7 +51,7 @@ class Place:
     """A line of code, for a person."""
 
     function: str
-    """Qualified name."""
+    """The function's qualified name."""
     file: str
     """Relative to where it was imported from."""
     line: int

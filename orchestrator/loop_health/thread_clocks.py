@@ -19,7 +19,7 @@ class Doing(Enum):
     """State of a thread."""
 
     RUNNING = auto()
-    """On a CPU, or waiting for one."""
+    """The thread is on a CPU, or waits for one."""
     WANTING_GIL = auto()
     """Waiting for the GIL. The observer holds it, so every thread in Python code is in this state."""
     BLOCKED = auto()

@@ -45,7 +45,7 @@ class awaiting:
 
     def __enter__(self) -> None:
         self.since = time.monotonic()
-        """On the monotonic clock, in seconds."""
+        """The beginning of the wait, on the monotonic clock, in seconds."""
         _waits[id(self)] = self
 
     def __exit__(self, *_: object) -> None:

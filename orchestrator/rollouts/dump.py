@@ -62,7 +62,7 @@ class DumpHeader(Config):
     filters: list[FilterConfig] = []
     gather_chunk_size: int | None = Field(default=None, ge=1)
     state_columns: dict[str, list[str]]
-    """By environment, for every environment of the rollouts."""
+    """The columns of state, for every environment of the rollouts."""
     group_scoring: list[str] = []
     """Environments that are scored as a group."""
 

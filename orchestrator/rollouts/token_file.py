@@ -51,7 +51,7 @@ class CompletionTokens:
     """Tokens of the whole completion; 0 where nothing could be recorded."""
     token_ids: Int32Array
     log_probabilities: Float32Array
-    """At sampling, as in `Turn`."""
+    """Log-probabilities at sampling, as in `Turn`."""
     untrained: UInt8Array
     """1 where a token is left out of training by its environment."""
 

@@ -40,9 +40,9 @@ class RolloutTrace:
         self._trace, self._root = new_trace(), new_span()
         self._began = now()
         self._calls = 0
-        """Calls in flight."""
+        """The number of calls in flight."""
         self._playing_since: float | None = None
-        """When the environment's own work began; None while it waits for a call, or is done."""
+        """The time when the environment's own work began; None while it waits for a call, or is done."""
 
     @contextmanager
     def playing(self) -> Iterator[None]:

@@ -64,7 +64,7 @@ class OpenBranch:
     rows: int = 0
     """Rows in `routed_experts`: tokens - 1, or 0 without routing."""
     length: int = 0
-    """Number of tokens."""
+    """The number of tokens."""
     _memory: bytearray = field(default_factory=bytearray)
     """The tokens as int32, and space for more."""
 

@@ -155,7 +155,7 @@ class CancelGroup:
     group_id: int
     reason: DropReason
     detail: str
-    """For a person."""
+    """The explanation, for a person."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,7 +78,7 @@ class Snapshot:
     in_flight_rollouts: int
     """The rollouts of groups in flight."""
     evaluation_rollouts: int
-    """In flight."""
+    """Evaluation rollouts in flight."""
     capacity: int
     groups: dict[Phase, int]
     """Number of groups by phase."""

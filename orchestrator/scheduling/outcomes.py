@@ -28,7 +28,7 @@ class DropReason(StrEnum):
     FAILED = "failed"
     """No rollout of it can be trained on."""
     INFERENCE_FAILED = "inference_failed"
-    """As `FAILED` or `INCOMPLETE`, where every failed rollout failed because a model call got no answer."""
+    """The same as `FAILED` or `INCOMPLETE`, where every failed rollout failed because a model call got no answer."""
     INCOMPLETE = "incomplete"
     """It is scored as a group, and a rollout failed."""
     ADVANTAGE = "advantage"

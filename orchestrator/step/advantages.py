@@ -114,14 +114,15 @@ BUILT_IN: dict[str, AdvantageFunction] = {
     "batch_standardised": _rewards,
     "group_mean_batch_scaled": group_mean,
 }
-"""By name: from the rollouts of a group."""
+"""The built-in functions, by name: advantages from the rollouts of a group."""
 
 OVER_STEP: dict[str, Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]]] = {
     "batch_standardised": _standardised,
     "group_mean_batch_scaled": _over_deviation,
 }
-"""By name: from what the group's function gave the rollouts of a step, to their advantages (REINFORCE++ and its variant with the
-group's mean as baseline, Hu et al., arXiv:2501.03262; there over tokens, here over rollouts)."""
+"""Functions over a step, by name: from what the group's function gave the rollouts of a step, to their advantages
+(REINFORCE++ and its variant with the group's mean as baseline, Hu et al., arXiv:2501.03262; there over tokens, here
+over rollouts)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +130,7 @@ class Advantage:
     """A run's advantage function with its length penalty."""
 
     name: str
-    """As configured; errors contain it."""
+    """The configured name; errors contain it."""
     function: AdvantageFunction
     length_penalty: float = 0.0
     overlong: OverlongConfig | None = None

@@ -30,7 +30,7 @@ MAX_BYTES = 2**16
 
 class _File(Config):
     steps: dict[Identifier, int] = {}
-    """By request."""
+    """The step of each request."""
 
 
 class AskedDumps:

@@ -70,7 +70,7 @@ class Notice:
     advice: str
     """What to do, for a person."""
     since: float
-    """When the first of them was finalized, in Unix seconds."""
+    """The time when the first of them was finalized, in Unix seconds."""
 
     def __str__(self) -> str:
         return f"the last {self.groups} groups show no difference to learn from: {self.reason}"

@@ -75,7 +75,7 @@ class DiscardedRollouts:
         self._on_report = on_report
         self._clock = clock
         self.rollouts: list[Rollout] = []
-        """For the next step's records."""
+        """Rollouts for the next step's records."""
         self._totals: Counter[str] = Counter()
         """Metrics of all discarded rollouts, updated incrementally: a report must not iterate over thousands on the loop."""
         self._unrecorded: Counter[str] = Counter()

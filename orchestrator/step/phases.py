@@ -35,10 +35,10 @@ class PhaseClock:
         self._since = self._began = 0.0
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._entered = 0.0
-        """When the present phase began, or the step, whichever is later."""
+        """The time when the present phase began, or the step, whichever is later."""
         self._intervals: defaultdict[str, BusyIntervals] = defaultdict(BusyIntervals)
         self.last_step: dict[str, list[Interval]] = {}
-        """When each phase of the step taken last was; `clock`'s seconds."""
+        """The time of each phase of the step taken last, in `clock`'s seconds."""
 
     def enter(self, phase: str) -> None:
         """Ends the present phase and begins `phase`."""

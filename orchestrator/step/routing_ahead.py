@@ -37,7 +37,7 @@ class RoutingAhead:
         self._close_file: weakref.finalize[[int], RoutingAhead] | None = None
         self._end = 0
         self._places: dict[int, codec.Place] = {}
-        """Where each chunk lies in the file, by its `id`."""
+        """The place of each chunk in the file, by its `id`."""
         self._chunks: list[RoutingArray] = []
         """The chunks themselves, so that no other object gets the `id` of one."""
 

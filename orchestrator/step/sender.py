@@ -91,13 +91,14 @@ class Sender:
         self._digests: dict[int, str] = {}
         """The digests of the batches that the trainer has, from the newest durable one on."""
         self._offered: dict[int, tuple[float, int]] = {}
-        """When each of these was offered, in unix seconds, and its bytes."""
+        """The time when each of these was offered, in Unix seconds, and its bytes."""
         self._spans = spans
         self._on_waiting = on_waiting
         self._waiting = ""
         """The trainer's last reason to make the run wait."""
         self.last_message_at = time.monotonic()
-        """When the trainer's last message arrived, or this object was created; on the monotonic clock, in seconds."""
+        """The time when the trainer's last message arrived, or this object was created; on the monotonic clock, in
+        seconds."""
         self.had_trainer = False
         """Whether a READY has ever arrived."""
         self.published = -1

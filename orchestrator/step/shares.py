@@ -36,7 +36,7 @@ NOTABLE_SHARE = 0.2
 """Something is said if at least this share of an environment's rollouts, or of its long ones, was too old."""
 
 LENGTH_MATTERS = 0.25
-"""By so much must the share that is too old be larger among long rollouts than among others."""
+"""Least difference between the shares that are too old, of long rollouts and of others, that is reported."""
 
 REMEDY = (
     "let them be older (raise schedule.max_off_policy_steps), let a step take longer (raise schedule.rollouts_per_step), or "

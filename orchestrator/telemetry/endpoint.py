@@ -30,7 +30,7 @@ from counterpoint.transport.telemetry.metric import Metric
 from counterpoint.transport.telemetry.values import Labels
 
 NOTE_SECONDS = 1.0
-"""Between two notes of the servers and the rollouts in flight."""
+"""Seconds between two notes of the servers and the rollouts in flight."""
 
 SERVER_STATES = ("unknown", "loading", "serving", "draining", "out")
 
@@ -51,7 +51,8 @@ class RunTelemetry:
         self._values.set(catalogue.STEPS_PLANNED, config.steps)
         self._lines = LineReader(self._values, catalogue.LINES)
         self._noted: float | None = None
-        """When the loop last noted its servers and rollouts, on the monotonic clock; None while it does not."""
+        """The time when the loop last noted its servers and rollouts, on the monotonic clock; None while it does
+        not."""
 
     @property
     def port(self) -> int:

@@ -55,7 +55,7 @@ class _Values:
 
     log_probabilities_P: Tensor
     gradients: Mapping[str, Tensor]
-    """By parameter, of a weighted sum of the log-probabilities."""
+    """Gradients by parameter, of a weighted sum of the log-probabilities."""
 
 
 def check(directory: Path, dtype: str) -> dict[str, Outcome]:

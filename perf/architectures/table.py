@@ -20,7 +20,7 @@ class Row:
     kind: str
     dtype: str
     outcomes: dict[str, Outcome]
-    """By aspect."""
+    """The outcome of each aspect."""
 
     @property
     def worst(self) -> str:

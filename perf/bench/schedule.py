@@ -54,7 +54,7 @@ COMPLETION_TOKENS = 16
 GROUP_SIZE = 8
 STEPS = 16
 ROUNDS = 5
-"""Our rounds."""
+"""Rounds of our scheduler."""
 IDLE_SECONDS = 2.0
 FEWEST_TURNS = 1024
 """The turns of the `openai` client: with fewer, one burst of its callbacks decides its lag."""

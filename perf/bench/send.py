@@ -38,8 +38,8 @@ SAMPLE_BYTES = 9_400_000
 """1.2 GB in all."""
 IDLE_SECONDS = 5.0
 WARM_UP_ROUNDS = 6
-"""Until the receiving processes keep the memory that they go on to use. Before, the C library returns much of it to the kernel
-after a batch, and receiving the next one takes 170,000 page faults (0.7 s on two cores)."""
+"""Rounds until the receiving processes keep the memory that they go on to use. Before, the C library returns much of it
+to the kernel after a batch, and receiving the next one takes 170,000 page faults (0.7 s on two cores)."""
 
 
 def measure(size: Size) -> list[Case]:

@@ -28,10 +28,10 @@ from perf.chaos.progress import ChaosError
 from perf.chaos.witness import Witness
 
 LOOK_SECONDS = 0.1
-"""Between two reads by the witness; a step takes several times as long."""
+"""Seconds between two reads by the witness; a step takes several times as long."""
 
 DEADLINE_SECONDS = 900.0
-"""For each wait. A restart of vLLM takes a minute, and begins after up to half a minute."""
+"""Deadline of each wait. A restart of vLLM takes a minute, and begins after up to half a minute."""
 
 MANY = 1_000_000
 """Steps, and restarts in a row: no limit."""

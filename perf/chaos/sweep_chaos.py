@@ -37,7 +37,7 @@ class Settings:
     workers: int = 8
     targets: int = 40
     kills: int = 12
-    """In each round, unless all targets are done sooner."""
+    """Kills in each round, unless all targets are done sooner."""
     heartbeat: float = 0.3
     lease: float = 1.8
     """Short, so that rounds are short. Under load a heartbeat may be late: its body is stopped, and runs once more."""

@@ -27,9 +27,9 @@ class Witness:
         self._job = job
         self._notes = notes
         self.committed: dict[str, int] = {}
-        """By run, the newest committed step."""
+        """The newest committed step of each run."""
         self.trained: dict[str, int] = {}
-        """By run, the newest step in the trainer's metrics."""
+        """The newest step of each run in the trainer's metrics."""
         self._lines: set[tuple[str, int, float]] = set()
 
     def look(self) -> None:

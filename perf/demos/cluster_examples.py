@@ -75,7 +75,7 @@ def ppo(directory: Path, place: Place, say: Say) -> Result:
 
 STEPS = 300
 STEP_SECONDS = 2.0
-"""With the pause, more than all disturbances take; without it, a few seconds."""
+"""The pause in each step: with it, all steps take longer than all disturbances; without it, a few seconds."""
 
 
 def elastic_training(directory: Path, place: Place, say: Say) -> Result:

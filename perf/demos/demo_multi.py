@@ -267,7 +267,7 @@ class Row:
     first: float
     last: float
     median_step: float
-    """Seconds."""
+    """The median time of a step, in seconds."""
     longest: dict[str, float | None]
     """Seconds of its longest step around each event; None for those that are its own, or came after its end."""
     failed: int

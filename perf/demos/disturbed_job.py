@@ -40,7 +40,7 @@ class Kill:
     role: str
     """The worker's role, or `master`."""
     seconds: float
-    """From the signal until its successor worked."""
+    """Seconds from the signal until its successor worked."""
 
 
 class DisturbedJob:

@@ -55,7 +55,7 @@ class AnsweringModel(ScriptedModel):
     def __init__(self, chat: Chat) -> None:
         super().__init__(chat, ())
         self.made = 0
-        """Its turns."""
+        """The turns that it has made."""
         self._completion = np.array([*chat.encode("yes"), chat.stop_token_ids[0]], np.int32)
 
     async def generate(self, prompt_ids: Sequence[int], sampling: SamplingOverrides | None = None) -> Turn:
@@ -73,7 +73,7 @@ class Findings:
     """What the requests were answered."""
 
     statuses: Counter[int] = field(default_factory=Counter)
-    """By status; 0: the connection was closed without an answer."""
+    """The number of answers by status; 0: the connection was closed without an answer."""
     kinds: Counter[str] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
     """Requests whose answer was wrong, or missing; the first few."""

@@ -41,9 +41,9 @@ from perf.soak.held import COUNTING, COUNTS_VARIABLE, files_below, held_below
 
 STEPS, DEMO_STEPS = 20_000, 2_000
 START_SECONDS = 600.0
-"""Until the first step."""
+"""Deadline of the first step."""
 END_SECONDS = 600.0
-"""From the last step on."""
+"""Deadline of the end, from the last step on."""
 VIEW_SECONDS = 2.0
 DEMO = Path(__file__).parents[2] / "configs" / "demo.toml"
 

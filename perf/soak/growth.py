@@ -17,8 +17,8 @@ FLAT = {
     "processes": 0.1,
     "files": 2.0,
 }
-"""By measure, the growth per 1,000 steps up to which it counts as flat. A measure that is not here grows by design, or, as
-"heap free MB", is a part of another."""
+"""The growth of each measure per 1,000 steps up to which it counts as flat. A measure that is not here grows by design,
+or, as "heap free MB", is a part of another."""
 
 Sample = Mapping[str, Any]
 """`step`, and `held`: a list of process, measure and value."""
@@ -31,7 +31,7 @@ class Growth:
     process: str
     measure: str
     first: float
-    """At the end of the first tenth: the median of the tenth after it."""
+    """Its value at the end of the first tenth: the median of the tenth after it."""
     last: float
     """The median of the last tenth."""
     per_1000: float

@@ -26,7 +26,8 @@ OURS = {"ours": 1, "ours-ahead": 2}
 """Our job, on-policy as TRL is, and one step ahead of the trainer, as it is by default; with `max_lead_steps`."""
 
 SIDES = (*OURS, "trl", "trl-vllm")
-"""With TRL by the generation of transformers, and with vLLM in its process."""
+"""The sides that are compared: Counterpoint, and TRL with the generation of transformers and with vLLM in its
+process."""
 
 SMOOTHING = 5
 """Batches over which the reward is averaged before it is held against a threshold."""
@@ -34,7 +35,7 @@ SMOOTHING = 5
 TENTHS = 10
 
 CPU_SECONDS = 0.25
-"""Between two looks at the CPU time of all processes."""
+"""Seconds between two looks at the CPU time of all processes."""
 
 
 @dataclass(slots=True)

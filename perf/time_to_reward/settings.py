@@ -30,7 +30,7 @@ class Task:
     arguments: Mapping[str, Any]
     """What the environment is constructed with."""
     completion: str
-    """Where a rollout's state has the text of the completion."""
+    """The key of a rollout's state with the text of the completion."""
     max_tokens: int
     """The tokens of a completion."""
     learning_rate: float

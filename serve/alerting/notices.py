@@ -23,7 +23,7 @@ GONE_SECONDS = 30.0
 
 SHOWN_RUNS = 20
 LONGEST_MESSAGE = 1000
-"""Characters."""
+"""Longest message, in characters."""
 
 _PLAIN = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "@": "@\u200b", "]": "]\u200b"})
 """Slack's control characters, and behind those of Mattermost a space of no width: there `@all` mentions everybody, and
@@ -41,7 +41,7 @@ class Notice:
     """The problem's kind; empty at the job's end."""
     message: str
     since: float | None
-    """When it began, Unix seconds; None if unknown."""
+    """The time when it began, in Unix seconds; None if unknown."""
     runs: tuple[str, ...] = ()
     worker: str = ""
     keys: tuple[str, ...] = ()

@@ -24,7 +24,7 @@ class RoleEntry(Config):
     """One role."""
 
     role: str
-    """Its name."""
+    """The name of the role."""
     wanted: int
     """How many workers it is to have."""
     fewest: int
@@ -41,19 +41,19 @@ class WorkerEntry(Config):
     """One worker."""
 
     worker: str
-    """Its name."""
+    """The name of the worker."""
     role: str
-    """Its role."""
+    """The role of the worker."""
     rank: int
     """Its rank in the role; -1 for a SubMaster."""
     stage: str
     """INIT, READY, RUNNING, FINISH or FAILED."""
     phase: str
-    """Where it stands, in more detail."""
+    """Its phase, which is more detailed than its state."""
     incarnation: int
     """How often it was created."""
     node: str
-    """Where it is, or was last."""
+    """The node on which it is, or was last."""
     pid: int
     """Its process; 0 if it has none."""
     restarts: int
@@ -67,24 +67,24 @@ class WorkerEntry(Config):
     trouble: str
     """What is wrong with it while it lives; empty if nothing is."""
     since: float | None
-    """Since when it is in its state, in seconds since 1970; None if that is not published."""
+    """The time when it entered its state, in seconds since 1970; None if that is not published."""
 
 
 class ChangeEntry(Config):
     """A worker, or the job, went from one state to another."""
 
     time: float
-    """When, in seconds since 1970."""
+    """The time of the change, in seconds since 1970."""
     worker: str
     """Empty for the job as a whole."""
     before: str
     """Its phase before; empty for a new one."""
     after: str
-    """Its phase after."""
+    """Its phase after the change."""
     incarnation: int
     """Which of its processes."""
     node: str
-    """Where."""
+    """The node on which it was."""
     cause: str
     """The event that led to it, in words."""
     reason: str
@@ -95,9 +95,9 @@ class ClusterAnswer(Config):
     """A job of roles."""
 
     name: str
-    """The job's name."""
+    """The name of the job."""
     backend: str
-    """Where its workers run."""
+    """The place where its workers run."""
     stage: str
     """INIT, READY, RUNNING, STOPPING or STOPPED; empty if it is not known."""
     outcome: str
@@ -105,11 +105,11 @@ class ClusterAnswer(Config):
     code: int | None
     """Its exit code; None while it has not ended."""
     epoch: int
-    """Counts its masters."""
+    """The number of its present master; each has a higher one."""
     entries: int
     """Entries of its journal that were read."""
     written: float | None
-    """When the last of them was written, in seconds since 1970."""
+    """The time when the last of them was written, in seconds since 1970."""
     is_complete: bool
     """Whether all of them were read; if not, ask again."""
     roles: list[RoleEntry]

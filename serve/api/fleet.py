@@ -42,16 +42,16 @@ class Outage(Config):
     """The last time a server went out of service."""
 
     time: float | None
-    """Unix seconds."""
+    """The time when it began, in Unix seconds."""
     reason: str
-    """Why."""
+    """The reason of the outage."""
 
 
 class EngineLoad(Config):
     """What the server tells of itself, all runs together."""
 
     running: int | None
-    """Requests being computed."""
+    """The requests that are being computed."""
     waiting: int | None
     """Requests in its queue."""
     cache_use: float | None
@@ -64,7 +64,7 @@ class FleetServer(Config):
     """One server."""
 
     url: str
-    """Its base URL."""
+    """The base URL of the server."""
     state: Literal["out", "unknown", "draining", "loading", "serving"]
     """The worst that a run says."""
     reason: str
@@ -101,7 +101,7 @@ class FleetRun(Config):
     run: str
     """The run's id."""
     stage: str
-    """Where it stands: `training`, `waiting`, `evicted` and so on."""
+    """The stage of the run: `training`, `waiting`, `evicted` and so on."""
     reason: str
     """Why it is not trained."""
     slot: int | None
@@ -124,13 +124,13 @@ class FleetTrainer(Config):
     """The trainer."""
 
     time: float | None
-    """When it last said so, in unix seconds. While a row is trained it says nothing."""
+    """The time when it last said so, in Unix seconds. While a row is trained it says nothing."""
     ended: bool
     """Whether it has ended."""
     slots: int | None
     """Runs that it trains at once."""
     runs: list[FleetRun]
-    """Its runs."""
+    """The runs of the trainer."""
 
 
 class FleetAnswer(Config):
@@ -139,15 +139,15 @@ class FleetAnswer(Config):
     current: bool
     """Whether an orchestrator lives that says so; otherwise this is how things were when the last one ended."""
     time: float | None
-    """When the newest of them wrote, in unix seconds."""
+    """The time when the newest of them wrote, in Unix seconds."""
     waiting: int | None
     """Requests of all runs that wait for a server."""
     capacity: int | None
     """Requests that all runs may have at the servers."""
     servers: list[FleetServer]
-    """By URL."""
+    """The servers, in the order of their URLs."""
     trainer: FleetTrainer | None
-    """Null without one."""
+    """The trainer; null without one."""
 
 
 def show_fleet(jobs: Jobs, given: FleetParameters) -> FleetAnswer:

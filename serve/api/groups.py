@@ -51,9 +51,9 @@ class Count(Config):
     """How many there were of one kind."""
 
     name: str
-    """The kind."""
+    """The name of the kind."""
     count: int
-    """How many."""
+    """The number of groups of the kind."""
 
 
 class StepGroups(Config):
@@ -70,14 +70,14 @@ class StepGroups(Config):
     rollouts_filtered: int
     """Caught by a filter."""
     rollouts_failed: int
-    """Failed."""
+    """The rollouts that failed."""
 
 
 class GroupSteps(Config):
     """The newest steps."""
 
     steps: list[StepGroups]
-    """Ascending."""
+    """The steps, in ascending order."""
     in_flight: int
     """Groups that have started and have neither shipped nor been dropped."""
 
@@ -86,14 +86,14 @@ class GroupsParameters(RunParameters):
     """Which step."""
 
     step: Step
-    """The step."""
+    """The number of the step."""
 
 
 class GroupEntry(Config):
     """One group."""
 
     group: int
-    """Its number."""
+    """The number of the group."""
     environment: str
     """The environment's name; empty if unknown."""
     example_index: int | None
@@ -105,7 +105,7 @@ class GroupEntry(Config):
     detail: str
     """The same in more words."""
     seconds: float | None
-    """From its start to its end."""
+    """The seconds from its start to its end."""
     rollouts: int | None
     """How many it had."""
     kept: int | None
@@ -113,13 +113,13 @@ class GroupEntry(Config):
     filtered: int | None
     """Caught by a filter."""
     failed: int | None
-    """Failed."""
+    """The rollouts that failed."""
     causes: list[Count]
     """Filters and errors of its rollouts, where their records were read."""
     reward_mean: float | None
     """The mean over the rollouts that have a reward."""
     reward_min: float | None
-    """The lowest."""
+    """The lowest reward of its rollouts."""
     reward_max: float | None
     """The highest. If it equals the lowest, the group teaches nothing."""
 
@@ -128,9 +128,9 @@ class StepGroupsAnswer(Config):
     """The groups of one step."""
 
     step: int
-    """Its number."""
+    """The number of the step."""
     groups: list[GroupEntry]
-    """By number."""
+    """The groups, in the order of their numbers."""
     left_out: int
     """How many more there are."""
     causes: list[Count]

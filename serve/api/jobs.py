@@ -26,7 +26,7 @@ class JobEntry(Config):
     id: str
     """The job's id in the API."""
     directory: str
-    """Its absolute path."""
+    """The absolute path of the job's directory."""
     kind: Kind
     """`job`: of `counterpoint run`, or of roles that were started one by one. `cluster`: of `counterpoint submit`.
     `experiment`: of `counterpoint tune`. `sweep`: the records of a sweep's targets, or its file. `other`: a directory that

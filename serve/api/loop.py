@@ -42,13 +42,13 @@ class Blamed(Config):
     kind: Kind
     """What the place did."""
     text: str
-    """In words."""
+    """The event in words."""
     advice: str
     """What to do about it; empty if that is not known."""
     function: str
     """The innermost function of the project or its environment."""
     file: str
-    """Its file."""
+    """The file of the code."""
     line: int
     """The line that it was at."""
     inside: str
@@ -62,16 +62,16 @@ class Blamed(Config):
     worst: float
     """The longest of these moments, in seconds."""
     count: int
-    """How many moments."""
+    """The number of moments."""
 
 
 class Peak(Config):
     """A step in which the loop was late."""
 
     step: int
-    """Which step."""
+    """The number of the step."""
     x: float
-    """Where on the axis."""
+    """The place on the axis."""
     seconds: float
     """The longest lag in it."""
     blame: list[Blamed]

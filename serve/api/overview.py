@@ -34,11 +34,11 @@ class WorkerEntry(Config):
     """One worker of a job."""
 
     name: str
-    """Its name."""
+    """The name of the worker."""
     state: str
-    """In a word."""
+    """Its state in a word."""
     since: float
-    """When it entered that state, in Unix seconds."""
+    """The time when it entered that state, in Unix seconds."""
     restarts: int
     """How often it was started again."""
     status: str
@@ -57,11 +57,11 @@ class JobOverview(Config):
     id: str
     """Its id in the API."""
     directory: str
-    """Its absolute path."""
+    """The absolute path of the job's directory."""
     kind: JobKind
-    """As in `GET /jobs`. Only a `job` has runs."""
+    """The kind, as in `GET /jobs`. Only a `job` has runs."""
     state: str
-    """As its supervisor wrote it last; empty if it has none."""
+    """The state that its supervisor wrote last; empty if it has none."""
     running: bool
     """Whether `counterpoint run` runs."""
     runs: int
@@ -73,7 +73,7 @@ class JobOverview(Config):
     error: str
     """Why the job cannot be read; empty if it can."""
     workers: list[WorkerEntry]
-    """Its workers."""
+    """The workers of the job."""
 
 
 class RunEntry(Config):
@@ -82,11 +82,11 @@ class RunEntry(Config):
     job: str
     """The job's id."""
     run: str
-    """Its id."""
+    """The id of the run."""
     guest: bool
     """Whether the job did not start it."""
     state: str
-    """In a word or two, as `counterpoint status` prints it."""
+    """Its state, as `counterpoint status` prints it."""
     alive: bool
     """Whether its orchestrator lives."""
     paused: bool
@@ -98,7 +98,7 @@ class RunEntry(Config):
     trained: int
     """The newest step that was trained."""
     updated: float | None
-    """When the newest step was shipped."""
+    """The time when the newest step was shipped."""
     reward: float | None
     """Mean reward of the newest step."""
     rewards: list[float | None]
@@ -116,7 +116,7 @@ class RunEntry(Config):
     seconds_a_step: float | None
     """The median of the newest steps."""
     seconds_left: float | None
-    """At that rate; null if its orchestrator does not live."""
+    """The seconds left at that rate; null if its orchestrator does not live."""
     notes: str
     """What people wrote about it."""
     tags: list[str]
@@ -137,11 +137,11 @@ class ProblemEntry(Config):
     worker: str
     """The worker's name; empty if it is not about one worker."""
     since: float | None
-    """When it began, in Unix seconds."""
+    """The time when it began, in Unix seconds."""
     reason: str
-    """What was seen."""
+    """The observation that makes it a problem."""
     advice: str
-    """What to do."""
+    """The advice about what to do."""
 
 
 class Overview(Config):
@@ -152,9 +152,9 @@ class Overview(Config):
     problem_count: int
     """How many there are."""
     jobs: list[JobOverview]
-    """In the order of the command line."""
+    """The jobs, in the order of the command line."""
     runs: list[RunEntry]
-    """By job, the job's own before guests."""
+    """The runs, job by job, the job's own before guests."""
 
 
 def overview(jobs: Jobs, parameters: OverviewParameters) -> Overview:

@@ -22,7 +22,7 @@ class JobParameters(Config):
     """Which directory."""
 
     job: str
-    """Its id."""
+    """The id of the job."""
 
 
 class Values(Config):
@@ -71,7 +71,7 @@ class CopyEntry(Config):
     source: str
     """The trial whose state it took."""
     iteration: int
-    """Its iteration then."""
+    """The trial's iteration at that time."""
     source_iteration: int
     """The iteration of the state that it took."""
 
@@ -80,22 +80,22 @@ class StatusCount(Config):
     """How many trials have one state."""
 
     status: str
-    """The state."""
+    """The state of the trials."""
     count: int
-    """How many."""
+    """The number of trials in it."""
 
 
 class PopulationAnswer(Config):
     """An experiment."""
 
     name: str
-    """Its name."""
+    """The name of the experiment."""
     metric: str
-    """By what its trials are compared."""
+    """The metric by which its trials are compared."""
     mode: str
     """`max` or `min`: whether more of it is better."""
     written: float | None
-    """When its state was written, in seconds since 1970; None if it has not begun."""
+    """The time when its state was written, in seconds since 1970; None if it has not begun."""
     counts: list[StatusCount]
     """All trials by state."""
     parameters: list[str]
@@ -103,7 +103,7 @@ class PopulationAnswer(Config):
     best: str
     """The trial with the best last result; empty before the first."""
     trials: list[TrialEntry]
-    """The newest 500."""
+    """The newest 500 trials."""
     copies: list[CopyEntry]
     """Which trial took over which, oldest first."""
     is_complete: bool

@@ -25,7 +25,7 @@ class ProfileParameters(ProfilesParameters):
     """Which profile."""
 
     profile: Identifier
-    """Its name."""
+    """The name of the profile."""
 
 
 class ListedProfile(Config):
@@ -34,7 +34,7 @@ class ListedProfile(Config):
     name: str
     """Names it within the run."""
     time: float
-    """When it was written, in unix seconds."""
+    """The time when it was written, in Unix seconds."""
     size: int
     """Bytes of its file."""
 
@@ -43,7 +43,7 @@ class Profiles(Config):
     """The profiles of a run."""
 
     profiles: list[ListedProfile]
-    """The newest first."""
+    """The profiles, the newest first."""
 
 
 class ProfiledFrame(Config):
@@ -58,7 +58,7 @@ class ProfiledFrame(Config):
     line: int
     """The line that it was at; 0 if not known."""
     seconds: float
-    """In it and in what it called."""
+    """The seconds in it and in what it called."""
     own: float
     """The part of these in itself."""
     other: bool
@@ -69,7 +69,7 @@ class ProfileTree(Config):
     """The stacks of a profile as a tree."""
 
     name: str
-    """The profile's."""
+    """The name of the profile."""
     seconds: float
     """The seconds of the loop's time that were sampled."""
     frames: list[ProfiledFrame]

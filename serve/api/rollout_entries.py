@@ -43,15 +43,15 @@ class Filtered(RunParameters):
     """Which rollouts of it."""
 
     environment: Name | None = None
-    """Only of this environment."""
+    """Returns only rollouts of this environment."""
     outcome: Outcome | None = None
-    """Only with this outcome."""
+    """Returns only rollouts with this outcome."""
     least_reward: float | None = Field(default=None, allow_inf_nan=False)
-    """Only with at least this reward."""
+    """Returns only rollouts with at least this reward."""
     most_reward: float | None = Field(default=None, allow_inf_nan=False)
-    """Only with at most this reward."""
+    """Returns only rollouts with at most this reward."""
     player: Name | None = None
-    """Only with a turn of this player."""
+    """Returns only rollouts with a turn of this player."""
 
     @property
     def rows(self) -> RowFilter:
@@ -63,7 +63,7 @@ class OneRollout(RunParameters):
     """Which rollout."""
 
     step: Step
-    """Its step."""
+    """The step of the rollout."""
     number: Number
     """Its line in the step's file, from 0."""
 
@@ -72,7 +72,7 @@ class IndexProgress(Config):
     """How much of the steps is indexed. A list of what is not all indexed is not all of it: ask again."""
 
     is_complete: bool
-    """Whether everything is."""
+    """Whether all steps are indexed."""
     steps: int
     """Steps to be indexed."""
     indexed: int
@@ -89,7 +89,7 @@ class RolloutEntry(Config):
     """One rollout in a list."""
 
     step: int
-    """Its step."""
+    """The step of the rollout."""
     number: int
     """Its line in the step's file, from 0."""
     rollout_id: str
@@ -109,7 +109,7 @@ class RolloutEntry(Config):
     reason: str
     """Why it failed, which filter caught it, or why its group was dropped; empty for others."""
     turns: int
-    """Model calls."""
+    """The number of model calls."""
     completion_tokens: int
     """What the model wrote, in all turns."""
     players: list[str]

@@ -43,7 +43,7 @@ class Attempts(Config):
     """The attempts of one step."""
 
     step: int
-    """The step."""
+    """The number of the step."""
     numbers: list[int]
     """Their lines in the step's file, at most 64."""
     rewards: list[float | None]
@@ -53,9 +53,9 @@ class Attempts(Config):
     mean: float | None
     """The mean over those with a reward; None if there is none."""
     least: float | None
-    """The smallest reward."""
+    """The smallest reward among them."""
     most: float | None
-    """The largest."""
+    """The largest reward among them."""
 
 
 def attempts_by_step(placed: Sequence[Placed]) -> tuple[list[Attempts], int]:
@@ -91,7 +91,7 @@ class SearchParameters(Filtered):
     last_step: Step | None = None
     """The newest step, with which the search begins; the newest without it."""
     limit: int = Field(default=20, ge=1, le=100)
-    """Most rollouts."""
+    """Most rollouts that are returned."""
     go_on: Annotated[str, StringConstraints(pattern=r"^\d{1,15}-\d{1,15}-\d{1,15}$")] | None = None
     """`go_on` of the answer that this one goes on from."""
 
@@ -100,15 +100,15 @@ class SearchHit(Config):
     """A rollout with the text."""
 
     rollout: RolloutEntry
-    """As in a list."""
+    """The rollout, as in a list."""
     turn: int | None
     """The first turn with it, from 0; None if it is elsewhere."""
     part: Literal["prompt", "completion", "opponent", "error"]
-    """Where in it."""
+    """The part of the rollout that has the text."""
     before: str
     """The text before it."""
     found: str
-    """As it is there."""
+    """The text as it is there."""
     after: str
     """The text after it."""
 

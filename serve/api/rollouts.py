@@ -51,14 +51,14 @@ class ListParameters(Filtered):
     offset: int = Field(default=0, ge=0, le=10_000_000)
     """Rollouts to pass over."""
     limit: int = Field(default=50, ge=1, le=100)
-    """Most rollouts."""
+    """Most rollouts that are returned."""
 
 
 class Bars(Config):
     """A histogram; empty without values."""
 
     edges: list[float]
-    """Where the bars begin, and the end of the last."""
+    """The beginning of each bar, and the end of the last."""
     counts: list[int]
     """How many rollouts are in each."""
 
@@ -83,7 +83,7 @@ class RolloutList(Config):
     lengths: Bars
     """The completion tokens of all that the filter takes."""
     rollouts: list[RolloutEntry]
-    """This part."""
+    """The rollouts of this part."""
     progress: IndexProgress
     """How much is indexed."""
 
@@ -122,7 +122,7 @@ class RolloutAnswer(Config):
     """One rollout."""
 
     entry: RolloutEntry
-    """As in a list."""
+    """The rollout, as in a list."""
     parts: Parts | None
     """What its record holds; None for a line that is no record."""
     damaged: Text | None

@@ -58,13 +58,13 @@ class RunDetail(Config):
     """One run."""
 
     run: RunEntry
-    """Its newest numbers."""
+    """The newest numbers of the run."""
     problems: list[ProblemEntry]
     """What is wrong with it."""
     metrics: list[str]
     """The names of curves that it has, sorted."""
     configuration: dict[str, Any]
-    """As its orchestrator resolved it. Secrets are replaced by `(hidden)`."""
+    """The configuration as its orchestrator resolved it. Secrets are replaced by `(hidden)`."""
     changes: list[ChangeEntry]
     """What was changed since; the newest 1,000."""
     changes_error: str
@@ -95,7 +95,7 @@ class MetricsParameters(WindowParameters):
     job: Identifier
     """The job's id."""
     run: list[Identifier] = Field(min_length=1, max_length=MOST_RUNS)
-    """The runs."""
+    """The ids of the runs."""
     metric: list[MetricName] = Field(min_length=1, max_length=MOST_METRICS)
     """The metrics, by their names in `metrics.jsonl` of the run or of the trainer; also `seconds_a_step` and
     `completion_tokens_per_second`, which are computed."""
@@ -130,16 +130,16 @@ class Annotation(Config):
     step: int
     """The step at which it happened."""
     x: float | None
-    """Where on the axis; null if that step is not there yet."""
+    """The place on the axis; null if that step is not there yet."""
     text: str
-    """In words."""
+    """The event in words."""
 
 
 class Metrics(Config):
     """Curves of runs."""
 
     series: list[Series]
-    """For each run, each metric, in the order of the request."""
+    """One series for each run and each metric, in the order of the request."""
     annotations: list[Annotation]
     """What happened in the part that is shown."""
     unreadable: list[str]

@@ -84,9 +84,9 @@ class PauseNote(Config):
     """A run's pause."""
 
     since: float
-    """Unix seconds."""
+    """The time since when it holds, in Unix seconds."""
     reason: str
-    """As given."""
+    """The reason as it was given."""
 
 
 def _inspect(jobs: Jobs, asked: RunParameters) -> Control:
@@ -124,7 +124,7 @@ class UrlParameters(JobParameters):
     """Names a server."""
 
     url: str = Field(max_length=500)
-    """`http://HOST:PORT`"""
+    """The base URL, `http://HOST:PORT`."""
 
 
 class Servers(Config):
@@ -157,11 +157,11 @@ class VerbEntry(Config):
     """A verb, as the page's button needs it."""
 
     name: str
-    """In the path of its endpoint."""
+    """The name in the path of its endpoint."""
     summary: str
     """What it does, in one sentence."""
     explanation: str
-    """What will happen."""
+    """The text that says what will happen."""
     label: str
     """The text of a button."""
     when: str
@@ -186,9 +186,9 @@ class VerbTable(Config):
     """What may be done to a job."""
 
     runs: list[VerbEntry]
-    """To a run of it."""
+    """What can be done to a run of it."""
     servers: list[VerbEntry]
-    """To a server of it."""
+    """What can be done to a server of it."""
 
 
 def _parameters_of(verb: Verb) -> tuple[type[RunParameters], list[str]]:

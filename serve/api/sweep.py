@@ -36,7 +36,7 @@ class TargetEntry(Config):
     """One target."""
 
     target: str
-    """Its id."""
+    """The id of the target."""
     state: str
     """PENDING, RUNNING, SUCCESS, FAILED, INTERRUPTED or UNREADABLE."""
     is_lost: bool
@@ -48,11 +48,11 @@ class TargetEntry(Config):
     claims: int
     """How often it was claimed."""
     started: float | None
-    """When it was claimed last, in seconds since 1970, as the next one."""
+    """The time when it was claimed last, in seconds since 1970."""
     finished: float | None
-    """When that ended."""
+    """The time when that ended, in seconds since 1970."""
     seconds: float | None
-    """From the claim to its end, or to its last heartbeat."""
+    """The seconds from the claim to its end, or to its last heartbeat."""
     error: str
     """The error of the last attempt that did not succeed; empty without one."""
     texts: list[str]

@@ -31,18 +31,18 @@ class TimelineStep(Config):
     """One step in the window."""
 
     step: int
-    """Its number."""
+    """The number of the step."""
     begin: float
-    """When it began: when the one before it ended. Unix seconds."""
+    """The time when it began, which is when the one before it ended, in Unix seconds."""
     end: float
-    """When it was committed and done."""
+    """The time when it was committed and done."""
 
 
 class TimelineBar(Config):
     """Something that was done, or several short things that were drawn as one."""
 
     name: str
-    """What it was."""
+    """The name of what was done."""
     begin: float
     """Unix seconds, cut to the window."""
     end: float
@@ -69,9 +69,9 @@ class TimelineLane(Config):
     role: Literal["orchestrator", "inference", "trainer"]
     """The role that did the work."""
     title: str
-    """For people: a server's URL, for example."""
+    """The title for people: a server's URL, for example."""
     bars: list[TimelineBar]
-    """By their beginning. Those of different names may overlap."""
+    """The bars, in the order of their beginnings. Those of different names may overlap."""
     left_out: int
     """The shortest bars, which are too many."""
 
@@ -99,7 +99,7 @@ class TimelineAnswer(Config):
     steps: list[TimelineStep]
     """The steps that are shown; none while the run has committed no step."""
     lanes: list[TimelineLane]
-    """From the orchestrator over the servers to the trainer."""
+    """The lanes, from the orchestrator over the servers to the trainer."""
     idle: IdleShares
     """How much of the window each role was idle."""
     servers_left_out: int

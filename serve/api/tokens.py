@@ -26,22 +26,22 @@ class TokensParameters(OneRollout):
     begin: int = Field(default=0, ge=0, le=100_000_000)
     """Recorded tokens to pass over."""
     most: int = Field(default=4096, ge=1, le=8192)
-    """Most tokens."""
+    """Most tokens that are returned."""
 
 
 class TokensAnswer(Config):
     """The tokens of one completion, as columns of equal length."""
 
     positions: list[int]
-    """In the completion, from 0."""
+    """The positions in the completion, from 0."""
     token_ids: list[int]
-    """In the model's vocabulary."""
+    """The ids in the model's vocabulary."""
     texts: list[str]
     """A character of several tokens is in the last of them; the others are empty."""
     log_probabilities: list[float | None]
-    """At inference, when they were sampled."""
+    """Log-probabilities at inference, when they were sampled."""
     trainer: list[float | None]
-    """At the trainer; all None where it is not known."""
+    """Log-probabilities at the trainer; all None where it is not known."""
     trained: list[bool]
     """Whether it may be trained: its environment has not left it out."""
     total: int

@@ -46,7 +46,7 @@ class Change:
     """A worker, or the job, went from one state to another."""
 
     time: float
-    """When the journal's entry was written, in seconds since 1970."""
+    """The time when the journal's entry was written, in seconds since 1970."""
     worker: str
     """Empty for the job as a whole."""
     before: str
@@ -68,11 +68,11 @@ class ClusterState:
     manager: PrimeManager | None = None
     """None before its journal has begun."""
     changes: list[Change] = field(default_factory=list)
-    """The newest last."""
+    """The changes, the newest last."""
     entries: int = 0
     """The number of the journal's last entry that was read."""
     written: float | None = None
-    """When that was written."""
+    """The time when that was written."""
     epoch: int = 0
     """The epoch of the master that wrote it."""
     outcome: OutcomeFile | None = None

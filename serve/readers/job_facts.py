@@ -110,7 +110,7 @@ class JobFacts:
     running: bool = False
     """Whether `counterpoint run` runs."""
     state: str = ""
-    """As the supervisor wrote it last; empty if it never did."""
+    """The state that the supervisor wrote last; empty if it never did."""
     workers: list[dict[str, Any]] = field(default_factory=list)
     """The fields of `WorkerView`, and `alive`."""
     runs: list[RunFacts] = field(default_factory=list)

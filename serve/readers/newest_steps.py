@@ -36,7 +36,7 @@ class NewestSteps:
 
     def _clear(self) -> None:
         self.lines: dict[int, Line] = {}
-        """By step. Another one after each look that found something, since others keep it."""
+        """The lines by step. A new mapping after each look that found something, since others keep it."""
         self.empty: tuple[str, ...] = ()
         """The metrics of the newest step that are `null`: they were not finite."""
 
@@ -89,7 +89,7 @@ class NewestTrained:
     mismatch: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=KEPT_TRAINED))
     """Step and mismatch KL."""
     raw: bytes = b""
-    """The newest line."""
+    """The bytes of the newest line."""
 
     @property
     def line(self) -> Line:

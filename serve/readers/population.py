@@ -85,11 +85,11 @@ class Population:
     metric: str
     mode: str
     written: float | None = None
-    """When its state was written, in seconds since 1970; None before the first time."""
+    """The time when its state was written, in seconds since 1970; None before the first time."""
     parameters: list[str] = field(default_factory=list)
     """The names of what differs between trials."""
     counts: dict[str, int] = field(default_factory=dict)
-    """Trials by state."""
+    """The number of trials in each state."""
     trials: list[TrialState] = field(default_factory=list)
     copies: list[Copy] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)

@@ -69,7 +69,7 @@ class Problem:
     """`error`: steps are lost or not made. `warning`: look at it."""
     reason: str
     advice: str
-    """What to do."""
+    """The advice about what to do."""
     since: float | None = None
     """Unix seconds; None if unknown."""
     run: str = ""

@@ -54,9 +54,9 @@ class Listed:
 
     name: str
     time: float
-    """When it was written, in unix seconds."""
+    """The time when it was written, in Unix seconds."""
     size: int
-    """In bytes."""
+    """Its size in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +66,9 @@ class Frame:
     parent: int
     """The caller's place in the list, -1 for the whole."""
     name: str
-    """As in the file; empty for the whole and for what is left out."""
+    """The name as in the file; empty for the whole and for what is left out."""
     microseconds: int
-    """In it and in what it called."""
+    """The microseconds in it and in what it called."""
     own: int
     """How many of these are in itself."""
     is_other: bool = False

@@ -38,7 +38,7 @@ class SweepState:
     knows_values: bool = False
     """Whether its file was given."""
     left_out: int = 0
-    """Targets beyond `MOST_TARGETS`."""
+    """The number of targets beyond `MOST_TARGETS`."""
     problem: str = ""
 
 

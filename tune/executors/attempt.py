@@ -44,11 +44,11 @@ class Deadlines(Config):
     """How long the process of a trial may take to answer. A step has no limit, as in Ray Tune: only `stop_trial` ends it."""
 
     start_seconds: float = Field(default=600.0, gt=0)
-    """To start, import, set up and restore; also to take another config or checkpoint in place."""
+    """Deadline to start, import, set up and restore; also to take another config or checkpoint in place."""
     save_seconds: float = Field(default=600.0, gt=0)
-    """To save; beyond that the trial has failed."""
+    """Deadline to save; beyond that the trial has failed."""
     stop_seconds: float = Field(default=30.0, gt=0)
-    """To end its step and clean up when it is stopped or paused; beyond that it is killed."""
+    """Deadline to end its step and clean up when it is stopped or paused; beyond that it is killed."""
 
 
 class ProcessLink(Protocol):

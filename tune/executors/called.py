@@ -59,7 +59,7 @@ class _Called:
     """Not fetched yet; they are kept over a pause."""
     answers: list[Event] = field(default_factory=list)
     failed: Failed | None = None
-    """Until a call has said so."""
+    """Whether the call failed; true until the call has returned."""
 
 
 class CalledExecutor(EventExecutor):

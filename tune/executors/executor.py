@@ -69,7 +69,7 @@ class Failed(Event):
     """The trial raised, exited or was killed, and its resources are free; no `Stopped` follows. Counts against `max_failures`."""
 
     error: str = ""
-    """For the trial's `error.txt`: the traceback, or the signal or exit code and the end of its stderr."""
+    """The text of the trial's `error.txt`: the traceback, or the signal or exit code and the end of its stderr."""
 
     may_recover: bool = True
     """Whether another attempt may do better; not if the trial's configuration was refused."""
@@ -85,7 +85,7 @@ class Exported(Event):
     """What `export` asked for is done, or there is nothing to export."""
 
     paths: dict[str, str] = field(default_factory=dict)
-    """By format."""
+    """The files that were written, by format."""
 
 
 class EventExecutor(TrialExecutor):

@@ -31,7 +31,7 @@ _WAITS = (
     ("search_thread.py", "_serve"),
     ("garbage.py", "run"),  # pyzmq's, in each process that has sent without a copy; a fork makes one of its own
 )
-"""Where a thread is that only waits, by file and function: it holds no lock that a fork would miss."""
+"""File and function of each place where a thread only waits: there it holds no lock that a fork would miss."""
 
 
 def reason_against_a_fork() -> str:

@@ -26,7 +26,7 @@ class Ledger:
         self._devices = dict.fromkeys(devices, UNITS)
         """What is free of each."""
         self._held: dict[str, tuple[dict[str, int], dict[str, int]]] = {}
-        """By holder: amounts by resource, and of devices."""
+        """What each holder has: amounts by resource, and its devices."""
 
     def impossible(self, needs: Mapping[str, float]) -> str | None:
         """None, or why the needs will never fit: need and total."""

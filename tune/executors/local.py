@@ -69,15 +69,15 @@ class LocalTrialExecutor(ProcessTrialExecutor):
         }
         self.ledger = Ledger(totals, devices)
         self._servers: dict[str, ForkClient] = {}
-        """By module."""
+        """The fork server of each module."""
         self._forked: ForkedHere | None = None
         """Forked before there was an event loop, and not used yet."""
         self._lost: list[ForkClient] = []
         self._processes: dict[int, _LocalProcess] = {}
-        """By slot."""
+        """The process of each slot."""
         self._slots = itertools.count()
         self._idle: dict[tuple[str, str], list[_LocalProcess]] = {}
-        """By trainable and devices."""
+        """Idle processes, by trainable and devices."""
 
     def has_resources(self, resources: Resources) -> bool:
         """See `TrialExecutor.has_resources`."""
@@ -236,7 +236,7 @@ class _LocalProcess:
         self._executor = executor
         self._crash = -1
         self._asked: list[dict[str, Any]] = []
-        """Until the first answer: what to ask again of another process if the fork server dies first."""
+        """Kept until the first answer: what to ask again of another process if the fork server dies first."""
         self._heard = False
         self._gone_timer: asyncio.TimerHandle | None = None
         self._on_message: Callable[[dict[str, Any]], None] = lambda message: None

@@ -51,7 +51,7 @@ IDLE_SECONDS = 0.05
 """How long to wait after `get_next_available_trial` has returned None, which is to wait by itself."""
 
 NOTE = "executor_checkpoint.json"
-"""In the directory of a checkpoint: where the executor has put it."""
+"""File in a checkpoint's directory that says where the executor has put it."""
 
 
 class PolledExecutor(EventExecutor):

@@ -39,7 +39,8 @@ LONGEST_ERROR = 64 * 2**10
 """Characters of a traceback that are sent; the middle of a longer one is left out."""
 
 OOM_SCORE = 500
-"""At least, in the kernel's score of a trial: when the machine's memory runs out it ends a trial, and not the tuner."""
+"""Least kernel score (`oom_score_adj`) of a trial: when the machine's memory runs out it ends a trial, and not the
+tuner."""
 
 CANNOT_ANSWER = 70
 """The exit code of a process whose executor takes no answer any more."""

@@ -52,7 +52,7 @@ class ExperimentServer:
             self.end()
             raise TuneError(f"server_port = {port}: nothing can be served: {problem}") from None
         self.url = said.partition("\n")[0].rpartition(" ")[2]
-        """Where it listens."""
+        """The URL at which the server listens."""
         logger.info("%s is served at %s; the tokens are in %s", directory, self.url, directory / TOKENS)
 
     def end(self) -> None:

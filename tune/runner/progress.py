@@ -14,7 +14,7 @@ class Phase(StrEnum):
     """Where an attempt is at the executor."""
 
     OUT = "out"
-    """There is none."""
+    """The executor has no attempt of the trial."""
     STARTING = "starting"
     RESTING = "resting"
     """It waits for what follows; only while one event is handled."""
@@ -51,7 +51,7 @@ class Progress:
     index: int
     """Its place in the order of creation."""
     needs: str
-    """See `needs_of`."""
+    """The resources of a trial, as `needs_of` writes them."""
     attempt: int = 0
     phase: Phase = Phase.OUT
     counted: int = 0
@@ -65,7 +65,7 @@ class Progress:
     saves: int = 0
     """How many checkpoints were asked for; each has a directory of its own, also when it failed."""
     wanted: Checkpoint | None = None
-    """To be saved as soon as the trial rests, or being saved."""
+    """Whether it is to be saved as soon as the trial rests, or being saved."""
     wanted_kept: bool = False
     """Whether the user wants it (`checkpoint_freq`, `checkpoint_at_end`), and not only the scheduler or a pause."""
     end: str | None = None

@@ -17,7 +17,7 @@ from counterpoint.tune.search.search_alg import SearchAlg
 from counterpoint.tune.trial import Trial
 
 ASK_AGAIN_SECONDS = 0.5
-"""Between two tries while the algorithm has nothing to propose and hears of nothing."""
+"""Seconds between two tries while the algorithm has nothing to propose and hears of nothing."""
 
 END_SECONDS = 5.0
 """How long a busy algorithm is waited for at the end; the thread does not outlive the process."""

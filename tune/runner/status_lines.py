@@ -16,7 +16,7 @@ from counterpoint.tune.result import TRAINING_ITERATION, Result, lookup
 from counterpoint.tune.trial import Trial
 
 SECONDS = 10.0
-"""Between two lines of status."""
+"""Seconds between two lines of status."""
 
 
 class StatusLines(Callback):

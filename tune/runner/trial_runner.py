@@ -59,7 +59,7 @@ WAIT_SECONDS = 0.5
 """How long a step waits for something to happen. Stoppers with clocks are asked as often."""
 
 CHECKPOINT_SECONDS = 10.0
-"""Between two flushes of the journal to the disk, and between two writings of the state file."""
+"""Seconds between two flushes of the journal to the disk, and between two writings of the state file."""
 
 FIRST_STATE_SECONDS = 1.0
 """How soon the state file is there for whoever looks at an experiment that has just begun."""

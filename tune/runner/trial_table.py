@@ -20,7 +20,7 @@ class TrialTable:
         self._by_status: dict[str, dict[str, Trial]] = defaultdict(dict)
         self._progress: dict[str, Progress] = {}
         self._startable: dict[str, dict[str, list[int]]] = {Trial.PENDING: {}, Trial.PAUSED: {}}
-        """By status and needs, the indexes in order."""
+        """The indexes of trials that can start, in order, by status and needs."""
 
     def add(self, trial: Trial, progress: Progress | None = None) -> Progress:
         """Adds a trial after all others, with its status. Raises `ValueError` for an id that is taken.

@@ -25,7 +25,7 @@ class SavedStep:
     """Which step of which run a checkpoint is."""
 
     job: str
-    """The job's directory."""
+    """The directory of the job."""
     run_id: str
     step: int
     iteration: int | None = None

@@ -29,7 +29,7 @@ class VariedRun:
     name: str
     """The experiment's; the runs' ids begin with it."""
     directory: Path
-    """The job's."""
+    """The directory of the job."""
     base: Table
     """The values that all trials share: keys of a run, without those of the job."""
 

@@ -13,7 +13,8 @@ from counterpoint.tune.search.spaces import Domain, Function
 from counterpoint.tune.search.variants import copied
 
 Mutations = dict[str, Any]
-"""By key of the configuration: a list, a domain, a function without arguments, or a dict of the same for nested keys."""
+"""What PBT changes, by key of the configuration: a list, a domain, a function without arguments, or a dict of the same
+for nested keys."""
 
 
 def check_mutations(mutations: Mutations, where: str = "hyperparam_mutations") -> None:

@@ -22,7 +22,7 @@ class Member:
     tag: str
     """The experiment tag with which it joined."""
     score: float | None = None
-    """At its last perturbation; None before the first."""
+    """Its score at its last perturbation; None before the first."""
     checkpoint: Checkpoint | None = None
     """The checkpoint of its last perturbation, if it was in the upper quantile then."""
     last_perturbation_time: float = 0
@@ -38,7 +38,7 @@ class Population:
         self._ranking: list[tuple[float, int, str]] = []
         self._joined = 0
         self._round = first_round
-        """In synchronous mode, the time to which all train before the next perturbation."""
+        """The time to which all train before the next perturbation, in synchronous mode."""
         self._awaited: set[str] = set()
         """The trials that have not come to it."""
         self._longest_of_gone: float = 0

@@ -77,7 +77,7 @@ class TrialScheduler:
 
     metric: str | None = None
     mode: str | None = None
-    """`min` or `max`."""
+    """Whether the metric is to be small (`min`) or large (`max`)."""
 
     def set_search_properties(self, metric: str | None, mode: str | None) -> bool:
         """Takes the experiment's metric and mode. With a mode alone, the metric is `_metric`: what a bare number is reported as.

@@ -18,7 +18,7 @@ class Proposable(Protocol):
     """What a search algorithm needs of an experiment (`Experiment`): its space, and the making of trials."""
 
     config: dict[str, Any]
-    """With the domains (`tune/search/spaces.py`) in it."""
+    """The configuration, with domains (`tune/search/spaces.py`) in it."""
     num_samples: int
     """How often each combination of the grids is drawn; -1 for without end."""
 

@@ -23,7 +23,7 @@ from counterpoint.tune.search.spaces import Categorical, Domain
 logger = logging.getLogger(__name__)
 
 Path = tuple[str | int, ...]
-"""Where a value stands in a configuration: keys of dicts and indices of lists."""
+"""The place of a value in a configuration: keys of dicts and indices of lists."""
 
 
 def variants(

@@ -91,7 +91,7 @@ class _Group:
     first: str
     config: dict[str, Any]
     scores: dict[str, list[float | None] | None]
-    """By trial; None while it is unfinished."""
+    """The score of each trial; None while it is unfinished."""
 
 
 class Repeater(_Wrapper):

@@ -36,7 +36,7 @@ class FunctionTrainable(Trainable):
     """A function on a thread of its own."""
 
     _function: Callable[..., Any]
-    """Set by `trainable_class`."""
+    """The user's function, set by `trainable_class`."""
     made: Path | None = None
     """The checkpoint that the function made in the step that has just ended."""
 

@@ -61,7 +61,7 @@ class Trainable:
         self._progress = Progress()
         self._since_restore = Progress()
         self._saved: Path | None = None
-        """Where exactly the state of now is durable."""
+        """The checkpoint that holds exactly the present state, if there is one."""
 
     # --- what users define ---
 

@@ -23,10 +23,10 @@ class CodeConfig(PartConfig):
     """The column with the list of tests. With `asserts` it may be one source."""
 
     setup_column: str | None = None
-    """With `asserts`: a column of source that runs before each test, such as imports."""
+    """A column of source, with `asserts`, that runs before each test, such as imports."""
 
     entry_point: str | None = None
-    """With `calls` and `check(candidate)`: the function's name."""
+    """The function's name, with `calls` and `check(candidate)`."""
 
     entry_point_column: str | None = None
     """Or the column that holds it."""
@@ -38,10 +38,10 @@ class CodeConfig(PartConfig):
     """Most processor time of one test."""
 
     memory_mib: int = Field(default=512, ge=64)
-    """Most address space."""
+    """Most address space of one program."""
 
     max_tests: int = Field(default=50, ge=1, le=1000)
-    """Only the first so many tests of an example are run."""
+    """The number of tests of an example that are run, the first ones."""
 
     sandbox: Literal["namespaces", "none"] = "namespaces"
     """`none` runs the code without any protection, on a machine that refuses namespaces: for code that you trust."""

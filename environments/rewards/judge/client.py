@@ -41,7 +41,7 @@ _REPEATED = frozenset((408, 409, 425, 429))
 
 
 _sleep = asyncio.sleep
-"""By a name of its own, for tests that do not wait."""
+"""Has a name of its own for tests that do not wait."""
 
 
 class JudgeFailed(RuntimeError):

@@ -54,10 +54,10 @@ class BudgetConfig(Config):
     """Most money, by the prices below."""
 
     dollars_per_million_prompt_tokens: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    """Price."""
+    """The price of a million prompt tokens."""
 
     dollars_per_million_completion_tokens: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    """Price."""
+    """The price of a million completion tokens."""
 
     @model_validator(mode="after")
     def _money_needs_a_price(self) -> BudgetConfig:
@@ -121,7 +121,8 @@ class JudgeConfig(PartConfig):
     without a valid score. Between them it waits as the server asks (`Retry-After`), else 1, 2, 4 ... seconds."""
 
     cache_directory: Path | None = None
-    """Where answers are kept. Unset: in the environment's own directory, for this run and its resumes. Runs may share one."""
+    """The directory where answers are kept. Unset: in the environment's own directory, for this run and its resumes.
+    Runs may share one."""
 
     cache_entries: int = Field(default=100_000, ge=0)
     """Most answers that are kept; 0: none."""

@@ -28,7 +28,7 @@ from typing import Any, NoReturn
 from counterpoint.environments.tools.sandbox import namespaces, seccomp
 
 PROGRAM = "/program"
-"""Where a run finds its own file, and its input, which `/dev/stdin` names."""
+"""The path where a run finds its own file, and its input, which `/dev/stdin` names."""
 FILE_NAME = "program.py"
 
 OPEN_FILES = 64

@@ -48,9 +48,9 @@ class Result:
 
     stdout: str
     stderr: str
-    """With the traceback of an exception that the program did not catch."""
+    """The program's stderr, with the traceback of an exception that the program did not catch."""
     exit_code: int | None
-    """As of a program; None if it was killed."""
+    """The exit code; None if it was killed."""
     killed: str
     """Why it was killed: `deadline`, of time or processor time, `output` (it wrote too much), or `signal N (its name)`; empty if
     it ended by itself."""

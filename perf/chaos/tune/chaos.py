@@ -34,7 +34,7 @@ ROUNDS_OF_AN_EXPERIMENT = (3, 7)
 MOMENT_SECONDS = 1.2
 """The longest pause before a fault."""
 DEADLINE_SECONDS = 120.0
-"""For an experiment to come to its end, or to life again."""
+"""Deadline for an experiment to end, or to start again."""
 LEFT_SECONDS = 15.0
 """How long processes of a killed runner may live on."""
 

@@ -56,7 +56,7 @@ class GroupFate:
     """Why it was dropped; empty if it was not."""
     detail: str = ""
     started: float | None = None
-    """Unix seconds."""
+    """The time of its start, in Unix seconds."""
     ended: float | None = None
 
 
@@ -71,7 +71,7 @@ class StepFates:
     rollouts_failed: int = 0
     """The rollouts are those of the shipped groups."""
     dropped: Counter[str] = field(default_factory=Counter)
-    """Groups by reason."""
+    """The number of groups that were dropped, by reason."""
     groups: list[GroupFate] = field(default_factory=list)
     left_out: int = 0
 

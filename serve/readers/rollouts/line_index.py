@@ -51,10 +51,10 @@ class Row:
     """One line of the file."""
 
     number: int
-    """From 0."""
+    """The number of the line, from 0."""
     offset: int
     length: int
-    """In bytes, the newline included."""
+    """Its length in bytes, the newline included."""
     environment: str
     example_index: int | None
     group_id: int | None
@@ -93,7 +93,7 @@ class Columns:
     """NaN where there is none."""
     completion_tokens_R: NDArray[np.int64]
     outcomes_R: NDArray[np.uint8]
-    """Positions in `OUTCOMES`."""
+    """The outcome of each rollout, as a position in `OUTCOMES`."""
     environments_R: NDArray[np.uint32]
     """Positions in `names`; so are `players_R`."""
     players_R: NDArray[np.uint32]
@@ -126,7 +126,7 @@ class StepIndex:
         self._skips = False
         self._codes_by_name: dict[object, int] = {}
         self._names: list[object] = []
-        """By code: names of environments, and tuples of the names of players."""
+        """What each code stands for: names of environments, and tuples of the names of players."""
         self._integers: tuple[array[int], ...] = tuple(array("q") for _ in range(6))
         self._numbers: tuple[array[float], ...] = (array("d"), array("d"))
         self._codes: tuple[array[int], ...] = (array("B"), array("I"), array("I"))

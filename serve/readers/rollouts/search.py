@@ -60,7 +60,7 @@ class Searched:
     """Lines that were looked at."""
     read_bytes: int = 0
     place: Place | None = None
-    """Where to go on; None at the end."""
+    """The place where to go on; None at the end."""
     problems: int = 0
     """Lines and files that could not be searched."""
 

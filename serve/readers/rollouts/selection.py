@@ -101,9 +101,9 @@ class Selection:
     total: int
     """Rows that the filter takes."""
     of: int
-    """All rows."""
+    """The number of all rows."""
     environments: set[str]
-    """In all rows."""
+    """The environments in all rows."""
     players: set[str]
     rewards: Histogram
     """Counts the rows that the filter takes and that have a reward."""

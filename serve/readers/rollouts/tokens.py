@@ -36,14 +36,14 @@ class ShownToken:
     """One token."""
 
     position: int
-    """In the completion, from 0."""
+    """The position in the completion, from 0."""
     token_id: int
     text: str
     """Empty for a token that is a part of a character, which the last of its tokens shows."""
     log_probability: float | None
-    """At inference, when it was sampled; None if it is not finite."""
+    """Its log-probability at inference, when it was sampled; None if it is not finite."""
     trainer: float | None
-    """At the trainer; None if that is not known, or the token is not trained."""
+    """Its log-probability at the trainer; None if that is not known, or the token is not trained."""
     is_trained: bool
 
 

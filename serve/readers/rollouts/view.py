@@ -53,7 +53,7 @@ class TurnView(Config):
     policy_version: int | None
     """The weights that wrote it."""
     temperature: float | None
-    """At sampling."""
+    """The temperature at sampling."""
     finish_reason: str
     """`stop`, `length` or `abort`."""
     server: str
@@ -64,18 +64,18 @@ class OpponentTurnView(Config):
     """A call of another policy, which is not trained."""
 
     opponent: str
-    """Its name."""
+    """The name of the opponent."""
     before: int
     """The number of turns before it."""
     completion: Text
-    """What it wrote."""
+    """The text that the model wrote."""
 
 
 class Pair(Config):
     """A name and a value, as text."""
 
     name: str
-    """The name."""
+    """What the value is called."""
     value: str
     """The value, as JSON; its end may be left out."""
 
