@@ -451,11 +451,8 @@ def _answers(config: InferenceConfig, environment: Mapping[str, str]) -> bool:
             return False
         status = orjson.loads(response.read(MAX_STATUS_BYTES))
         return isinstance(status, dict) and status.get("instance") == environment[identity.INSTANCE_VARIABLE]
-    except (
-        OSError,
-        http.client.HTTPException,
-        ValueError,
-    ):  # also of what is no JSON, and of a token that is replaced now
+    except (OSError, http.client.HTTPException, ValueError):
+        # An answer that is no JSON comes here, too, and a token that is being replaced.
         return False
     finally:
         connection.close()

@@ -109,9 +109,8 @@ def _listener(host: str, port: int) -> socket.socket:
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.setsockopt(
-            socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(IDLE_SECONDS * 1000)
-        )  # inherited by accept
+        # The sockets that `accept` returns inherit it.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(IDLE_SECONDS * 1000))
         listener.setblocking(False)
         listener.bind(address)
         listener.listen(BACKLOG)

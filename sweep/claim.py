@@ -181,9 +181,8 @@ class _Worker(Generic[C]):
         """
         terms = self._terms
         if terms.max_attempts is None and target_id in self._errors:
-            terms = replace(
-                terms, force_run_failed=False
-            )  # This worker had its one attempt; that of a peer may still succeed.
+            # This worker had its one attempt; that of a peer may still succeed.
+            terms = replace(terms, force_run_failed=False)
         try:
             found = perform(self._store, self._observer.acquire(target_id, terms, self._identity(target_id)))
         except StoreError as error:

@@ -91,10 +91,8 @@ class LeaseHolder:
         self._lost: str | None = None
         self._trouble = "none was answered"
         self._on_lost: Callable[[], object] | None = None
-        for thread in (
-            self._watch,
-            self._beat,
-        ):  # the watching thread first: a heartbeat alone would keep a lease that nobody checks
+        for thread in (self._watch, self._beat):
+            # The watching thread comes first: a heartbeat alone would keep a lease that nobody checks.
             threading.Thread(target=thread, name=f"sweep {thread.__name__} {record.target_id}", daemon=True).start()
 
     def begin(self) -> Claim:
@@ -173,9 +171,8 @@ class LeaseHolder:
             except LeaseLost as error:
                 return self._lose(str(error))
             except StoreError as error:
-                self._trouble = str(
-                    error
-                )  # The next one follows at once; the watching thread knows when it is too late.
+                # The next one follows at once; the watching thread knows when it is too late.
+                self._trouble = str(error)
             except BaseException as error:
                 logger.exception("%s: the heartbeat failed", self.claim.target_id)
                 return self._lose(f"{self.claim.target_id}: the heartbeat failed: {error!r}")

@@ -189,9 +189,8 @@ class OwnedLease:
             try:
                 version = yield from write_until_known(record, self.version, self.clocks, give_up)
             except Superseded as superseded:
-                self._continue_from(
-                    superseded.stored
-                )  # An earlier heartbeat, whose answer was lost, arrived after all.
+                # An earlier heartbeat, whose answer was lost, arrived after all.
+                self._continue_from(superseded.stored)
                 continue
             self.record, self.version, self.confirmed_at = record, version, started
             return

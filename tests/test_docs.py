@@ -85,9 +85,8 @@ def test_cited_files_and_names_exist(page: Path) -> None:
     missing = []
     for file, name in cited(page):
         path = REPOSITORY / file
-        written = path.suffix not in (".py", ".md", ".service") and file.startswith(
-            "trainer/"
-        )  # by a job, such as its log
+        # A job writes these, such as its log.
+        written = path.suffix not in (".py", ".md", ".service") and file.startswith("trainer/")
         if not (path.exists() or written) or (name and name not in names_in(path)):
             missing.append(f"{file}:{name}" if name else file)
     assert not missing

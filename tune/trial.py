@@ -116,9 +116,8 @@ class Trial:
                 f"trainable_name = {self.trainable_name!r}: expected text, module:name or the name given to register_trainable"
             )
         if ":" not in self.trainable_name and self.trainable_name != TRAINABLE_OF_RUNS:
-            importlib.import_module("counterpoint.tune.registry").trainable_path(
-                self.trainable_name
-            )  # which imports trainables
+            # This imports the module of trainables.
+            importlib.import_module("counterpoint.tune.registry").trainable_path(self.trainable_name)
         self.config = {} if self.config is None else without_numpy(self.config)
         self.trial_id = self.trial_id or self.generate_id()
         if not re.fullmatch(IDENTIFIER_PATTERN, self.trial_id):

@@ -129,9 +129,8 @@ def main() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # its starter's terminal is none of its concern
     os.environ[MARK] = settings.mark
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    remove_left(
-        Path(os.environ.get(SHARED_TMPDIR) or tempfile.gettempdir()), TEMPORARY
-    )  # by guardians that were killed
+    # Guardians that were killed leave them.
+    remove_left(Path(os.environ.get(SHARED_TMPDIR) or tempfile.gettempdir()), TEMPORARY)
     sys.exit(run_agent(settings))
 
 

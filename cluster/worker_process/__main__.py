@@ -14,9 +14,8 @@ from counterpoint.cluster.worker_process.host import AGENT_GONE, Host, end_at_on
 
 def main() -> int:
     """Runs the worker that the agent describes; returns the exit code."""
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )  # into the worker's log
+    # The lines go into the worker's log.
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     link = AgentLink()
     messages = link.messages()
     first = next(messages, None)

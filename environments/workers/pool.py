@@ -118,9 +118,8 @@ class WorkerPool:
         self._context = zmq.Context()
         socket = self._context.socket(zmq.ROUTER)
         socket.router_mandatory = True  # else a message to a peer that is gone is dropped silently
-        socket.maxmsgsize = (
-            protocol.MAX_FRAME_BYTES
-        )  # a peer whose frame claims more is dropped, before memory is taken
+        # A peer whose frame claims more is dropped, before memory is taken.
+        socket.maxmsgsize = protocol.MAX_FRAME_BYTES
         socket.rcvhwm, socket.sndhwm = UNREAD_FRAMES, 0  # what is sent is bounded by the sessions and their calls
         self._socket_file = socket_path(directory, "workers.sock")
         self._wire = BatchingWire(socket, self._received, self._malformed)

@@ -105,9 +105,8 @@ class RemoteModel:
         kind, _, call, *values = message
         waiting, prompt, seat = self._calls.pop(call, (None, b"", ""))
         if waiting is None or waiting.done():
-            if (
-                kind == protocol.TURN
-            ):  # the call was cancelled meanwhile: the orchestrator has its turn, and nobody has read it
+            if kind == protocol.TURN:
+                # The call was cancelled meanwhile: the orchestrator has its turn, and nobody has read it.
                 self._add(values[0], values[1], prompt, seat).leave_untrained()
             return
         if kind == protocol.TURN:

@@ -296,9 +296,8 @@ class _Connection(asyncio.BufferedProtocol):
             if not self._head_waits:
                 self._head_waits = True
                 self._limits.heads.wait(self._read_head)
-            if (
-                len(self._head) >= FIRST_READ_BYTES
-            ):  # A small answer is there whole, and to pause takes two calls of the kernel.
+            if len(self._head) >= FIRST_READ_BYTES:
+                # A small answer is there whole, and to pause takes two calls of the kernel.
                 self._pause()
         else:
             self._advance(nbytes)

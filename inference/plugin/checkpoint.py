@@ -57,9 +57,8 @@ def require_published(directory: Path) -> None:
     try:
         (directory / STABLE).stat()
         for path in directory.iterdir():
-            if path.exists() and not os.access(
-                path, os.R_OK
-            ):  # what a link leads to may be gone, which is another fault
+            if path.exists() and not os.access(path, os.R_OK):
+                # What a link leads to may be gone, which is another fault.
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
     except PermissionError as error:
         raise NotSeen(

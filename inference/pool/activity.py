@@ -75,9 +75,8 @@ class ServerActivity:
     ) -> None:
         if kind is None:
             self._totals["requests"] += 1
-        elif (
-            issubclass(kind, Exception) and kind is not TimeoutError
-        ):  # the request's own deadline ends it as a cancellation
+        elif issubclass(kind, Exception) and kind is not TimeoutError:
+            # The request's own deadline ends it as a cancellation.
             self._totals["failures"] += 1
         self._in_flight -= 1
         if not self._in_flight:

@@ -299,9 +299,8 @@ class Evaluations:
     def _write_records(self, name: str, step: int, rollouts: Sequence[Rollout]) -> None:
         """Publishes `evaluations/<name>/step_N/`, and removes all but the newest `keep_rollouts`. Blocks."""
         directory = self._config.run_dir / "evaluations" / name
-        remove_directory(
-            directory / f"step_{step}"
-        )  # of an evaluation that was interrupted before its line was written
+        # There is one of an evaluation that was interrupted before its line was written.
+        remove_directory(directory / f"step_{step}")
         columns = {each.name: each.state_columns for each in self._loaded[name].config.environments}
         with publish_directory(directory / f"step_{step}") as partial:
             write_records(partial / "rollouts.jsonl", rollouts, columns, self._transcribe)

@@ -176,9 +176,8 @@ class StepInProgress:
 
     def _complete(self, checkpoint: Checkpoint, announce: Callable[[], object]) -> MetricsLine:
         self.record()
-        if (
-            self._given_up
-        ):  # such as by a run that ended because its directory was deleted, which a commit would make again
+        if self._given_up:
+            # The directory of the run may have been deleted, and a commit would make it again.
             raise RuntimeError(f"step {self.step} was given up before its commit")
         self.commit(checkpoint)
         announce()

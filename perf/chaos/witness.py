@@ -48,9 +48,8 @@ class Witness:
             line = {"run_id": run_id, "step": step, "records": _digest_if_there(records / "rollouts.jsonl")}
             copy = self.copy_of(self._notes, run_id, step)
             copy.parent.mkdir(exist_ok=True)
-            with contextlib.suppress(
-                FileExistsError, FileNotFoundError
-            ):  # its orchestrator deletes it, and has kept it
+            with contextlib.suppress(FileExistsError, FileNotFoundError):
+                # Its orchestrator deletes it, and has kept it.
                 os.link(records / "batch.bin", copy)
             line["batch"] = _digest_if_there(copy)
             self._note(COMMITTED, line)

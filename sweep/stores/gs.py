@@ -47,14 +47,10 @@ class GoogleStore:
         self._prefix = f"{prefix}/" if prefix else ""
         self._errors = (GoogleAPIError, GoogleAuthError, RequestException, CutOff)
         self._refused, self._absent, self._busy = PreconditionFailed, NotFound, TooManyRequests
+        # The last ones are of answers that are cut off, or are not the storage's.
         self._passing = (
             *(ServerError, TooManyRequests, TransportError, NoConnection, Timeout),
-            *(
-                ChunkedEncodingError,
-                CutOff,
-                JSONDecodeError,
-                AttributeError,
-            ),  # answers that are cut off, or are not the storage's
+            *(ChunkedEncodingError, CutOff, JSONDecodeError, AttributeError),
         )
         try:
             self._client: Any = storage.Client()

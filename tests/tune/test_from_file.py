@@ -58,9 +58,8 @@ def test_a_value_may_come_of_a_function() -> None:
     with pytest.raises(UserError, match=r"here: seed\.sample_from = 'os:nothing'"):
         space_of({"seed": {"sample_from": "os:nothing"}}, "here")
     with pytest.raises(UserError, match="no signature"):
-        space_of(
-            {"seed": {"sample_from": "builtins:iter"}}, "here"
-        )  # which of them have none differs by Python's version
+        # Which of the built-in functions have no signature depends on the version of Python.
+        space_of({"seed": {"sample_from": "builtins:iter"}}, "here")
 
 
 @pytest.mark.parametrize(

@@ -274,9 +274,8 @@ class _AddGrouped(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         hidden, ends, shrunk_TR, *factors = ctx.saved_tensors
-        lora_A, lora_B = _stack(
-            hidden, ctx.spans, ctx.present, ctx.scales, factors
-        )  # again: kept, they are of every layer
+        # They are made again, since those of every layer would be kept.
+        lora_A, lora_B = _stack(hidden, ctx.spans, ctx.present, ctx.scales, factors)
         grad_TO = grad.reshape(-1, grad.shape[-1]).contiguous()
         rows_TI = hidden.reshape(-1, hidden.shape[-1])
         grad_shrunk_TR = functional.grouped_mm(grad_TO, lora_B, offs=ends)

@@ -214,14 +214,13 @@ def _stretch_attention(
     for length in sample_lengths:
         start, stop = max(first, stretch.start), min(first + length, stretch.stop)
         if start < stop:
+            # The queries are the last ones of the sample so far.
             attended.append(
                 functional.scaled_dot_product_attention(
                     query_1HtD[:, :, start - stretch.start : stop - stretch.start],
                     key_1HTD[:, :, first:stop],
                     value_1HTD[:, :, first:stop],
-                    attn_mask=causal_lower_right(
-                        stop - start, stop - first
-                    ),  # the queries are the last of the sample so far
+                    attn_mask=causal_lower_right(stop - start, stop - first),
                     scale=scaling,
                     enable_gqa=True,
                 ).transpose(1, 2)

@@ -159,7 +159,6 @@ def eviction(output_dir: Path, run_id: str) -> str | None:
 
 
 def _write(output_dir: Path, run_id: str, name: str, text: str) -> None:
-    content = (
-        str(text).encode(errors="replace")[:MAX_REASON_BYTES].decode(errors="ignore").encode()
-    )  # no half character
+    # The end may be half a character, which is left out.
+    content = str(text).encode(errors="replace")[:MAX_REASON_BYTES].decode(errors="ignore").encode()
     write_atomically(run_directory(output_dir, run_id) / "control" / name, content)

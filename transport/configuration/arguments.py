@@ -46,8 +46,7 @@ def _expected(function: Callable[..., Any], name: str) -> Any:
         return None
     if parameter.annotation is not parameter.empty:
         stand_in = type("_", (), {"__annotations__": {name: parameter.annotation}})
-        with suppress(
-            Exception
-        ):  # a name that is imported for the type checker alone, or anything else of an operator's
+        with suppress(Exception):
+            # A name that is imported for the type checker alone, or anything else of an operator's, may raise.
             return get_type_hints(stand_in, getattr(function, "__globals__", {}), include_extras=True)[name]
     return type(parameter.default)

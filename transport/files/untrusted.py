@@ -103,9 +103,8 @@ def parse_toml(data: bytes) -> dict[str, Any]:
         too_deep = True
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UntrustedFileError(f"this is not TOML: {error}") from None
-    except (
-        ValueError
-    ):  # Python reads no longer ones, whose reading takes time that grows with the square of their length
+    except ValueError:
+        # Python refuses longer numbers: the time to read one grows with the square of its length.
         raise UntrustedFileError(f"it has an integer of more than {sys.get_int_max_str_digits()} digits") from None
     if too_deep:
         raise UntrustedFileError(f"it has tables or arrays more than {MAX_DEPTH} deep")

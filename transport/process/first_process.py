@@ -22,9 +22,8 @@ def stay_behind_as_first() -> None:
     """
     watched = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
-    if (
-        signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN
-    ):  # inherited; the kernel would reap, and no exit code be known
+    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
+        # It was inherited: the kernel would reap the child, and its exit code would be lost.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     command = os.fork()
     if command == 0:

@@ -144,9 +144,8 @@ def become_subreaper() -> None:
 
     Call it from the main thread. Linux only; raises `OSError` where the kernel refuses.
     """
-    if (
-        signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN
-    ):  # inherited; the kernel would reap, and no exit code be known
+    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
+        # It was inherited: the kernel would reap the child, and its exit code would be lost.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
 

@@ -107,9 +107,8 @@ class Acting:
                     Path(trial.logdir).mkdir(parents=True, exist_ok=True)
                     executor.begin(trial, attempt, checkpoint)
                 case SaveTrial(_, checkpoint):
-                    remove_directory(
-                        Path(checkpoint.path)
-                    )  # left by a machine that died before the journal was on its disk
+                    # Left by a machine that died before the journal was on its disk.
+                    remove_directory(Path(checkpoint.path))
                     executor.save_to(trial, checkpoint)
                 case PauseTrial():
                     executor.suspend(trial)

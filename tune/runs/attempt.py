@@ -120,9 +120,8 @@ class RunAttempt:
         self._results.read()  # after the process, so that no line of one that has ended is missed
         if (code := self._process.code) is not None and not self._complete:
             self._complete = True
-            step = max(
-                self._results.newest, committed_steps(self.config)
-            )  # results that wait for room are not read yet
+            # Results that wait for room are not read yet.
+            step = max(self._results.newest, committed_steps(self.config))
             if not self._leaving and (code != 0 or step < self.config.steps - 1):
                 refused = code == UserError.code
                 error = self._process.error()

@@ -91,9 +91,8 @@ def _confine(request: Mapping[str, Any], settings: Mapping[str, Any], directory:
     namespaces.set_process_option(namespaces.PR_SET_PDEATHSIG, signal.SIGKILL)
     memory = int(request["memory_mib"]) << 20
     seconds = math.ceil(request["seconds"])
-    if (
-        isolated
-    ):  # The kernel counts a user's threads in the namespace of users; elsewhere it would count all of ours, too.
+    if isolated:
+        # The kernel counts a user's threads in the namespace of users; elsewhere it would count all of ours, too.
         _, most = resource.getrlimit(resource.RLIMIT_NPROC)
         threads = settings["threads"] if most == resource.RLIM_INFINITY else min(most, settings["threads"])
         resource.setrlimit(resource.RLIMIT_NPROC, (threads, threads))

@@ -53,11 +53,8 @@ def main() -> Program:
             _enter_namespaces(control, settings)
         for name in PRELOADED:
             __import__(name)
-        for define in (
-            site.setquit,
-            site.setcopyright,
-            site.sethelper,
-        ):  # `exit` and its like, without packages of the machine
+        for define in (site.setquit, site.setcopyright, site.sethelper):
+            # They make `exit` and its like; packages of the machine stay out.
             define()
         # Memory allocators of the C library reserve 64 MB for each thread, which would count against a run's memory.
         ctypes.CDLL(None).mallopt(-8, 2)

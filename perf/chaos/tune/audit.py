@@ -58,9 +58,8 @@ def _audit_trial(trial: dict[str, Any], scheduler: str, heard: list[Any], found:
     told = [each for each in heard if isinstance(each, int)]
     ends = [each for each in heard if not isinstance(each, int)]
     by_itself = bool(lines) and lines[-1]["done"] and told != iterations
-    expected = (
-        iterations[:-1] if by_itself else iterations
-    )  # the last result of a trial that completes is told as its end
+    # The last result of a trial that completes is told as its end.
+    expected = iterations[:-1] if by_itself else iterations
     if told != expected:
         found["search state wrong"].append(f"{name}: heard {told}, expected {expected}")
     if ends != ["error" if trial["status"] == "ERROR" else "complete"]:

@@ -78,9 +78,8 @@ def check_whole(runner: TrialRunner) -> None:
 
 @pytest.mark.parametrize("every", [2, 3, 5, 8, 13])
 def test_an_experiment_survives_kills_at_any_step(tmp_path: Path, every: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "counterpoint.tune.runner.experiment_state.SMALLEST_JOURNAL", 400 * every
-    )  # some runners write a snapshot
+    # Some runners write a snapshot.
+    monkeypatch.setattr("counterpoint.tune.runner.experiment_state.SMALLEST_JOURNAL", 400 * every)
     for _ in range(200):
         runner = runner_at(tmp_path)
         for _ in range(every + 5):
