@@ -224,8 +224,8 @@ def _train_whole_step(learner: Learner, batch: Batch) -> dict[str, MetricValue]:
         shares.add(0, 1.0, {sample: step.length(sample) for sample in step.samples})
         while shares.left(0):
             learner.train_rows(shares.rows())
-        step = learner.next_pass(0)
-    return learner.finish_step(0)
+        step = learner.next_pass(0, learner.runs[0].scheduled())
+    return learner.finish_step(0, learner.runs[0].scheduled())
 
 
 def configurations(model: Path, directory: Path, settings: Settings) -> tuple[RunConfig, TrainerConfig]:

@@ -2,7 +2,7 @@
 
 A batch comes before its commit (`docs/contracts.md`, "Commits"). Rows are trained meanwhile, which changes no weights. The step
 is opened for good, and so acknowledged, updated and published, only with the commit of this very batch. Where that never comes,
-or another batch, a copy or a learning rate is due by then, what has begun is dropped: the run is as before the step.
+or another batch or a copy is due by then, what has begun is dropped: the run is as before the step.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import logging
 import time
 from dataclasses import dataclass
 
-from counterpoint.run.changes import JournalError
 from counterpoint.trainer.fair_share import FairShare
 from counterpoint.trainer.learner import Learner
 from counterpoint.trainer.packer import InvalidBatch
@@ -28,7 +27,6 @@ class _Begun:
     """A step that has begun."""
 
     batch: Batch
-    learning_rate: float
     at: float
     """When it began, on the monotonic clock, in seconds."""
 
@@ -64,21 +62,20 @@ class EarlySteps:
         try:
             if self._requests.copy_at(run, step) is not None:
                 return
-            rate = self._requests.learning_rate(run, step)
-            opened = self._learner.open_step(run.slot, batch, rate)
-        except (InvalidBatch, CopyRefused, JournalError) as error:  # the commit may be of another batch
+            opened = self._learner.open_step(run.slot, batch)
+        except (InvalidBatch, CopyRefused) as error:  # the commit may be of another batch
             logger.debug("run %s: step %d does not begin before its commit: %s", run.run_id, step, error)
             self._refused[run.slot] = batch
             return
-        self._begun[run.slot] = _Begun(batch, rate, time.monotonic())
+        self._begun[run.slot] = _Begun(batch, time.monotonic())
         self._shares.add(run.slot, run.config.training.weight, {each: opened.length(each) for each in opened.samples})
 
-    def takes(self, run: Run, batch: Batch, learning_rate: float) -> bool:
-        """Returns whether the step of this committed batch has begun, to be trained at this rate; drops any other that has."""
+    def takes(self, run: Run, batch: Batch) -> bool:
+        """Returns whether the step of this committed batch has begun; drops any other that has."""
         begun = self._begun.get(run.slot)
         if begun is None:
             return False
-        if begun.batch is not batch or begun.learning_rate != learning_rate:
+        if begun.batch is not batch:
             self.drop(run.slot)
             return False
         run.waited = begun.at - run.idle_since

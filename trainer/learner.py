@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import msgpack
+import msgspec
 import torch
 from torch import Tensor, nn
 
@@ -40,7 +41,7 @@ from counterpoint.trainer.model.divided_digest import digests_over_ranks
 from counterpoint.trainer.model.experts import expert_weights
 from counterpoint.trainer.model.passes import PassDiscarded
 from counterpoint.trainer.model.sharding import rest, rows_of, whole_weights
-from counterpoint.trainer.optimizer import Optimizer
+from counterpoint.trainer.optimizer import Optimizer, UpdateValues
 from counterpoint.trainer.packer import InvalidBatch, check
 from counterpoint.trainer.probe import BrokenWeights, ask
 from counterpoint.trainer.ranks import HEARTBEAT_SECONDS, Ranks
@@ -100,22 +101,21 @@ class Learner:
         self._command({"kind": "synchronize"})
         self.manager.synchronize_state()
 
-    def open_step(self, slot: int, batch: Batch, learning_rate: float | None = None) -> OpenStep:
-        """Opens the step of a run's batch, with this peak learning rate, or the configured one.
+    def open_step(self, slot: int, batch: Batch) -> OpenStep:
+        """Opens the step of a run's batch.
 
         Raises `InvalidBatch`, with nothing opened, when it cannot be trained.
         """
         check(batch, self.loaded.limits)
-        rate = self.runs[slot].config.training.learning_rate if learning_rate is None else learning_rate
         if self.ranks.count > 1:
             try:
                 header, arrays = batch_parts.outline(batch)
             except MemoryError as error:  # before any other rank knows of the step
                 raise InvalidBatch(described(error, f"opening step {batch.step}")) from error
-            self._command({"kind": "open", "slot": slot, "rate": rate, "batch": header})
+            self._command({"kind": "open", "slot": slot, "batch": header})
             self.ranks.share(arrays)
             self.runs[slot].sent = [set() for _ in range(self.ranks.count)]
-        return self._begin(slot, batch.step, lambda: batch, rate)
+        return self._begin(slot, batch.step, lambda: batch)
 
     def train_rows(self, rows: Sequence[Row]) -> None:
         """Trains one micro-batch on each rank; `rows`: of each rank, samples of open steps by slot."""
@@ -140,26 +140,31 @@ class Learner:
                 parts.append((slot, new, [as_bytes_view(frame) for frame in frames]))
         return parts
 
-    def next_pass(self, slot: int) -> OpenStep | None:
+    def next_pass(self, slot: int, values: UpdateValues) -> OpenStep | None:
         """Ends the current pass of a run's step, whose samples are trained, if another one follows; returns the step then.
 
-        Its samples are those of the next pass. Raises `InvalidBatch`: the run is as before the step.
+        An update that ends it has these values. The samples are those of the next pass then.
+
+        Raises `InvalidBatch`: the run is as before the step.
         """
         step = self._step(slot)
         if step.is_last_pass:
             return None
-        self._command({"kind": "pass", "slot": slot})
-        next_pass(step, self.ranks)
+        self._command({"kind": "pass", "slot": slot, "values": msgspec.msgpack.encode(values)})
+        next_pass(step, self.ranks, values)
         return step
 
     def times(self, slot: int) -> StepTimes:
         """Returns the times of a run's open step, on this rank."""
         return self._step(slot).times
 
-    def finish_step(self, slot: int) -> dict[str, MetricValue]:
-        """Updates a run whose samples are trained; returns its metrics. Raises `InvalidBatch`: the run is as before the step."""
-        self._command({"kind": "finish", "slot": slot})
-        return finish(self._close(slot), self.ranks)
+    def finish_step(self, slot: int, values: UpdateValues) -> dict[str, MetricValue]:
+        """Updates a run whose samples are trained, with these values; returns its metrics.
+
+        Raises `InvalidBatch`: the run is as before the step.
+        """
+        self._command({"kind": "finish", "slot": slot, "values": msgspec.msgpack.encode(values)})
+        return finish(self._close(slot), self.ranks, values)
 
     def copy_step(self, slot: int, step: int) -> Copy:
         """Puts the copy that a run has accepted for `step` in place of its update. Raises `InvalidBatch`, on every rank."""
@@ -226,7 +231,7 @@ class Learner:
                     header = command["batch"]
                     unfilled = partial(batch_parts.unfilled, header, self.ranks.share(None))
                     try:
-                        self._begin(command["slot"], header["step"], unfilled, command["rate"])
+                        self._begin(command["slot"], header["step"], unfilled)
                     except InvalidBatch as error:
                         logger.debug("rank %d: %s", self.ranks.index, error)
                 case "rows":
@@ -237,12 +242,12 @@ class Learner:
                     self._train(command["rows"])
                 case "pass":
                     try:
-                        next_pass(self._step(command["slot"]), self.ranks)
+                        next_pass(self._step(command["slot"]), self.ranks, _values(command))
                     except InvalidBatch as error:
                         logger.debug("rank %d: %s", self.ranks.index, error)
                 case "finish":
                     try:
-                        finish(self._close(command["slot"]), self.ranks)
+                        finish(self._close(command["slot"]), self.ranks, _values(command))
                     except InvalidBatch as error:  # rank 0 has the same error and handles it
                         logger.debug("rank %d: %s", self.ranks.index, error)
                 case "copy":
@@ -269,7 +274,7 @@ class Learner:
 
     # --- on every rank ---
 
-    def _begin(self, slot: int, number: int, batch: Callable[[], Batch], rate: float) -> OpenStep:
+    def _begin(self, slot: int, number: int, batch: Callable[[], Batch]) -> OpenStep:
         """Opens the step of that number, of what `batch` returns.
 
         Raises `InvalidBatch` on every rank, with nothing opened, if any lacks memory for it or for what the step measures.
@@ -280,7 +285,6 @@ class Learner:
         except Exception as error:  # noqa: BLE001 - any error is sent to the other ranks
             fault = described(error, f"opening step {number}")
         refuse_if_any(self.ranks, fault)
-        run.optimizer.peak_rate = rate
         run.step = step
         return step
 
@@ -440,8 +444,7 @@ class Learner:
             head = self._value_head() if config.training.value_head is not None else None
             optimizer = Optimizer(
                 parameters | (head.parameters() if head else {}),
-                config.training,
-                config.steps,
+                config.training.optimizer,
                 offload=self.config.optimizer_offload,
             )
             run.loss = load_loss(config.training.loss, optional_inputs(config))
@@ -514,6 +517,10 @@ class Learner:
         if not self.loaded.is_as_loaded:
             self.loaded = self.loaded.loaded_again(self.manager)
         return self.loaded.train_in_full()
+
+
+def _values(command: dict[str, Any]) -> UpdateValues:
+    return msgspec.msgpack.decode(command["values"], type=UpdateValues)
 
 
 def _split(data: bytes, sizes: list[int]) -> list[memoryview]:

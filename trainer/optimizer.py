@@ -1,4 +1,4 @@
-"""One run's optimizer: AdamW or SGD in float32, its learning-rate schedule, and gradient clipping.
+"""One run's optimizer: AdamW or SGD in float32, with gradient clipping. The values of an update come with its call.
 
 Source of AdamW: Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019. bfloat16 parameters have a float32 master
 copy, and their gradients accumulate in float32: in bfloat16 an update by a thousandth of a weight rounds to zero. A bfloat16
@@ -11,51 +11,59 @@ arithmetic is the same, so are the results.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Literal
 
+import msgspec
 import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
-from counterpoint.run.config import TrainingConfig
+Kind = Literal["adamw", "sgd"]
 
 
-def learning_rate(config: TrainingConfig, steps: int, step: int, peak: float | None = None) -> float:
-    """Returns the rate of update `step` of `steps`, from 1: linear warm-up, then constant, or decaying to zero after the last.
+class AdamW(msgspec.Struct, frozen=True, tag="adamw"):
+    """The values of one update by AdamW."""
 
-    `peak` is used instead of the configured rate, if given.
-    """
-    peak = config.learning_rate if peak is None else peak
-    if step <= config.warmup_steps:
-        return peak * step / config.warmup_steps
-    if config.lr_schedule == "constant":
-        return peak
-    progress = min((step - 1 - config.warmup_steps) / max(steps - config.warmup_steps, 1), 1.0)
-    remaining = 1.0 - progress if config.lr_schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
-    return peak * remaining
+    rate: float
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    decay: float = 0.0
+    """Decoupled weight decay of matrices."""
+    clip: float = 1.0
+    """The global norm to which the gradients are clipped."""
 
 
-STATE_KEYS = {"adamw": ("exp_avg", "exp_avg_sq", "step"), "sgd": ("momentum_buffer",)}
+class Sgd(msgspec.Struct, frozen=True, tag="sgd"):
+    """The values of one update by SGD."""
+
+    rate: float
+    momentum: float = 0.0
+    decay: float = 0.0
+    """Weight decay of matrices, which is added to their gradients."""
+    clip: float = 1.0
+    """The global norm to which the gradients are clipped."""
+
+
+UpdateValues = AdamW | Sgd
+
+KIND_OF: dict[type[UpdateValues], Kind] = {AdamW: "adamw", Sgd: "sgd"}
+
+STATE_KEYS: dict[Kind, tuple[str, ...]] = {"adamw": ("exp_avg", "exp_avg_sq", "step"), "sgd": ("momentum_buffer",)}
 """The state that each kind of optimizer has for a parameter."""
 
 
 class Optimizer:
     """Owns the gradients of a run's parameters: backward passes accumulate into it until `step` or `zero_grad`."""
 
-    def __init__(
-        self, parameters: dict[str, nn.Parameter], config: TrainingConfig, steps: int, *, offload: bool = False
-    ) -> None:
-        """Optimizes `parameters`, by name, in `steps` updates. Weight decay applies to matrices only, not to norms and biases.
+    def __init__(self, parameters: dict[str, nn.Parameter], kind: Kind = "adamw", *, offload: bool = False) -> None:
+        """Optimizes `parameters`, by name. Weight decay applies to matrices only, not to norms and biases.
 
         Raises `ValueError`: a parameter is neither float32 nor bfloat16.
         """
-        self.config = config
-        self.peak_rate = config.learning_rate
-        """May be changed between updates."""
-        self.steps = steps
+        self.kind = kind
         self.parameters = parameters
         self.offload = offload
         self._sums: dict[str, Tensor] = {}
@@ -79,22 +87,19 @@ class Optimizer:
         return torch.nn.utils.get_total_norm(self.gradients())
 
     @torch.no_grad()
-    def step(self, step: int, norm: Tensor) -> float:
-        """Clips the gradients, whose norm is `norm`, and applies the update at position `step` of the schedule.
-
-        Returns the learning rate.
-        """
-        clip = (self.config.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
+    def step(self, norm: Tensor, values: UpdateValues) -> None:
+        """Clips the gradients, whose norm is `norm`, and applies one update with these values, which are of the own kind."""
+        if KIND_OF[type(values)] != self.kind:
+            raise TypeError(f"values of {KIND_OF[type(values)]!r} for an optimizer of kind {self.kind!r}")
+        clip = (values.clip / (norm + 1e-6)).clamp(max=1.0)
         torch._foreach_mul_(self.gradients(), clip)
-        rate = learning_rate(self.config, self.steps, step, self.peak_rate)
         whole = {name: None for name in self.parameters if not self.offload and name not in self._lower}
         for decays in (True, False):
-            self._update_whole([name for name in whole if self._decays(name) is decays], rate, decays)
+            self._update_whole([name for name in whole if self._decays(name) is decays], values, decays)
         for name in self.parameters:
             if name not in whole:
-                self._update_by_pieces(name, rate)
+                self._update_by_pieces(name, values)
         self.zero_grad()
-        return rate
 
     def zero_grad(self) -> None:
         """Drops the accumulated gradients."""
@@ -162,10 +167,10 @@ class Optimizer:
 
     def _check_moments(self, tensors: dict[str, Tensor]) -> Sequence[str]:
         """Returns the keys of the state that all parameters have; none before the first step. Raises `ValueError`."""
-        own, all_keys = STATE_KEYS[self.config.optimizer], [key for keys in STATE_KEYS.values() for key in keys]
+        own, all_keys = STATE_KEYS[self.kind], [key for keys in STATE_KEYS.values() for key in keys]
         held = {key for key in all_keys for name in self.parameters if f"{key}.{name}" in tensors}
         if other := sorted(held - {*own}):
-            raise ValueError(f"it holds {other[0]}, which training.optimizer = {self.config.optimizer!r} does not have")
+            raise ValueError(f"it holds {other[0]}, which training.optimizer = {self.kind!r} does not have")
         for name, parameter in self.parameters.items() if held else ():
             for key in own:
                 saved, expected = tensors.get(f"{key}.{name}"), [] if key == "step" else [*parameter.shape]
@@ -197,26 +202,26 @@ class Optimizer:
             return tensor
         return tensor.cpu().pin_memory() if torch.cuda.is_available() else tensor.cpu()
 
-    def _begin(self, name: str) -> dict[str, Tensor]:
+    def _begin(self, name: str, values: UpdateValues) -> dict[str, Tensor]:
         """Returns the state of a parameter, which is made at the first update, with its step counted."""
         state, parameter = self._state[name], self.parameters[name]
         if not state:
-            for key in STATE_KEYS[self.config.optimizer]:
+            for key in STATE_KEYS[self.kind]:
                 if key == "step":
                     state[key] = torch.zeros((), device=parameter.device)
-                elif self.config.optimizer == "adamw" or self.config.momentum:
+                elif isinstance(values, AdamW) or values.momentum:
                     state[key] = self._placed(torch.zeros_like(parameter, dtype=torch.float32, requires_grad=False))
         return state
 
-    def _update_whole(self, names: list[str], rate: float, decays: bool) -> None:
+    def _update_whole(self, names: list[str], values: UpdateValues, decays: bool) -> None:
         if names:
-            states = [self._begin(name) for name in names]
+            states = [self._begin(name, values) for name in names]
             masters = [self.parameters[name].detach() for name in names]
-            _update(self.config, rate, decays, masters, [self._gradient(name) for name in names], states)
+            _update(values, decays, masters, [self._gradient(name) for name in names], states)
 
-    def _update_by_pieces(self, name: str, rate: float) -> None:
+    def _update_by_pieces(self, name: str, values: UpdateValues) -> None:
         """Updates a parameter whose master is in two halves, or whose state is in the host's memory."""
-        state, weight = self._begin(name), self.parameters[name].detach()
+        state, weight = self._begin(name, values), self.parameters[name].detach()
         lower, sums = self._lower.get(name), self._gradient(name)
         step = state.get("step")
         for piece in _pieces(weight):
@@ -228,7 +233,7 @@ class Optimizer:
             master_N = weight_N
             if lower is not None:
                 master_N = _joined(weight_N, piece(lower).to(weight.device, non_blocking=True))
-            _update(self.config, rate, self._decays(name), [master_N], [piece(sums)], [here])
+            _update(values, self._decays(name), [master_N], [piece(sums)], [here])
             if lower is not None:
                 upper_N, lower_N = _halves(master_N)
                 weight_N.copy_(upper_N)
@@ -282,24 +287,23 @@ def _halves(master: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _update(
-    config: TrainingConfig,
-    rate: float,
+    values: UpdateValues,
     decays: bool,
     masters: list[Tensor],
     gradients: list[Tensor],
     states: list[dict[str, Tensor]],
 ) -> None:
     """Updates masters and states in place."""
-    weight_decay = config.weight_decay if decays else 0.0
-    if config.optimizer == "sgd":
+    weight_decay = values.decay if decays else 0.0
+    if isinstance(values, Sgd):
         buffers = [state.get("momentum_buffer") for state in states]
         sgd(
-            masters, gradients, buffers, weight_decay=weight_decay, momentum=config.momentum, lr=rate,
+            masters, gradients, buffers, weight_decay=weight_decay, momentum=values.momentum, lr=values.rate,
             dampening=0.0, nesterov=False, maximize=False,
         )  # fmt: skip
         return
     averages, squares, steps = ([state[key] for state in states] for key in STATE_KEYS["adamw"])
     adamw(
-        masters, gradients, averages, squares, [], steps, fused=True, amsgrad=False, beta1=config.betas[0],
-        beta2=config.betas[1], lr=rate, weight_decay=weight_decay, eps=1e-8, maximize=False,
+        masters, gradients, averages, squares, [], steps, fused=True, amsgrad=False, beta1=values.betas[0],
+        beta2=values.betas[1], lr=values.rate, weight_decay=weight_decay, eps=values.eps, maximize=False,
     )  # fmt: skip

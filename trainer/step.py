@@ -29,6 +29,7 @@ from counterpoint.trainer.metrics import MetricValue
 from counterpoint.trainer.model.head import token_outputs
 from counterpoint.trainer.model.router_replay import RouterReplay
 from counterpoint.trainer.model.without_waiting import on_device
+from counterpoint.trainer.optimizer import UpdateValues
 from counterpoint.trainer.packer import InvalidBatch, MicroBatch, ModelLimits, pack
 from counterpoint.trainer.ranks import Ranks
 from counterpoint.trainer.runs.run import WITH_AGGREGATE, OpenStep, Run
@@ -93,19 +94,19 @@ def train_row(
         step.times.add("backward", forwarded, time.perf_counter())
 
 
-def next_pass(step: OpenStep, ranks: Ranks) -> bool:
+def next_pass(step: OpenStep, ranks: Ranks, values: UpdateValues) -> bool:
     """Ends the current pass of a step, on all ranks, if another one follows; returns whether it did.
 
     Raises `InvalidBatch` as `finish` does.
     """
     if step.is_last_pass:
         return False
-    _end_pass(step, ranks)
+    _end_pass(step, ranks, values)
     return True
 
 
-def finish(step: OpenStep, ranks: Ranks) -> dict[str, MetricValue]:
-    """Ends the last pass of a step: the progress of its run is then of the step. Returns the metrics.
+def finish(step: OpenStep, ranks: Ranks, values: UpdateValues) -> dict[str, MetricValue]:
+    """Ends the last pass of a step by an update with `values`: the progress of its run is then of the step. Returns the metrics.
 
     A step without any trained token counts, and leaves the weights as they are.
 
@@ -115,7 +116,7 @@ def finish(step: OpenStep, ranks: Ranks) -> dict[str, MetricValue]:
     """
     run, batch, ended = step.run, step.batch, step.ended
     if step.trained_tokens:
-        _end_pass(step, ranks)
+        _end_pass(step, ranks, values)
     if step.export is not None and step.export_directory is not None and ranks.is_first_of_row:
         ended.export.write(step.export_directory, batch.step, ranks.index)
     run.held = None
@@ -126,7 +127,7 @@ def finish(step: OpenStep, ranks: Ranks) -> dict[str, MetricValue]:
     seconds = time.perf_counter() - step.started
     means = _means(step.means, ended.sums_EM, ended.highest_E, step.environments, run.config.training.epochs)
     return {
-        "learning_rate": ended.learning_rate,
+        "learning_rate": values.rate if ended.norms else 0.0,
         "grad_norm": sum(ended.norms) / max(len(ended.norms), 1),
         **({"updates": len(ended.norms)} if step.has_several_updates else {}),
         **means,
@@ -137,14 +138,14 @@ def finish(step: OpenStep, ranks: Ranks) -> dict[str, MetricValue]:
     }
 
 
-def _end_pass(step: OpenStep, ranks: Ranks) -> None:
+def _end_pass(step: OpenStep, ranks: Ranks, values: UpdateValues) -> None:
     """Adds over the ranks what the current pass has made, takes it over, and begins the next pass."""
     try:
         if step.current.measures:
             _conclude_measurement(step, ranks)
         else:
             with step.times.measured("optimizer"):
-                _update(step, ranks)
+                _update(step, ranks, values)
     except InvalidBatch:
         step.run.optimizer.zero_grad()
         step.run.restore()
@@ -310,7 +311,7 @@ def _accumulate(
     step.highest_E.scatter_reduce_(0, environments_P, ratio_P, "amax")
 
 
-def _update(step: OpenStep, ranks: Ranks) -> None:
+def _update(step: OpenStep, ranks: Ranks, values: UpdateValues) -> None:
     """Adds gradients and sums over the ranks, and updates the weights if both are finite.
 
     An error of one rank is exchanged between the collective calls, so that all ranks make the same calls.
@@ -331,7 +332,7 @@ def _update(step: OpenStep, ranks: Ranks) -> None:
     ranks.maximum(step.highest_E)
     fault, updated = None, False
     try:
-        _apply(step, norm)
+        _apply(step, norm, values)
         updated = True
     except InvalidBatch as error:
         fault = str(error)
@@ -363,7 +364,7 @@ def _add_gradients(run: Run, gradients: Sequence[Tensor], ranks: Ranks, own_norm
     return torch.linalg.vector_norm(torch.stack(norms))
 
 
-def _apply(step: OpenStep, norm: Tensor | None) -> None:
+def _apply(step: OpenStep, norm: Tensor | None, values: UpdateValues) -> None:
     """Updates from sums and gradients that are the same on all ranks, or from this rank's slices of them and their joint `norm`.
 
     The host waits for the device here, and nowhere else in a pass. Raises `InvalidBatch` before anything has changed.
@@ -378,7 +379,7 @@ def _apply(step: OpenStep, norm: Tensor | None) -> None:
         )
     if not math.isfinite(length):
         raise InvalidBatch(f"the gradient of step {number} is not finite (norm {length}); the weights are unchanged")
-    step.ended.learning_rate = run.optimizer.step(number + run.progress.schedule_offset, norm)
+    run.optimizer.step(norm, values)
     step.ended.norms.append(length)
 
 

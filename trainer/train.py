@@ -377,11 +377,10 @@ class Trainer:
                     self._early.drop(run.slot)
                     self._copy(run, batch.step)
                     continue
-                rate = self._requests.learning_rate(run, batch.step)
-                if self._early.takes(run, batch, rate):
+                if self._early.takes(run, batch):
                     continue
-                step = self._learner.open_step(run.slot, batch, rate)
-            except (InvalidBatch, CopyRefused, JournalError) as error:
+                step = self._learner.open_step(run.slot, batch)
+            except (InvalidBatch, CopyRefused) as error:
                 self._evict(run, f"step {batch.step}: {error}")
                 continue
             self._share(run, step)
@@ -405,12 +404,13 @@ class Trainer:
         for slot in [slot for slot in self._registry.open_slots if not self._shares.left(slot)]:
             run = self._registry.in_slot(slot)
             try:
-                if (step := self._learner.next_pass(slot)) is not None:
+                values = run.scheduled(self._requests.learning_rate(run, run.progress.step + 1))
+                if (step := self._learner.next_pass(slot, values)) is not None:
                     self._share(run, step)
                     continue
                 times = self._learner.times(slot)
-                metrics = self._learner.finish_step(slot)
-            except InvalidBatch as error:
+                metrics = self._learner.finish_step(slot, values)
+            except (InvalidBatch, JournalError) as error:
                 self._evict(run, f"step {run.progress.step + 1}: {error}")
                 continue
             self._conclude(run, metrics, times)

@@ -233,7 +233,7 @@ def _step_bytes(
         heads = [_value_head(model, run) for run in runs]
         parameters = [_trained(model, slot, runs, value_head) for slot, value_head in enumerate(heads)]
         adapters = live.now - weights
-        optimizers = [Optimizer(each, run, 1) for each, run in zip(parameters, runs, strict=True)]
+        optimizers = [Optimizer(each, run.optimizer) for each, run in zip(parameters, runs, strict=True)]
         masters = live.now - weights - adapters
         for slot, value_head in enumerate(heads):
             _row(model, min(tokens, _FEW), slot, value_head)

@@ -207,7 +207,7 @@ class _Trainer:
             self.learner.train_rows(shares.rows())
             for index in [index for index in left if not shares.left(index)]:
                 left.remove(index)
-                self.learner.finish_step(index)
+                self.learner.finish_step(index, self.learner.runs[index].scheduled())
         return samples * SAMPLE_TOKENS / (time.perf_counter() - started)
 
 

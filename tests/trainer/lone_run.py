@@ -45,8 +45,8 @@ class LoneRun:
             self._shares.add(0, 1.0, {sample: step.length(sample) for sample in step.samples})
             while self._shares.left(0):
                 self.learner.train_rows(self._shares.rows())
-            step = self.learner.next_pass(0)
-        return self.learner.finish_step(0)
+            step = self.learner.next_pass(0, self.run.scheduled())
+        return self.learner.finish_step(0, self.run.scheduled())
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Copies of what is trained."""

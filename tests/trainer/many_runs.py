@@ -65,7 +65,7 @@ class Bench:
             if is_target(name, adapter):
                 layer.admit(slot, adapter.rank, adapter.alpha, generator)
         run = Run(slot, f"run-{slot}", slot, config)
-        run.optimizer = Optimizer(self.parameters(slot), config.training, STEPS)
+        run.optimizer = Optimizer(self.parameters(slot))
         run.loss = Loss(loss) if loss is not None else load_loss(config.training.loss)
         return run
 
@@ -100,7 +100,7 @@ class Bench:
             self.train([(step, samples) for step, samples in row.items() if samples])
             for step in [step for step, samples in left.items() if not samples]:
                 del left[step]
-                yield step, finish(step, ALONE)
+                yield step, finish(step, ALONE, step.run.scheduled())
 
 
 def gradients(run: Run) -> dict[str, Tensor]:

@@ -112,12 +112,14 @@ class Bench:
         while any(map(self.shares.left, names)):
             self.learner.train_rows(self.shares.rows())
             for slot in [slot for slot in names if not self.shares.left(slot)]:
-                opened_again = None if marked or lengths else self.learner.next_pass(slot)
+                opened_again = (
+                    None if marked or lengths else self.learner.next_pass(slot, self.learner.runs[slot].scheduled())
+                )
                 if opened_again is not None:
                     self.shares.add(slot, 1.0, {each: opened_again.length(each) for each in opened_again.samples})
         for slot, run_id in names.items():
             try:
-                found[run_id] = self.learner.finish_step(slot)
+                found[run_id] = self.learner.finish_step(slot, self.learner.runs[slot].scheduled())
             except InvalidBatch as error:
                 found[run_id] = str(error)
         return found

@@ -95,7 +95,7 @@ class Computing:
     def __init__(self) -> None:
         self.open: dict[int, Batch] = {}
 
-    def open_step(self, slot: int, batch: Batch, learning_rate: float) -> SimpleNamespace:
+    def open_step(self, slot: int, batch: Batch) -> SimpleNamespace:
         assert slot not in self.open
         self.open[slot] = batch
         return SimpleNamespace(samples=[])
@@ -105,9 +105,6 @@ class Computing:
 
     def copy_at(self, run: Run, step: int) -> None:
         """There is none."""
-
-    def learning_rate(self, run: Run, step: int) -> float:
-        return 1.0
 
 
 class DeliveryMachine(RuleBasedStateMachine):
@@ -266,7 +263,7 @@ class DeliveryMachine(RuleBasedStateMachine):
         assert batch.step == self.run.progress.step + 1
         assert batch.step in self.committed, "trained before it was committed"
         assert name_of(batch) == name_of(self.committed[batch.step]), "trained what was never committed"
-        if self.early.takes(self.run, batch, 1.0):
+        if self.early.takes(self.run, batch):
             begun = self.computing.open.pop(self.run.slot)
             assert name_of(begun) == name_of(batch), "trained what was not committed"
         assert self.computing.open == {}

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from counterpoint.run.config import TrainingConfig
 from counterpoint.trainer import optimizer as module
-from counterpoint.trainer.optimizer import Optimizer, _halves, _joined
+from counterpoint.trainer.optimizer import AdamW, Optimizer, UpdateValues, _halves, _joined
+from counterpoint.trainer.updates.schedule import scheduled
 from tests.support.live_bytes import LiveBytes
 
 STEPS = 6
@@ -36,6 +37,10 @@ def configured(kind: str) -> TrainingConfig:
     )
 
 
+def values(kind: str, step: int) -> UpdateValues:
+    return scheduled(configured(kind), STEPS, step)
+
+
 def backward(parameters: dict[str, nn.Parameter], step: int, dtype: torch.dtype) -> None:
     """Two backward passes, whose gradients add up to some of which the norm is clipped."""
     for half in (step, step + 100):
@@ -43,10 +48,10 @@ def backward(parameters: dict[str, nn.Parameter], step: int, dtype: torch.dtype)
 
 
 def trained(dtype: torch.dtype, kind: str, **options: bool) -> Optimizer:
-    optimizer = Optimizer(weights(dtype), configured(kind), STEPS, **options)
+    optimizer = Optimizer(weights(dtype), configured(kind).optimizer, **options)
     for step in range(1, STEPS + 1):
         backward(optimizer.parameters, step, dtype)
-        optimizer.step(step, optimizer.gradient_norm())
+        optimizer.step(optimizer.gradient_norm(), values(kind, step))
     return optimizer
 
 
@@ -96,11 +101,11 @@ def test_masters_and_moments_are_those_of_torch_bit_for_bit(
 def test_a_state_loads_with_offload_and_without(to: bool) -> None:
     former = trained(torch.bfloat16, "adamw", offload=not to)
     state = {name: tensor.clone() for name, tensor in former.state().items()}
-    resumed = Optimizer(weights(torch.bfloat16), configured("adamw"), STEPS, offload=to)
+    resumed = Optimizer(weights(torch.bfloat16), offload=to)
     resumed.load_state(state)
     for optimizer in (former, resumed):
         backward(optimizer.parameters, 50, torch.bfloat16)
-        optimizer.step(STEPS, optimizer.gradient_norm())
+        optimizer.step(optimizer.gradient_norm(), values("adamw", STEPS))
     own, theirs = resumed.state(), former.state()
     assert own.keys() == theirs.keys()
     assert all(torch.equal(own[name], theirs[name]) for name in own)
@@ -141,13 +146,13 @@ def test_a_step_takes_sixteen_bytes_a_parameter(dtype: torch.dtype, monkeypatch:
     monkeypatch.setattr(module, "PIECE", 2**10)
     with LiveBytes() as live:
         parameters = {str(index): nn.Parameter(torch.zeros(SIZE, dtype=dtype)) for index in range(8)}
-        optimizer = Optimizer(parameters, TrainingConfig(), STEPS)
-        for step in (1, 2):
+        optimizer = Optimizer(parameters)
+        for _ in range(2):
             for parameter in parameters.values():
                 parameter.sum().backward()  # its gradient is one number until it is accumulated
                 parameter.sum().backward()
             norm = optimizer.gradient_norm()
-            optimizer.step(step, norm)
+            optimizer.step(norm, AdamW(1e-5))
         for parameter in parameters.values():
             parameter.sum().backward()
         assert 0 <= live.now - 8 * SIZE * 16 <= 8 * 64, "at rest, with gradients"
@@ -165,7 +170,7 @@ def test_offload_leaves_weights_and_gradients(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(Optimizer, "_placed", placed)
     parameter = nn.Parameter(torch.zeros(SIZE, dtype=torch.bfloat16))
-    optimizer = Optimizer({"w": parameter}, TrainingConfig(), STEPS, offload=True)
+    optimizer = Optimizer({"w": parameter}, offload=True)
     parameter.sum().backward()
-    optimizer.step(1, optimizer.gradient_norm())
+    optimizer.step(optimizer.gradient_norm(), AdamW(1e-5))
     assert sum(moved) == SIZE * (2 + 8), "lower halves and moments are elsewhere"

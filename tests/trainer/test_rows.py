@@ -95,12 +95,12 @@ def test_what_one_runs_row_raises_is_its_fault_and_leaves_the_others_as_if_it_ha
                 row = [(one, samples), (bad, samples), (two, samples)] if offender else [(one, samples), (two, samples)]
                 rows.train(row, bench.train)
         accumulated.append([gradients(step.run) for step in (one, two)])
-        metrics.append([finish(step, ALONE) for step in (one, two)])
+        metrics.append([finish(step, ALONE, step.run.scheduled()) for step in (one, two)])
         assert (one.fault, two.fault) == (None, None)
         if offender:
             before = {name: value.detach().clone() for name, value in bad.run.optimizer.parameters.items()}
             with pytest.raises(InvalidBatch, match=r"step 1: .*(cannot be|does not fit into memory)"):
-                finish(bad, ALONE)
+                finish(bad, ALONE, bad.run.scheduled())
             assert all(torch.equal(before[name], value) for name, value in bad.run.optimizer.parameters.items())
             assert gradients(bad.run) == {}
             assert bad.run.intact

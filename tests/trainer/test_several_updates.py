@@ -157,7 +157,7 @@ def open_until_pass(lone: LoneRun, number: int, passes: int) -> OpenStep:
     step = lone.learner.open_step(0, make_batch(number))
     for _ in range(passes):
         lone.learner.train_rows([[(0, step.samples)]])
-        assert lone.learner.next_pass(0) is step
+        assert lone.learner.next_pass(0, lone.run.scheduled()) is step
     return step
 
 
@@ -208,8 +208,8 @@ def whole_step(bench: Bench, step: OpenStep) -> None:
             measure_row(bench.model, bench.replay, bench.limits, chosen)
         else:
             train_row(bench.model, bench.replay, bench.limits, chosen)
-        if not next_pass(step, ALONE):
-            finish(step, ALONE)
+        if not next_pass(step, ALONE, step.run.scheduled()):
+            finish(step, ALONE, step.run.scheduled())
             return
 
 
@@ -246,7 +246,7 @@ def test_a_reference_concerns_its_own_run_alone(moe_directory: Path) -> None:
             )
         found = steps[0].columns.of("reference", [sample])
         torch.testing.assert_close(found, bare[torch.from_numpy(batch.loss_mask_T[span][1:]).bool()], atol=1e-5, rtol=0)
-    assert next_pass(steps[0], ALONE)
+    assert next_pass(steps[0], ALONE, steps[0].run.scheduled())
     train_row(bench.model, bench.replay, bench.limits, [(step, step.samples) for step in steps])
     beside = gradients(other)
     steps[1].begin_anew()

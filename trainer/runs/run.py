@@ -24,7 +24,7 @@ from counterpoint.trainer.losses.contract import Loss
 from counterpoint.trainer.losses.objectives import divisor
 from counterpoint.trainer.model.exchange import ExpertGroup
 from counterpoint.trainer.model.without_waiting import on_device
-from counterpoint.trainer.optimizer import Optimizer
+from counterpoint.trainer.optimizer import Optimizer, UpdateValues
 from counterpoint.trainer.packer import environment_names, trained_tokens
 from counterpoint.trainer.runs.shard_files import slice_of
 from counterpoint.trainer.runs.slices import OtherSlices
@@ -32,6 +32,7 @@ from counterpoint.trainer.telemetry.step_times import StepTimes
 from counterpoint.trainer.telemetry.token_export import TokenExport
 from counterpoint.trainer.updates.columns import Columns
 from counterpoint.trainer.updates.passes import Pass, columns_to_measure, plan_passes
+from counterpoint.trainer.updates.schedule import scheduled
 from counterpoint.trainer.updates.value_head import ValueHead
 from counterpoint.transport.records import Batch
 
@@ -174,6 +175,11 @@ class Run:
         """Whether all its steps have been trained."""
         return self.progress.step >= self.config.steps
 
+    def scheduled(self, peak: float | None = None) -> UpdateValues:
+        """Returns the values of the next step's updates, by the configured schedule; `peak` replaces the configured rate."""
+        position = self.progress.step + 1 + self.progress.schedule_offset
+        return scheduled(self.config.training, self.config.steps, position, peak)
+
     def release(self) -> None:
         """Gives up the torch state, so that its memory is free before the next run of the slot is made."""
         for name in ("optimizer", "loss"):
@@ -206,7 +212,6 @@ class Ended:
     mismatch_S: Tensor
     norms: list[float] = field(default_factory=list)
     """The norms of the gradient, one an update."""
-    learning_rate: float = 0.0
     export: TokenExport = field(default_factory=TokenExport)
 
 

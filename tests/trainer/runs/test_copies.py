@@ -75,7 +75,7 @@ def train_alone(one: Life, run_id: str, batch_step: int) -> dict[str, Any]:
     )
     while shares.left(slot):
         learner.train_rows(shares.rows())
-    return dict(learner.finish_step(slot))
+    return dict(learner.finish_step(slot, learner.runs[slot].scheduled()))
 
 
 @pytest.mark.parametrize("links", [True, False])
