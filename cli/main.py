@@ -73,10 +73,6 @@ COMMANDS = {
         "counterpoint.cli.prepare.keys",
         "make the keys and the token of a job whose roles are on several machines",
     ),
-    "manifest": (
-        "counterpoint.cli.prepare.manifest",
-        "print a Slurm script, a Kubernetes JobSet or a KubeRay RayJob that runs a job",
-    ),
     "completion": ("counterpoint.cli.completion", "print a completion script for bash, zsh or fish"),
 }
 

@@ -44,7 +44,7 @@ def test_a_role_is_confined_and_has_a_file_that_names_mounted_keys(role: str) ->
     assert mounted["/etc/counterpoint"] == "./compose"
     assert mounted[str(KEYS)] == "keys"
     config = load(ROLES[role], REPOSITORY / "deploy" / "compose" / Path(command[1]).name, [])
-    named = {str(path) for path in _paths(config.table()) if path.is_relative_to(KEYS)}
+    named = {str(path) for path in paths_in(config.table()) if path.is_relative_to(KEYS)}
     assert named
     assert named <= {str(KEYS / name) for name in PURPOSES} | {str(KEYS / "authorized")}
 
@@ -61,7 +61,7 @@ def test_both_ends_of_the_wire_and_of_the_servers_meet() -> None:
     assert run.model == server.model
 
 
-def _paths(value: Any) -> list[Path]:
+def paths_in(value: Any) -> list[Path]:
     if isinstance(value, dict):
-        return [path for each in value.values() for path in _paths(each)]
+        return [path for each in value.values() for path in paths_in(each)]
     return [Path(value)] if isinstance(value, str) and value.startswith("/") else []
