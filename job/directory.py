@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
-from counterpoint.run.config import LARGEST_STEP
+from counterpoint.run.trained import LARGEST_STEP
 from counterpoint.trainer.runs.control_files import MAX_CONFIG_BYTES
 from counterpoint.transport.config import IDENTIFIER_PATTERN, Identifier
 from counterpoint.transport.errors import UserError

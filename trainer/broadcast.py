@@ -190,7 +190,7 @@ class Broadcaster:
     ) -> None:
         """Writes full weights into `directory`. `newest` has those published last, if they are on the same file system."""
         version = run.progress.step
-        if version >= run.config.steps or not self._write_changes(version, own_memory(state), directory, newest):
+        if version >= run.config.last_step or not self._write_changes(version, own_memory(state), directory, newest):
             if self._form is not None:
                 self._form.write(own_memory(state), directory)
             else:

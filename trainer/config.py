@@ -9,7 +9,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from counterpoint.inference.model_facts import EXPERT_COUNTS
-from counterpoint.run.config import TrainingConfig
+from counterpoint.run.trained import TrainingConfig
 from counterpoint.transport.config import Config, Seed, TransportConfig, machine_memory
 
 

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from counterpoint.environments.import_path import not_allowed
 from counterpoint.inference.plugin.digest import Digest
-from counterpoint.run.config import LoraConfig, RunConfig
+from counterpoint.run.trained import LoraConfig, TrainedRun
 from counterpoint.trainer import batch_parts
 from counterpoint.trainer.broadcast import Assembled
 from counterpoint.trainer.config import TrainerConfig
@@ -404,7 +404,7 @@ class Learner:
 
     # --- the manager's hooks ---
 
-    def _fits_the_slots(self, config: RunConfig) -> tuple[bool, str]:
+    def _fits_the_slots(self, config: TrainedRun) -> tuple[bool, str]:
         if config.training.lora is None and self.config.max_runs > 1:
             return False, (
                 f"training.lora is not set: full weights are trained by a trainer with max_runs = 1, and this one has "
@@ -413,7 +413,7 @@ class Learner:
         refusal = self.config.refuses_value_head(config.training)
         return refusal is None, refusal or ""
 
-    def _fits_the_model(self, config: RunConfig) -> tuple[bool, str]:
+    def _fits_the_model(self, config: TrainedRun) -> tuple[bool, str]:
         try:
             if config.training.lora is not None:
                 check_targets(self.loaded.model, config.training.lora, self.config.max_lora_rank)
@@ -421,7 +421,7 @@ class Learner:
             return False, str(error)
         return True, ""
 
-    def _has_a_loss(self, config: RunConfig) -> tuple[bool, str]:
+    def _has_a_loss(self, config: TrainedRun) -> tuple[bool, str]:
         loss = config.training.loss
         if ":" in loss.kind and loss.kind not in self.config.allowed_imports:
             return False, not_allowed(loss.kind, "training.loss.kind")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from counterpoint.run.config import LoraConfig
+from counterpoint.run.trained import LoraConfig
 from counterpoint.trainer.config import TrainerConfig
 from counterpoint.trainer.faults import ModelLost, is_fatal
 from counterpoint.trainer.lora.multi_lora import apply_lora_to_model

@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 
 from counterpoint.cluster.notify import StatusLine, beating
 from counterpoint.run.changes import JournalError
-from counterpoint.run.config import RunConfig
+from counterpoint.run.trained import TrainedRun
 from counterpoint.trainer import ranks
 from counterpoint.trainer.broadcast import Broadcaster
 from counterpoint.trainer.config import TrainerConfig
@@ -262,7 +262,7 @@ class Trainer:
         self._sessions.answer()
         self._discovered = time.monotonic()
 
-    def _on_discovered(self, slot: int, run_id: str, config: RunConfig) -> None:
+    def _on_discovered(self, slot: int, run_id: str, config: TrainedRun) -> None:
         run = self._registry.in_slot(slot)
         (self._config.output_dir / "trainer").mkdir(exist_ok=True)  # it may have been mounted since the start
         self.checkpoints.complete(run_id)  # of its former slot
@@ -300,7 +300,7 @@ class Trainer:
             self._memory.clear()
 
     def _admit(self, run: Run) -> None:
-        step, steps = run.progress.step, run.config.steps
+        step, steps = run.progress.step, run.config.last_step
         if self._memory is not None and run.config.training.lora is None:
             self.checkpoints.complete()
             self._memory.clear()  # of the versions of the run before
@@ -320,9 +320,9 @@ class Trainer:
         run.idle_since = time.monotonic()
         self._sessions.admit(run)
         if run.finished:
-            logger.info("run %s is trained to its end, step %d of %d", run.run_id, step, steps)
+            logger.info("run %s is trained to its end, step %d of %s", run.run_id, step, steps)
         else:
-            logger.info("run %s is ready for step %d of %d", run.run_id, step + 1, steps)
+            logger.info("run %s is ready for step %d of %s", run.run_id, step + 1, steps)
 
     def _has_own_base(self, run: Run) -> bool:
         """Returns whether this model can be the one over which the run's first adapter was trained; else the run leaves."""
@@ -510,10 +510,12 @@ class Trainer:
     def _durable_step(self, run: Run) -> int:
         """Returns the step up to which batches are durable: at the end the last, before that of the oldest kept checkpoint."""
         newest = self.checkpoints.newest(run.run_id)
-        return newest if newest >= run.config.steps else self.checkpoints.fallback(run.run_id)
+        return newest if newest >= run.config.last_step else self.checkpoints.fallback(run.run_id)
 
     def _described(self) -> str:
-        runs = [f"{each.run_id} step {each.progress.step}/{each.config.steps}" for each in self._learner.runs.values()]
+        runs = [
+            f"{each.run_id} step {each.progress.step}/{each.config.last_step}" for each in self._learner.runs.values()
+        ]
         parts = [", ".join(runs) or "waiting for an orchestrator's HELLO", self._sessions.outages.describe()]
         return "; ".join(filter(None, parts))
 

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from counterpoint.inference.token import read_tokens
 from counterpoint.job.config import JobConfig
-from counterpoint.run.config import RunConfig, TrainingConfig
+from counterpoint.run.config import RunConfig
+from counterpoint.run.trained import TrainingConfig
 from counterpoint.trainer.lora.adapter_description import check_description
 from counterpoint.transport.errors import Obstructed, UserError
 from counterpoint.transport.files.mounts import unmounted

@@ -15,7 +15,7 @@ from counterpoint.job.plan.inference_memory import server_memory, with_utilizati
 from counterpoint.job.plan.planned import Planned
 from counterpoint.job.plan.trainer_memory import rank_parts
 from counterpoint.job.sections import GpuConfig, ServersConfig
-from counterpoint.run.config import LoraConfig, TrainingConfig
+from counterpoint.run.trained import LoraConfig, TrainingConfig
 from counterpoint.trainer.config import TrainerConfig
 
 STEP = 256

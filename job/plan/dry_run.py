@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 
 from counterpoint.job.plan.live_bytes import LiveBytes
-from counterpoint.run.config import TrainingConfig
+from counterpoint.run.trained import TrainingConfig
 from counterpoint.trainer.lora.multi_lora import adapter_spans, apply_lora_to_model
 from counterpoint.trainer.lora.targets import adaptable, is_target
 from counterpoint.trainer.model import chunks

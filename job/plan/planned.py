@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from counterpoint.job.config import JobConfig
 from counterpoint.job.sections import GpuConfig, ServersConfig
-from counterpoint.run.config import TrainingConfig
+from counterpoint.run.trained import TrainingConfig
 from counterpoint.trainer.config import TrainerConfig
 from counterpoint.trainer.sft.config import SftConfig
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from counterpoint.job.plan.devices import GIB
 from counterpoint.job.plan.dry_run import ModelSizes, StepBytes, model_sizes, step_bytes
-from counterpoint.run.config import TrainingConfig
+from counterpoint.run.trained import TrainingConfig
 from counterpoint.trainer.config import TrainerConfig
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}

@@ -22,7 +22,8 @@ from counterpoint.orchestrator import metrics
 from counterpoint.orchestrator.metrics import MetricsLine
 from counterpoint.orchestrator.rollouts.rollout_file import read_rollouts, write_rollouts
 from counterpoint.orchestrator.run_directory import ConfigurationError
-from counterpoint.run.config import LoraConfig, RunConfig
+from counterpoint.run.config import RunConfig
+from counterpoint.run.trained import LoraConfig
 from counterpoint.transport.configuration.toml_file import without_places
 from counterpoint.transport.files.atomic import (
     flush,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
-from counterpoint.run.config import LoraConfig
+from counterpoint.run.trained import LoraConfig
 from counterpoint.trainer.lora.layer import MultiLora
 from counterpoint.trainer.lora.multi_lora import adapter_spans, apply_lora_to_model
 from counterpoint.trainer.lora.targets import adaptable, check_targets, prove_layers

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from counterpoint.run.config import LoraConfig
+from counterpoint.run.trained import LoraConfig
 from counterpoint.trainer.lora.multi_lora import adapter_spans, apply_lora_to_model, export_adapter
 from counterpoint.trainer.lora.targets import adaptable, check_targets, prove_layers
 from counterpoint.trainer.model.load import load_model, log_probabilities

@@ -18,7 +18,7 @@ import tomli_w
 from counterpoint.job.evaluation.server import cause_in, free_port
 from counterpoint.models import smollm2
 from counterpoint.models.build import resolve_model
-from counterpoint.run.config import LoraConfig
+from counterpoint.run.trained import LoraConfig
 from counterpoint.transport.process.launch import guarded
 from counterpoint.transport.telemetry.spans import SPANS_FILE, Span, span_in
 from perf.architectures.peft_export import export_random

@@ -30,7 +30,7 @@ from counterpoint.job.inspection.summary import summarize, summarize_runs
 from counterpoint.job.run_state import exclusion_of
 from counterpoint.job.stop_run import GRACE_SECONDS, stop_timeout
 from counterpoint.orchestrator.loop_health.slow_spots import METRIC
-from counterpoint.run.config import LARGEST_STEP
+from counterpoint.run.trained import LARGEST_STEP
 from counterpoint.transport.errors import UserError
 from counterpoint.transport.files.appended_lines import LONGEST_LINE
 from counterpoint.transport.files.lock import take_lock

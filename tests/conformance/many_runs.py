@@ -16,7 +16,7 @@ import tomli_w
 import torch
 import torch.distributed as dist
 
-from counterpoint.run.config import RunConfig
+from counterpoint.run.trained import TrainedRun
 from counterpoint.trainer.lora import MultiLoRALinear
 from counterpoint.trainer.runs import get_multi_run_manager, setup_multi_run_manager
 from counterpoint.transport.files.atomic import write_atomically
@@ -53,7 +53,7 @@ def main(directory: Path) -> None:
         dist.barrier()
         notes.append(["deletion", idx, run_id])
 
-    def discovered(idx: int, run_id: str, config: RunConfig) -> None:
+    def discovered(idx: int, run_id: str, config: TrainedRun) -> None:
         manager.scaling_factors[idx] = {"a": 20.0}.get(run_id, 1.0)
 
     manager.register_discovered_hook(discovered)

@@ -13,7 +13,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from counterpoint.orchestrator.run_directory import check_control
-from counterpoint.run.config import LoraConfig, RunConfig
+from counterpoint.run.trained import LoraConfig, TrainedRun
 from counterpoint.trainer.lora import MultiLoRALinear, apply_lora_to_model
 from counterpoint.trainer.lora.multi_lora import adapter_spans, peft_state
 from counterpoint.trainer.runs import HookError, MultiRunManager, get_multi_run_manager, setup_multi_run_manager
@@ -68,7 +68,7 @@ def test_every_hook_is_called_with_index_and_id_in_the_order_of_the_document(tmp
     multi_run_manager = managed(tmp_path, 1)
     called: list[tuple[str, int, str]] = []
 
-    def discovered_callback(idx: int, run_id: str, config: RunConfig) -> None:
+    def discovered_callback(idx: int, run_id: str, config: TrainedRun) -> None:
         assert config.run_id == run_id
         called.append(("discovered", idx, run_id))
 
@@ -81,7 +81,7 @@ def test_every_hook_is_called_with_index_and_id_in_the_order_of_the_document(tmp
     def deletion_callback(idx: int, run_id: str) -> None:
         called.append(("deletion", idx, run_id))
 
-    def config_validation_callback(config: RunConfig) -> tuple[bool, str]:
+    def config_validation_callback(config: TrainedRun) -> tuple[bool, str]:
         called.append(("validation", -1, config.run_id))
         return True, ""
 
@@ -297,7 +297,7 @@ def test_a_scaling_factor_that_a_discovered_hook_sets_takes_effect(tmp_path: Pat
     multi_run_manager = managed(tmp_path, 1)
     model, layer = with_a_layer(multi_run_manager)
 
-    def discovered_callback(idx: int, run_id: str, config: RunConfig) -> None:
+    def discovered_callback(idx: int, run_id: str, config: TrainedRun) -> None:
         lora = config.training.lora
         assert lora is not None
         # Example: Set the scaling factor for the run

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from counterpoint.job.plan.dry_run import moments_bytes, step_bytes
-from counterpoint.run.config import TrainingConfig
 from counterpoint.run.loss import LossConfig
+from counterpoint.run.trained import TrainingConfig
 from counterpoint.trainer.losses.load import load_loss
 from counterpoint.trainer.losses.objectives import divisor, token_weights
 from counterpoint.trainer.ranks import Ranks

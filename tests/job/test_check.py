@@ -15,7 +15,8 @@ from counterpoint.job.check import check_fit, check_imports, check_runs
 from counterpoint.job.config import JobConfig
 from counterpoint.job.configuration.load import load
 from counterpoint.job.resolve_model import check_model, resolve_model
-from counterpoint.run.config import LoraConfig, RunConfig
+from counterpoint.run.config import RunConfig
+from counterpoint.run.trained import LoraConfig
 from counterpoint.transport.errors import UserError
 from tests.orchestrator.toy_model import make_toy_model
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from counterpoint.run.config import LoraConfig
+from counterpoint.run.trained import LoraConfig
 from counterpoint.trainer.lora.multi_lora import adapter_spans, apply_lora_to_model
 from counterpoint.trainer.model import attention
 from counterpoint.trainer.model.load import log_probabilities

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from counterpoint.run.config import LoraConfig
+from counterpoint.run.trained import LoraConfig
 from counterpoint.trainer.lora.layer import MultiLora
 from counterpoint.trainer.lora.multi_lora import apply_lora_to_model
 from counterpoint.trainer.lora.targets import is_target

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from counterpoint.run.config import TrainingConfig
+from counterpoint.run.trained import TrainingConfig
 from counterpoint.trainer.config import TrainerConfig
 
 

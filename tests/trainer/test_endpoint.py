@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from counterpoint.run.config import TrainingConfig
+from counterpoint.run.trained import TrainingConfig
 from counterpoint.trainer.config import TrainerConfig
 from counterpoint.trainer.runs.run import optional_means
 from counterpoint.trainer.telemetry import catalogue

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from counterpoint.run.config import TrainingConfig
+from counterpoint.run.trained import TrainingConfig
 from counterpoint.trainer.config import TrainerConfig
 
 

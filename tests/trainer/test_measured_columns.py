@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from counterpoint.run.config import TrainingConfig
+from counterpoint.run.trained import TrainingConfig
 from counterpoint.trainer.packer import ModelLimits
 from counterpoint.trainer.updates import measure
 from counterpoint.trainer.updates.columns import Columns, trained_positions

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from counterpoint.run.config import TrainingConfig
+from counterpoint.run.trained import TrainingConfig
 from counterpoint.trainer.optimizer import AdamW, Optimizer, Sgd
 from counterpoint.trainer.updates.schedule import learning_rate, scheduled
 

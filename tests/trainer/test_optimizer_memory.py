@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from counterpoint.run.config import TrainingConfig
+from counterpoint.run.trained import TrainingConfig
 from counterpoint.trainer import optimizer as module
 from counterpoint.trainer.optimizer import AdamW, Optimizer, UpdateValues, _halves, _joined
 from counterpoint.trainer.updates.schedule import scheduled

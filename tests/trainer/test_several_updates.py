@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor
 
-from counterpoint.run.config import RunConfig, TrainingConfig
+from counterpoint.run.config import RunConfig
+from counterpoint.run.trained import TrainingConfig
 from counterpoint.run.updates import ReferenceConfig
 from counterpoint.trainer import learner
 from counterpoint.trainer.config import TrainerConfig

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from counterpoint.run.config import LoraConfig
+from counterpoint.run.trained import LoraConfig
 from counterpoint.transport.files.untrusted import read_json
 
 MAX_DESCRIPTION_BYTES = 2**20

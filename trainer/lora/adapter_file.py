@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from counterpoint.run.config import LoraConfig, RunConfig
+from counterpoint.run.trained import LoraConfig, TrainedRun
 from counterpoint.trainer.lora.adapter_description import check_description
 from counterpoint.trainer.lora.layer import MultiLora
 from counterpoint.trainer.lora.multi_lora import export_adapter
@@ -43,7 +43,7 @@ def keep_start(
         (partial / _ORIGIN).write_text(str(config.start_from))
 
 
-def beginning(output_dir: Path, config: RunConfig) -> Path | None:
+def beginning(output_dir: Path, config: TrainedRun) -> Path | None:
     """Returns the directory of the adapter with which a new run begins; None: with a fresh one.
 
     It is the run's `training.lora.start_from`, or if that cannot be found, what the run has kept of it.

@@ -18,7 +18,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from counterpoint.inference.plugin.digest import DTYPES, Digest, digest_of, layer_of, scaled_adapter
-from counterpoint.run.config import LoraConfig
+from counterpoint.run.trained import LoraConfig
 from counterpoint.trainer.lora.adapter_description import describe
 from counterpoint.trainer.lora.experts import MultiLoraExperts
 from counterpoint.trainer.lora.layer import AdapterSpans, MultiLora, Registry, add_low_rank, applied

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from counterpoint.run.config import LoraConfig
+from counterpoint.run.trained import LoraConfig
 from counterpoint.trainer.lora.layer import ALIGNMENT, MultiLora
 from counterpoint.trainer.lora.peft_names import expert_names
 from counterpoint.trainer.model.experts import are_known_experts

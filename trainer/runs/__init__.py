@@ -11,6 +11,7 @@ from counterpoint.public_names import public_names
 
 if TYPE_CHECKING:
     from counterpoint.run.config import RunConfig as RunConfig
+    from counterpoint.run.trained import TrainedRun as TrainedRun
     from counterpoint.trainer.runs.manager import HookError as HookError
     from counterpoint.trainer.runs.manager import MultiRunManager as MultiRunManager
     from counterpoint.trainer.runs.manager import get_multi_run_manager as get_multi_run_manager

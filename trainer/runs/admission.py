@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
-from counterpoint.run.config import RunConfig
+from counterpoint.run.trained import TrainedRun
 from counterpoint.trainer.runs import control_files
 from counterpoint.trainer.runs.control_files import InvalidConfig, RunDirectory
 from counterpoint.trainer.runs.registry import RunRegistry
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 MAX_REASON_LENGTH = 4000
 """Characters; a configuration may be wrong in any number of keys."""
 
-ConfigValidationHook = Callable[[RunConfig], tuple[bool, str]]
+ConfigValidationHook = Callable[[TrainedRun], tuple[bool, str]]
 """Returns whether a configuration can be trained and, if not, why and what to do."""
 
 
@@ -97,7 +97,7 @@ def hook_name(hook: Callable[..., object]) -> str:
     return f"{getattr(hook, '__module__', '?')}.{getattr(hook, '__qualname__', repr(hook))}"
 
 
-def _validate(hook: ConfigValidationHook, config: RunConfig) -> tuple[bool, str]:
+def _validate(hook: ConfigValidationHook, config: TrainedRun) -> tuple[bool, str]:
     """Calls a hook; one that raises, or does not answer as it should, refuses the configuration."""
     name = f"the config validation hook {hook_name(hook)}"
     try:

@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from counterpoint.run.config import RunConfig
+from counterpoint.run.trained import TrainedRun
 from counterpoint.trainer.runs import control_files, shard_files
 from counterpoint.trainer.runs.run import Progress, Run
 from counterpoint.trainer.runs.slices import OtherSlices
@@ -54,12 +54,12 @@ def holds_any(output_dir: Path) -> Path | None:
     return next((marker.parent for marker in output_dir.glob("trainer/*/checkpoints/step_*/STABLE")), None)
 
 
-def finished_runs(output_dir: Path) -> list[RunConfig]:
+def finished_runs(output_dir: Path) -> list[TrainedRun]:
     """Returns the configurations of the runs under `output_dir` if all of them, except evicted ones, are trained to their ends.
 
     An empty list if one is not, by its checkpoints, or cannot be read.
     """
-    finished: list[RunConfig] = []
+    finished: list[TrainedRun] = []
     for run_id, found in control_files.scan(output_dir).items():
         if found.evicted:
             continue
@@ -67,7 +67,7 @@ def finished_runs(output_dir: Path) -> list[RunConfig]:
             config = control_files.read_config(output_dir, run_id)
         except control_files.InvalidConfig:
             return []  # admission reports what is wrong with it
-        if config is None or newest_step(output_dir, run_id) < config.steps:
+        if config is None or newest_step(output_dir, run_id) < config.last_step:
             return []
         finished.append(config)
     return finished

@@ -16,6 +16,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from counterpoint.run.config import RunConfig
+from counterpoint.run.trained import TrainedRun
 from counterpoint.transport.config import IDENTIFIER_PATTERN
 from counterpoint.transport.files.atomic import write_atomically
 from counterpoint.transport.files.untrusted import UntrustedFileError, read_text, read_toml
@@ -109,11 +110,16 @@ def _run_in(directory: str, run_id: str) -> RunDirectory:
     return RunDirectory(run_id, own.st_ino, changed, evicted=os.path.exists(f"{control}/{EVICTED}"))
 
 
-def read_config(output_dir: Path, run_id: str) -> RunConfig | None:
-    """Reads a run's configuration; None if the file is gone, or cannot be reached now. Raises `InvalidConfig`."""
+def read_config(output_dir: Path, run_id: str) -> TrainedRun | None:
+    """Reads a run's configuration; None if the file is gone, or cannot be reached now. Raises `InvalidConfig`.
+
+    It is a `RunConfig`, unless the file has `[training]` and no key besides those of a `TrainedRun`.
+    """
     path = run_directory(output_dir, run_id) / "control" / "orch.toml"
     try:
-        config = RunConfig.model_validate({"run_id": run_id, **read_toml(path, MAX_CONFIG_BYTES)})
+        given = {"run_id": run_id, **read_toml(path, MAX_CONFIG_BYTES)}
+        is_whole = "training" in given and given.keys() <= TrainedRun.model_fields.keys()
+        config = (TrainedRun if is_whole else RunConfig).model_validate(given)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except UntrustedFileError as error:

@@ -208,7 +208,7 @@ def put(run: Run, state: CopiedState) -> None:
             logger.warning(
                 "run %s takes over position %d of the learning-rate schedule at step %d: the last %d of its %d steps have the "
                 "learning rate 0; raise steps by %d, or copy without schedule",
-                run.run_id, state.position, copy.step, min(ahead, run.config.steps - copy.step), run.config.steps, ahead,
+                run.run_id, state.position, copy.step, min(ahead, run.config.last_step - copy.step), run.config.last_step, ahead,
             )  # fmt: skip
     run.progress.step = copy.step
 
@@ -296,7 +296,7 @@ def _check_fits(directory: Path, copy: Copy, run: Run | None) -> int:
 
 def _check_schedule(copy: Copy, position: int, run: Run) -> None:
     """Raises `ValueError` if no update after the copy would learn."""
-    decay, steps = run.config.training.lr_schedule, run.config.steps
+    decay, steps = run.config.training.lr_schedule, run.config.last_step
     if copy.schedule and decay != "constant" and position >= steps:
         raise ValueError(
             f"its position in the learning-rate schedule is {position}, and run {run.run_id} ends its own (lr_schedule = "

@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from counterpoint.run.config import LoraConfig, RunConfig
+from counterpoint.run.trained import LoraConfig, TrainedRun
 from counterpoint.trainer.faults import is_fatal
 from counterpoint.trainer.lora.adapter_file import beginning, load_adapter
 from counterpoint.trainer.lora.layer import MultiLora
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 _STORE_KEY = "counterpoint/runs"
 
-DiscoveredHook = Callable[[int, str, RunConfig], object]
+DiscoveredHook = Callable[[int, str, TrainedRun], object]
 CreationHook = Callable[[int, str], object]
 ForgottenHook = Callable[[int, str], object]
 DeletionHook = Callable[[int, str], object]
@@ -305,7 +305,7 @@ class MultiRunManager:
                 self._vacate(run.slot)
         for each in state:
             if each["slot"] not in self.registry.run_ids:
-                config = RunConfig.model_validate(json.loads(each["config"]))
+                config = TrainedRun.model_validate(json.loads(each["config"]))
                 progress = Progress(**each["progress"])
                 start = Path(each["beginning"]) if each["beginning"] is not None else None
                 self.registry.adopt(each["slot"], each["run_id"], each["admission"], config, progress, start)
@@ -436,7 +436,8 @@ def _packed(run: Run) -> dict[str, Any]:
         "slot": run.slot,
         "run_id": run.run_id,
         "admission": run.number,
-        "config": json.dumps(run.config.model_dump(mode="json")),  # pydantic's own JSON has no infinity
+        # Not pydantic's own JSON, which has no infinity.
+        "config": json.dumps(run.config.model_dump(mode="json", include=set(TrainedRun.model_fields))),
         "progress": asdict(run.progress),
         "beginning": None if run.beginning is None else str(run.beginning),
     }

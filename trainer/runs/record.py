@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Literal
 
-from counterpoint.run.config import RunConfig
+from counterpoint.run.trained import TrainedRun
 from counterpoint.trainer.runs.control_files import RunDirectory
 from counterpoint.transport.messages import Hello
 
@@ -92,7 +92,7 @@ class RunRecord:
     """Inode of the directory that was seen last; None once that was deleted."""
     checked: RunDirectory | None = None
     """The directory as it was when its configuration was checked."""
-    config: RunConfig | None = None
+    config: TrainedRun | None = None
     """The configuration, if it was accepted."""
     refusal: str | None = None
     """Why the configuration was refused, if it was."""

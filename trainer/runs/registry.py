@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
-from counterpoint.run.config import RunConfig
+from counterpoint.run.trained import TrainedRun
 from counterpoint.trainer.runs.control_files import RunDirectory
 from counterpoint.trainer.runs.record import TAKES_BATCHES, TRANSITIONS, RunRecord, Stage
 from counterpoint.trainer.runs.run import Progress, Run
@@ -134,7 +134,7 @@ class RunRegistry:
             record.directory = None
         self._settle(record)
 
-    def accept(self, found: RunDirectory, config: RunConfig) -> None:
+    def accept(self, found: RunDirectory, config: TrainedRun) -> None:
         """Notes that the configuration in a directory can be trained."""
         record = self._record(found.run_id)
         record.checked, record.config, record.refusal = found, config, None
@@ -188,7 +188,7 @@ class RunRegistry:
         return self._put(Run(slot, run_id, self._admissions, config, config, record.checked.directory, descriptor))
 
     def adopt(
-        self, slot: int, run_id: str, number: int, config: RunConfig, progress: Progress, beginning: Path | None = None
+        self, slot: int, run_id: str, number: int, config: TrainedRun, progress: Progress, beginning: Path | None = None
     ) -> None:
         """Does on another rank what `occupy` has done on rank 0."""
         self._move(self._record(run_id), Stage.WAITING)
@@ -402,6 +402,6 @@ def _is_renewed(record: RunRecord) -> bool:
     )
 
 
-def _used(config: RunConfig) -> tuple[object, ...]:
+def _used(config: TrainedRun) -> tuple[object, ...]:
     """Returns the parts of a configuration that the trainer uses."""
     return config.steps, config.training, config.trainer_timeout_seconds

@@ -149,7 +149,7 @@ class Requests:
         published = copies.published_before(self._output_dir, run.run_id)
         later = copies.accepted_steps(self._output_dir, run.run_id)
         step = 1 + max(run.open_step or run.progress.step, published, *later, 0)
-        if step > run.config.steps:
+        if step > run.config.last_step:
             raise CopyRefused(f"the run has no step left for a copy: its last is {run.config.steps} (steps)")
         source_step = request.step or copies.newest_durable(self._output_dir, request.source)
         copy = Copy(step, request.source, source_step, request.schedule, request.request_id)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from counterpoint.run.changes import LearningRates
-from counterpoint.run.config import RunConfig, TrainingConfig
+from counterpoint.run.trained import TrainedRun, TrainingConfig
 from counterpoint.trainer.losses.contract import Loss
 from counterpoint.trainer.losses.objectives import divisor
 from counterpoint.trainer.model.exchange import ExpertGroup
@@ -107,9 +107,9 @@ class Run:
     run_id: str
     number: int
     """The number of the admission: two admissions of one run differ."""
-    config: RunConfig
+    config: TrainedRun
     """The configuration with which the run is trained."""
-    admitted_with: RunConfig | None = None
+    admitted_with: TrainedRun | None = None
     """The same as its file has it: a discovered hook may have set another scaling factor; on rank 0."""
     directory: int = 0
     """Inode of the run's directory at the admission; on rank 0."""
@@ -173,12 +173,12 @@ class Run:
     @property
     def finished(self) -> bool:
         """Whether all its steps have been trained."""
-        return self.progress.step >= self.config.steps
+        return self.progress.step >= self.config.last_step
 
     def scheduled(self, peak: float | None = None) -> UpdateValues:
         """Returns the values of the next step's updates, by the configured schedule; `peak` replaces the configured rate."""
         position = self.progress.step + 1 + self.progress.schedule_offset
-        return scheduled(self.config.training, self.config.steps, position, peak)
+        return scheduled(self.config.training, self.config.last_step, position, peak)
 
     def release(self) -> None:
         """Gives up the torch state, so that its memory is free before the next run of the slot is made."""

@@ -8,12 +8,12 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from counterpoint.environments.data.config import DataConfig
-from counterpoint.run.config import RunConfig, TrainingConfig
+from counterpoint.run.trained import TrainedRun, TrainingConfig
 from counterpoint.trainer.config import TrainerConfig
 from counterpoint.transport.config import Config, Identifier, Seed
 
 ENVIRONMENT = "sft"
-"""Stands for the data in the run's configuration and in batches."""
+"""Stands for the data in batches."""
 
 _OF_ROLLOUTS = (
     "environments", "sampling", "schedule", "advantage", "filters", "inference", "opponents", "teacher", "evaluations",
@@ -126,19 +126,7 @@ class SftConfig(Config):
         """The configuration of each rank of the trainer: of `model`, which may have been resolved since, and without replay."""
         return self.trainer.model_copy(update={"model": self.model, "router_replay": False})
 
-    def run(self, steps: int) -> RunConfig:
-        """Returns the configuration of the run by which the trainer trains `steps` steps."""
-        loss = {"kind": "sft"}
-        training = self.training.model_dump(exclude_unset=True, exclude={"loss"}) | {"loss": loss}
-        return RunConfig.model_validate(
-            {
-                "run_id": self.run_id,
-                "output_dir": self.output_dir,
-                "model": self.model,
-                "seed": self.seed,
-                "steps": steps,
-                "environments": [{"name": ENVIRONMENT, "kind": ENVIRONMENT}],
-                "filters": [],
-                "training": training,
-            }
-        )
+    def run(self, steps: int) -> TrainedRun:
+        """Returns the run of `steps` steps, as the trainer reads it."""
+        training = self.training.model_dump(exclude_unset=True, exclude={"loss"}) | {"loss": {"kind": "sft"}}
+        return TrainedRun.model_validate({"run_id": self.run_id, "steps": steps, "training": training})

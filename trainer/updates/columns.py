@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from counterpoint.run.config import TrainingConfig
+from counterpoint.run.trained import TrainingConfig
 from counterpoint.trainer.model.without_waiting import on_device
 from counterpoint.trainer.updates.advantages import estimate, penalty
 from counterpoint.trainer.updates.passes import OLD, REFERENCE, VALUES

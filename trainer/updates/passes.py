@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from counterpoint.run.config import RunConfig, TrainingConfig
+from counterpoint.run.trained import TrainedRun, TrainingConfig
 
 OLD, REFERENCE, VALUES = "old", "reference", "values"
 """The columns that a measurement may compute: log-probabilities under the weights before the step, under the reference policy,
@@ -81,7 +81,7 @@ def _order_of_dealing(samples: Iterable[int], rollouts: Sequence[str]) -> list[i
     return sorted(place, key=place.__getitem__)
 
 
-def optional_inputs(config: RunConfig) -> list[str]:
+def optional_inputs(config: TrainedRun) -> list[str]:
     """Returns which of the optional inputs of a loss (`LossInputs`) a run with this configuration has."""
     wanted = {
         "old_log_probabilities_P": config.training.updates_per_step > 1,

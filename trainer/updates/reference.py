@@ -12,7 +12,7 @@ from pathlib import Path
 
 from torch import nn
 
-from counterpoint.run.config import TrainingConfig
+from counterpoint.run.trained import TrainingConfig
 from counterpoint.trainer.faults import is_fatal
 from counterpoint.trainer.model.load import load_model
 from counterpoint.trainer.model.packing_proof import prove_packing

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
-from counterpoint.run.config import TrainingConfig
+from counterpoint.run.trained import TrainingConfig
 from counterpoint.trainer.optimizer import AdamW, Sgd, UpdateValues
 
 
-def learning_rate(config: TrainingConfig, steps: int, position: int, peak: float | None = None) -> float:
+def learning_rate(config: TrainingConfig, steps: float, position: int, peak: float | None = None) -> float:
     """Returns the rate of update `position` of `steps`, from 1: linear warm-up, then constant or decaying to zero.
 
     A rate that decays is zero after the last update. `peak` is used instead of the configured rate, if given.
@@ -23,7 +23,7 @@ def learning_rate(config: TrainingConfig, steps: int, position: int, peak: float
     return peak * remaining
 
 
-def scheduled(config: TrainingConfig, steps: int, position: int, peak: float | None = None) -> UpdateValues:
+def scheduled(config: TrainingConfig, steps: float, position: int, peak: float | None = None) -> UpdateValues:
     """Returns the values of update `position` of `steps`, with the rate of `learning_rate`."""
     rate = learning_rate(config, steps, position, peak)
     if config.optimizer == "sgd":

@@ -16,7 +16,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3Moe
 from counterpoint.job.plan.dry_run import moments_bytes, step_bytes
 from counterpoint.job.plan.live_bytes import LiveBytes
 from counterpoint.job.plan.trainer_memory import host_parts
-from counterpoint.run.config import TrainingConfig
+from counterpoint.run.trained import TrainingConfig
 from counterpoint.trainer.config import TrainerConfig
 from counterpoint.trainer.model import attention
 from counterpoint.trainer.model.context import ContextGroup, shared_rows

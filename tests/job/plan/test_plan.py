@@ -17,7 +17,7 @@ from counterpoint.job.plan.devices import GIB, parse_gpus
 from counterpoint.job.plan.dry_run import model_sizes
 from counterpoint.job.plan.inference_memory import kv_bytes, weights_of_rank, with_utilization
 from counterpoint.job.plan.trainer_memory import rank_parts
-from counterpoint.run.config import LoraConfig, TrainingConfig
+from counterpoint.run.trained import LoraConfig, TrainingConfig
 from counterpoint.run.updates import ReferenceConfig
 from counterpoint.trainer.config import TrainerConfig
 from counterpoint.transport.errors import UserError

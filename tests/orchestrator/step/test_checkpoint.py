@@ -20,7 +20,8 @@ from counterpoint.orchestrator.step.checkpoint import (
     load_newest,
     write_checkpoint,
 )
-from counterpoint.run.config import LoraConfig, RunConfig
+from counterpoint.run.config import RunConfig
+from counterpoint.run.trained import LoraConfig
 from counterpoint.transport.files.atomic import publish_directory, published_steps
 from counterpoint.transport.files.json_lines import append_line
 from tests.support.rollouts import make_rollout

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from counterpoint.run.config import LoraConfig
+from counterpoint.run.trained import LoraConfig
 from counterpoint.trainer.broadcast import Broadcaster
 from counterpoint.trainer.lora.adapter_file import load_adapter
 from counterpoint.trainer.lora.multi_lora import export_adapter, peft_state

@@ -17,7 +17,7 @@ from transformers import (
     PretrainedConfig,
 )
 
-from counterpoint.run.config import LoraConfig
+from counterpoint.run.trained import LoraConfig
 from counterpoint.trainer.config import TrainerConfig
 from counterpoint.trainer.loaded_model import LoadedModel
 from counterpoint.trainer.lora.experts import MultiLoraExperts

@@ -11,8 +11,9 @@ from pydantic import ValidationError
 
 from counterpoint.job.config import JobConfig
 from counterpoint.job.configuration.load import to_toml
-from counterpoint.run.config import LARGEST_STEP, RunConfig
+from counterpoint.run.config import RunConfig
 from counterpoint.run.loss import KINDS, LossConfig, defaults_of
+from counterpoint.run.trained import LARGEST_STEP
 
 
 def make_run(tmp_path: Path, loss: dict[str, Any], **tables: Any) -> RunConfig:

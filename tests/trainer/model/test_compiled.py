@@ -18,7 +18,7 @@ from torch._dynamo.utils import counters
 from torch._inductor import config as inductor
 from torch._inductor.graph import GraphLowering
 
-from counterpoint.run.config import LoraConfig
+from counterpoint.run.trained import LoraConfig
 from counterpoint.trainer.lora.layer import MultiLora
 from counterpoint.trainer.lora.multi_lora import adapter_spans, apply_lora_to_model
 from counterpoint.trainer.model.compiled import compile_layers

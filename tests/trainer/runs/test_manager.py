@@ -14,7 +14,7 @@ import pytest
 import tomli_w
 import torch
 
-from counterpoint.run.config import RunConfig
+from counterpoint.run.trained import TrainedRun, TrainingConfig
 from counterpoint.trainer.lora.multi_lora import MultiLoRALinear
 from counterpoint.trainer.runs import control_files
 from counterpoint.trainer.runs import manager as manager_module
@@ -46,7 +46,7 @@ class Diary:
             manager.register_creation_hook(partial(self._note, "creation", number))
             manager.register_discovered_hook(partial(self._note, "discovered", number))
 
-    def _note(self, kind: str, number: int, slot: int, run_id: str, config: RunConfig | None = None) -> None:
+    def _note(self, kind: str, number: int, slot: int, run_id: str, config: TrainedRun | None = None) -> None:
         assert config is None or config.run_id == run_id
         self.entries.append((kind, number, slot, run_id))
 
@@ -126,6 +126,26 @@ def test_only_what_the_trainer_uses_of_a_configuration_renews_a_run(tmp_path: Pa
     assert manager.registry.in_slot(0).config.steps == 99
 
 
+def test_a_configuration_may_hold_what_the_trainer_reads_and_nothing_else(tmp_path: Path) -> None:
+    path = write(tmp_path, "a")
+    for text, read in (
+        ("[training]\nlearning_rate = 0.5", TrainedRun(run_id="a", training=TrainingConfig(learning_rate=0.5))),
+        ('steps = 2\n[training]\nlr_schedule = "linear"', 2.0),
+        ('[training]\nlr_schedule = "linear"', "lr_schedule.*steps"),
+        ("steps = 2", "(?s)output_dir.*environments"),
+        ("", "(?s)output_dir.*environments"),
+        ('model = "m"\n[training]', "(?s)output_dir.*environments"),
+    ):
+        path.write_text(text)
+        if isinstance(read, str):
+            with pytest.raises(control_files.InvalidConfig, match=read):
+                control_files.read_config(tmp_path, "a")
+        else:
+            config = control_files.read_config(tmp_path, "a")
+            assert read in (config, config and config.last_step)
+            assert type(config) is TrainedRun
+
+
 def test_an_evicted_run_that_is_let_in_again_at_once_begins_anew(tmp_path: Path) -> None:
     manager = MultiRunManager(tmp_path, 1)
     diary = Diary(manager)
@@ -143,7 +163,7 @@ def test_an_invalid_configuration_is_explained_once_and_looked_at_again_when_it_
     manager = MultiRunManager(tmp_path, 1)
     asked: list[str] = []
 
-    def rank_is_even(config: RunConfig) -> tuple[bool, str]:
+    def rank_is_even(config: TrainedRun) -> tuple[bool, str]:
         asked.append(config.run_id)
         lora = config.training.lora
         return lora is not None and lora.rank % 2 == 0, "the rank is odd"
@@ -186,8 +206,8 @@ def test_a_verdict_of_a_former_life_goes_with_the_first_look(tmp_path: Path) -> 
 
 
 def test_a_validation_hook_that_raises_is_named_and_costs_its_run_alone(tmp_path: Path) -> None:
-    def divides(config: RunConfig) -> tuple[bool, str]:
-        return 1 // (config.steps - 1) > -1, ""
+    def divides(config: TrainedRun) -> tuple[bool, str]:
+        return 1 // (config.last_step - 1) > -1, ""
 
     manager = MultiRunManager(tmp_path, 2)
     manager.register_config_validation_hook(divides)
@@ -200,7 +220,7 @@ def test_a_validation_hook_that_raises_is_named_and_costs_its_run_alone(tmp_path
 
 @pytest.mark.parametrize("answer", [None, False, (False, ""), (False, None), ("yes", "no", "maybe")])
 def test_a_validation_hook_that_gives_no_reason_is_named_and_costs_its_run_alone(tmp_path: Path, answer: Any) -> None:
-    def speechless(config: RunConfig) -> Any:
+    def speechless(config: TrainedRun) -> Any:
         return answer if config.run_id == "bad" else (True, "")
 
     manager = MultiRunManager(tmp_path, 2)
@@ -380,7 +400,7 @@ def test_a_file_that_vanishes_between_two_looks_is_not_there_yet(
     path = write(tmp_path, "a")
     read = control_files.read_config
 
-    def too_late(output_dir: Path, run_id: str) -> RunConfig | None:
+    def too_late(output_dir: Path, run_id: str) -> TrainedRun | None:
         path.unlink()
         return read(output_dir, run_id)
 

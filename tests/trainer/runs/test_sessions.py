@@ -230,7 +230,7 @@ def test_an_orchestrator_that_is_not_there_is_an_outage_until_it_is_back(
         deliver(sessions, wire, Hello("default", 0))
         sessions.answer()
         assert sessions.outages.current() == []
-    run.progress.step = run.config.steps
+    run.progress.step = run.config.steps or 0
     manager.registry.advance(run.slot, 0.0)
     deliver(sessions, wire, Bye("done"))
     assert sessions.outages.current() == [], "nobody is waited for"
