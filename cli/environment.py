@@ -1,7 +1,4 @@
-"""`counterpoint env check KIND` plays an environment alone, and says what training would meet; `env new NAME` writes one.
-
-`env serve FILE` plays rollouts for a run on another machine.
-"""
+"""`counterpoint env check KIND` plays an environment alone, and says what training would meet; `env new NAME` writes one."""
 
 from __future__ import annotations
 
@@ -39,23 +36,21 @@ DEADLINE_SECONDS = 60.0
 
 USAGE = """usage: counterpoint env check KIND [--args JSON] [--model MODEL] [--server URL] ...
        counterpoint env new NAME [--directory DIRECTORY]
-       counterpoint env serve FILE
 
 check  plays the environment KIND against a real server, and prints a transcript and what would break in training
 new    writes an environment that works, its test, and a file that trains on it
-serve  plays an environment's rollouts here for a run on another machine, as FILE says (docs/environments.md)
 
 `counterpoint env check --help` and `counterpoint env new --help` say more."""
 
 
 def main(arguments: list[str]) -> int:
     """Runs the command. Raises `UserError` for an environment that cannot be loaded, and for a server that does not start."""
-    commands = {"check": _check, "new": _new, "serve": _serve}
+    commands = {"check": _check, "new": _new}
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE)
         return 0 if arguments else 2
     if arguments[0] not in commands:
-        raise UserError(f"env: there is no command {arguments[0]!r}; there are check, new and serve")
+        raise UserError(f"env: there is no command {arguments[0]!r}; there are check and new")
     return commands[arguments[0]](arguments[1:])
 
 
@@ -72,28 +67,6 @@ def _new(arguments: list[str]) -> int:
         print(path)
     prefix = "" if given.directory.samefile(".") else f"cd {given.directory} && "
     print(f"next: {prefix}counterpoint env check {given.name}:{_class(given.name)}")
-    return 0
-
-
-def _serve(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="counterpoint env serve",
-        description="Plays an environment's rollouts on this machine for a run on another one, until it is ended.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("file", metavar="FILE", type=Path, help="the host's configuration, TOML (docs/environments.md)")
-    file = parser.parse_args(arguments).file
-    from counterpoint.environments.workers.host import HostConfig, run
-    from counterpoint.transport.configuration.explain import validate
-    from counterpoint.transport.configuration.toml_file import parse, read_text
-
-    text = read_text(file)
-    config = validate(HostConfig, parse(text, file), str(file), text=text)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)-7s %(message)s", stream=sys.stderr)
-    try:
-        run(config)
-    except ValueError as error:
-        raise UserError(f"{file}: {error}") from None
     return 0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, model_validator
@@ -43,25 +42,6 @@ class CurriculumConfig(Config):
         if self.low > self.high:
             raise ValueError(f"low = {self.low} is above high = {self.high}: no example would be in the band")
         return self
-
-
-class HostsConfig(Config):
-    """Where the orchestrator listens for hosts: other machines that play rollouts (`counterpoint env serve`).
-
-    docs/environments.md says how to make the keys.
-    """
-
-    address: str
-    """`tcp://HOST:PORT` of this machine, such as `tcp://0.0.0.0:5600`."""
-
-    server_public_key_file: Path
-    """The orchestrator's CURVE public key."""
-
-    secret_key_file: Path
-    """The orchestrator's CURVE secret key."""
-
-    authorized_keys_directory: Path
-    """A directory with the CURVE public key (`*.key`) of every host that may join."""
 
 
 def _is_no_aggregate(name: str) -> str:
@@ -113,10 +93,7 @@ class EnvironmentConfig(Config):
 
     workers: int = Field(default=0, ge=0, le=1024)
     """Processes of its own that play its rollouts, so that its crash, leak or blocked loop costs only what they play
-    (docs/environments.md). 0: it runs in the orchestrator's process, or with `hosts` only there."""
-
-    hosts: HostsConfig | None = None
-    """Play its rollouts on other machines, too."""
+    (docs/environments.md). 0: it runs in the orchestrator's process."""
 
     worker_sessions: int = Field(default=1024, ge=1)
     """Most rollouts that one worker plays at once; others wait, within their deadline."""

@@ -33,12 +33,12 @@ BUILT_IN = {
 
 
 def load_environment(config: EnvironmentConfig) -> Environment:
-    """The environment that `config` describes, constructed and checked; with `workers` or `hosts`, one that plays in these.
+    """The environment that `config` describes, constructed and checked; with `workers`, one that plays in these.
 
     Raises `ValueError` that names the environment, the value at fault, and what would do instead. With workers it is loaded by a
     process of its own, so that nothing of it is in this one; that takes a moment, so call it in a thread.
     """
-    if config.workers == 0 and config.hosts is None:
+    if config.workers == 0:
         return load_here(config)
     from counterpoint.environments.workers.found import check_in_process
     from counterpoint.environments.workers.proxy import WorkerEnvironment

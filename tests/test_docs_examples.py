@@ -12,7 +12,6 @@ from pydantic import TypeAdapter
 from counterpoint.cli.main import COMMANDS
 from counterpoint.cluster.spec import JobSpec
 from counterpoint.environments.rewards.rubric import AnyPart
-from counterpoint.environments.workers.host import HostConfig
 from counterpoint.job.config import JobConfig
 from counterpoint.job.configuration.load import merge
 from counterpoint.job.sweep.targets import SweepConfig
@@ -24,7 +23,6 @@ from tests.test_docs import PAGES, page_of
 
 FILES: dict[str, type[Config]] = {
     "roles": JobSpec,
-    "server_public_key_file": HostConfig,
     "grid": SweepConfig,
     "executor": TuneConfig,
     "served_model": RunConfig,

@@ -1,4 +1,4 @@
-"""Plays and scores the sessions that one connection to an orchestrator asks for: in a worker, and in a host for its workers.
+"""Plays and scores, in a worker, the sessions that the orchestrator asks for.
 
 Whatever a session raises ends that session only.
 """

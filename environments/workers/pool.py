@@ -18,7 +18,6 @@ from counterpoint.environments.base import EnvironmentContext, Model
 from counterpoint.environments.config import EnvironmentConfig
 from counterpoint.environments.workers import protocol
 from counterpoint.environments.workers.errors import WorkerError
-from counterpoint.environments.workers.hosts import Host, Hosts, identity_of
 from counterpoint.environments.workers.protocol import Message, ProtocolError
 from counterpoint.environments.workers.session import Session
 from counterpoint.environments.workers.supply import Supply, Worker
@@ -30,8 +29,6 @@ logger = logging.getLogger(__name__)
 
 LEAVE_SECONDS = 5.0
 KILL_SECONDS = 15.0
-JOIN_SECONDS = 60.0
-"""How long the start waits for a host where there is no worker here."""
 MOST_MESSAGES = 4_000
 """The messages of one worker between two looks at it, calls of the model left out."""
 UNREAD_FRAMES = 64
@@ -41,16 +38,12 @@ UNREAD_FRAMES = 64
 class WorkerPool:
     """Runs on one event loop, from `start` to `close`."""
 
-    def __init__(
-        self, config: EnvironmentConfig, examples: int, group_scoring: bool, fingerprint: str | None = None
-    ) -> None:
-        """Every worker has to have that number of examples, and `group_scoring`; a host also the data's fingerprint."""
+    def __init__(self, config: EnvironmentConfig, examples: int, group_scoring: bool) -> None:
+        """Every worker has to have that number of examples, and `group_scoring`."""
         self._config = config
         self._expected = (examples, group_scoring)
-        self._fingerprint = fingerprint
         self._supply = Supply(config, self._lost, lambda error: self._end_if_none())
         self._watcher = Watcher(config, self._supply, self._drain)
-        self._hosts = Hosts(config, self._handle, self._lost, self._room_changed, self._end_if_none)
         self._peers: dict[bytes, Worker] = {}
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._number = 0
@@ -59,43 +52,26 @@ class WorkerPool:
 
     @property
     def workers(self) -> list[Worker]:
-        """All of this machine."""
+        """All, ready or not."""
         return self._supply.workers
-
-    @property
-    def ready(self) -> int:
-        """The number of workers that take rollouts now."""
-        local = sum(worker.ready and not worker.draining and not worker.killed for worker in self.workers)
-        return local + self._hosts.width
 
     # --- life ---
 
     async def start(self, context: EnvironmentContext) -> None:
-        """Starts the workers; returns when one is ready. Raises `ValueError` when none can be started here.
-
-        Without workers here, it waits for a host only for a while.
-        """
+        """Starts the workers; returns when one is ready. Raises `ValueError` when none can be started."""
         self._loop = asyncio.get_running_loop()
         context.directory.mkdir(parents=True, exist_ok=True)
         self._supply.start(context, self._listen(context.directory.resolve()))
         self._watcher.start()
-        self._hosts.start(
-            identity_of(self._config, context.seed, *self._expected, self._fingerprint), self._supply.spawn
-        )
-        try:
-            async with asyncio.timeout(None if self.workers else JOIN_SECONDS):
-                while not self.ready:
-                    if self._supply.failure:
-                        raise ValueError(self._supply.failure)
-                    self._supply.changed.clear()
-                    await self._supply.changed.wait()
-        except TimeoutError:
-            logger.warning("%s: %s; its rollouts fail until one does", self._supply.where, self._hosts.missing())
+        while not any(_takes_rollouts(worker) for worker in self.workers):
+            if self._supply.failure:
+                raise ValueError(self._supply.failure)
+            self._supply.changed.clear()
+            await self._supply.changed.wait()
 
     async def close(self) -> None:
         """Asks the workers to leave, kills those that do not, and leaves nothing."""
         self._supply.stop()
-        self._hosts.close()
         if self._wire is not None and self._context is not None:
             for worker in self.workers:
                 if worker.ready:
@@ -152,20 +128,17 @@ class WorkerPool:
 
     def _least_loaded(self) -> Worker | None:
         found: Worker | None = None
-        load = (True, float(self._config.worker_sessions))
-        for worker in (*self.workers, *self._hosts):
-            if worker.ready and worker.width and not worker.draining and not worker.killed:
-                its = (self._watcher.is_silent(worker), len(worker.sessions) / worker.width)
+        load = (True, self._config.worker_sessions)
+        for worker in self.workers:
+            if _takes_rollouts(worker):
+                its = (self._watcher.is_silent(worker), len(worker.sessions))
                 if its < load and its[1] < self._config.worker_sessions:
                     found, load = worker, its
         return found
 
     def _why_none(self) -> str:
         """Returns why no worker is there or to be expected soon; empty if one is."""
-        local = self._supply.failure or self._supply.all_down()
-        if not self._config.hosts:
-            return local
-        return "" if self.workers and not local else self._hosts.missing_for_long()
+        return self._supply.failure or self._supply.all_down()
 
     async def _wait_for_room(self) -> None:
         place: asyncio.Future[None] = self._loop.create_future()
@@ -184,12 +157,6 @@ class WorkerPool:
             if not place.done():
                 place.set_result(None)
                 return
-
-    def _room_changed(self) -> None:
-        """Wakes those that wait: a host has more workers than before."""
-        self._supply.changed.set()
-        for _ in range(len(self._waiting)):
-            self._room()
 
     def _end_if_none(self) -> None:
         if reason := self._why_none():
@@ -215,9 +182,8 @@ class WorkerPool:
     # --- messages ---
 
     def _send(self, worker: Worker, message: Message, nbytes: int = 0) -> None:
-        wire = self._hosts.wire if isinstance(worker, Host) else self._wire
-        if worker.peer is not None and wire is not None:
-            wire.send(worker.peer, message, nbytes)
+        if worker.peer is not None and self._wire is not None:
+            self._wire.send(worker.peer, message, nbytes)
 
     def _received(self, peer: bytes, message: Message) -> None:
         worker = self._peers.get(peer)
@@ -251,7 +217,7 @@ class WorkerPool:
         self._watcher.heard(worker)
         kind = message[0]
         worker.messages += kind not in (protocol.GENERATE, protocol.PARSE)
-        if worker.messages > MOST_MESSAGES * max(1, worker.width):
+        if worker.messages > MOST_MESSAGES:
             raise ProtocolError(f"more than {MOST_MESSAGES} messages at once")
         if kind == protocol.BEAT and protocol.is_message(message, float):
             self._watcher.beat(worker, message[1])
@@ -297,9 +263,13 @@ class WorkerPool:
         return {
             f"{prefix}/lag/max": self._watcher.take_lag(),
             f"{prefix}/restarts": restarts,
-            f"{prefix}/sessions": sum(len(worker.sessions) for worker in (*self.workers, *self._hosts)),
-            f"{prefix}/workers": sum(worker.ready * worker.width for worker in (*self.workers, *self._hosts)),
+            f"{prefix}/sessions": sum(len(worker.sessions) for worker in self.workers),
+            f"{prefix}/workers": sum(worker.ready for worker in self.workers),
         }
+
+
+def _takes_rollouts(worker: Worker) -> bool:
+    return worker.ready and not worker.draining and not worker.killed
 
 
 _OF_SESSIONS: dict[int, tuple[type | tuple[type, ...], ...]] = {

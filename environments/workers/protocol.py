@@ -32,10 +32,6 @@ PLAY, SCORE, TURN, REPLY, FAILURE, CANCEL, LEAVE = range(33, 40)
 """`PLAY session example rollout sampling scored`; `SCORE session example rollouts grouped`; `TURN session call index turn`;
 `REPLY session call reply`; `FAILURE session call kind text`; `CANCEL session`; `LEAVE`."""
 
-# Between the orchestrator and a host, which otherwise sends and gets what a worker does.
-JOIN, ROOM, ALIVE, REFUSED = range(64, 68)
-"""`JOIN name identity` and `ROOM workers` are from a host, `ALIVE` and `REFUSED reason` to it."""
-
 RESUMING = frozenset({GENERATE, PARSE, DONE, PLAY, SCORE, TURN, REPLY, FAILURE})
 """A rollout starts or continues at once when one of these arrives. All others take little time."""
 

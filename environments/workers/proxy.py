@@ -36,7 +36,7 @@ class WorkerEnvironment:
         self.reward_bounds, self.needs_tool_parser = found.reward_bounds, found.needs_tool_parser
         self._config = config
         self._examples = found.examples
-        self._pool = WorkerPool(config, found.examples, found.group_scoring, found.fingerprint)
+        self._pool = WorkerPool(config, found.examples, found.group_scoring)
         self._scored: dict[int, tuple[dict[str, Any], Score, dict[str, Any]]] = {}
         """Scores, by identity of the state: the reward and the metrics of a rollout that was played and is about to be
         scored."""
@@ -58,13 +58,8 @@ class WorkerEnvironment:
 
     @property
     def workers(self) -> int:
-        """The number of workers of this machine, ready or not."""
+        """The number of workers, ready or not."""
         return self._config.workers
-
-    @property
-    def ready(self) -> int:
-        """The number of workers that take rollouts now."""
-        return self._pool.ready
 
     def take_metrics(self) -> dict[str, float]:
         """Returns the metrics of the workers since the last call."""

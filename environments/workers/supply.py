@@ -43,8 +43,6 @@ class Worker:
     index: int
     process: WorkerProcess | None = None
     token: str = ""
-    width: int = 1
-    """Workers that it stands for: a host has several."""
     peer: bytes | None = None
     """Its routing id, once it has said who it is."""
     ready: bool = False
@@ -170,7 +168,7 @@ class Supply:
         boot = Boot(
             address=self._address,
             token=worker.token,
-            environment=self._config.model_copy(update={"workers": 0, "hosts": None}).model_dump(mode="json"),
+            environment=self._config.model_copy(update={"workers": 0}).model_dump(mode="json"),
             directory=str(place),
             model=str(self._given.model),
             seed=self._given.seed,

@@ -32,16 +32,11 @@ class BatchingWire:
         socket: zmq.Socket[bytes],
         received: Callable[[bytes, Message], None],
         malformed: Callable[[bytes, str], None],
-        unreachable: Callable[[bytes], None] | None = None,
     ) -> None:
-        """`received` is called for each message, `malformed` for a frame that is none of ours.
-
-        `unreachable` is called for a peer that is no longer connected when something is sent to it.
-        """
+        """`received` is called for each message, `malformed` for a frame that is none of ours."""
         self._socket = socket
         self._received = received
         self._malformed = malformed
-        self._unreachable = unreachable
         self._is_router = socket.type == zmq.ROUTER
         self._loop = asyncio.get_running_loop()
         self._descriptor = socket.fileno()
@@ -96,9 +91,7 @@ class BatchingWire:
             self._socket.send_multipart([peer, frame] if self._is_router else [frame], zmq.DONTWAIT)
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
-                raise
-            if self._unreachable is not None:  # else its death is noticed otherwise
-                self._unreachable(peer)
+                raise  # a peer that is gone: its death is noticed otherwise
 
     def _schedule(self) -> None:
         if not self._scheduled:

@@ -18,7 +18,7 @@ def test_its_help_names_both_commands(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_an_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["env", "chek"]) == 2
-    assert "there is no command 'chek'; there are check, new and serve" in capsys.readouterr().err
+    assert "there is no command 'chek'; there are check and new" in capsys.readouterr().err
 
 
 def test_a_new_environment_says_how_to_check_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,11 +8,10 @@ from typing import Any, get_args
 import pytest
 
 from counterpoint.cluster.channel.config import ChannelConfig
-from counterpoint.environments.config import EnvironmentConfig, HostsConfig
+from counterpoint.environments.config import EnvironmentConfig
 from counterpoint.environments.rewards.judge.config import JudgeConfig
 from counterpoint.environments.tools.mcp_server import McpConfig
 from counterpoint.environments.tools.toolbox import PythonConfig
-from counterpoint.environments.workers.host import HostConfig
 from counterpoint.inference.config import InferenceConfig
 from counterpoint.job.config import JobConfig
 from counterpoint.job.serving.config import ServeConfig
@@ -75,7 +74,7 @@ def test_a_text_that_goes_elsewhere_keeps_its_keys(tmp_path: Path) -> None:
 
 
 MODELS: list[type[Config]] = [
-    ChannelConfig, EnvironmentConfig, HostConfig, HostsConfig, InferenceConfig, JobConfig, JudgeConfig, McpConfig, PythonConfig,
+    ChannelConfig, EnvironmentConfig, InferenceConfig, JobConfig, JudgeConfig, McpConfig, PythonConfig,
     RunConfig, ServeConfig, SftConfig, SweepConfig, TrainerConfig, TuneConfig,
 ]  # fmt: skip
 FROM_THE_WORKING_DIRECTORY = {
