@@ -11,8 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from counterpoint.transport.framed_maps import FramedMaps
-from counterpoint.transport.frames import Framing
+from counterpoint.transport.frames import BadFrame, Framing
+from counterpoint.transport.typed import typed
 
 MAX_MESSAGE = 4 * 2**20
 """Bytes of one message; a larger one is refused before it is decoded."""
@@ -109,17 +112,15 @@ _COMMANDS: Mapping[str, Mapping[str, type]] = {
     ACKNOWLEDGE: {"number": int},
 }
 """What each message of a master must have, beside `epoch`."""
+_TYPES = {kind: msgspec.defstruct(kind, [("epoch", int), *fields.items()]) for kind, fields in _COMMANDS.items()}
 
 
 def malformed(message: Mapping[str, Any]) -> str:
     """Returns what is wrong with a message of a master; empty if nothing."""
-    expected = _COMMANDS.get(message["kind"])
-    if expected is None:
-        return f"there is no message of kind {message['kind']!r}"
-    found = {key: type(value) for key, value in message.items()}
-    wrong = [
-        name
-        for name, kind in {"epoch": int, **expected}.items()
-        if found.get(name) is not kind and (found.get(name), kind) != (int, float)
-    ]
-    return f"{message['kind']} lacks a fit {', '.join(wrong)}" if wrong else ""
+    if (kind := message["kind"]) not in _TYPES:
+        return f"there is no message of kind {kind!r}"
+    try:
+        typed(message, _TYPES[kind], kind, BadFrame)
+    except BadFrame as error:
+        return str(error)
+    return ""

@@ -14,6 +14,7 @@ from typing import Any
 from counterpoint.cluster.manager import events
 from counterpoint.cluster.manager.events import LONGEST_REASON, Event
 from counterpoint.transport.frames import BadFrame
+from counterpoint.transport.typed import typed
 
 MOST_REQUESTS = 32
 """Unacknowledged requests of one worker to replace others."""
@@ -50,13 +51,9 @@ def event_of(report: Mapping[str, Any], at: float) -> Event:
     kind = REPORTED.get(name) if isinstance(name, str) else None
     if kind is None or not isinstance(fields, dict):
         raise BadFrame(f"a report of {name!r} with fields {type(fields).__name__} is none that agents send")
-    expected = {field.name: field.type for field in dataclasses.fields(kind) if field.name != "at"}
-    found = {key: type(value).__name__ for key, value in fields.items()}
-    if found.keys() != expected.keys() or any(
-        found[key] != type_name and (found[key], type_name) != ("int", "float") for key, type_name in expected.items()
-    ):
-        raise BadFrame(f"a report of {name} has the fields {found}; expected {expected}")
-    return kind(**fields, at=at)
+    if fields.keys() != (expected := {field.name for field in dataclasses.fields(kind)} - {"at"}):
+        raise BadFrame(f"a report of {name} has the fields {sorted(fields)}; expected {sorted(expected)}")
+    return typed({**fields, "at": at}, kind, f"a report of {name}", BadFrame)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ from typing import Any
 
 import zmq
 import zmq.asyncio
-from pydantic import TypeAdapter, ValidationError
 
 from counterpoint.cluster.agent import protocol
 from counterpoint.cluster.agent.protocol import MESSAGES
@@ -22,6 +21,7 @@ from counterpoint.cluster.clock import RunningClock
 from counterpoint.cluster.errors import BackendError, StaleMasterError
 from counterpoint.cluster.manager.events import Event
 from counterpoint.transport.frames import BadFrame
+from counterpoint.transport.typed import typed
 from counterpoint.transport.wires.endpoint import CurveKeys
 from counterpoint.transport.wires.reconnecting import find_peer_soon
 
@@ -38,8 +38,6 @@ REPEAT_SECONDS = 2.0
 
 PULSE_SECONDS = 0.5
 """Between two looks at the clock."""
-
-_WORKERS = TypeAdapter(tuple[LivingWorker, ...])
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +202,7 @@ class AgentLink:
             data = await self._socket.recv()
             try:
                 self._handle(MESSAGES.unpack(data))
-            except (BadFrame, ValidationError, KeyError, TypeError) as error:
+            except (BadFrame, KeyError, TypeError) as error:
                 logger.warning("the agent of node %s sent what is not understood: %s", self.endpoint.node, error)
 
     async def _beat(self) -> None:
@@ -240,14 +238,13 @@ class AgentLink:
             case protocol.REPORT:
                 self._report(message)
             case protocol.BEAT:
-                own = {name: message[name] for name in ("worker", "incarnation", "status", "trouble", "pid", "alive")}
-                self._listener.on_heartbeat(Heartbeat(**own))
+                self._listener.on_heartbeat(typed(message, Heartbeat, "a heartbeat", BadFrame))
 
     def _welcome(self, message: Mapping[str, Any]) -> None:
         if message["agent"] != self.endpoint.agent:
             self.lose(f"another agent, {message['agent']}, answers at {self.endpoint.address}")
             return
-        self.workers = _WORKERS.validate_python(message["workers"])
+        self.workers = typed(message["workers"], tuple[LivingWorker, ...], "workers", BadFrame)
         self.ending = str(message["ending"])
         if not self._welcomed.is_set():
             self._announced = int(message["reports"])

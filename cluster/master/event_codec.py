@@ -6,17 +6,15 @@ What is read is checked against the class, so that an entry of another version i
 from __future__ import annotations
 
 import logging
-import types
 import typing
 from collections.abc import Mapping
 from dataclasses import fields, replace
-from functools import cache
 from typing import Any
 
 import orjson
 
-from counterpoint.cluster.manager import events as vocabulary
 from counterpoint.cluster.manager.events import LONGEST_REASON, Event, WorkerSilent
+from counterpoint.transport.typed import typed
 
 logger = logging.getLogger(__name__)
 
@@ -42,18 +40,10 @@ def decode(data: Mapping[str, Any]) -> Event:
     kind = KINDS.get(data.get("kind", ""))
     if kind is None:
         raise UnknownEvent(f"{data.get('kind')!r} is no event; expected one of {', '.join(sorted(KINDS))}")
-    expected = _types(kind)
-    if set(data) != {"kind", *expected}:
-        raise UnknownEvent(f"{kind.__name__} has the fields {sorted(expected)}, found {sorted(set(data) - {'kind'})}")
-    values = {}
-    for name, allowed in expected.items():
-        value = tuple(data[name]) if isinstance(data[name], list) else data[name]
-        if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
-            raise UnknownEvent(
-                f"{kind.__name__}.{name} is {value!r:.80}; expected {' or '.join(t.__name__ for t in allowed)}"
-            )
-        values[name] = value
-    event: Event = kind(**values)
+    names = {one.name for one in fields(kind)}
+    if set(data) != {"kind", *names}:
+        raise UnknownEvent(f"{kind.__name__} has the fields {sorted(names)}, found {sorted(set(data) - {'kind'})}")
+    event: Event = typed(data, kind, kind.__name__, UnknownEvent)
     return event
 
 
@@ -91,16 +81,3 @@ def _misfit(event: Event) -> str:
     except (TypeError, UnknownEvent) as error:  # TypeError: JSON has no such value
         return f"{name} cannot be journalled: {error}"
     return ""
-
-
-@cache
-def _types(kind: type) -> dict[str, tuple[type, ...]]:
-    hints = typing.get_type_hints(kind, vars(vocabulary))
-    return {one.name: _allowed(hints[one.name]) for one in fields(kind)}
-
-
-def _allowed(hint: Any) -> tuple[type, ...]:
-    if isinstance(hint, types.UnionType):
-        return tuple(allowed for one in typing.get_args(hint) for allowed in _allowed(one))
-    plain: type = typing.get_origin(hint) or hint
-    return (int, float) if plain is float else (plain,)

@@ -279,7 +279,7 @@ def test_a_master_of_a_lower_epoch_is_told_the_higher_one() -> None:
 def test_a_malformed_message_is_refused_and_says_what_is_wrong() -> None:
     table = fresh()
     hello(table)
-    assert "lacks a fit worker" in refusals(command(table, protocol.STOP, worker=3, incarnation=1))[0]
+    assert "stop.worker is 3; expected str" in refusals(command(table, protocol.STOP, worker=3, incarnation=1))[0]
     assert "no message of kind" in refusals(command(table, "dance"))[0]
     assert "malformed" in refusals(command(table, protocol.CREATE, worker="w", incarnation=1, command="true"))[0]
 

@@ -1,0 +1,57 @@
+"""`transport.typed`: what fits its declaration becomes one, and what does not is named with its place, value and type."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, Any
+
+import pytest
+from msgspec import Meta
+
+from counterpoint.transport.typed import typed
+
+
+class Colour(StrEnum):
+    RED = "red"
+
+
+@dataclass
+class Part:
+    count: Annotated[int, Meta(ge=0, le=9)]
+    weights: tuple[float, ...] = ()
+    colour: Colour = Colour.RED
+    by_name: dict[str, list[int]] | None = None
+
+
+def test_a_value_becomes_what_is_declared() -> None:
+    found = typed(
+        [{"count": 3, "weights": [1, 2.5], "colour": "red", "more": 1}], tuple[Part, ...], "parts", ValueError
+    )
+    assert found == (Part(3, (1.0, 2.5), Colour.RED),)
+    assert type(found[0].weights[0]) is float
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ({"count": "3"}, r"^parts\[0\]\.count is '3'; expected int"),
+        ({"count": True}, r"^parts\[0\]\.count is True; expected int"),
+        ({"count": 3.0}, r"^parts\[0\]\.count is 3\.0; expected int"),
+        ({"count": -1}, r"^parts\[0\]\.count is -1; expected int >= 0"),
+        ({"count": 10**30}, r"^parts\[0\]\.count is 10{30}; expected int <= 9"),
+        ({"count": 1, "weights": [1.0, None]}, r"^parts\[0\]\.weights\[1\] is None; expected float"),
+        ({"count": 1, "colour": "x" * 500}, r"^parts\[0\]\.colour is 'x{79}\.\.\.; invalid enum value"),
+        ({"count": 1, "by_name": {"a": [1, "b"]}}, r"^parts\[0\]\.by_name is .*'b'.*; expected int"),
+        ({"count": 1, "by_name": {7: []}}, r"^parts\[0\]\.by_name is \{7: \[\]\}; expected str as keys"),
+        ({}, r"^parts\[0\] is \{\}; object missing required field count"),
+        ([], r"^parts\[0\] is \[\]; expected object"),
+    ],
+)
+def test_what_does_not_fit_is_named(part: Any, message: str) -> None:
+    with pytest.raises(_Faulty, match=message):
+        typed([part], list[Part], "parts", _Faulty)
+
+
+class _Faulty(ValueError):
+    pass
