@@ -1,8 +1,7 @@
 """The part that every rank does alike: it holds the model and the runs' torch state, and carries out commands on them.
 
-Rank 0 (`trainer/train.py`) sends each command to all ranks, and then all carry it out, so that collective calls inside meet. A
-command is msgpack, `{"kind": ...}`; a batch is sent as its own wire frames. The manager (`trainer/runs/manager.py`) admits and
-removes runs, and its hooks here make and delete their torch state.
+Rank 0 (`trainer/train.py`) sends each command (`trainer/commands.py`) to all ranks, and then all carry it out. The manager
+(`trainer/runs/manager.py`) admits and removes runs, and its hooks here make and delete their torch state.
 """
 
 from __future__ import annotations
@@ -18,16 +17,15 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
-import msgpack
-import msgspec
 import torch
 from torch import Tensor, nn
 
 from counterpoint.environments.import_path import not_allowed
 from counterpoint.inference.plugin.digest import Digest
 from counterpoint.run.trained import LoraConfig, TrainedRun
-from counterpoint.trainer import batch_parts
+from counterpoint.trainer import commands
 from counterpoint.trainer.broadcast import Assembled
+from counterpoint.trainer.commands import AnyCommand, Command, Result
 from counterpoint.trainer.config import TrainerConfig
 from counterpoint.trainer.fair_share import Row
 from counterpoint.trainer.faults import is_fatal
@@ -50,13 +48,14 @@ from counterpoint.trainer.runs import checkpoint, copies
 from counterpoint.trainer.runs.copies import Copy
 from counterpoint.trainer.runs.manager import MultiRunManager
 from counterpoint.trainer.runs.run import OpenStep, Run, Shards
-from counterpoint.trainer.runs.slices import OtherSlices, SliceWriter
+from counterpoint.trainer.runs.slices import OtherSlices, SlicesLost, SliceWriter
 from counterpoint.trainer.step import described, finish, next_pass, refuse_if_any, train_row
 from counterpoint.trainer.telemetry.step_times import StepTimes
 from counterpoint.trainer.updates.measure import measure_row
 from counterpoint.trainer.updates.passes import optional_inputs
 from counterpoint.trainer.updates.reference import References
 from counterpoint.trainer.updates.value_head import ValueHead
+from counterpoint.trainer.work import batch_parts
 from counterpoint.transport import codec
 from counterpoint.transport.files.atomic import as_bytes_view
 from counterpoint.transport.process.cores import own_cores
@@ -98,8 +97,7 @@ class Learner:
 
     def synchronize(self) -> None:
         """Takes over the manager's slots: removes the runs that lost theirs, and makes those that got one, at their steps."""
-        self._command({"kind": "synchronize"})
-        self.manager.synchronize_state()
+        self._tell(commands.Synchronize())
 
     def open_step(self, slot: int, batch: Batch) -> OpenStep:
         """Opens the step of a run's batch.
@@ -107,28 +105,26 @@ class Learner:
         Raises `InvalidBatch`, with nothing opened, when it cannot be trained.
         """
         check(batch, self.loaded.limits)
+        header, arrays = dict[str, Any](), b""
         if self.ranks.count > 1:
             try:
                 header, arrays = batch_parts.outline(batch)
             except MemoryError as error:  # before any other rank knows of the step
                 raise InvalidBatch(described(error, f"opening step {batch.step}")) from error
-            self._command({"kind": "open", "slot": slot, "batch": header})
-            self.ranks.share(arrays)
             self.runs[slot].sent = [set() for _ in range(self.ranks.count)]
-        return self._begin(slot, batch.step, lambda: batch)
+        return self._tell(commands.Begin(slot, batch.step, header, arrays), batch)
 
     def train_rows(self, rows: Sequence[Row]) -> None:
         """Trains one micro-batch on each rank; `rows`: of each rank, samples of open steps by slot."""
-        if self.ranks.count > 1:
-            count = self.ranks.count
-            # Several ranks share a row, or each has its own.
-            parts = [self._parts(rank, rows[rank * len(rows) // count]) if rank else [] for rank in range(count)]
-            sizes = [[(slot, samples, [f.nbytes for f in frames]) for slot, samples, frames in own] for own in parts]
-            self._command({"kind": "rows", "rows": rows, "parts": sizes})
-            for rank, own in enumerate(parts):
-                for _, _, frames in own:
-                    self.ranks.send(rank, b"".join(frames))
-        self._train(rows)
+        count = self.ranks.count
+        # Several ranks share a row, or each has its own.
+        parts = [self._parts(rank, rows[rank * len(rows) // count]) if rank else [] for rank in range(count)]
+        sizes = [[(slot, samples, [f.nbytes for f in frames]) for slot, samples, frames in own] for own in parts]
+        self._share(command := commands.Train(rows, sizes))
+        for rank, own in enumerate(parts):
+            for _, _, frames in own:
+                self.ranks.send(rank, b"".join(frames))
+        self.carry_out(command)
 
     def _parts(self, rank: int, row: Row) -> list[tuple[int, list[int], list[memoryview]]]:
         """Returns the samples of a rank's row that it has not got yet, by slot, with the frames of their batches."""
@@ -150,8 +146,7 @@ class Learner:
         step = self._step(slot)
         if step.is_last_pass:
             return None
-        self._command({"kind": "pass", "slot": slot, "values": msgspec.msgpack.encode(values)})
-        next_pass(step, self.ranks, values)
+        self._tell(commands.EndPass(slot, values))
         return step
 
     def times(self, slot: int) -> StepTimes:
@@ -163,32 +158,26 @@ class Learner:
 
         Raises `InvalidBatch`: the run is as before the step.
         """
-        self._command({"kind": "finish", "slot": slot, "values": msgspec.msgpack.encode(values)})
-        return finish(self._close(slot), self.ranks, values)
+        return self._tell(commands.Finish(slot, values))
 
     def copy_step(self, slot: int, step: int) -> Copy:
         """Puts the copy that a run has accepted for `step` in place of its update. Raises `InvalidBatch`, on every rank."""
-        self._command({"kind": "copy", "slot": slot, "step": step})
-        return self._copy(slot, step)
+        return self._tell(commands.PutCopy(slot, step))
 
     def assemble(self, slot: int) -> Assembled | None:
         """Puts together what a broadcast of the run needs of all ranks; None if nothing, as the model is not divided.
 
         Raises `BrokenWeights`: the model raises an error.
         """
-        if not self.config.divided:
-            return None
-        self._command({"kind": "assemble", "slot": slot})
-        return self._assemble(slot)
+        return self._tell(commands.Assemble(slot)) if self.config.divided else None
 
     def drop_step(self, slot: int) -> None:
         """Drops the run's open step, if it has one: the run is as before the step."""
-        self._command({"kind": "drop", "slot": slot})
-        self._drop(slot)
+        self._tell(commands.Drop(slot))
 
     def keep_alive(self) -> None:
         """Sends the other ranks an empty command, before their wait for a command times out."""
-        self._command({"kind": "wait"})
+        self._share(commands.Wait())
 
     @contextmanager
     def kept_alive(self) -> Iterator[None]:
@@ -212,67 +201,64 @@ class Learner:
 
     def stop(self) -> None:
         """Ends the other ranks' `follow`."""
-        self._command({"kind": "stop"})
+        self._share(commands.Stop())
 
-    def _command(self, command: dict[str, Any]) -> None:
+    def _share(self, command: AnyCommand) -> None:
         if self.ranks.count > 1:
-            self.ranks.share(msgpack.packb(command))
+            self.ranks.share(commands.encode(command))
 
-    # --- on every rank but 0 ---
-
-    def follow(self) -> None:
-        """Carries out rank 0's commands until `stop`."""
-        while True:
-            command = msgpack.unpackb(self.ranks.share(None))
-            match command["kind"]:
-                case "synchronize":
-                    self.manager.synchronize_state()
-                case "open":
-                    header = command["batch"]
-                    unfilled = partial(batch_parts.unfilled, header, self.ranks.share(None))
-                    try:
-                        self._begin(command["slot"], header["step"], unfilled)
-                    except InvalidBatch as error:
-                        logger.debug("rank %d: %s", self.ranks.index, error)
-                case "rows":
-                    for slot, samples, sizes in command["parts"][self.ranks.index]:
-                        frames = _split(self.ranks.receive(sum(sizes)), sizes)
-                        given = codec.decode(frames, self.config.transport.max_batch_bytes)
-                        batch_parts.fill(self._step(slot).batch, samples, given)
-                    self._train(command["rows"])
-                case "pass":
-                    try:
-                        next_pass(self._step(command["slot"]), self.ranks, _values(command))
-                    except InvalidBatch as error:
-                        logger.debug("rank %d: %s", self.ranks.index, error)
-                case "finish":
-                    try:
-                        finish(self._close(command["slot"]), self.ranks, _values(command))
-                    except InvalidBatch as error:  # rank 0 has the same error and handles it
-                        logger.debug("rank %d: %s", self.ranks.index, error)
-                case "copy":
-                    try:
-                        self._copy(command["slot"], command["step"])
-                    except InvalidBatch as error:
-                        logger.debug("rank %d: %s", self.ranks.index, error)
-                case "slice":
-                    self._begin_slice(command["slot"])
-                case "slices":
-                    try:
-                        self._ranks_that_write(command["run"])
-                    except OSError as error:
-                        logger.debug("rank %d: %s", self.ranks.index, error)
-                case "assemble":
-                    try:
-                        self._assemble(command["slot"])
-                    except BrokenWeights as error:
-                        logger.debug("rank %d: %s", self.ranks.index, error)
-                case "drop":
-                    self._drop(command["slot"])
-                case "stop":
-                    return
+    def _tell(self, command: Command[Result], batch: Batch | None = None) -> Result:
+        """Has all ranks carry out a command; raises what rank 0's `carry_out` raises."""
+        assert isinstance(command, AnyCommand)
+        self._share(command)
+        result: Result = self.carry_out(command, batch)
+        return result
 
     # --- on every rank ---
+
+    def follow(self) -> None:
+        """Carries out rank 0's commands until `Stop`; on every rank but 0."""
+        while not isinstance(command := commands.decode(self.ranks.share(None)), commands.Stop):
+            try:
+                self.carry_out(command)
+            except (InvalidBatch, BrokenWeights, SlicesLost) as error:  # rank 0 has the same error and handles it
+                logger.debug("rank %d: %s", self.ranks.index, error)
+
+    def carry_out(self, command: AnyCommand, batch: Batch | None = None) -> Any:
+        """Carries out a command, as all ranks do. `batch`, which rank 0 has, is that of a step to begin.
+
+        Raises `InvalidBatch`, `BrokenWeights` or `SlicesLost`, on every rank alike.
+        """
+        match command:
+            case commands.Synchronize():
+                self.manager.synchronize_state()
+            case commands.Begin(slot, number, header, arrays):
+                return self._begin(slot, number, lambda: batch or batch_parts.unfilled(header, arrays))
+            case commands.Train(rows, parts):
+                self._receive(parts[self.ranks.index])
+                self._train(rows)
+            case commands.EndPass(slot, values):
+                next_pass(self._step(slot), self.ranks, values)
+            case commands.Finish(slot, values):
+                return finish(self._close(slot), self.ranks, values)
+            case commands.PutCopy(slot, step):
+                return self._copy(slot, step)
+            case commands.Assemble(slot):
+                return self._assemble(slot)
+            case commands.Drop(slot):
+                self._drop(slot)
+            case commands.BeginSlices(slot):
+                self._begin_slice(slot)
+            case commands.AskForSlices(run_id):
+                return self._ranks_that_write(run_id)
+        return None
+
+    def _receive(self, parts: Sequence[tuple[int, list[int], list[int]]]) -> None:
+        """Fills in the samples that rank 0 sends to this rank."""
+        for slot, samples, sizes in parts if self.ranks.index else ():
+            frames = _split(self.ranks.receive(sum(sizes)), sizes)
+            given = codec.decode(frames, self.config.transport.max_batch_bytes)
+            batch_parts.fill(self._step(slot).batch, samples, given)
 
     def _begin(self, slot: int, number: int, batch: Callable[[], Batch]) -> OpenStep:
         """Opens the step of that number, of what `batch` returns.
@@ -362,14 +348,10 @@ class Learner:
         return Assembled(weights, digests, answers)
 
     def _write_others(self, slot: int) -> OtherSlices:
-        self._command({"kind": "slice", "slot": slot})
+        self._tell(commands.BeginSlices(slot))
         run = self.runs[slot]
         assert run.shards is not None
-        return OtherSlices(run.shards.ranks, partial(self._ask_for_slices, run.run_id))
-
-    def _ask_for_slices(self, run_id: str) -> list[int]:
-        self._command({"kind": "slices", "run": run_id})
-        return self._ranks_that_write(run_id)
+        return OtherSlices(run.shards.ranks, lambda: self._tell(commands.AskForSlices(run.run_id)))
 
     def _begin_slice(self, slot: int) -> None:
         run = self.runs[slot]
@@ -382,13 +364,16 @@ class Learner:
             )
 
     def _ranks_that_write(self, run_id: str) -> list[int]:
-        """Returns the ranks whose slices are not on the disk yet. Raises `OSError`, on every rank, if one cannot be written."""
+        """Returns the ranks whose slices are not on the disk yet.
+
+        Raises `SlicesLost`, on every rank, if one cannot be written.
+        """
         writing = torch.zeros(self.ranks.count)
         writing[self.ranks.index] = float(self._slices.is_writing(run_id))
         self.ranks.agree(writing)
         late = writing.nonzero().flatten().tolist()
         if not late and (faults := self.ranks.faults(self._slices.fault(run_id))):
-            raise OSError("; ".join(dict.fromkeys(faults)))
+            raise SlicesLost("; ".join(dict.fromkeys(faults)))
         return late
 
     def _drop(self, slot: int) -> None:
@@ -517,10 +502,6 @@ class Learner:
         if not self.loaded.is_as_loaded:
             self.loaded = self.loaded.loaded_again(self.manager)
         return self.loaded.train_in_full()
-
-
-def _values(command: dict[str, Any]) -> UpdateValues:
-    return msgspec.msgpack.decode(command["values"], type=UpdateValues)
 
 
 def _split(data: bytes, sizes: list[int]) -> list[memoryview]:

@@ -21,7 +21,7 @@ from torch import nn
 
 from counterpoint.inference.plugin.digest import digests_of
 from counterpoint.run.config import RunConfig
-from counterpoint.trainer import batch_parts, learner, ranks
+from counterpoint.trainer import learner, ranks
 from counterpoint.trainer.broadcast import own_memory
 from counterpoint.trainer.config import TrainerConfig
 from counterpoint.trainer.fair_share import FairShare
@@ -34,6 +34,7 @@ from counterpoint.trainer.runs.checkpoints import Checkpoints
 from counterpoint.trainer.runs.manager import MultiRunManager
 from counterpoint.trainer.runs.run import Progress
 from counterpoint.trainer.updates import reference
+from counterpoint.trainer.work import batch_parts
 from counterpoint.transport.files.atomic import published_steps
 from counterpoint.transport.telemetry.spans import SpanLog
 from tests.support.polling import wait_until

@@ -20,6 +20,10 @@ from counterpoint.trainer.runs import shard_files
 logger = logging.getLogger(__name__)
 
 
+class SlicesLost(OSError):
+    """A slice that a rank cannot write; the message says which and why, alike on every rank."""
+
+
 class SliceWriter:
     """Writes this rank's slices, one after the other; of each run the newest is known."""
 
@@ -59,7 +63,7 @@ class OtherSlices:
     """What rank 0 knows of the slices of one checkpoint that the other ranks write."""
 
     def __init__(self, ranks: int, ask: Callable[[], Sequence[int]]) -> None:
-        """One of `ranks` slices is rank 0's. `ask` returns the ranks that still write theirs, or raises their `OSError`."""
+        """One of `ranks` slices is rank 0's. `ask` returns the ranks that still write theirs, or raises `SlicesLost`."""
         self.ranks = ranks
         self.late: Sequence[int] = range(1, ranks)
         """The ranks whose slices were not on the disk when they were last asked."""
@@ -76,12 +80,15 @@ class OtherSlices:
                 self.late = self._ask()
                 if not self.late:
                     self._flushed.set_result(None)
-            except OSError as error:
+            except SlicesLost as error:
                 self._flushed.set_exception(error)
         return self._flushed.done()
 
     def wait(self) -> None:
-        """Waits, in another thread, until they are on the disk. Raises `OSError` if one is not, `CancelledError` if given up."""
+        """Waits, in another thread, until they are on the disk.
+
+        Raises `SlicesLost` if one is not, `CancelledError` if given up.
+        """
         self._flushed.result()
 
     def give_up(self) -> None:

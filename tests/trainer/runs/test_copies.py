@@ -7,7 +7,6 @@ import shutil
 from pathlib import Path
 from typing import Any, ClassVar
 
-import msgpack
 import pytest
 import torch
 from torch import Tensor
@@ -22,9 +21,11 @@ from counterpoint.job.population.exploit import (
     wait,
     withdraw,
 )
+from counterpoint.trainer import commands
 from counterpoint.trainer.fair_share import FairShare
 from counterpoint.trainer.ranks import Ranks
 from counterpoint.trainer.runs import copies
+from counterpoint.trainer.updates.schedule import scheduled
 from counterpoint.transport.errors import UserError
 from counterpoint.transport.files.atomic import published_steps, remove_directory
 from counterpoint.transport.messages import Bye, Hello
@@ -75,7 +76,9 @@ def train_alone(one: Life, run_id: str, batch_step: int) -> dict[str, Any]:
     )
     while shares.left(slot):
         learner.train_rows(shares.rows())
-    return dict(learner.finish_step(slot, learner.runs[slot].scheduled()))
+    run = one.run(run_id)
+    position = batch_step + run.progress.schedule_offset
+    return dict(learner.finish_step(slot, scheduled(run.config.training, run.config.last_step, position)))
 
 
 @pytest.mark.parametrize("links", [True, False])
@@ -145,10 +148,10 @@ def test_the_next_update_is_that_of_a_run_that_had_been_the_source(
 class Follower(Ranks):
     """Another rank than 0, which gets these commands."""
 
-    commands_to_follow: ClassVar[list[dict[str, Any]]] = []
+    commands_to_follow: ClassVar[list[commands.AnyCommand]] = []
 
     def share(self, data: bytes | None) -> bytes:
-        return bytes(msgpack.packb(self.commands_to_follow.pop(0)))
+        return commands.encode(self.commands_to_follow.pop(0))
 
 
 def test_another_rank_copies_by_the_same_command(dense_directory: Path, tmp_path: Path) -> None:
@@ -159,7 +162,7 @@ def test_another_rank_copies_by_the_same_command(dense_directory: Path, tmp_path
         request_copy(tmp_path, "loser", "winner")
         one.turn()
         loser = one.run("loser")
-        Follower.commands_to_follow = [{"kind": "copy", "slot": loser.slot, "step": 2}, {"kind": "stop"}]
+        Follower.commands_to_follow = [commands.PutCopy(loser.slot, 2), commands.Stop()]
         one.learner.ranks = Follower(1, 1, ALONE.device, None)
         one.learner.follow()
         assert loser.progress.step == 2

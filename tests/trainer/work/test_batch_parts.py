@@ -8,8 +8,8 @@ import msgpack
 import numpy as np
 import torch
 
-from counterpoint.trainer import batch_parts
 from counterpoint.trainer.packer import ModelLimits, pack
+from counterpoint.trainer.work import batch_parts
 from counterpoint.transport import codec
 from tests.trainer.conftest import EXPERTS, LAYERS, TOP_K, VOCABULARY, make_batch
 
