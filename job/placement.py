@@ -1,7 +1,7 @@
 """Where a job's roles may be on a Ray cluster: which of them have to be on one node, and what each one reserves there.
 
 Roles that find each other by an address of their own machine are placed together: vLLM and the orchestrators unless
-`inference.host` is a wildcard, the trainer and the orchestrators unless `transport.kind` is `filesystem`. Roles that share a GPU
+`inference.host` is a wildcard, the trainer and the orchestrators unless `transport.address` has one. Roles that share a GPU
 are placed together, too, and with `trainer.broadcast = "memory"` trainer, orchestrators, and servers that are sent no weights.
 """
 
@@ -18,7 +18,7 @@ from counterpoint.cluster.worker_view import State, WorkerView
 from counterpoint.job.sections import JobSections
 from counterpoint.transport.files.atomic import write_atomically
 from counterpoint.transport.loopback import WILDCARD_HOSTS, is_loopback
-from counterpoint.transport.wires.endpoint import IPC
+from counterpoint.transport.wires.endpoint import IPC, is_everywhere
 
 SERVERS_FILE = "servers.txt"
 """File in the job's directory with the servers' present URLs, one a line, if they may be on any node."""
@@ -59,7 +59,7 @@ def placements(job: JobSections) -> Mapping[str, Placement]:
     shared = any(amount != int(amount) for amount in gpus.values())
     in_memory = job.trainer.broadcast == "memory"
     with_servers = shared or (in_memory and not _sends(job)) or (job.inference.replicas > 0 and not servers_move(job))
-    with_trainer = shared or in_memory or job.transport.kind == "zmq"
+    with_trainer = shared or in_memory or not is_everywhere(job.transport.address)
     placed = {
         name: Placement(Resources(cpu=CPUS, gpu=amount), GROUP if _is_in(name, with_servers, with_trainer) else None)
         for name, amount in gpus.items()
@@ -125,10 +125,10 @@ def check_placement(job: JobSections) -> None:
             f'inference.host = {host!r} is one machine\'s address, and with backend = "ray" Ray chooses the node: use 127.0.0.1 '
             "(vLLM and the orchestrators are then placed on one node) or 0.0.0.0"
         )
-    if job.transport.kind == "zmq" and address is not None and not _stays(address):
+    if address is not None and not _stays(address) and not is_everywhere(address):
         raise ValueError(
             f'transport.address = {address!r} is one machine\'s address, and with backend = "ray" Ray chooses the node: leave it '
-            'out (trainer and orchestrators are then placed on one node), or set transport.kind = "filesystem"'
+            "out (trainer and orchestrators are then placed on one node), or write tcp://0.0.0.0:PORT"
         )
     used = devices(job)
     users = Counter(device for its in used.values() for device in its)

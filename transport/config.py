@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, StringConstraints
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, StringConstraints
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 IDENTIFIER_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
@@ -80,15 +80,25 @@ class Config(BaseModel):
         return self.model_dump(mode="json", exclude_none=True)
 
 
+def _kind(value: Any) -> Any:
+    if value == "filesystem":
+        raise ValueError(
+            "there is no wire of files any more: leave kind out. For a trainer on any node of Ray, set address = "
+            '"tcp://0.0.0.0:5555", and keys as `counterpoint keys` makes them (docs/cluster.md)'
+        )
+    return value
+
+
 class TransportConfig(Config):
     """The wire between an orchestrator and the trainer. Both ends need the same values."""
 
-    kind: Literal["zmq", "filesystem"] = "zmq"
-    """`zmq` streams batches over a socket; `filesystem` exchanges them through a shared directory."""
+    kind: Annotated[Literal["zmq"], BeforeValidator(_kind)] = "zmq"
+    """The only kind; leave it out."""
 
     address: str | None = None
-    """ZMQ endpoint, `ipc://PATH` or `tcp://HOST:PORT`. Unset: a socket in the job's directory (or in the temporary
-    directory when that path would be too long for a UNIX socket)."""
+    """ZMQ endpoint, `ipc://PATH` or `tcp://HOST:PORT`. If HOST is `0.0.0.0` at both ends, the trainer may be on any node: it
+    writes where it is reached to the job's directory. Unset: a socket in the job's directory, or in the temporary directory
+    if that path would be too long for a UNIX socket."""
 
     server_public_key_file: Path | None = None
     """CURVE public key of the trainer. Required at both ends for a `tcp://` address that is not loopback."""

@@ -29,7 +29,7 @@ from counterpoint.transport.files.lock import take_lock
 from counterpoint.transport.files.own_directory import remove_left
 from counterpoint.transport.loopback import is_loopback
 from counterpoint.transport.process.launch import SHARED_TMPDIR, TEMPORARY, die_with_parent
-from counterpoint.transport.wires.endpoint import IPC, socket_path
+from counterpoint.transport.wires.endpoint import IPC, NODE_ADDRESS, socket_path
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ def _bound(settings: AgentSettings) -> Iterator[tuple[zmq.asyncio.Socket, AgentE
             path.chmod(0o600)
             address = f"{IPC}{path}"
         else:
-            host = settings.listen.removeprefix("tcp://")
+            host = os.environ[NODE_ADDRESS] = settings.listen.removeprefix("tcp://")
             if not settings.master_key and not is_loopback(host):
                 raise ValueError(
                     f"an agent that listens on {settings.listen} is reachable from other machines and needs master_key"

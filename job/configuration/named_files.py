@@ -30,14 +30,13 @@ def check_job_files(config: JobConfig) -> None:
         for flag, value in _files_of_vllm(config.inference.extra_args):
             if not Path(value).is_file():
                 raise _missing(value)(f"inference.extra_args: {flag} = {value!r}: there is no such file")
-    if config.transport.kind == "zmq":
-        from counterpoint.transport.wires.endpoint import load_authorized_keys, load_keys
+    from counterpoint.transport.wires.endpoint import load_authorized_keys, load_keys
 
-        try:
-            if (keys := load_keys(config.transport)) is not None:
-                load_authorized_keys(config.transport, keys)
-        except ValueError as error:
-            raise (Obstructed if is_passing(error) else UserError)(str(error)) from None
+    try:
+        if (keys := load_keys(config.transport)) is not None:
+            load_authorized_keys(config.transport, keys)
+    except ValueError as error:
+        raise (Obstructed if is_passing(error) else UserError)(str(error)) from None
 
 
 def check_run_files(config: RunConfig) -> None:

@@ -28,7 +28,7 @@ def key(tmp_path: Path) -> Path:
 def apart(key: Path) -> list[str]:
     """Flags of a job whose roles reach each other from any node."""
     anywhere = ["--inference.host", "0.0.0.0", "--inference.api_key_file", str(key)]
-    return [*ON_RAY, *anywhere, "--transport.kind", "filesystem"]
+    return [*ON_RAY, *anywhere, "--transport.address", "tcp://0.0.0.0:5555"]
 
 
 def cores_of(job: JobConfig, job_file: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, int | None]:
@@ -80,7 +80,7 @@ def test_roles_that_use_addresses_of_their_machine_are_together(job_file: Path, 
     assert set(groups(load(JobConfig, job_file, [*ON_RAY])).values()) == {"job"}
     wire_only = load(JobConfig, job_file, apart(key)[:-2])
     assert groups(wire_only) == {"inference_0": None, "trainer": "job", "orchestrator": "job"}
-    servers_only = load(JobConfig, job_file, [*ON_RAY, "--transport.kind", "filesystem"])
+    servers_only = load(JobConfig, job_file, [*ON_RAY, "--transport.address", "tcp://0.0.0.0:5555"])
     assert groups(servers_only) == {"inference_0": "job", "trainer": None, "orchestrator": "job"}
     assert set(groups(load(JobConfig, job_file, apart(key))).values()) == {None}
 

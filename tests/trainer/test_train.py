@@ -70,9 +70,8 @@ def answers(output_dir: Path, version: int, token_ids: list[int]) -> list[float]
     return [float(value) for value in values]
 
 
-@pytest.mark.parametrize("kind", ["zmq", "filesystem"])
-async def test_trains_a_run_to_its_end(moe_directory: Path, tmp_path: Path, kind: str) -> None:
-    config = job(tmp_path, moe_directory, {"transport": {"kind": kind}, "keep_broadcasts": 2}, steps=3)
+async def test_trains_a_run_to_its_end(moe_directory: Path, tmp_path: Path) -> None:
+    config = job(tmp_path, moe_directory, {"keep_broadcasts": 2}, steps=3)
     with trainer_process(config) as process:
         async with feeder(config) as end:
             await end.until(Ready, next_step=1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import subprocess
 import sys
@@ -21,9 +20,7 @@ from counterpoint.transport.messages import PROTOCOL_VERSION, Acknowledged, Bye,
 from counterpoint.transport.records import Batch
 from counterpoint.transport.wires.base import BatchReceiver, TrainerLink
 from counterpoint.transport.wires.endpoint import resolve_address
-from counterpoint.transport.wires.filesystem import DirectoryConnection
-from counterpoint.transport.wires.link import Connected
-from counterpoint.transport.wires.open import EXCHANGE, open_receiver
+from counterpoint.transport.wires.open import open_receiver
 from tests.support.polling import DEADLINE_SECONDS, wait_until
 
 SESSION = 7
@@ -69,14 +66,6 @@ class Stranger:
     """Writes whatever frames it is given to the trainer of a job, without the link's good manners."""
 
     def __init__(self, config: TransportConfig, output_dir: Path) -> None:
-        self._frames: list[list[Buffer]] = []
-        if config.kind == "filesystem":
-            self._directory: DirectoryConnection | None = DirectoryConnection(output_dir / EXCHANGE, "stranger", 5.0)
-            self._directory.open()
-            self._wake = os.pipe()
-            wait_until(lambda: Connected() in self._poll(), "the stranger's connection")
-            return
-        self._directory = None
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.linger = 0
@@ -85,34 +74,17 @@ class Stranger:
 
     def write(self, frames: list[Buffer]) -> None:
         """Sends one message of any frames. Raises `zmq.Again` once ZMQ has given up a connection that the trainer refused."""
-        if self._directory is not None:
-            self._directory.write(frames)
-        else:
-            self._socket.send_multipart([as_bytes_view(frame) for frame in frames])
+        self._socket.send_multipart([as_bytes_view(frame) for frame in frames])
 
     def read(self) -> list[Buffer]:
         """The trainer's next answer."""
-        if self._directory is not None:
-            wait_until(lambda: bool(self._frames or self._poll()) and bool(self._frames), "an answer to the stranger")
-            return self._frames.pop(0)
         assert self._socket.poll(int(DEADLINE_SECONDS * 1000)), "no answer to the stranger"
         return list(self._socket.recv_multipart())
 
     def close(self) -> None:
         """Leaves without a word."""
-        if self._directory is not None:
-            self._directory.close(0)
-            for descriptor in self._wake:
-                os.close(descriptor)
-        else:
-            self._socket.close()
-            self._context.term()
-
-    def _poll(self) -> list[object]:
-        assert self._directory is not None
-        events = self._directory.poll(self._wake[0], 0.0)
-        self._frames += [event for event in events if isinstance(event, list)]
-        return list(events)
+        self._socket.close()
+        self._context.term()
 
 
 @contextmanager

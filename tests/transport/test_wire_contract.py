@@ -52,9 +52,9 @@ from tests.transport.ends import (
 )
 
 
-@pytest.fixture(params=["zmq", "filesystem"])
-def config(request: pytest.FixtureRequest) -> TransportConfig:
-    return TransportConfig(kind=request.param, max_batch_bytes=2**24)
+@pytest.fixture
+def config() -> TransportConfig:
+    return TransportConfig(max_batch_bytes=2**24)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import re
 import stat
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -20,13 +21,22 @@ import zmq.auth
 from zmq.utils import z85
 
 from counterpoint.transport.config import TransportConfig
+from counterpoint.transport.files.atomic import write_atomically
 from counterpoint.transport.files.watched import Watched
-from counterpoint.transport.loopback import is_loopback
+from counterpoint.transport.loopback import WILDCARD_HOSTS, host_in_url, is_loopback
 from counterpoint.transport.process.launch import SHARED_TMPDIR
 
 SOCKET_NAME = "transport.sock"
 
 IPC = "ipc://"
+
+NODE_ADDRESS = "CLUSTER_ADDRESS"
+"""The variable in which an agent tells its workers where other nodes reach theirs."""
+
+TOLD = "transport.address"
+"""A file in the job's directory: where a trainer is reached that listens on every address of its node."""
+
+_TCP = re.compile(r"tcp://(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+|\*):(?P<port>\d{1,5})")
 
 _Loaded = TypeVar("_Loaded")
 
@@ -76,7 +86,7 @@ def resolve_address(config: TransportConfig, output_dir: Path) -> str:
                 f"{zmq.IPC_PATH_MAX_LEN}, without a leading '@'"
             )
         return config.address
-    match = re.fullmatch(r"tcp://(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+|\*):(?P<port>\d{1,5})", config.address)
+    match = _TCP.fullmatch(config.address)
     if match is None or not 0 < int(match["port"]) < 2**16:
         raise ValueError(f"transport.address: {config.address!r} is neither ipc://PATH nor tcp://HOST:PORT")
     if config.secret_key_file is None and not is_loopback(match["host"].strip("[]")):
@@ -85,6 +95,35 @@ def resolve_address(config: TransportConfig, output_dir: Path) -> str:
             "server_public_key_file and secret_key_file (`counterpoint keys` makes them), or use ipc:// or tcp://127.0.0.1"
         )
     return config.address
+
+
+def is_everywhere(address: str | None) -> bool:
+    """Whether what listens there is reached by every address of its machine, so that peers have to be told one."""
+    return _wildcard_in(address or "") is not None
+
+
+def tell_address(address: str, output_dir: Path) -> None:
+    """Writes where this process, which listens on `address`, is reached, if `address` does not say it. Raises `OSError`."""
+    if (host := _wildcard_in(address)) is not None:
+        host = os.environ.get(NODE_ADDRESS) or host
+        output_dir.mkdir(parents=True, exist_ok=True)
+        write_atomically(output_dir / TOLD, f"tcp://{host_in_url(host)}:{address.rpartition(':')[2]}".encode())
+
+
+def find_address(address: str, output_dir: Path) -> str:
+    """Returns where the end that listens on `address` is reached: as it told last, before that on this machine."""
+    if (host := _wildcard_in(address)) is None:
+        return address
+    with suppress(OSError, ValueError):
+        if _TCP.fullmatch(told := (output_dir / TOLD).read_text("ascii")):
+            return told
+    return f"tcp://{host_in_url(host)}:{address.rpartition(':')[2]}"
+
+
+def _wildcard_in(address: str) -> str | None:
+    match = _TCP.fullmatch(address)
+    host = "" if match is None else match["host"].strip("[]").replace("*", "0.0.0.0")
+    return host if host in WILDCARD_HOSTS else None
 
 
 def load_keys(config: CurveFiles, where: str = "transport") -> CurveKeys | None:

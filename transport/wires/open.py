@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from counterpoint.transport.config import TransportConfig
@@ -10,15 +11,11 @@ from counterpoint.transport.messages import Hello
 from counterpoint.transport.outages import Outages
 from counterpoint.transport.validation import MAX_ARRAY_BYTES
 from counterpoint.transport.wires.base import BatchReceiver, TrainerLink
-from counterpoint.transport.wires.endpoint import resolve_address, watched_keys
-from counterpoint.transport.wires.filesystem import DirectoryConnection, DirectoryListener
-from counterpoint.transport.wires.link import Connection, ThreadedLink
+from counterpoint.transport.wires.endpoint import find_address, resolve_address, tell_address, watched_keys
+from counterpoint.transport.wires.link import ThreadedLink
 from counterpoint.transport.wires.listener_keys import listener_keys
-from counterpoint.transport.wires.receiver import Listener, Receiver
+from counterpoint.transport.wires.receiver import Receiver
 from counterpoint.transport.wires.zmq_wire import ZmqConnection, ZmqListener
-
-EXCHANGE = "exchange"
-"""Directory of the filesystem wire within the job's."""
 
 
 def open_link(config: TransportConfig, output_dir: Path, run_id: str, outages: Outages | None = None) -> TrainerLink:
@@ -26,11 +23,9 @@ def open_link(config: TransportConfig, output_dir: Path, run_id: str, outages: O
 
     Raises `ValueError` for a bad configuration.
     """
-    connection: Connection
-    if config.kind == "filesystem":
-        connection = DirectoryConnection(output_dir / EXCHANGE, run_id, config.heartbeat_seconds)
-    else:
-        connection = ZmqConnection(resolve_address(config, output_dir), watched_keys(config), config.heartbeat_seconds)
+    address = resolve_address(config, output_dir)
+    find = partial(find_address, address, output_dir)
+    connection = ZmqConnection(address, watched_keys(config), config.heartbeat_seconds, find)
     return ThreadedLink(connection, outages)
 
 
@@ -44,15 +39,13 @@ def open_receiver(
     Raises `ValueError` for a bad configuration, `OSError` when another trainer listens already or the address cannot be
     used.
     """
-    listener: Listener
-    if config.kind == "filesystem":
-        listener = DirectoryListener(output_dir / EXCHANGE, config.heartbeat_seconds, config.largest_batch)
-    else:
-        listener = ZmqListener(
-            resolve_address(config, output_dir),
-            listener_keys(config),
-            config.heartbeat_seconds,
-            min(config.largest_batch, MAX_ARRAY_BYTES),
-            config.credit,
-        )
+    address = resolve_address(config, output_dir)
+    listener = ZmqListener(
+        address,
+        listener_keys(config),
+        config.heartbeat_seconds,
+        min(config.largest_batch, MAX_ARRAY_BYTES),
+        config.credit,
+    )
+    tell_address(address, output_dir)
     return Receiver(listener, config.largest_batch, refusal)

@@ -13,7 +13,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from socket import IPPROTO_TCP, TCP_INFO
 from socket import socket as socket_of
@@ -38,6 +38,9 @@ logger = logging.getLogger(__name__)
 
 _COPY_BELOW_BYTES = 2**16
 
+_FIND_SECONDS = 1.0
+"""How often a connection that is not made yet asks where the trainer is."""
+
 _REBIND_SECONDS = 5.0
 """How long the address may take to be free again."""
 
@@ -52,9 +55,14 @@ _FAILED_HANDSHAKES = (
 class ZmqConnection:
     """`link.Connection` by a DEALER."""
 
-    def __init__(self, address: str, keys: Watched[CurveKeys] | None, heartbeat_seconds: float) -> None:
+    def __init__(
+        self, address: str, keys: Watched[CurveKeys] | None, heartbeat_seconds: float, find: Callable[[], str]
+    ) -> None:
+        """`address` is the configured one, for people; `find` returns the one at which the trainer is reached now."""
         self.peer = f"the trainer at {address}"
+        self._find = find
         self._address = address
+        self._is_connected = False
         self._keys = keys
         self._heartbeat_seconds = heartbeat_seconds
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
@@ -70,6 +78,7 @@ class ZmqConnection:
         self._drop(0.0)
         if self._context is None:
             self._context = zmq.Context()
+        self._address = self._find()
         socket = _socket(self._context, zmq.DEALER, self._address, self._heartbeat_seconds)
         socket.sndhwm = 0  # bounded by the trainer's credit, and a thread that blocks here would not notice a loss
         socket.maxmsgsize = MAX_MESSAGE_BYTES
@@ -95,6 +104,11 @@ class ZmqConnection:
             if socket is not None:
                 poller.register(socket, zmq.POLLIN)
         self._note_heard()
+        if self._socket is not None and not self._is_connected:
+            timeout = min(timeout, _FIND_SECONDS)
+            if self._find() != self._address:
+                self._drop(0.0)
+                return [Lost("it is at another address now")]
         poller.poll(_milliseconds(timeout if self._heard is None else min(timeout, self._heartbeat_seconds)))
         # The monitor is read first and reported last, so that nothing that arrived before a loss is lost with it.
         changes = self._read_monitor()
@@ -128,6 +142,7 @@ class ZmqConnection:
                 self._descriptor = int(message["value"])
                 continue
             if event is zmq.Event.HANDSHAKE_SUCCEEDED:
+                self._is_connected = True
                 changes.append(Connected())
                 continue
             self._descriptor = -1  # closed; the number may be given to another file
@@ -154,7 +169,7 @@ class ZmqConnection:
             return
         _close(self._socket, self._monitor, linger)
         self._socket = self._monitor = None
-        self._descriptor, self._heard = -1, None
+        self._descriptor, self._heard, self._is_connected = -1, None, False
 
 
 class ZmqListener:

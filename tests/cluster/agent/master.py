@@ -95,10 +95,16 @@ class Master:
 class Node:
     """An agent that a test starts, and what is left of it."""
 
-    def __init__(self, directory: Path, lease_seconds: float = 60.0, agent: str = "a1") -> None:
+    def __init__(self, directory: Path, lease_seconds: float = 60.0, agent: str = "a1", listen: str = "ipc") -> None:
         self.directory = directory
         self.settings = AgentSettings(
-            agent=agent, job=JOB, node="node-0", name="n0", directory=directory / "agents", lease_seconds=lease_seconds
+            agent=agent,
+            job=JOB,
+            node="node-0",
+            name="n0",
+            directory=directory / "agents",
+            lease_seconds=lease_seconds,
+            listen=listen,
         )
         self.endpoint = start_agent(self.settings)
         self._masters: list[Master] = []
@@ -139,8 +145,8 @@ class Node:
 
 
 @contextmanager
-def running_node(directory: Path, lease_seconds: float = 60.0) -> Iterator[Node]:
-    node = Node(directory, lease_seconds)
+def running_node(directory: Path, lease_seconds: float = 60.0, listen: str = "ipc") -> Iterator[Node]:
+    node = Node(directory, lease_seconds, listen=listen)
     try:
         yield node
     finally:

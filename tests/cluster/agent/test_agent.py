@@ -12,6 +12,7 @@ import pytest
 from counterpoint.cluster.agent import protocol
 from counterpoint.cluster.agent.starting import start_agent
 from counterpoint.cluster.errors import BackendError
+from counterpoint.transport.wires.endpoint import NODE_ADDRESS
 from tests.cluster.agent.master import JOB, Master, Node, running_node
 from tests.support.polling import wait_until
 
@@ -50,6 +51,14 @@ def test_a_command_is_started_reported_and_stopped(node: Node) -> None:
     master.command(protocol.STOP, worker="role-0", incarnation=1)
     assert master.wait_for("WorkerExited", "role-0")["code"] == 7
     assert node.processes == [node.endpoint.pid]
+
+
+def test_a_worker_is_told_at_which_address_other_nodes_reach_its_own(tmp_path: Path) -> None:
+    with running_node(tmp_path, listen="tcp://127.0.0.1") as node:
+        master = node.master()
+        master.command(protocol.CREATE, **node.order("role-0", f"import os; print(os.environ[{NODE_ADDRESS!r}])"))
+        assert master.wait_for("WorkerExited", "role-0")["code"] == 0
+        assert node.log("role-0").strip() == "127.0.0.1"
 
 
 def test_a_folder_of_the_working_directory_does_not_stand_for_a_package_of_ours(

@@ -248,6 +248,11 @@ def test_what_stands_at_the_top_and_belongs_to_a_section_is_one_error(job_file: 
             'model = "tiny-moe"\ntransport = { kind = "carrier pigeon" }',
             "transport.kind = 'carrier pigeon'",
         ),
+        (
+            'model = "tiny-moe"',
+            'model = "tiny-moe"\ntransport = { kind = "filesystem" }',
+            'set address = "tcp://0.0.0.0:5555", and keys',
+        ),
     ],
 )
 def test_what_is_wrong_at_the_top_is_not_told_of_each_role_too(

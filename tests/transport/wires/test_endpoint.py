@@ -18,10 +18,18 @@ import zmq
 import zmq.auth
 
 from counterpoint.transport.config import TransportConfig
-from counterpoint.transport.messages import Hello, Offer, Ready
+from counterpoint.transport.messages import Bye, Hello, Offer, Ready
 from counterpoint.transport.records import Batch
 from counterpoint.transport.wires.base import BatchReceiver
-from counterpoint.transport.wires.endpoint import load_keys, resolve_address
+from counterpoint.transport.wires.endpoint import (
+    NODE_ADDRESS,
+    TOLD,
+    find_address,
+    is_everywhere,
+    load_keys,
+    resolve_address,
+    tell_address,
+)
 from counterpoint.transport.wires.open import open_link, open_receiver
 from tests.support.batches import make_batch
 from tests.support.polling import wait_until
@@ -195,6 +203,56 @@ def test_a_port_in_use_is_named(tmp_path: Path) -> None:
         address = f"tcp://127.0.0.1:{port}"
         with pytest.raises(OSError, match=f"cannot listen on {address}: another process"):
             open_receiver(TransportConfig(address=address), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("address", "node", "told"),
+    [
+        ("tcp://0.0.0.0:5555", "10.0.0.7", "tcp://10.0.0.7:5555"),
+        ("tcp://*:5555", "fd00::7", "tcp://[fd00::7]:5555"),
+        ("tcp://0.0.0.0:5555", "", "tcp://127.0.0.1:5555"),
+        ("tcp://[::]:5555", "", "tcp://[::1]:5555"),
+        ("tcp://10.0.0.8:5555", "10.0.0.7", "tcp://10.0.0.8:5555"),
+        ("ipc:///tmp/wire", "10.0.0.7", "ipc:///tmp/wire"),
+    ],
+)
+def test_who_listens_on_every_address_tells_where_it_is_reached(
+    address: str, node: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(NODE_ADDRESS, node)
+    here = address.replace("0.0.0.0", "127.0.0.1").replace("*", "127.0.0.1").replace("[::]", "[::1]")
+    assert find_address(address, tmp_path) == here, "before it has told"
+    tell_address(address, tmp_path)
+    assert find_address(address, tmp_path) == told
+    assert is_everywhere(address) == (address != told and here != address) == (tmp_path / TOLD).exists()
+    (tmp_path / TOLD).write_text("ipc:///tmp/another")
+    assert find_address(address, tmp_path) == here, "what is no address is not used"
+
+
+@pytest.mark.slow
+async def test_a_trainer_is_found_where_it_tells_to_be(
+    keyring: Keyring, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    everywhere = {"address": f"tcp://0.0.0.0:{keyring.port}", "authorized_keys_directory": keyring.directory}
+    both = keyring.config("trainer", **everywhere)  # as in a job, which has one table for both ends
+    monkeypatch.setenv(NODE_ADDRESS, "127.0.0.9")
+    (tmp_path / TOLD).write_text(f"tcp://127.0.0.8:{free_port()}")  # of an earlier trainer, whose node is gone
+    link = open_link(both, tmp_path, "default")
+    await link.start(Hello("default", 0))
+    try:
+        for session in (SESSION, SESSION + 1):
+            receiver = open_receiver(both, tmp_path)
+            try:
+                assert (tmp_path / TOLD).read_text() == f"tcp://127.0.0.9:{keyring.port}"
+                run_id, _ = await asyncio.to_thread(take, receiver, Hello)
+                receiver.send(run_id, Ready(1, 4, session))
+                assert await asyncio.wait_for(link.receive(), 60) == Ready(1, 4, session)
+            finally:
+                receiver.close()
+            assert isinstance(await asyncio.wait_for(link.receive(), 60), Bye)
+            (tmp_path / TOLD).write_text(f"tcp://127.0.0.8:{free_port()}")
+    finally:
+        await link.close()
 
 
 async def test_a_stale_socket_file_is_no_obstacle(tmp_path: Path) -> None:
