@@ -7,13 +7,15 @@ does not fit is a `CodecError`, before anything is made of it. A connection begi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Final, Literal
 
 import msgpack
+import msgspec
+from msgspec import Meta
 
 from counterpoint.transport.arrays import CodecError
 from counterpoint.transport.files.atomic import Buffer, as_bytes_view
+from counterpoint.transport.typed import typed
 from counterpoint.transport.unpacked import shown, unpacked
 
 PROTOCOL = 1
@@ -36,7 +38,8 @@ WELCOME, RESET, GRANT, CONFIRM, REFUSE, DELIVER, FINISH, REJECTED, PONG = (
 PROBE = b""
 """What ZMQ sends first on a connection."""
 
-PRODUCER, CONSUMER = "producer", "consumer"
+PRODUCER: Final = "producer"
+CONSUMER: Final = "consumer"
 
 MAX_HEADER_BYTES = 2**20
 MAX_RECORDS = 2**12
@@ -49,16 +52,19 @@ RECORDS_AT_ONCE, BYTES_AT_ONCE = 256, 2**20
 """A sender begins another message after so many records or bytes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Hello:
+Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
+Number = Annotated[int, Meta(ge=0, le=MAX_NUMBER)]
+
+
+class Hello(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Who a peer is. Of two with one name the later one counts: first by incarnation, then by the time of its start."""
 
-    kind: str
-    name: str
-    incarnation: int
-    started: int
+    kind: Literal["producer", "consumer"]
+    name: Name
+    incarnation: Annotated[int, Meta(ge=0)]
+    started: Annotated[int, Meta(ge=0)]
     """`time.time_ns()` when the end was made."""
-    credit: int
+    credit: Annotated[int, Meta(ge=1, le=MAX_RECORDS)]
     sticky: bool
 
     @property
@@ -67,14 +73,13 @@ class Hello:
         return self.incarnation, self.started
 
 
-@dataclass(frozen=True, slots=True)
-class RecordHead:
+class RecordHead(msgspec.Struct, frozen=True, array_like=True):
     """What is said of a record beside its frames. `number` is the sender's: the producer's count, or the sequence number."""
 
-    number: int
-    origin: str
-    position: int
-    frames: int
+    number: Number
+    origin: Name
+    position: Number
+    frames: Annotated[int, Meta(ge=1)]
 
 
 def pack(kind: bytes, header: object = None, frames: Sequence[Buffer] = ()) -> list[Buffer]:
@@ -99,8 +104,7 @@ def unpack(frames: Sequence[Buffer]) -> tuple[bytes, Any, Sequence[Buffer]]:
 
 def pack_hello(hello: Hello) -> list[Buffer]:
     """Returns the frames of a hello."""
-    named = [hello.kind, hello.name, hello.incarnation, hello.started, hello.credit, hello.sticky]
-    return pack(HELLO, [PROTOCOL, *named])
+    return pack(HELLO, [PROTOCOL, *msgspec.structs.astuple(hello)])
 
 
 def hello_of(header: object) -> Hello:
@@ -108,13 +112,8 @@ def hello_of(header: object) -> Hello:
     match header:
         case [int(protocol), *_] if protocol != PROTOCOL:
             raise CodecError(f"protocol {protocol}; this host speaks {PROTOCOL}")
-        case [int(), str(kind), str(name), int(incarnation), int(started), int(credit), bool(sticky)] if (
-            kind in (PRODUCER, CONSUMER)
-            and 0 < len(name) <= MAX_NAME
-            and min(incarnation, started) >= 0
-            and 0 < credit <= MAX_RECORDS
-        ):
-            return Hello(kind, name, incarnation, started, credit, sticky)
+        case [int(), *fields]:
+            return typed(fields, Hello, "a hello", CodecError)
     raise CodecError(f"{shown(header)} is no hello")
 
 
@@ -135,16 +134,11 @@ def records_of(header: object, frames: Sequence[Buffer]) -> tuple[int, list[tupl
     records: list[tuple[RecordHead, Sequence[Buffer]]] = []
     taken = 0
     for index in range(1, len(header), 4):
-        match header[index : index + 4]:
-            case [int(count), str(origin), int(position), int(size)] if (
-                number(count) and number(position) and 0 < len(origin) <= MAX_NAME and 0 < size <= len(frames) - taken
-            ):
-                records.append((RecordHead(count, origin, position, size), frames[taken : taken + size]))
-                taken += size
-            case other:
-                raise CodecError(
-                    f"{shown(other)} describes no record of the {len(frames) - taken} frames that are left"
-                )
+        head = typed(header[index : index + 4], RecordHead, f"record {index // 4}", CodecError)
+        if head.frames > len(frames) - taken:
+            raise CodecError(f"record {index // 4} has {head.frames} frames; {len(frames) - taken} are left")
+        records.append((head, frames[taken : taken + head.frames]))
+        taken += head.frames
     if taken != len(frames):
         raise CodecError(f"the header describes {taken} frames, {len(frames)} are present")
     return header[0], records
