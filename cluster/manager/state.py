@@ -388,8 +388,9 @@ class Ledger:
         record.phase = phase
         self._count(record, 1)
         self.set_deadline(record, deadline)
-        if phase in UNREADY:
-            self.void_check(self.state.roles[record.role])
+        role = self.state.roles[record.role]
+        if phase in UNREADY or (record.rank < 0 and phase in ENDED and role.checking):
+            self.void_check(role)
         self.review(record.role)
 
     def void_check(self, role: RoleRecord) -> None:
@@ -399,8 +400,10 @@ class Ledger:
         self.review(role.name)
 
     def review(self, name: str) -> None:
-        """Notes whether a role is ready."""
-        if self.unready[name] == 0 and (self.roles[name].sub_master is None or self.state.roles[name].checked):
+        """Notes whether a role is ready; one whose SubMaster has ended for good is as it is."""
+        sub_master = self.sub_master(name)
+        checked = sub_master is None or self.state.roles[name].checked or sub_master.phase in ENDED
+        if self.unready[name] == 0 and checked:
             self.not_passed.discard(name)
         else:
             self.not_passed.add(name)

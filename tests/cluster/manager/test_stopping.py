@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from counterpoint.cluster.manager.events import Outcome
-from counterpoint.cluster.spec import JobSpec, RoleSpec
+from counterpoint.cluster.spec import JobSpec, RoleSpec, StartGate
 from tests.cluster.manager.driver import Driver, command, managed, role
 from tests.cluster.manager.jobs import KILLED_SECONDS, failed, in_a_row, sweep, three
 
@@ -383,6 +383,26 @@ def test_the_end_of_a_sub_master_whose_workers_have_ended_is_no_death() -> None:
 def beside() -> Driver:
     """A service that the job can do without, and a task; both run."""
     return Driver(command("side", essential=False, max_restarts=1), command("task", task=True)).running()
+
+
+def test_nobody_awaits_the_check_of_a_sub_master_that_was_not_needed_any_more() -> None:
+    job = Driver(
+        managed("rank", task=True, start=StartGate.WORKER, ready_timeout_seconds=30.0),
+        command("next", task=True, after=("rank",)),
+    )
+    job.begin(0.0)
+    assert job.ready("rank-0", 1.0) == ["start rank-0"]
+    assert job.ready("rank-master", 2.0) == ["check rank-master", "start rank-master"]
+    job.started("rank-0", 3.0)
+    job.finished("rank-0", 4.0)
+    job.exit("rank-0", 0, 5.0)
+    job.started("rank-master", 6.0)
+    assert job.exit("rank-master", 137, 7.0) == ["create next-0"]
+    assert job["rank-master"].phase.value == "stopped"
+    job.ready("next-0", 8.0)
+    assert job.deadline is None, "no check is due"
+    job.exit("next-0", 0, 60.0)
+    assert job.outcome == Outcome(0, "done")
 
 
 def test_the_job_goes_on_without_a_service_that_is_not_essential() -> None:
