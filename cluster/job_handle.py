@@ -32,9 +32,9 @@ from counterpoint.cluster.job_files import (
     read_outcome,
     write_privately,
 )
+from counterpoint.cluster.manager.ending import STOPPED_EARLY
 from counterpoint.cluster.manager.events import ManagerStage, Outcome
 from counterpoint.cluster.manager.state import first_state
-from counterpoint.cluster.manager.stopping import STOPPED_EARLY
 from counterpoint.cluster.master.backend_choice import backend_class
 from counterpoint.cluster.master.control import ControlError, NoMaster, NotStarted, ask, unknown_role
 from counterpoint.cluster.master.mastership import Identity

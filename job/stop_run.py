@@ -9,7 +9,7 @@ import socket
 import time
 from pathlib import Path
 
-from counterpoint.cluster.manager.restarts import LONGEST_BACKOFF_SECONDS
+from counterpoint.cluster.manager.ending import LONGEST_BACKOFF_SECONDS
 from counterpoint.job.directory import is_running, lock_file_of, orchestrator_of, own_steps, written_config
 from counterpoint.job.number_format import duration
 from counterpoint.job.processes_file import read_workers

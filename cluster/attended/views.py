@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from counterpoint.cluster.backends.base import Heartbeat
+from counterpoint.cluster.manager.ending import words_of
 from counterpoint.cluster.manager.events import ManagerStage, Outcome, WorkerExited
 from counterpoint.cluster.manager.manager import PrimeManager
-from counterpoint.cluster.manager.restarts import words_of
 from counterpoint.cluster.manager.state import ALIVE, Phase, WorkerRecord
 from counterpoint.cluster.master.orders import log_file
 from counterpoint.cluster.process import last_lines

@@ -7,9 +7,10 @@ of ten workers and of ten thousand; what concerns many workers costs as much as 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from counterpoint.cluster.manager import ending, starting
 from counterpoint.cluster.manager.events import (
     Allocated,
     AllocationFailed,
@@ -24,7 +25,6 @@ from counterpoint.cluster.manager.events import (
     FailoverDone,
     GuestsChanged,
     Instruction,
-    Kill,
     ManagerStage,
     MasterChanged,
     NodeLost,
@@ -33,7 +33,6 @@ from counterpoint.cluster.manager.events import (
     ReplaceRequested,
     ScaleRequested,
     Start,
-    Stop,
     StopRequested,
     Tick,
     WorkerExited,
@@ -44,53 +43,57 @@ from counterpoint.cluster.manager.events import (
     WorkerSuspected,
     WorkFinished,
 )
-from counterpoint.cluster.manager.restarts import (
-    create_failed,
-    end_announced,
-    exited,
-    extension_requested,
-    kill_stuck,
-    make_room,
-    node_lost,
-    overdue,
-    replace_requested,
-    scale,
-    silent,
-    suspect,
-)
-from counterpoint.cluster.manager.starting import (
-    allocate,
-    allocated,
-    became_ready,
-    begin,
-    children_checked,
-    created,
-    creation,
-    failover_done,
-    finished,
-    no_place,
-    notice,
-    request,
-    retry_later,
-    started,
-    use_all_nodes,
-)
 from counterpoint.cluster.manager.state import (
-    BundleRecord,
+    ALIVE,
+    UNREADY,
+    WELL,
     JobState,
     Ledger,
     Phase,
     Place,
     RoleRecord,
     WorkerRecord,
+    asked,
     first_state,
 )
-from counterpoint.cluster.manager.stopping import STOPPED_EARLY, stop, stop_requested, stop_when_idle
 from counterpoint.cluster.spec import JobSpec, RoleSpec, sub_master_name
 from counterpoint.cluster.worker import Member
 
 TAKEOVER_SECONDS = 10.0
 """After a change of masters nothing is overdue for so long: answers that were given meanwhile come first."""
+
+Handler = Callable[..., list[Instruction]]
+
+OF_A_WORKER: dict[type[Event], tuple[Handler, frozenset[Phase]]] = {
+    Created: (starting.created, ALIVE),
+    CreateFailed: (ending.create_failed, ALIVE),
+    WorkerReady: (starting.became_ready, frozenset({Phase.CREATING, Phase.INITIALIZING})),
+    WorkerStarted: (starting.started, frozenset({Phase.STARTING})),
+    WorkFinished: (starting.finished, frozenset({Phase.STARTING, Phase.RUNNING})),
+    ChildrenChecked: (starting.children_checked, ALIVE),
+    FailoverDone: (starting.failover_done, ALIVE),
+    EndAnnounced: (starting.end_announced, WELL),
+    ExtensionRequested: (ending.extension_requested, ALIVE),
+    ReplaceRequested: (ending.replace_requested, WELL | {Phase.CREATING}),
+    WorkerSuspected: (ending.suspect, WELL),
+    WorkerHeard: (ending.suspect, WELL),
+    WorkerSilent: (ending.silent, WELL),
+    WorkerExited: (ending.exited, ALIVE),
+}
+"""What decides about an event of a worker, and the phases in which that counts: in another, or of another incarnation, it is
+stale or was sent twice, and changes nothing. These decide by the ledger, the worker and the event."""
+
+OF_THE_JOB: dict[type[Event], Handler] = {
+    Begin: starting.begin,
+    Allocated: starting.allocated,
+    AllocationFailed: ending.allocation_failed,
+    NodeLost: ending.node_lost,
+    ScaleRequested: ending.scale,
+    StopRequested: ending.stop_requested,
+    GuestsChanged: ending.guests_changed,
+    Tick: ending.due,
+}
+"""What decides about every other event but `MasterChanged`, by the ledger and the event."""
 
 
 class PrimeManager:
@@ -136,10 +139,6 @@ class PrimeManager:
         """Returns the role of a worker."""
         return self._ledger.spec_of(worker)
 
-    def outstanding(self) -> list[Instruction]:
-        """Returns every instruction that is not answered."""
-        return outstanding(self.state)
-
     def take_changes(self) -> list[Member]:
         """Returns the members that have changed since the last call, for `publish`; all of them at first."""
         changed = [member(self.state, name) for name in self._ledger.changes]
@@ -155,7 +154,7 @@ class PrimeManager:
 
     def prepare(self) -> list[Instruction]:
         """Asks for every bundle's place; creation, and READY, follow from the answers. Once: a repetition returns nothing."""
-        return [] if self.state.begun else begin(self._ledger)
+        return self.handle(Begin(0.0))
 
     def start(self) -> list[Instruction]:
         """Returns each `Start` that is not answered; they are made by the event with which the job became READY.
@@ -163,82 +162,52 @@ class PrimeManager:
         Raises `ValueError` before that, with the roles that are not ready.
         """
         if self.stage is ManagerStage.INIT:
-            raise ValueError(
-                f"the job is not READY: {', '.join(sorted(self._ledger.not_passed))} not ready and checked"
-            )
+            left = sorted(role for role in self._ledger.roles if not self._ledger.is_passed(role))
+            raise ValueError(f"the job is not READY: {', '.join(left)} not ready and checked")
         return [each for each in self.outstanding() if isinstance(each, Start)]
 
     def monitor(self, at: float) -> list[Instruction]:
         """Decides what is due: who is late, and what is tried again."""
-        instructions: list[Instruction] = []
-        while (record := self._ledger.take_due(at)) is not None:
-            if isinstance(record, BundleRecord):
-                instructions += allocate(self._ledger, record)
-            elif isinstance(record, RoleRecord):
-                instructions += self._check_overdue(record, at)
-            else:
-                instructions += overdue(self._ledger, record, at)
-        return instructions
+        return self.handle(Tick(at))
 
-    def stop(self, at: float, reason: str = "stopped", code: int = STOPPED_EARLY) -> list[Instruction]:
+    def stop(self, at: float, reason: str = "stopped", code: int = ending.STOPPED_EARLY) -> list[Instruction]:
         """Stops the workers in order; a second time, more than a second later, kills them."""
-        return stop_requested(self._ledger, StopRequested(reason, code, "", at))
+        return self.handle(StopRequested(reason, code, "", at))
 
     def handle(self, event: Event) -> list[Instruction]:
         """Returns the instructions for one event, in order."""
-        ledger = self._ledger
         if isinstance(event, MasterChanged):
             return self._master_changed(event)
-        if self.outcome is not None:
-            return self._late(event)
-        match event:
-            case Begin():
-                return self.prepare()
-            case Allocated():
-                return allocated(ledger, event)
-            case AllocationFailed():
-                return self._allocation_failed(event)
-            case Created():
-                return created(ledger, event)
-            case CreateFailed():
-                return create_failed(ledger, event)
-            case WorkerReady():
-                return became_ready(ledger, event)
-            case WorkerStarted():
-                return started(ledger, event)
-            case WorkFinished():
-                return finished(ledger, event)
-            case EndAnnounced():
-                return end_announced(ledger, event)
-            case ExtensionRequested():
-                return extension_requested(ledger, event)
-            case WorkerExited():
-                return exited(ledger, event)
-            case WorkerSuspected() | WorkerHeard():
-                return suspect(ledger, event)
-            case WorkerSilent():
-                return silent(ledger, event)
-            case ChildrenChecked():
-                return children_checked(ledger, event)
-            case FailoverDone():
-                return failover_done(ledger, event)
-            case ReplaceRequested():
-                return replace_requested(ledger, event)
-            case ScaleRequested():
-                return scale(ledger, event)
-            case NodeLost():
-                return node_lost(ledger, event)
-            case StopRequested():
-                return stop_requested(ledger, event)
-            case GuestsChanged():
-                self.state.guests = list(event.guests)
-                return stop_when_idle(ledger, event.at)
-            case Tick():
-                return self.monitor(event.at)
+        if self.outcome is not None and not isinstance(event, Allocated):
+            return []  # only a place that was found too late is still to be given back
+        if (decides := OF_THE_JOB.get(type(event))) is not None:
+            return decides(self._ledger, event)
+        of_worker: Any = event
+        decides, phases = OF_A_WORKER[type(event)]
+        worker = self._ledger.current(of_worker.worker, of_worker.incarnation)
+        return decides(self._ledger, worker, event) if worker is not None and worker.phase in phases else []
 
-    def _late(self, event: Event) -> list[Instruction]:
-        """After the end, only a place that was found too late is given back."""
-        return allocated(self._ledger, event) if isinstance(event, Allocated) else []
+    def outstanding(self) -> list[Instruction]:
+        """Returns every instruction that may not have been carried out, in an order in which they may be.
+
+        A new master repeats these. They may be more than what was lost with the former master: also what was carried out, and
+        whose answer is on its way. So whoever carries them out is idempotent.
+        """
+        state, instructions = self.state, list[Instruction]()
+        for bundle in state.bundles.values():
+            if bundle.place is Place.RELEASED or (bundle.place is Place.ALLOCATING and bundle.attempt > 1):
+                instructions.append(Release(bundle.name))
+            if bundle.place is Place.ALLOCATING:
+                instructions.append(starting.request(state.set_aside, bundle))
+        for worker in state.workers.values():
+            instructions += asked(worker)
+            if worker.noticed and worker.phase in WELL - UNREADY:
+                instructions.append(starting.notice(worker))
+        for role in state.roles.values():
+            if role.checking:
+                sub_master = state.workers[sub_master_name(role.name)]
+                instructions.append(CheckChildren(sub_master.name, sub_master.incarnation, role.check))
+        return instructions
 
     def _master_changed(self, event: MasterChanged) -> list[Instruction]:
         if event.epoch <= self.state.epoch:
@@ -253,64 +222,8 @@ class PrimeManager:
         ledger.changes.update(dict.fromkeys(self.state.workers))
         return self.outstanding()
 
-    def _allocation_failed(self, event: AllocationFailed) -> list[Instruction]:
-        bundle = self.state.bundles.get(event.bundle)
-        if bundle is None or bundle.attempt != event.attempt or bundle.place is not Place.ALLOCATING:
-            return []
-        if event.final and not use_all_nodes(self._ledger):
-            smaller = make_room(self._ledger, bundle, event.at)
-            return stop(self._ledger, no_place(bundle, event.reason), event.at) if smaller is None else smaller
-        retry_later(self._ledger, bundle, event.at)
-        return []
-
-    def _check_overdue(self, role: RoleRecord, at: float) -> list[Instruction]:
-        sub_master = self._ledger.sub_master(role.name)
-        assert sub_master is not None
-        seconds = self._ledger.roles[role.name].ready_timeout_seconds
-        return kill_stuck(self._ledger, sub_master, f"did not check its workers within {seconds:g} s", at)
-
 
 def member(state: JobState, worker: str) -> Member:
     """Returns a worker as the others see it."""
     record = state.workers[worker]
     return Member(worker, record.incarnation, record.stage, record.address, record.node, record.server_key)
-
-
-# --- what is asked and not answered: a new master repeats exactly this ---
-
-
-def outstanding(state: JobState) -> list[Instruction]:
-    """Returns every instruction that may not have been carried out, in an order in which they may be.
-
-    It may name more than what was lost with the former master: an instruction that was carried out, whose answer is on its way.
-    So whoever carries them out is idempotent.
-    """
-    instructions: list[Instruction] = []
-    for bundle in state.bundles.values():
-        if bundle.place is Place.RELEASED or (bundle.place is Place.ALLOCATING and bundle.attempt > 1):
-            instructions.append(Release(bundle.name))
-        if bundle.place is Place.ALLOCATING:
-            instructions.append(request(state.set_aside, bundle))
-    for worker in state.workers.values():
-        instructions += _of_worker(worker)
-    for role in state.roles.values():
-        if role.checking:
-            sub_master = state.workers[sub_master_name(role.name)]
-            instructions.append(CheckChildren(sub_master.name, sub_master.incarnation, role.check))
-    return instructions
-
-
-def _of_worker(worker: WorkerRecord) -> Iterator[Instruction]:
-    match worker.phase:
-        case Phase.CREATING:
-            yield creation(worker)
-        case Phase.STARTING:
-            yield Start(worker.name, worker.incarnation)
-        case Phase.STUCK:
-            yield Kill(worker.name, worker.incarnation)
-        case Phase.STOPPING | Phase.RECYCLING if worker.killed:
-            yield Kill(worker.name, worker.incarnation)
-        case Phase.STOPPING | Phase.RECYCLING:
-            yield Stop(worker.name, worker.incarnation)
-    if worker.noticed and worker.phase in (Phase.READY, Phase.STARTING, Phase.RUNNING, Phase.FINISHED):
-        yield notice(worker)

@@ -4,7 +4,7 @@ Workers are created in the order of `after`, and started with the whole job. `ad
 ready; it does all that follows: it creates the workers of roles that waited for it, tells of those that were created again, has
 the SubMaster check them, and starts those that may start. A role with `start = "worker"` works before the job is ready, so that
 others can become ready with its help. A bundle gets another place when its node is lost; a node that is lost several times
-within a window is set aside. What becomes of the workers of a lost node is decided in `restarts`.
+within a window is set aside. What becomes of the workers of a lost node is decided in `ending`.
 """
 
 from __future__ import annotations
@@ -15,22 +15,32 @@ from counterpoint.cluster.manager.events import (
     LONGEST_REASON,
     Allocate,
     Allocated,
+    Begin,
     CheckChildren,
     ChildrenChecked,
-    Create,
     Created,
+    EndAnnounced,
     Failover,
     FailoverDone,
     Instruction,
     ManagerStage,
     Outcome,
     Release,
-    Start,
     WorkerReady,
     WorkerStarted,
     WorkFinished,
 )
-from counterpoint.cluster.manager.state import WELL, BundleRecord, Ledger, Phase, Place, RoleRecord, WorkerRecord
+from counterpoint.cluster.manager.state import (
+    NOT_RUNNING,
+    UNREADY,
+    WELL,
+    BundleRecord,
+    Ledger,
+    Phase,
+    Place,
+    RoleRecord,
+    WorkerRecord,
+)
 from counterpoint.cluster.spec import JobSpec, Resources, RestartScope, StartGate, role_of, sub_master_name
 
 LOSSES = 3
@@ -42,14 +52,6 @@ FIRST_RETRY_SECONDS = 1.0
 """Between an attempt to place a bundle and the next; doubled for each further one."""
 
 LONGEST_RETRY_SECONDS = 30.0
-
-ANSWER_SECONDS = 120.0
-"""Longest time for a worker's process to be created, and for `start` to be called; else it is killed."""
-
-CREATIONS_AT_ONCE = 16
-"""Creations that are carried out at a time; the others wait, and their deadlines are later. An agent starts one process after the
-other, so more would only wait there, beside their repetitions."""
-
 
 # --- places ---
 
@@ -63,10 +65,8 @@ def needs_of(spec: JobSpec, worker: str) -> Resources:
 def allocate(ledger: Ledger, bundle: BundleRecord) -> list[Instruction]:
     """Asks for a place, once more if it had one: that is given back first."""
     again = bundle.place in (Place.ALLOCATED, Place.RELEASED)
-    bundle.place = Place.ALLOCATING
+    ledger.set_place(bundle, Place.ALLOCATING)
     bundle.attempt += 1
-    ledger.set_deadline(bundle, None)
-    ledger.set_node(bundle, "")
     return [*([Release(bundle.name)] if again else []), request(ledger.state.set_aside, bundle)]
 
 
@@ -79,9 +79,8 @@ def release(ledger: Ledger, bundle: BundleRecord) -> list[Instruction]:
     """Gives the place back, or the wish for one."""
     if bundle.place in (Place.NONE, Place.RELEASED):
         return []
-    bundle.place, bundle.failures = Place.RELEASED, 0
-    ledger.set_deadline(bundle, None)
-    ledger.set_node(bundle, "")
+    ledger.set_place(bundle, Place.RELEASED)
+    bundle.failures = 0
     return [Release(bundle.name)]
 
 
@@ -95,10 +94,9 @@ def use_all_nodes(ledger: Ledger) -> bool:
 
 def retry_later(ledger: Ledger, bundle: BundleRecord, at: float) -> None:
     """Asks for the place again after a pause."""
-    bundle.place = Place.RETRYING
     pause = min(FIRST_RETRY_SECONDS * 2 ** min(bundle.failures, 10), LONGEST_RETRY_SECONDS)
+    ledger.set_place(bundle, Place.RETRYING, at + pause)
     bundle.failures += 1
-    ledger.set_deadline(bundle, at + pause)
 
 
 def no_place(bundle: BundleRecord, reason: str) -> Outcome:
@@ -126,8 +124,10 @@ def lose_node(ledger: Ledger, node: str, at: float) -> list[BundleRecord]:
 # --- creation ---
 
 
-def begin(ledger: Ledger) -> list[Instruction]:
-    """Asks for every bundle's place at once, so that a job that does not fit is known before anything runs."""
+def begin(ledger: Ledger, _: Begin) -> list[Instruction]:
+    """Asks for every bundle's place at once, so that a job that does not fit is known before anything runs; once."""
+    if ledger.state.begun:
+        return []
     ledger.state.begun = True
     return [instruction for bundle in ledger.state.bundles.values() for instruction in allocate(ledger, bundle)]
 
@@ -139,16 +139,10 @@ def allocated(ledger: Ledger, event: Allocated) -> list[Instruction]:
         return []
     if bundle.place is Place.RELEASED:  # it is not needed any more, and was given back too early to be given back
         return [Release(bundle.name)]
-    bundle.place, bundle.failures = Place.ALLOCATED, 0
-    ledger.set_deadline(bundle, None)
-    ledger.set_node(bundle, event.node)
-    workers = (ledger.state.workers.get(name) for name in bundle.workers)
-    return [
-        create for worker in workers if worker is not None for create in create_if_possible(ledger, worker, event.at)
-    ]
-
-
-# --- creating ---
+    ledger.set_place(bundle, Place.ALLOCATED, node=event.node)
+    bundle.failures = 0
+    workers = [ledger.state.workers[name] for name in bundle.workers if name in ledger.state.workers]
+    return [create for worker in workers for create in create_if_possible(ledger, worker, event.at)]
 
 
 def create_if_possible(ledger: Ledger, worker: WorkerRecord, at: float) -> list[Instruction]:
@@ -159,52 +153,36 @@ def create_if_possible(ledger: Ledger, worker: WorkerRecord, at: float) -> list[
         return []
     worker.incarnation += 1
     worker.unblocked = True
-    worker.launched = worker.ending = worker.killed = worker.suspected = False
-    worker.stuck = worker.node = ""
-    worker.pid = 0
-    turns = 1 + ledger.creating // CREATIONS_AT_ONCE
-    ledger.set_phase(worker, Phase.CREATING, at + turns * ANSWER_SECONDS)
-    return [creation(worker)]
+    worker.suspected = False
+    return ledger.move(worker, Phase.CREATING, at)
 
 
-def creation(worker: WorkerRecord) -> Create:
-    """Returns the request for the worker's process."""
-    return Create(worker.name, worker.incarnation, worker.bundle, again=worker.incarnation > 1)
-
-
-def created(ledger: Ledger, event: Created) -> list[Instruction]:
+def created(ledger: Ledger, worker: WorkerRecord, event: Created) -> list[Instruction]:
     """Notes where the process is; a command that does not notify is ready."""
-    worker = ledger.current(event.worker, event.incarnation)
-    if worker is None or worker.pid:
+    if worker.pid:
         return []
     worker.node, worker.pid = event.node, event.pid
     ledger.set_node(ledger.state.bundles[worker.bundle], event.node)
     ledger.changes[worker.name] = None
     if worker.phase is not Phase.CREATING:
         return []
-    timeout = ledger.spec_of(worker).ready_timeout_seconds
-    if timeout is None:
+    if ledger.spec_of(worker).ready_timeout_seconds is None:
         return _ready(ledger, worker, event.at)
-    ledger.set_phase(worker, Phase.INITIALIZING, event.at + timeout if math.isfinite(timeout) else None)
-    return []
+    return ledger.move(worker, Phase.INITIALIZING, event.at)
 
 
-def became_ready(ledger: Ledger, event: WorkerReady) -> list[Instruction]:
+def became_ready(ledger: Ledger, worker: WorkerRecord, event: WorkerReady) -> list[Instruction]:
     """Notes a worker's address, and what follows from its being ready."""
-    worker = ledger.current(event.worker, event.incarnation)
-    if worker is None or worker.phase not in (Phase.CREATING, Phase.INITIALIZING) or worker.ending or ledger.stops:
-        return []  # sent twice, or too late
+    if worker.ending or ledger.stops:
+        return []  # too late
     worker.address, worker.server_key = event.address, event.server_key
     return _ready(ledger, worker, event.at)
 
 
 def _ready(ledger: Ledger, worker: WorkerRecord, at: float) -> list[Instruction]:
     worker.ready_since = at
-    if ledger.spec_of(worker).command is None:
-        ledger.set_phase(worker, Phase.READY)
-    else:
-        worker.launched = True
-        ledger.set_phase(worker, Phase.RUNNING)
+    worker.launched = ledger.spec_of(worker).command is not None
+    ledger.move(worker, Phase.RUNNING if worker.launched else Phase.READY, at)
     return advance(ledger, worker.role, at)
 
 
@@ -218,7 +196,7 @@ def advance(ledger: Ledger, role: str, at: float) -> list[Instruction]:
     release_held(ledger, role, at)
     instructions: list[Instruction] = []
     instructions += _create_dependents(ledger, role, at)
-    if ledger.unready[role] == 0:
+    if not ledger.number(UNREADY, role):
         instructions += _tell_of_changes(ledger, ledger.state.roles[role])
         instructions += _check(ledger, ledger.state.roles[role], at)
     return instructions + start_ready(ledger, role, at)
@@ -228,21 +206,21 @@ def _create_dependents(ledger: Ledger, role: str, at: float) -> list[Instruction
     """Creates the workers that waited for the role."""
     if ledger.is_awaited(role):
         return []
-    waiting = (worker for name in ledger.dependents[role] for worker in ledger.in_order(ledger.waiting[name]))
+    waiting = [worker for name in ledger.dependents[role] for worker in ledger.at(name, [Phase.WAITING])]
     return [create for worker in waiting for create in create_if_possible(ledger, worker, at)]
 
 
 def release_held(ledger: Ledger, role: str, at: float) -> None:
     """Has those that were recycled created again once all of them have ended."""
     state = ledger.state
-    if ledger.stops or (any(ledger.recycling.values()) if state.restarting_all else ledger.recycling[role]):
-        return
     roles = list(ledger.roles) if state.restarting_all else [role]
+    if ledger.stops or any(ledger.number([Phase.RECYCLING], name) for name in roles):
+        return
     due = max(at, *(state.roles[name].not_before for name in roles))
     state.restarting_all = False
     for name in roles:
         state.roles[name].not_before = 0.0
-        for worker in ledger.in_order(ledger.held[name]):
+        for worker in ledger.at(name, [Phase.HELD]):
             ledger.set_phase(worker, Phase.RESTARTING, due)
 
 
@@ -256,7 +234,7 @@ def _tell_of_changes(ledger: Ledger, role: RoleRecord) -> list[Instruction]:
     if ledger.roles[role.name].restart is RestartScope.ROLE:
         for dependent in ledger.dependents[role.name]:
             if ledger.roles[dependent].command is None:
-                concerned += ledger.in_order(ledger.members[dependent])
+                concerned += ledger.at(dependent)
     return [notice for worker in concerned for notice in _notify(worker, changed)]
 
 
@@ -281,12 +259,9 @@ def notice(worker: WorkerRecord) -> Failover:
     return Failover(worker.name, worker.incarnation, worker.notice, tuple(worker.noticed))
 
 
-def failover_done(ledger: Ledger, event: FailoverDone) -> list[Instruction]:
+def failover_done(ledger: Ledger, worker: WorkerRecord, event: FailoverDone) -> list[Instruction]:
     """Sends the next notice, if there is one."""
-    worker = ledger.current(event.worker, event.incarnation)
-    if worker is None or event.notice != worker.notice or not worker.noticed:
-        return []
-    return _next_notice(worker)
+    return _next_notice(worker) if worker.noticed and event.notice == worker.notice else []
 
 
 def _check(ledger: Ledger, role: RoleRecord, at: float) -> list[Instruction]:
@@ -295,22 +270,17 @@ def _check(ledger: Ledger, role: RoleRecord, at: float) -> list[Instruction]:
         return []
     role.check += 1
     role.checking = True
-    timeout = ledger.roles[role.name].ready_timeout_seconds
-    ledger.set_deadline(role, at + timeout if timeout is not None and math.isfinite(timeout) else None)
+    ledger.set_deadline(role, at + (ledger.roles[role.name].ready_timeout_seconds or math.inf))
     return [CheckChildren(sub_master.name, sub_master.incarnation, role.check)]
 
 
-def children_checked(ledger: Ledger, event: ChildrenChecked) -> list[Instruction]:
+def children_checked(ledger: Ledger, worker: WorkerRecord, event: ChildrenChecked) -> list[Instruction]:
     """Starts the workers that waited for the check; void if one of them has died meanwhile."""
-    worker = ledger.current(event.worker, event.incarnation)
-    if worker is None or worker.rank >= 0:
-        return []
     role = ledger.state.roles[worker.role]
-    if not role.checking or event.check != role.check:
+    if worker.rank >= 0 or not role.checking or event.check != role.check:
         return []
     role.checking, role.checked = False, True
     ledger.set_deadline(role, None)
-    ledger.review(role.name)
     if ledger.stops:
         return []
     return _create_dependents(ledger, role.name, event.at) + start_ready(ledger, role.name, event.at)
@@ -327,8 +297,8 @@ def start_ready(ledger: Ledger, role: str, at: float) -> list[Instruction]:
     instructions: list[Instruction] = []
     if state.stage is not ManagerStage.INIT or ledger.roles[role].start is StartGate.WORKER:
         instructions += _start_role(ledger, role, at)
-    if state.stage is ManagerStage.INIT and not ledger.not_passed:
-        state.stage = ManagerStage.READY
+    if state.stage is ManagerStage.INIT and all(ledger.is_passed(name) for name in ledger.roles):
+        ledger.set_stage(ManagerStage.READY)
         instructions += [start for name in ledger.roles for start in _start_role(ledger, name, at)]
     _note_running(ledger)
     return instructions
@@ -337,40 +307,40 @@ def start_ready(ledger: Ledger, role: str, at: float) -> list[Instruction]:
 def _start_role(ledger: Ledger, name: str, at: float) -> list[Instruction]:
     role = ledger.roles[name]
     alone = role.start is StartGate.WORKER or (role.restart is RestartScope.WORKER and role.sub_master is None)
-    if name in ledger.not_passed and not alone:
+    if not alone and not ledger.is_passed(name):
         return []
     instructions: list[Instruction] = []
-    for worker in ledger.in_order(ledger.to_start[name]):
+    for worker in ledger.at(name, [Phase.READY]):
         worker.launched = True
-        ledger.set_phase(worker, Phase.STARTING, worker.deadline if worker.ending else at + ANSWER_SECONDS)
-        instructions.append(Start(worker.name, worker.incarnation))
+        instructions += ledger.move(worker, Phase.STARTING, at)
     return instructions
 
 
-def started(ledger: Ledger, event: WorkerStarted) -> list[Instruction]:
+def started(ledger: Ledger, worker: WorkerRecord, event: WorkerStarted) -> list[Instruction]:
     """Notes that a worker works."""
-    worker = ledger.current(event.worker, event.incarnation)
-    if worker is not None and worker.phase is Phase.STARTING:
-        ledger.set_phase(worker, Phase.RUNNING, worker.deadline if worker.ending else None)
-        _note_running(ledger)
-    return []
-
-
-def finished(ledger: Ledger, event: WorkFinished) -> list[Instruction]:
-    """Notes that a worker's `start` returned by itself. A task's process ends next: it has as long as after a request."""
-    worker = ledger.current(event.worker, event.incarnation)
-    if worker is None or worker.phase not in (Phase.STARTING, Phase.RUNNING):
-        return []
-    deadline = worker.deadline if worker.ending else None
-    if worker.task:
-        worker.settled = True
-        deadline = deadline or event.at + ledger.spec_of(worker).stop_timeout_seconds
-        worker.ending = True
-    ledger.set_phase(worker, Phase.FINISHED, deadline)
+    ledger.move(worker, Phase.RUNNING, event.at)
     _note_running(ledger)
     return []
 
 
+def finished(ledger: Ledger, worker: WorkerRecord, event: WorkFinished) -> list[Instruction]:
+    """Notes that a worker's `start` returned by itself. A task's process ends next: it has as long as after a request."""
+    if worker.task:
+        worker.settled = True
+        end_announced(ledger, worker, event)
+    ledger.move(worker, Phase.FINISHED, event.at)
+    _note_running(ledger)
+    return []
+
+
+def end_announced(ledger: Ledger, worker: WorkerRecord, event: EndAnnounced | WorkFinished) -> list[Instruction]:
+    """Gives a worker that is about to end as long as after a request."""
+    if not worker.ending:
+        worker.ending = True
+        ledger.set_deadline(worker, event.at + ledger.spec_of(worker).stop_timeout_seconds)
+    return []
+
+
 def _note_running(ledger: Ledger) -> None:
-    if ledger.state.stage is ManagerStage.READY and ledger.not_running == 0:
-        ledger.state.stage = ManagerStage.RUNNING
+    if ledger.state.stage is ManagerStage.READY and not ledger.number(NOT_RUNNING):
+        ledger.set_stage(ManagerStage.RUNNING)

@@ -1,20 +1,23 @@
-"""What a PrimeManager knows of its job: plain records, which a snapshot holds as JSON.
+"""What a PrimeManager knows of its job, and the tables of what may follow what: `TRANSITIONS`, `PLACES`, `STAGES`.
 
-The records are not computed from anything else. `Ledger` is these records with their counters: every change of a worker's
-phase goes through it, and costs the same in any job. The counters and sets follow from the records alone, and are counted anew
-when a snapshot is read. The rules that read and change them are in `starting`, `restarts` and `stopping`.
+The records are plain, are not computed from anything else, and are what a snapshot holds as JSON. Only `Ledger` changes phases,
+places and stages: `Ledger.move` gives a worker its next phase, with the deadline that the phase has, and returns what the phase
+asks for. An index of the workers by phase makes that cost the same in any job; it follows from the records alone. Which phase
+comes next is decided in `starting` and `ending`.
 """
 
 from __future__ import annotations
 
 import heapq
+import itertools
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from counterpoint.cluster.manager.events import ManagerStage, Outcome
+from counterpoint.cluster.manager.events import Create, Instruction, Kill, ManagerStage, Outcome, Start, Stop
 from counterpoint.cluster.spec import JobSpec, RestartScope, RoleSpec, StartGate, sub_master_name, worker_name
 from counterpoint.cluster.worker import Stage
 
@@ -58,6 +61,37 @@ WELL = frozenset({Phase.INITIALIZING, Phase.READY, Phase.STARTING, Phase.RUNNING
 ALIVE = WELL | {Phase.CREATING, Phase.STUCK, Phase.RECYCLING, Phase.STOPPING}
 """With a process, as far as is known."""
 UNREADY = DEAD | {Phase.CREATING, Phase.INITIALIZING, Phase.STUCK, Phase.RECYCLING}
+NOT_RUNNING = UNREADY | {Phase.READY, Phase.STARTING}
+
+_DOWN = frozenset({Phase.STUCK, Phase.RECYCLING, Phase.STOPPING, Phase.RESTARTING, Phase.STOPPED, Phase.FAILED})
+
+TRANSITIONS: dict[Phase, frozenset[Phase]] = {
+    Phase.WAITING: frozenset({Phase.CREATING, Phase.STOPPED, Phase.REMOVED}),
+    Phase.CREATING: _DOWN | {Phase.INITIALIZING, Phase.READY, Phase.RUNNING},
+    Phase.INITIALIZING: _DOWN | {Phase.READY, Phase.RUNNING},
+    Phase.READY: _DOWN | {Phase.STARTING},
+    Phase.STARTING: _DOWN | {Phase.RUNNING, Phase.FINISHED, Phase.HELD},
+    Phase.RUNNING: _DOWN | {Phase.FINISHED, Phase.HELD},
+    Phase.FINISHED: _DOWN | {Phase.HELD, Phase.REMOVED},
+    Phase.STUCK: (_DOWN | {Phase.HELD, Phase.REMOVED}) - {Phase.STUCK, Phase.RECYCLING},
+    Phase.RECYCLING: (_DOWN | {Phase.HELD, Phase.REMOVED}) - {Phase.STUCK, Phase.RESTARTING},
+    Phase.HELD: frozenset({Phase.RESTARTING, Phase.STOPPED, Phase.REMOVED}),
+    Phase.RESTARTING: frozenset({Phase.WAITING, Phase.HELD, Phase.STOPPED, Phase.REMOVED}),
+    Phase.STOPPING: frozenset({Phase.STOPPING, Phase.STOPPED, Phase.FAILED}),
+    Phase.STOPPED: frozenset(),
+    Phase.FAILED: frozenset(),
+    Phase.REMOVED: frozenset({Phase.WAITING}),
+}
+"""The phases that may follow each phase. Only one that is recycled or stopped stays where it is: it is killed."""
+
+STAGES: dict[ManagerStage, frozenset[ManagerStage]] = {
+    ManagerStage.INIT: frozenset({ManagerStage.INIT, ManagerStage.READY, ManagerStage.STOPPING}),
+    ManagerStage.READY: frozenset({ManagerStage.RUNNING, ManagerStage.INIT, ManagerStage.STOPPING}),
+    ManagerStage.RUNNING: frozenset({ManagerStage.INIT, ManagerStage.STOPPING}),
+    ManagerStage.STOPPING: frozenset({ManagerStage.STOPPED}),
+    ManagerStage.STOPPED: frozenset(),
+}
+"""The stages of the job that may follow each stage; INIT again, when the whole job is created again."""
 
 _STAGES = {
     Phase.READY: Stage.READY,
@@ -161,6 +195,16 @@ class Place(StrEnum):
     RELEASED = "released"
 
 
+PLACES: dict[Place, frozenset[Place]] = {
+    Place.NONE: frozenset({Place.ALLOCATING}),
+    Place.ALLOCATING: frozenset({Place.ALLOCATED, Place.RETRYING, Place.RELEASED}),
+    Place.RETRYING: frozenset({Place.ALLOCATING, Place.ALLOCATED, Place.RELEASED}),
+    Place.ALLOCATED: frozenset({Place.ALLOCATING, Place.RELEASED}),
+    Place.RELEASED: frozenset({Place.ALLOCATING}),
+}
+"""How the placement of a bundle may go on; after a try that failed, its place may still be found."""
+
+
 @dataclass(slots=True)
 class BundleRecord:
     """Workers that are placed together."""
@@ -261,7 +305,20 @@ def add_worker(state: JobState, spec: JobSpec, role_name: str, rank: int) -> Wor
     return state.workers[name]
 
 
-# --- the records with their counters ---
+# --- the records with their index and deadlines ---
+
+ANSWER_SECONDS = 120.0
+"""Longest time for a worker's process to be created, and for `start` to be called; else it is killed."""
+
+CREATIONS_AT_ONCE = 16
+"""Creations that are carried out at a time; the others wait, and their deadlines are later. An agent starts one process after the
+other, so more would only wait there, beside their repetitions."""
+
+KILL_GRACE_SECONDS = 15.0
+"""A killed process on a node that can be reached, and that exists after this, is stuck in the kernel."""
+
+FENCE_LEASES = 3
+"""A node that cannot be reached has shown its silence, and ended its workers by itself, after so many leases of the job."""
 
 _LEFT_BEHIND = 64
 """Entries of the heap that may be void before it is looked over."""
@@ -270,8 +327,22 @@ Timed = WorkerRecord | RoleRecord | BundleRecord
 """What may have a deadline."""
 
 
+def asked(worker: WorkerRecord) -> list[Instruction]:
+    """Returns what a worker's phase asks for: instructed when the worker gets there, and again by a new master."""
+    match worker.phase:
+        case Phase.CREATING:
+            return [Create(worker.name, worker.incarnation, worker.bundle, again=worker.incarnation > 1)]
+        case Phase.STARTING:
+            return [Start(worker.name, worker.incarnation)]
+        case Phase.STOPPING | Phase.RECYCLING if not worker.killed:
+            return [Stop(worker.name, worker.incarnation)]
+        case Phase.STUCK | Phase.STOPPING | Phase.RECYCLING:
+            return [Kill(worker.name, worker.incarnation)]
+    return []
+
+
 class Ledger:
-    """A job's state and what is counted of it."""
+    """A job's state, its workers by phase, and its deadlines."""
 
     def __init__(self, spec: JobSpec, state: JobState) -> None:
         self.spec = spec
@@ -280,48 +351,31 @@ class Ledger:
         self.dependents: dict[str, list[str]] = {
             role.name: [other.name for other in spec.roles if role.name in other.after] for role in spec.roles
         }
-        self._position = {role.name: position for position, role in enumerate(spec.roles)}
         self._stop_order = spec.stop_order()
         self.linked_by_channels = spec.linked_by_channels
-        self.members: dict[str, list[str]] = {name: [] for name in self.roles}
-        """Workers of each role that were ever added, its SubMaster included."""
-        self.unready = dict.fromkeys(self.roles, 0)
-        """Workers of each role that are not ready, its SubMaster included."""
-        self.unended = dict.fromkeys(self.roles, 0)
-        """Workers of each role that have not ended, its SubMaster not included."""
-        self.recycling = dict.fromkeys(self.roles, 0)
-        self.waiting: dict[str, set[str]] = {name: set() for name in self.roles}
-        self.held: dict[str, set[str]] = {name: set() for name in self.roles}
-        self.to_start: dict[str, set[str]] = {name: set() for name in self.roles}
-        self.not_passed: set[str] = set()
-        """Roles that are not ready: a worker is not, or its SubMaster has not passed it."""
-        self.not_running = 0
-        """Workers that have not begun to work."""
-        self.creating = 0
-        """Workers whose processes were asked for."""
-        self.unended_tasks = 0
-        self.alive_in_group: dict[int, int] = defaultdict(int)
+        self._by_phase: dict[str, dict[Phase, set[str]]] = {
+            name: {each: set() for each in Phase} for name in self.roles
+        }
+        """The workers of each role that were ever added, its SubMaster included."""
+        self._in_phase = dict.fromkeys(Phase, 0)
+        """How many workers of the job are in each phase."""
+        self.left_in_group: dict[int, int] = defaultdict(int)
+        """Workers of each stop group that have not ended; group 0 is the tasks."""
         self.left_in_bundle: dict[str, int] = defaultdict(int)
         """Workers of each bundle that have not ended."""
         self.bundles_on: dict[str, set[str]] = defaultdict(set)
         self.changes: dict[str, None] = {}
         """Workers whose `Member` may have changed since this was last emptied."""
-        self._heap: list[tuple[float, str, str]] = []
-        self._tables: dict[str, Mapping[str, Timed]] = {
-            "worker": state.workers,
-            "role": state.roles,
-            "bundle": state.bundles,
-        }
-        self._timed = 0
+        self._heap: list[tuple[float, str, str, int, Timed]] = []
+        self._entries = itertools.count()
         for record in state.workers.values():
-            self.members[record.role].append(record.name)
-            self._count(record, 1)
+            self.index(record, 1)
         for bundle in state.bundles.values():
             if bundle.node:
                 self.bundles_on[bundle.node].add(bundle.name)
-        for name in self.roles:
-            self.review(name)
         self._refill_heap()
+        self._timed = len(self._heap)
+        """How many records have a deadline; other entries of the heap are void."""
 
     # --- reading ---
 
@@ -342,27 +396,38 @@ class Ledger:
         record = self.state.workers.get(worker)
         return record if record is not None and record.incarnation == incarnation and record.phase in ALIVE else None
 
-    def in_order(self, names: Iterable[str]) -> list[WorkerRecord]:
-        """Returns workers in the order in which they start: by role, the SubMaster first, then by rank."""
-        return sorted((self.state.workers[name] for name in names), key=self.order)
+    def at(self, role: str, phases: Iterable[Phase] = Phase) -> list[WorkerRecord]:
+        """Returns the role's workers in these phases, its SubMaster first, then by rank."""
+        found = (self.state.workers[name] for phase in phases for name in self._by_phase[role][phase])
+        return sorted(found, key=lambda record: record.rank)
 
-    def order(self, record: WorkerRecord) -> tuple[int, int]:
-        """The sort key of that order."""
-        return self._position[record.role], record.rank
+    def number(self, phases: Iterable[Phase], role: str | None = None) -> int:
+        """Returns how many workers of the role, its SubMaster included, or of the whole job, are in these phases."""
+        if role is None:
+            return sum(self._in_phase[phase] for phase in phases)
+        return sum(len(self._by_phase[role][phase]) for phase in phases)
 
     def stop_group(self, record: WorkerRecord) -> int:
         """Returns when a worker is stopped: group 0, the tasks, at once; then as `JobSpec.stop_order` says, a SubMaster last."""
         return 0 if record.task else 2 * self._stop_order[record.role] - (record.rank >= 0)
 
-    def in_stop_group(self, group: int) -> list[str]:
-        """Returns the workers of that group."""
-        roles = [name for name, order in self._stop_order.items() if order == (group + 1) // 2] if group else self.roles
-        names = (name for role in roles for name in self.members[role])
-        return [name for name in names if self.stop_group(self.state.workers[name]) == group]
+    def in_stop_group(self, group: int) -> list[WorkerRecord]:
+        """Returns the workers of that group, in the order in which they start."""
+        order = (group + 1) // 2
+        roles = [name for name in self.roles if group == 0 or self._stop_order.get(name) == order]
+        return [worker for role in roles for worker in self.at(role) if self.stop_group(worker) == group]
+
+    def is_passed(self, role: str) -> bool:
+        """Whether the role's workers are ready, and its SubMaster has checked them, or has ended for good."""
+        if self.number(UNREADY, role):
+            return False
+        sub_master = self.sub_master(role)
+        return sub_master is None or self.state.roles[role].checked or sub_master.phase in ENDED
 
     def is_awaited(self, role: str) -> bool:
         """Whether the workers of roles that start after this one have to wait for it."""
-        return role in self.not_passed if self.roles[role].start is StartGate.WORKER else self.unready[role] > 0
+        alone = self.roles[role].start is StartGate.WORKER
+        return not self.is_passed(role) if alone else self.number(UNREADY, role) > 0
 
     @property
     def last_stop_group(self) -> int:
@@ -374,44 +439,66 @@ class Ledger:
         """Whether the job is being stopped, or has ended."""
         return self.state.stage in (ManagerStage.STOPPING, ManagerStage.STOPPED)
 
+    @property
+    def kill_grace(self) -> float:
+        """How long the end of a killed worker may take; after it the job goes on without the worker, and reports it."""
+        return KILL_GRACE_SECONDS + FENCE_LEASES * self.spec.lease_seconds
+
     # --- changing ---
 
-    def add(self, record: WorkerRecord) -> None:
-        """Counts a worker that was added to the state."""
-        self.members[record.role].append(record.name)
-        self._count(record, 1)
-        self.review(record.role)
+    def move(self, worker: WorkerRecord, phase: Phase, at: float) -> list[Instruction]:
+        """Brings a worker into its next phase, which may last until the phase's deadline. Returns what the phase asks for.
+
+        One that has announced its end keeps the deadline of that while it is well.
+        """
+        role, deadline = self.roles[worker.role], None
+        match phase:
+            case _ if worker.ending and phase in WELL:
+                deadline = worker.deadline
+            case Phase.CREATING:
+                deadline = at + (1 + self._in_phase[phase] // CREATIONS_AT_ONCE) * ANSWER_SECONDS
+            case Phase.INITIALIZING:
+                deadline = at + (role.ready_timeout_seconds or math.inf)
+            case Phase.STARTING:
+                deadline = at + ANSWER_SECONDS
+            case Phase.STUCK:
+                deadline = at + self.kill_grace
+            case Phase.STOPPING | Phase.RECYCLING:
+                deadline = at + (self.kill_grace if worker.killed else role.stop_timeout_seconds)
+        self.set_phase(worker, phase, deadline)
+        return asked(worker)
 
     def set_phase(self, record: WorkerRecord, phase: Phase, deadline: float | None = None) -> None:
-        """Moves a worker on. Its deadline is the given one, and none unless given."""
-        self._count(record, -1)
+        """Sets a worker's phase and deadline: the only place that does."""
+        assert phase in TRANSITIONS[record.phase], f"{record.name} cannot go from {record.phase} to {phase}"
+        self.index(record, -1)
         record.phase = phase
-        self._count(record, 1)
+        self.index(record, 1)
+        record.ending = record.ending and phase in WELL
         self.set_deadline(record, deadline)
         role = self.state.roles[record.role]
         if phase in UNREADY or (record.rank < 0 and phase in ENDED and role.checking):
             self.void_check(role)
-        self.review(record.role)
 
     def void_check(self, role: RoleRecord) -> None:
         """Notes that the role's last check says nothing about its workers of now."""
         role.checked = role.checking = False
         self.set_deadline(role, None)
-        self.review(role.name)
 
-    def review(self, name: str) -> None:
-        """Notes whether a role is ready; one whose SubMaster has ended for good is as it is."""
-        sub_master = self.sub_master(name)
-        checked = sub_master is None or self.state.roles[name].checked or sub_master.phase in ENDED
-        if self.unready[name] == 0 and checked:
-            self.not_passed.discard(name)
-        else:
-            self.not_passed.add(name)
+    def set_stage(self, stage: ManagerStage) -> None:
+        """Sets the job's stage."""
+        assert stage in STAGES[self.state.stage], f"the job cannot go from {self.state.stage} to {stage}"
+        self.state.stage = stage
+
+    def set_place(self, bundle: BundleRecord, place: Place, deadline: float | None = None, node: str = "") -> None:
+        """Sets how far a bundle's placement is, and where it is, if that is known."""
+        assert place in PLACES[bundle.place], f"{bundle.name} cannot go from {bundle.place} to {place}"
+        bundle.place = place
+        self.set_deadline(bundle, deadline)
+        self.set_node(bundle, node)
 
     def set_node(self, bundle: BundleRecord, node: str) -> None:
         """Notes where a bundle is; empty: nowhere."""
-        if node == bundle.node:
-            return
         self.bundles_on[bundle.node].discard(bundle.name)
         if not self.bundles_on[bundle.node]:
             del self.bundles_on[bundle.node]
@@ -419,41 +506,47 @@ class Ledger:
         if node:
             self.bundles_on[node].add(bundle.name)
 
-    def _count(self, record: WorkerRecord, sign: int) -> None:
-        role, phase = record.role, record.phase
+    def index(self, record: WorkerRecord, sign: int) -> None:
+        """Puts a worker into the index, or takes it out."""
+        names = self._by_phase[record.role][record.phase]
+        (names.add if sign > 0 else names.discard)(record.name)
+        self._in_phase[record.phase] += sign
         self.changes[record.name] = None
-        self.unready[role] += sign * (phase in UNREADY)
-        self.recycling[role] += sign * (phase is Phase.RECYCLING)
-        self.creating += sign * (phase is Phase.CREATING)
-        self.not_running += sign * (phase in UNREADY or phase in (Phase.READY, Phase.STARTING))
-        for sets, belongs in ((self.waiting, Phase.WAITING), (self.held, Phase.HELD), (self.to_start, Phase.READY)):
-            if phase is belongs:
-                (sets[role].add if sign > 0 else sets[role].discard)(record.name)
-        if phase not in ENDED:
-            self.unended_tasks += sign * record.task
-            self.unended[role] += sign * (record.rank >= 0)
-            self.alive_in_group[self.stop_group(record)] += sign
+        if record.phase not in ENDED:
+            self.left_in_group[self.stop_group(record)] += sign
             self.left_in_bundle[record.bundle] += sign
 
     # --- deadlines ---
 
     def set_deadline(self, record: Timed, deadline: float | None) -> None:
-        """Sets when something is due; None: nothing is."""
+        """Sets when something is due; None, or never: nothing is."""
+        deadline = None if deadline == math.inf else deadline
         if record.deadline == deadline:
             return
         self._timed += (deadline is not None) - (record.deadline is not None)
         record.deadline = deadline
-        if deadline is not None:
-            heapq.heappush(self._heap, (deadline, _kind(record), record.name))
-            if len(self._heap) > 2 * self._timed + _LEFT_BEHIND:
-                self._refill_heap()
+        self._push(record)
+        if len(self._heap) > 2 * self._timed + _LEFT_BEHIND:
+            self._heap.clear()
+            self._refill_heap()
+
+    def _push(self, record: Timed) -> None:
+        if record.deadline is not None:
+            entry = (record.deadline, type(record).__name__, record.name, next(self._entries), record)
+            heapq.heappush(self._heap, entry)
+
+    def _refill_heap(self) -> None:
+        state = self.state
+        records: list[Timed] = [*state.bundles.values(), *state.roles.values(), *state.workers.values()]
+        for record in records:
+            self._push(record)
 
     @property
     def deadline(self) -> float | None:
         """The earliest deadline."""
         while self._heap:
-            at, kind, name = self._heap[0]
-            if self._tables[kind][name].deadline == at:
+            at, *_, record = self._heap[0]
+            if record.deadline == at:
                 return at
             heapq.heappop(self._heap)
         return None
@@ -463,22 +556,7 @@ class Ledger:
         deadline = self.deadline
         if deadline is None or deadline > at:
             return None
-        _, kind, name = heapq.heappop(self._heap)
-        record = self._tables[kind][name]
+        record = heapq.heappop(self._heap)[-1]
         self._timed -= 1
         record.deadline = None
         return record
-
-    def _refill_heap(self) -> None:
-        self._heap = [
-            (record.deadline, kind, name)
-            for kind, table in self._tables.items()
-            for name, record in table.items()
-            if record.deadline is not None
-        ]
-        self._timed = len(self._heap)
-        heapq.heapify(self._heap)
-
-
-def _kind(record: Timed) -> str:
-    return "worker" if isinstance(record, WorkerRecord) else "role" if isinstance(record, RoleRecord) else "bundle"

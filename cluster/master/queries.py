@@ -7,8 +7,8 @@ from typing import Any
 
 from counterpoint.cluster.agent.table import LARGEST_CODE
 from counterpoint.cluster.backends.base import Heartbeat
+from counterpoint.cluster.manager.ending import words_of
 from counterpoint.cluster.manager.events import LONGEST_REASON, ScaleRequested, StopRequested
-from counterpoint.cluster.manager.restarts import words_of
 from counterpoint.cluster.manager.state import JobState, WorkerRecord
 from counterpoint.cluster.master.control import ControlError, unknown_role
 from counterpoint.cluster.master.orders import log_file

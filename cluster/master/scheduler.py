@@ -32,8 +32,7 @@ from counterpoint.cluster.manager.events import (
     WorkerSilent,
 )
 from counterpoint.cluster.manager.manager import PrimeManager, member
-from counterpoint.cluster.manager.starting import CREATIONS_AT_ONCE
-from counterpoint.cluster.manager.state import Phase, Place, WorkerRecord
+from counterpoint.cluster.manager.state import CREATIONS_AT_ONCE, Phase, Place, WorkerRecord
 from counterpoint.cluster.master.faults import Faults
 from counterpoint.cluster.master.orders import Orders
 from counterpoint.cluster.member import Member

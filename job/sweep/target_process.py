@@ -17,7 +17,7 @@ from collections.abc import Callable
 import tomli_w
 
 from counterpoint.cluster.exit_codes import ASKED_TO_END, describe_exit
-from counterpoint.cluster.manager.stopping import KILL_GRACE_SECONDS
+from counterpoint.cluster.manager.state import KILL_GRACE_SECONDS
 from counterpoint.cluster.process import Command, Process, last_lines
 from counterpoint.job.check import SAFE_PATH
 from counterpoint.job.number_format import duration

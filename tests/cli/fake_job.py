@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import counterpoint.cli.run
-import counterpoint.cluster.manager.restarts
+import counterpoint.cluster.manager.ending
 from counterpoint.cluster.spec import JobSpec, RoleSpec
 from counterpoint.job.config import JobConfig
 from counterpoint.job.placement import placements
@@ -69,7 +69,7 @@ if __name__ == "__main__":
     # As a terminal starts it, also where the tests were started by nohup, which has it ignored.
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     if "return" in behaviour:
-        counterpoint.cluster.manager.restarts.FIRST_BACKOFF_SECONDS = 5.0  # a test looks at what waits for its return
+        counterpoint.cluster.manager.ending.FIRST_BACKOFF_SECONDS = 5.0  # a test looks at what waits for its return
     if "picture" not in behaviour:  # its library takes most of a second of CPU, at each job's end
         counterpoint.cli.run._draw_curves = lambda *_: None
         counterpoint.cli.run._prepare_curves = lambda: None

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import counterpoint.cli.run
-import counterpoint.cluster.manager.restarts
+import counterpoint.cluster.manager.ending
 from counterpoint.cluster.spec import JobSpec, RoleSpec
 from counterpoint.job.config import JobConfig
 from counterpoint.job.workers import server_of_the_page, worker_of
@@ -33,8 +33,8 @@ def pretend(config: JobConfig, files: dict[str, Path]) -> JobSpec:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    counterpoint.cluster.manager.restarts.FIRST_BACKOFF_SECONDS = 0.05
-    counterpoint.cluster.manager.restarts.LONGEST_BACKOFF_SECONDS = 0.05
+    counterpoint.cluster.manager.ending.FIRST_BACKOFF_SECONDS = 0.05
+    counterpoint.cluster.manager.ending.LONGEST_BACKOFF_SECONDS = 0.05
     counterpoint.cli.run.specification = pretend  # type: ignore[attr-defined]
     from counterpoint.cli.main import main
 

@@ -4,7 +4,7 @@
 that closes sends SIGHUP, and the end of its session SIGTERM. Two signals within a second are one request.
 
 `job/sweep/worker.py` counts requests here but handles signals in its event loop, since its handlers change the loop's state. So
-does a job's master, which counts in `cluster/manager/stopping.py`. `sweep/interruption.py` turns signals into exceptions, and
+does a job's master, which counts in `cluster/manager/ending.py`. `sweep/interruption.py` turns signals into exceptions, and
 imports nothing of ours.
 """
 

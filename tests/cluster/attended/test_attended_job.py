@@ -619,13 +619,16 @@ def test_a_worker_that_cannot_be_started_again_is_tried_again_and_the_others_liv
 
 FAULTY = """
 import sys
-from counterpoint.cluster.manager import manager
+from counterpoint.cluster.manager.events import WorkerReady
+from counterpoint.cluster.manager.manager import PrimeManager
 from tests.cluster.attended.attendant import main
-handle = manager.became_ready
-def fail(ledger, event):
-    manager.became_ready = handle
-    raise RuntimeError("a fault of ours")
-manager.became_ready = fail
+handle = PrimeManager.handle
+def fail(manager, event):
+    if isinstance(event, WorkerReady):
+        PrimeManager.handle = handle
+        raise RuntimeError("a fault of ours")
+    return handle(manager, event)
+PrimeManager.handle = fail
 sys.argv = ["attendant", sys.argv[1]]
 main()
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from counterpoint.cluster.manager.events import Outcome
-from counterpoint.cluster.manager.stopping import FENCE_LEASES, KILL_GRACE_SECONDS
+from counterpoint.cluster.manager.state import FENCE_LEASES, KILL_GRACE_SECONDS
 from tests.cluster.manager.driver import Driver, command
 
 KILLED_SECONDS = KILL_GRACE_SECONDS + FENCE_LEASES * 10.0

@@ -6,9 +6,9 @@ from itertools import pairwise
 
 import pytest
 
+from counterpoint.cluster.manager.ending import FIRST_BACKOFF_SECONDS, HEALTHY_SECONDS, LONGEST_BACKOFF_SECONDS
 from counterpoint.cluster.manager.events import Outcome
-from counterpoint.cluster.manager.restarts import FIRST_BACKOFF_SECONDS, HEALTHY_SECONDS, LONGEST_BACKOFF_SECONDS
-from counterpoint.cluster.manager.stopping import FENCE_LEASES
+from counterpoint.cluster.manager.state import FENCE_LEASES
 from counterpoint.transport.process.permanent_errors import DISK_FULL
 from tests.cluster.manager.driver import Driver, managed
 from tests.cluster.manager.jobs import KILLED_SECONDS, failed, in_a_row, three

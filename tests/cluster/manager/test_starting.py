@@ -6,9 +6,9 @@ import math
 
 import pytest
 
+from counterpoint.cluster.manager.ending import FIRST_BACKOFF_SECONDS
 from counterpoint.cluster.manager.events import LONGEST_REASON, Allocate, Allocated, Begin, ChildrenChecked
-from counterpoint.cluster.manager.restarts import FIRST_BACKOFF_SECONDS
-from counterpoint.cluster.manager.starting import ANSWER_SECONDS, CREATIONS_AT_ONCE
+from counterpoint.cluster.manager.state import ANSWER_SECONDS, CREATIONS_AT_ONCE
 from counterpoint.cluster.spec import StartGate
 from tests.cluster.manager.driver import Driver, command, managed, role
 from tests.cluster.manager.jobs import failed, three

@@ -10,7 +10,7 @@ import pytest
 
 from counterpoint.cluster.backends.base import Backend
 from counterpoint.cluster.manager.events import ManagerStage, Outcome, ScaleRequested, StopRequested
-from counterpoint.cluster.manager.starting import CREATIONS_AT_ONCE
+from counterpoint.cluster.manager.state import CREATIONS_AT_ONCE
 from counterpoint.cluster.master import scheduler
 from counterpoint.cluster.master.durable import MastershipLost
 from counterpoint.cluster.master.faults import POINTS, Faults
