@@ -13,9 +13,8 @@ from pydantic import Field
 from counterpoint.environments.config import EnvironmentConfig
 from counterpoint.inference.config import InferenceConfig
 from counterpoint.job.serving.config import ServeConfig
-from counterpoint.job.tracing.config import TracingConfig
 from counterpoint.job.tracking.alerts import AlertsConfig
-from counterpoint.job.tracking.config import TrackingConfig
+from counterpoint.job.tracking.config import TracingConfig, TrackingConfig
 from counterpoint.run.config import RunConfig
 from counterpoint.trainer.config import TrainerConfig
 from counterpoint.transport.config import Config, Seed, TransportConfig

@@ -18,7 +18,8 @@ from counterpoint.orchestrator.run_directory import (
 )
 from counterpoint.orchestrator.step.checkpoint import CheckpointError
 from counterpoint.orchestrator.step.delivery import ConflictError, EvictedError, MissingBatchError, RejectedError
-from counterpoint.transport.process.permanent_errors import DISK_FAULTS, DISK_FULL, is_disk_full, not_written, way_on
+from counterpoint.transport.files.atomic import DISK_FAULTS
+from counterpoint.transport.process.permanent_errors import DISK_FULL, is_disk_full, not_written, way_on
 
 logger = logging.getLogger(__name__)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 from collections.abc import Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -106,6 +107,27 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
         TopologicalSorter(graph()).prepare()
     except CycleError as error:
         pytest.fail(f"a circle: {' <- '.join(error.args[1])}")
+
+
+TIED_ROOMS = {
+    ("trainer.lora", "trainer.model"),
+    ("trainer.runs", "trainer.telemetry"),
+    ("trainer.runs", "trainer.updates"),
+}
+"""Rooms that still import each other; a pair leaves once it is untied, and none comes."""
+
+
+def test_no_rooms_of_a_package_import_each_other() -> None:
+    """A room is a folder of a package, with all in it. Where two modules' paths part, so do their rooms."""
+    ties = set()
+    for name, others in graph().items():
+        for other in others:
+            mine, its = name.split("."), other.split(".")
+            shared = len([*itertools.takewhile(lambda pair: pair[0] == pair[1], zip(mine, its, strict=False))])
+            rooms = ".".join(mine[: shared + 1]), ".".join(its[: shared + 1])
+            if shared and all(FILES[room].name == "__init__.py" for room in rooms):
+                ties.add(rooms)
+    assert {pair for pair in ties if pair[::-1] in ties and pair[0] < pair[1]} == TIED_ROOMS
 
 
 def test_only_commands_and_benches_print_tables_and_pictures() -> None:

@@ -47,14 +47,8 @@ from counterpoint.trainer.telemetry.endpoint import TrainerEndpoint
 from counterpoint.trainer.telemetry.mismatch import COMPARED_STEPS, MismatchWatch
 from counterpoint.trainer.telemetry.published import TrainerTelemetry
 from counterpoint.trainer.telemetry.step_times import StepTimes
-from counterpoint.transport.process.permanent_errors import (
-    DISK_FAULTS,
-    DISK_FULL,
-    exit_code_of,
-    is_disk_full,
-    not_written,
-    way_on,
-)
+from counterpoint.transport.files.atomic import DISK_FAULTS
+from counterpoint.transport.process.permanent_errors import DISK_FULL, exit_code_of, is_disk_full, not_written, way_on
 from counterpoint.transport.process.stop_requests import StopSignals, end_at_second_request
 from counterpoint.transport.wires.base import BatchReceiver
 from counterpoint.transport.wires.open import open_receiver

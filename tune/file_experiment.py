@@ -26,11 +26,11 @@ from counterpoint.tune.config import PbtConfig, TuneConfig
 from counterpoint.tune.errors import TuneError
 from counterpoint.tune.executors.executor import EventExecutor
 from counterpoint.tune.executors.local import LocalTrialExecutor
-from counterpoint.tune.executors.runs import RunTrialExecutor
 from counterpoint.tune.experiment import Experiment
 from counterpoint.tune.from_file import check_keys, listed_values, scheduler_of, search_of, space_of, stopper_of
 from counterpoint.tune.runner.resume import Resume
 from counterpoint.tune.runner.trial_runner import TrialRunner
+from counterpoint.tune.runs.executor import RunTrialExecutor
 from counterpoint.tune.runs.host_job import HostJob
 from counterpoint.tune.runs.varied_run import VariedRun
 from counterpoint.tune.search.search_alg import SearchAlg

@@ -12,6 +12,7 @@ import re
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, fields
+from datetime import datetime
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,6 +23,9 @@ from counterpoint.tune.export_formats import check_formats
 from counterpoint.tune.resources import Resources, resources_of
 from counterpoint.tune.result import Result
 from counterpoint.tune.search.json_values import without_numpy
+
+ERROR_FILE = "error.txt"
+"""A trial's failures, in its `logdir`."""
 
 TRAINABLE_OF_RUNS = "run"
 """What trials that are runs have for a trainable's name."""
@@ -168,7 +172,17 @@ class Trial:
     @property
     def error_file(self) -> str | None:
         """Where its errors are written, once it has one."""
-        return None if self.error_msg is None else str(Path(self.logdir) / "error.txt")
+        return None if self.error_msg is None else str(Path(self.logdir) / ERROR_FILE)
+
+    def write_error(self, number: int, text: str) -> None:
+        """Appends the failure of that number to the error file, unless it is there already. Raises `OSError`."""
+        path = Path(self.logdir) / ERROR_FILE
+        path.parent.mkdir(parents=True, exist_ok=True)
+        heading = f"Failure # {number} "
+        if path.exists() and any(line.startswith(heading) for line in path.read_text(errors="replace").splitlines()):
+            return
+        with path.open("a") as file:
+            file.write(f"{heading}(at {datetime.now():%Y-%m-%d %H:%M:%S})\n{text.rstrip()}\n\n")
 
     def is_finished(self) -> bool:
         """Whether it will never run again."""

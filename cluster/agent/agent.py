@@ -23,11 +23,11 @@ import zmq
 import zmq.asyncio
 
 from counterpoint.cluster.agent import instructions, protocol
+from counterpoint.cluster.agent.order import WorkerOrder
 from counterpoint.cluster.agent.owned_process import OwnedProcess
 from counterpoint.cluster.agent.protocol import MESSAGES
 from counterpoint.cluster.agent.settings import AgentSettings
 from counterpoint.cluster.agent.table import Table
-from counterpoint.cluster.backends.base import WorkerOrder
 from counterpoint.transport.frames import BadFrame
 from counterpoint.transport.process import launch
 

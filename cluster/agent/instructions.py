@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from counterpoint.cluster.backends.base import WorkerOrder
+from counterpoint.cluster.agent.order import WorkerOrder
 
 
 @dataclass(frozen=True, slots=True)

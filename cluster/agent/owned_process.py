@@ -11,7 +11,7 @@ from typing import Any
 
 from counterpoint.cluster.agent import protocol
 from counterpoint.cluster.agent.control import ControlSocket
-from counterpoint.cluster.backends.base import WorkerOrder
+from counterpoint.cluster.agent.order import WorkerOrder
 from counterpoint.cluster.log_rotation import rotate_if_full
 from counterpoint.cluster.process import INHERITED, Command, Process
 from counterpoint.transport.frames import BadFrame

@@ -30,9 +30,9 @@ from counterpoint.cluster.agent.instructions import (
     Tell,
     Terminate,
 )
+from counterpoint.cluster.agent.order import LivingWorker, WorkerOrder
 from counterpoint.cluster.agent.protocol import malformed
 from counterpoint.cluster.agent.reports import Report, Reports, cut
-from counterpoint.cluster.backends.base import LivingWorker, WorkerOrder
 from counterpoint.cluster.exit_codes import ASKED_TO_END
 from counterpoint.cluster.manager import events
 from counterpoint.cluster.spec import role_of, sub_master_name

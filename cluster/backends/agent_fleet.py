@@ -21,10 +21,11 @@ from typing import Any
 import zmq.asyncio
 
 from counterpoint.cluster.agent import protocol
+from counterpoint.cluster.agent.order import LivingWorker, WorkerOrder
 from counterpoint.cluster.agent.settings import AgentEndpoint
 from counterpoint.cluster.agent.table import NO_PROCESS
 from counterpoint.cluster.backends.agent_link import AgentLink, Identity, Listener
-from counterpoint.cluster.backends.base import Bundle, Heartbeat, LivingWorker, Node, WorkerOrder
+from counterpoint.cluster.backends.base import Bundle, Heartbeat, Node
 from counterpoint.cluster.errors import BackendError, StaleMasterError
 from counterpoint.cluster.manager.events import Created, CreateFailed, Event, NodeLost, WorkerExited
 from counterpoint.cluster.member import Member

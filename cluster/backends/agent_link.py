@@ -13,10 +13,11 @@ import zmq
 import zmq.asyncio
 
 from counterpoint.cluster.agent import protocol
+from counterpoint.cluster.agent.order import LivingWorker
 from counterpoint.cluster.agent.protocol import MESSAGES
 from counterpoint.cluster.agent.reports import event_of
 from counterpoint.cluster.agent.settings import AgentEndpoint
-from counterpoint.cluster.backends.base import Heartbeat, LivingWorker
+from counterpoint.cluster.backends.base import Heartbeat
 from counterpoint.cluster.clock import RunningClock
 from counterpoint.cluster.errors import BackendError, StaleMasterError
 from counterpoint.cluster.manager.events import Event

@@ -9,9 +9,10 @@ arrives by `events`, as the manager's own events.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
+from counterpoint.cluster.agent.order import LivingWorker, WorkerOrder
 from counterpoint.cluster.manager.events import Event
 from counterpoint.cluster.spec import Resources
 from counterpoint.cluster.worker import Member
@@ -24,42 +25,6 @@ class Bundle:
     name: str
     needs: Mapping[str, Resources]
     """By worker."""
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerOrder:
-    """All that an agent needs to start one worker's process."""
-
-    worker: str
-    incarnation: int
-    bundle: str
-    command: tuple[str, ...]
-    """The interpreter with `-m counterpoint.cluster.worker_process`, where the worker is of a class."""
-    environment: Mapping[str, str]
-    """Added to the agent's. May hold secrets: it is neither journalled nor logged."""
-    log_file: str
-    nice: int = 0
-    notifies: bool = True
-    """Whether readiness and heartbeats come by systemd's protocol or the control socket; else it is ready once started."""
-    silence_timeout_seconds: float | None = None
-    stop_timeout_seconds: float = 30.0
-    description: Mapping[str, Any] = field(default_factory=dict)
-    """For a worker of a class: what becomes its `Context` (JSON values), and its import path. Empty for a command."""
-
-
-@dataclass(frozen=True, slots=True)
-class LivingWorker:
-    """A worker's process that an agent has, as a new master finds it."""
-
-    worker: str
-    incarnation: int
-    node: str
-    pid: int
-    ready: bool
-    started: bool
-    address: str = ""
-    server_key: str = ""
-    bundle: str = ""
 
 
 @dataclass(frozen=True, slots=True)

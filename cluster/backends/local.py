@@ -20,12 +20,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from counterpoint.cluster.agent.order import LivingWorker, WorkerOrder
 from counterpoint.cluster.agent.remains import kill_marked
 from counterpoint.cluster.agent.settings import AgentEndpoint, AgentSettings, lock_file, mark_of, read_endpoint
 from counterpoint.cluster.agent.starting import POLL_SECONDS, agent_in, lives, reap, start_steps
 from counterpoint.cluster.backends.agent_fleet import AgentFleet, Seat
 from counterpoint.cluster.backends.agent_link import AgentLink
-from counterpoint.cluster.backends.base import Bundle, LivingWorker, Node, WorkerOrder
+from counterpoint.cluster.backends.base import Bundle, Node
 from counterpoint.cluster.backends.capacity import choose, require_capacity, total_of
 from counterpoint.cluster.errors import BackendError
 from counterpoint.cluster.spec import JobSpec

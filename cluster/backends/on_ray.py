@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from counterpoint.cluster.agent.agent import LEASES_OF_THE_FENCE
+from counterpoint.cluster.agent.order import LivingWorker, WorkerOrder
 from counterpoint.cluster.agent.settings import AgentEndpoint
 from counterpoint.cluster.backends.agent_fleet import AgentFleet, Seat
 from counterpoint.cluster.backends.agent_link import AgentLink
-from counterpoint.cluster.backends.base import Bundle, LivingWorker, Node, WorkerOrder
+from counterpoint.cluster.backends.base import Bundle, Node
 from counterpoint.cluster.backends.capacity import require_capacity, require_place
 from counterpoint.cluster.backends.ray_cluster import RayCluster
 from counterpoint.cluster.backends.ray_keys import master_keys

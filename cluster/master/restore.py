@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from counterpoint.cluster.backends.base import LivingWorker
+from counterpoint.cluster.agent.order import LivingWorker
 from counterpoint.cluster.manager.events import (
     Begin,
     Created,

@@ -8,8 +8,8 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+from counterpoint.environments.sandbox.python_sandbox import Sandbox, SandboxUnavailable
 from counterpoint.environments.tools.definition import ToolError, ToolFunction, ToolUnavailable, tool_from
-from counterpoint.environments.tools.sandbox.python_sandbox import Sandbox, SandboxUnavailable
 
 MAX_EXPRESSION = 500
 MAX_DIGITS = 1000

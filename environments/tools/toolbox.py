@@ -13,10 +13,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, TypeAdapter, ValidationError
 
 from counterpoint.environments.import_path import check_allowed, import_advice, import_module
+from counterpoint.environments.sandbox.python_sandbox import LEAST_MEMORY_MIB, Sandbox, SandboxUnavailable
 from counterpoint.environments.tools.built_in import calculator_tool, python_tool
 from counterpoint.environments.tools.definition import ToolFunction, ToolUnavailable, tool_from
 from counterpoint.environments.tools.mcp_server import McpConfig, McpServer
-from counterpoint.environments.tools.sandbox.python_sandbox import LEAST_MEMORY_MIB, Sandbox, SandboxUnavailable
 from counterpoint.transport.config import Config
 
 

@@ -15,12 +15,13 @@ from typing import Any
 
 from counterpoint.job.directory import run_ids_in
 from counterpoint.job.tracing.tree import Node, place
+from counterpoint.job.tracking.alerts import read_headers
 from counterpoint.job.tracking.follow import State
 from counterpoint.job.tracking.sink_process import SinkSpec, run_under_parent
 from counterpoint.transport.files.lock import take_lock
 from counterpoint.transport.files.place import Place
 from counterpoint.transport.files.rotated_lines import RotatedReader
-from counterpoint.transport.files.untrusted import UntrustedFileError, parse_json, read_text
+from counterpoint.transport.files.untrusted import UntrustedFileError, parse_json
 from counterpoint.transport.telemetry.spans import SPANS_FILE, span_in
 
 logger = logging.getLogger(__name__)
@@ -35,8 +36,6 @@ LONGEST_PAUSE_SECONDS = 60.0
 
 LAST_ATTEMPTS = 2
 """Attempts to send the rest when the job has ended."""
-
-MAX_HEADER_BYTES = 65536
 
 Send = Callable[[Sequence[Node]], bool]
 """Sends spans; returns whether the collector has taken them."""
@@ -172,22 +171,6 @@ def sender(spec: SinkSpec) -> Send:
         return exporter.export([readable(node) for node in nodes]) is SpanExportResult.SUCCESS
 
     return send
-
-
-def read_headers(path: str | None) -> dict[str, str]:
-    """Returns the headers of the file, a line each. Raises `ValueError`, which does not quote them, for anything else."""
-    if path is None:
-        return {}
-    if Path(path).stat().st_mode & 0o077:
-        raise ValueError(f"{path} can be read by others; expected mode 0600")
-    headers = {}
-    for number, line in enumerate(read_text(path, MAX_HEADER_BYTES).splitlines(), start=1):
-        name, colon, value = line.partition(":")
-        if line.strip() and not (colon and name.strip()):
-            raise ValueError(f"{path}, line {number}: expected `Name: value`")
-        if line.strip():
-            headers[name.strip()] = value.strip()
-    return headers
 
 
 def _object(text: bytes) -> dict[str, Any]:

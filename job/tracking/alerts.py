@@ -12,6 +12,8 @@ from counterpoint.transport.config import Config
 from counterpoint.transport.files.untrusted import read_text
 from counterpoint.transport.loopback import is_loopback
 
+MAX_HEADER_BYTES = 65536
+
 MOST_URL_BYTES = 4096
 
 
@@ -55,6 +57,22 @@ class AlertsConfig(Config):
         if (self.url is None) == (self.url_file is None):
             raise ValueError("url and url_file: expected one of them")
         return self
+
+
+def read_headers(path: str | None) -> dict[str, str]:
+    """Returns the headers of the file, a line each. Raises `ValueError`, which does not quote them, for anything else."""
+    if path is None:
+        return {}
+    if Path(path).stat().st_mode & 0o077:
+        raise ValueError(f"{path} can be read by others; expected mode 0600")
+    headers = {}
+    for number, line in enumerate(read_text(path, MAX_HEADER_BYTES).splitlines(), start=1):
+        name, colon, value = line.partition(":")
+        if line.strip() and not (colon and name.strip()):
+            raise ValueError(f"{path}, line {number}: expected `Name: value`")
+        if line.strip():
+            headers[name.strip()] = value.strip()
+    return headers
 
 
 def checked_url(url: str, where: str) -> str:

@@ -6,8 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from counterpoint.job.tracing.export_process import read_headers
-from counterpoint.job.tracking.alerts import address_of
+from counterpoint.job.tracking.alerts import address_of, read_headers
 from counterpoint.job.tracking.config import Destinations, TrackingConfig
 from counterpoint.job.tracking.sink_process import SinkSpec
 from counterpoint.transport.errors import UserError

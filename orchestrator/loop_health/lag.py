@@ -15,12 +15,19 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 
-from counterpoint.orchestrator.telemetry.catalogue import LAG
 from counterpoint.run.config import LagConfig
+from counterpoint.transport.telemetry.metric import PROMPT_SECONDS, Metric
 from counterpoint.transport.telemetry.values import Histogram
 
 logger = logging.getLogger(__name__)
 
+LAG = Metric(
+    "counterpoint_event_loop_lag_seconds",
+    "histogram",
+    "how late the event loop was, ten times a second; a stall counts as all the samples that were due meanwhile",
+    "seconds",
+    buckets=PROMPT_SECONDS,
+)
 
 MAX_SAMPLES = 100_000
 """Most samples that one stall counts for: counting those of a process stopped for days would block it again."""

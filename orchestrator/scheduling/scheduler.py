@@ -40,7 +40,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 from counterpoint.orchestrator.scheduling.evaluation_share import EvaluationShare
 from counterpoint.orchestrator.scheduling.events import (
@@ -73,7 +73,6 @@ from counterpoint.orchestrator.scheduling.example_source import ExampleSource
 from counterpoint.orchestrator.scheduling.group import Group, Phase, Snapshot, restored
 from counterpoint.orchestrator.scheduling.group_table import GroupTable
 from counterpoint.orchestrator.scheduling.outcomes import DropReason, RolloutOutcome
-from counterpoint.orchestrator.step.phases import Awaited
 from counterpoint.run.config import ScheduleConfig
 from counterpoint.transport.files.format_number import check_format
 
@@ -87,6 +86,10 @@ _SHOWN_ENTRIES = 20
 
 _STALENESS_COUNTS: tuple[Phase, ...] = ("running", "ready")
 """Phases in which staleness is checked. A group that is being finalized is checked once it is ready."""
+
+Awaited = Literal["generation", "finalize", "wait_trainer", "wait_inference", "paused"]
+"""What a batch waits for: rollouts in flight; groups being finalized; newer weights, without which nothing may start or ship;
+servers, or the loading of weights; somebody who resumes the run."""
 
 
 class Scheduler:

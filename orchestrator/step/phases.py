@@ -9,13 +9,9 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal
+from typing import Any
 
 from counterpoint.transport.telemetry.intervals import BusyIntervals, Interval
-
-Awaited = Literal["generation", "finalize", "wait_trainer", "wait_inference", "paused"]
-"""What a batch waits for: rollouts in flight; groups being finalized; newer weights, without which nothing may start or ship;
-servers, or the loading of weights; somebody who resumes the run."""
 
 _PREFIX = "phase/"
 _WORDS = {

@@ -6,9 +6,9 @@ Those of its pool of servers are in `inference/pool/meters.py`.
 from __future__ import annotations
 
 from counterpoint.inference.pool import meters
+from counterpoint.orchestrator.loop_health.lag import LAG
 from counterpoint.transport.telemetry.metric import (
     LONG_SECONDS,
-    PROMPT_SECONDS,
     RESIDENT_MEMORY,
     LineName,
     Metric,
@@ -135,13 +135,6 @@ SESSIONS = Metric(
 )
 WORKERS = Metric(
     "counterpoint_environment_workers", "gauge", "ready workers of an environment", labels=("environment",)
-)
-LAG = Metric(
-    "counterpoint_event_loop_lag_seconds",
-    "histogram",
-    "how late the event loop was, ten times a second; a stall counts as all the samples that were due meanwhile",
-    "seconds",
-    buckets=PROMPT_SECONDS,
 )
 SILENT = Metric(
     "counterpoint_event_loop_silent_seconds",

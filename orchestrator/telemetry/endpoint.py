@@ -17,7 +17,7 @@ from counterpoint.inference.pool import meters as of_pool
 from counterpoint.inference.pool.meters import PoolMeters
 from counterpoint.inference.pool.pool import InferencePool
 from counterpoint.orchestrator.activity import MAX_OUTAGES
-from counterpoint.orchestrator.loop_health.lag import EventLoopLagMonitor
+from counterpoint.orchestrator.loop_health.lag import LAG, EventLoopLagMonitor
 from counterpoint.orchestrator.run_directory import ConfigurationError
 from counterpoint.orchestrator.scheduling.scheduler import Scheduler
 from counterpoint.orchestrator.telemetry import catalogue
@@ -47,7 +47,7 @@ class RunTelemetry:
             config.prometheus_port, catalogue.ORCHESTRATOR, {"run": config.run_id}, host=config.prometheus_host
         )
         self._values = self._endpoint.values
-        self._values.attach(catalogue.LAG, lag.histogram)
+        self._values.attach(LAG, lag.histogram)
         self._values.set(catalogue.STEPS_PLANNED, config.steps)
         self._lines = LineReader(self._values, catalogue.LINES)
         self._noted: float | None = None

@@ -18,8 +18,7 @@ from typing import Any
 from counterpoint.cluster.worker_view import ENDED
 from counterpoint.job.directory import JOB_FILE
 from counterpoint.job.serving.config import ServeConfig, url_of
-from counterpoint.job.tracing.export_process import read_headers
-from counterpoint.job.tracking.alerts import address_of
+from counterpoint.job.tracking.alerts import address_of, read_headers
 from counterpoint.job.tracking.follow import State
 from counterpoint.job.tracking.sink_process import SinkSpec, run_under_parent
 from counterpoint.serve.alerting.notices import Ledger, Notice, body_of, end_of

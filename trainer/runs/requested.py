@@ -26,9 +26,8 @@ from counterpoint.trainer.runs.checkpoints import Checkpoints
 from counterpoint.trainer.runs.control_files import run_directory
 from counterpoint.trainer.runs.copies import Copy, CopyRefused
 from counterpoint.trainer.runs.run import Run
-from counterpoint.transport.files.atomic import published_steps, remove_directory
+from counterpoint.transport.files.atomic import DISK_FAULTS, published_steps, remove_directory
 from counterpoint.transport.printable import printable
-from counterpoint.transport.process.permanent_errors import DISK_FAULTS
 
 logger = logging.getLogger(__name__)
 

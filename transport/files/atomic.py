@@ -18,8 +18,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from counterpoint.transport.process.permanent_errors import disk_fault
-
 if TYPE_CHECKING:  # an agent has no other use for numpy, whose import took a fifth of its start
     import numpy.typing as npt
 
@@ -28,6 +26,12 @@ Buffer: TypeAlias = "bytes | bytearray | memoryview | npt.NDArray[Any]"
 
 STABLE = "STABLE"
 """The marker whose presence makes a directory exist for its readers."""
+
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""Errors of a disk, or a quota, that has no space left."""
+
+DISK_FAULTS = FULL | {errno.EFBIG, errno.EIO, errno.EROFS}
+"""Errors of a disk, or of a limit, at which nothing is written."""
 
 _KEPT = ".kept"
 """The end of the name of a removed directory in which NFS keeps open files, after eight digits."""
@@ -63,6 +67,13 @@ def write_atomically(path: Path, *buffers: Buffer, durable: bool = True, mode: i
         raise
     if durable:
         flush(path.parent)
+
+
+def disk_fault(error: Exception) -> int | None:
+    """Returns which of `DISK_FAULTS` an error is, also one of a library in Rust; None if it is none of them."""
+    if isinstance(error, OSError):
+        return error.errno if error.errno in DISK_FAULTS else None
+    return next((number for number in DISK_FAULTS if f"(os error {number})" in str(error)), None)
 
 
 @contextmanager

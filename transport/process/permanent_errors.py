@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 
+from counterpoint.transport.files.atomic import FULL
 from counterpoint.transport.files.mounts import unmounted
 
 LASTING = frozenset(
@@ -15,13 +16,6 @@ LASTING = frozenset(
 )
 """Errors of paths and permissions, which a person has to correct. Not in the list: a port in use, a full disk, a lock that
 another process holds, a file system that is unreachable for a moment."""
-
-
-FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""Errors of a disk, or a quota, that has no space left."""
-
-DISK_FAULTS = FULL | {errno.EFBIG, errno.EIO, errno.EROFS}
-"""Errors of a disk, or of a limit, at which nothing is written."""
 
 DISK_FULL = 74
 """Exit code of a process that a full disk stopped; `EX_IOERR` of sysexits.h."""
@@ -46,13 +40,6 @@ def is_disk_full(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return False
-
-
-def disk_fault(error: Exception) -> int | None:
-    """Returns which of `DISK_FAULTS` an error is, also one of a library in Rust; None if it is none of them."""
-    if isinstance(error, OSError):
-        return error.errno if error.errno in DISK_FAULTS else None
-    return next((number for number in DISK_FAULTS if f"(os error {number})" in str(error)), None)
 
 
 def disk_full(place: object) -> str:

@@ -31,7 +31,6 @@ from counterpoint.tune.executors.executor import (
 )
 from counterpoint.tune.executors.trial_executor import Source, as_checkpoint
 from counterpoint.tune.result import DONE, Result
-from counterpoint.tune.runner.trial_files import write_error
 from counterpoint.tune.trial import Trial
 
 logger = logging.getLogger(__name__)
@@ -391,7 +390,7 @@ class CalledExecutor(EventExecutor):
         trial.error_msg = message
         trial.num_failures += 1
         try:
-            write_error(trial, trial.num_failures, message)
+            trial.write_error(trial.num_failures, message)
         except OSError as error:
             logger.warning("%s: its error file cannot be written: %s", trial, error)
 

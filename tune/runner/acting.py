@@ -37,7 +37,6 @@ from counterpoint.tune.runner.events import (
 from counterpoint.tune.runner.machine import ExperimentMachine
 from counterpoint.tune.runner.resume import RemoteCopy, Sync
 from counterpoint.tune.runner.search_thread import SearchThread
-from counterpoint.tune.runner.trial_files import write_error
 from counterpoint.tune.stoppers.stopper import Stopper
 from counterpoint.tune.trial import Trial
 
@@ -88,7 +87,7 @@ class Acting:
                 if self._search is not None:
                     self._search.ask(count)
             case WriteError(trial, text, number):
-                write_error(trial, number, text)
+                trial.write_error(number, text)
             case Warn(text):
                 logger.warning("%s", text)
             case DeleteCheckpoint(checkpoint):
@@ -140,7 +139,7 @@ class Acting:
                 case Notify(method, trial, info):
                     self._notify(method, trial, info)
                 case WriteError(trial, text, number):
-                    write_error(trial, number, text)
+                    trial.write_error(number, text)
 
     def _in_background(self, work: Callable[..., None], *arguments: Any) -> None:
         task = asyncio.create_task(asyncio.to_thread(work, *arguments))

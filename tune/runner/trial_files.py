@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +16,7 @@ from counterpoint.tune.trial import Trial
 STATE_FILE = "experiment_state.json"
 """The trials as JSON, for people and tools; the runner itself resumes from the journal."""
 
-ERROR_FILE = "error.txt"
-
 _LARGEST_STATE = 2**30
-
-
-def write_error(trial: Trial, number: int, text: str) -> None:
-    """Appends a trial's failure of that number to its error file, unless it is there already. Raises `OSError`."""
-    path = Path(trial.logdir) / ERROR_FILE
-    path.parent.mkdir(parents=True, exist_ok=True)
-    heading = f"Failure # {number} "
-    if path.exists() and any(line.startswith(heading) for line in path.read_text(errors="replace").splitlines()):
-        return
-    with path.open("a") as file:
-        file.write(f"{heading}(at {datetime.now():%Y-%m-%d %H:%M:%S})\n{text.rstrip()}\n\n")
 
 
 def write_state(directory: Path, trials: Sequence[Trial], runner: dict[str, Any]) -> None:

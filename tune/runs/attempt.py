@@ -1,6 +1,6 @@
 """One attempt at a trial that is a run: from the start of its orchestrator to its end. Nothing here waits.
 
-`poll` looks at the process, the metrics and the answers to requests, and returns what has happened; `tune/executors/runs.py`
+`poll` looks at the process, the metrics and the answers to requests, and returns what has happened; `tune/runs/executor.py`
 calls it.
 """
 

@@ -34,7 +34,7 @@ class FaultyTests(ValueError):
 
 
 class Outcome(Protocol):
-    """What `environments.tools.sandbox` returns, as far as it is used here."""
+    """What `environments.sandbox` returns, as far as it is used here."""
 
     @property
     def stdout(self) -> str:

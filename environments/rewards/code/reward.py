@@ -14,7 +14,7 @@ from counterpoint.environments.rewards.code.blocks import code_of
 from counterpoint.environments.rewards.code.config import CodeConfig
 from counterpoint.environments.rewards.code.functions import FaultyTests, FunctionTests, wall_seconds
 from counterpoint.environments.rewards.code.plain_data import encode
-from counterpoint.environments.tools.sandbox.python_sandbox import Sandbox
+from counterpoint.environments.sandbox.python_sandbox import Sandbox
 
 _OUTPUT_BYTES = 1 << 22
 _MOST_HANGS = 2

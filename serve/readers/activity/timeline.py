@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
-from counterpoint.orchestrator.step.phases import Awaited
+from counterpoint.orchestrator.scheduling.scheduler import Awaited
 from counterpoint.serve.readers.activity.span_files import STEP, SpanFile
 from counterpoint.transport.telemetry.intervals import Interval, busy_seconds
 from counterpoint.transport.telemetry.spans import SPANS_FILE, Span

@@ -13,7 +13,8 @@ from typing import Any, Protocol, TypeVar
 
 import pytest
 
-from counterpoint.cluster.backends.base import Backend, Bundle, Heartbeat, WorkerOrder
+from counterpoint.cluster.agent.order import WorkerOrder
+from counterpoint.cluster.backends.base import Backend, Bundle, Heartbeat
 from counterpoint.cluster.errors import BackendError, CapacityError, StaleMasterError
 from counterpoint.cluster.manager.events import (
     ChildrenChecked,

@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from counterpoint.cluster.backends.base import Bundle, Heartbeat, LivingWorker, Node, WorkerOrder
+from counterpoint.cluster.agent.order import LivingWorker, WorkerOrder
+from counterpoint.cluster.backends.base import Bundle, Heartbeat, Node
 from counterpoint.cluster.errors import BackendError, CapacityError, StaleMasterError
 from counterpoint.cluster.manager.events import (
     ChildrenChecked,

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from counterpoint.environments.sandbox.python_sandbox import Result, Sandbox, SandboxUnavailable
 from counterpoint.environments.tools.built_in import calculate, calculator_tool, python_tool
 from counterpoint.environments.tools.definition import ToolError, ToolUnavailable
-from counterpoint.environments.tools.sandbox.python_sandbox import Result, Sandbox, SandboxUnavailable
 
 
 @pytest.mark.parametrize(

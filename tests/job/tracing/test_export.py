@@ -14,8 +14,8 @@ import pytest
 from aiohttp import web
 
 from counterpoint.job.tracing import export_process
-from counterpoint.job.tracing.export_process import read_headers
 from counterpoint.job.tracing.tree import Node, place
+from counterpoint.job.tracking.alerts import read_headers
 from counterpoint.job.tracking.sink_process import SinkSpec
 from counterpoint.transport.process.launch import guarded
 from counterpoint.transport.telemetry.spans import Span, SpanLog

@@ -18,7 +18,7 @@ from counterpoint.job.processes_file import ProcessesFile
 from counterpoint.transport.files.lock import take_lock
 from counterpoint.tune.checkpoint import Checkpoint
 from counterpoint.tune.executors.executor import Event
-from counterpoint.tune.executors.runs import RunTrialExecutor
+from counterpoint.tune.runs.executor import RunTrialExecutor
 from counterpoint.tune.runs.host_job import HostJob
 from counterpoint.tune.runs.varied_run import VariedRun
 from counterpoint.tune.trial import Trial

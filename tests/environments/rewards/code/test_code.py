@@ -11,7 +11,7 @@ import pytest
 from counterpoint.environments.base import EnvironmentContext, Example
 from counterpoint.environments.rewards.code.functions import FaultyTests
 from counterpoint.environments.rewards.rubric import Rubric, Scored
-from counterpoint.environments.tools.sandbox.python_sandbox import Sandbox, SandboxUnavailable
+from counterpoint.environments.sandbox.python_sandbox import Sandbox, SandboxUnavailable
 
 Make = Callable[..., Awaitable[Rubric]]
 

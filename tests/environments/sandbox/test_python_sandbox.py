@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from counterpoint.environments.tools.sandbox import python_sandbox
-from counterpoint.environments.tools.sandbox.python_sandbox import Result, Sandbox, SandboxUnavailable
+from counterpoint.environments.sandbox import python_sandbox
+from counterpoint.environments.sandbox.python_sandbox import Result, Sandbox, SandboxUnavailable
 
 pytestmark = pytest.mark.slow
 

@@ -1,6 +1,6 @@
 """Runs Python code that a model wrote: without network, files or other processes, within bounds of time, memory and output.
 
-    from counterpoint.environments.tools.sandbox.python_sandbox import Result, Sandbox
+    from counterpoint.environments.sandbox.python_sandbox import Result, Sandbox
 
     sandbox = Sandbox()                # one for a whole environment; `await sandbox.start()` in the environment's `start`
     result = await sandbox.run(code, stdin="", seconds=10.0, memory_mib=512)

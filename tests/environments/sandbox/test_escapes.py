@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from counterpoint.environments.tools.sandbox.python_sandbox import Sandbox
-from counterpoint.environments.tools.sandbox.seccomp import filter_program
+from counterpoint.environments.sandbox.python_sandbox import Sandbox
+from counterpoint.environments.sandbox.seccomp import filter_program
 from tests.support.vllm_server import live_processes
 
 pytestmark = pytest.mark.slow

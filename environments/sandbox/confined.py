@@ -25,7 +25,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-from counterpoint.environments.tools.sandbox import namespaces, seccomp
+from counterpoint.environments.sandbox import namespaces, seccomp
 
 PROGRAM = "/program"
 """The path where a run finds its own file, and its input, which `/dev/stdin` names."""

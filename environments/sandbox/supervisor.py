@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from counterpoint.environments.tools.sandbox import confined, namespaces
+from counterpoint.environments.sandbox import confined, namespaces
 from counterpoint.transport.frames import Framing
 
 REQUESTS = Framing(1 << 24)

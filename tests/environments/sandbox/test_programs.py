@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from counterpoint.environments.tools.sandbox.python_sandbox import Sandbox
+from counterpoint.environments.sandbox.python_sandbox import Sandbox
 
 pytestmark = pytest.mark.slow
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from counterpoint.environments.tools.sandbox.python_sandbox import Sandbox, SandboxUnavailable
+from counterpoint.environments.sandbox.python_sandbox import Sandbox, SandboxUnavailable
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from counterpoint.environments.tools.sandbox.namespaces import MACHINES, NOBODY
-from counterpoint.environments.tools.sandbox.supervisor import ANSWERS, REQUESTS
+from counterpoint.environments.sandbox.namespaces import MACHINES, NOBODY
+from counterpoint.environments.sandbox.supervisor import ANSWERS, REQUESTS
 from counterpoint.transport.frames import BadFrame
 
 START_SECONDS = 60.0
@@ -216,9 +216,9 @@ def _interpreter() -> list[str]:
 
     A program's process returns from `main`, so that the program has one frame below its own.
     """
-    root = str(Path(__file__).absolute().parents[4])
+    root = str(Path(__file__).absolute().parents[3])
     program = (
-        f"import sys; sys.path.insert(0, {root!r}); from counterpoint.environments.tools.sandbox.zygote import main; "
+        f"import sys; sys.path.insert(0, {root!r}); from counterpoint.environments.sandbox.zygote import main; "
         f"sys.path.remove({root!r}); code = 0; program, shown, finish = main()\n"
         "try: exec(compile(*program[:2], 'exec'), program.pop())\n"
         "except BaseException as error: code = shown(error)\n"

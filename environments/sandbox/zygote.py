@@ -23,9 +23,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from counterpoint.environments.tools.sandbox import namespaces
-from counterpoint.environments.tools.sandbox.confined import PROGRAM, Program
-from counterpoint.environments.tools.sandbox.supervisor import ANSWERS, supervise
+from counterpoint.environments.sandbox import namespaces
+from counterpoint.environments.sandbox.confined import PROGRAM, Program
+from counterpoint.environments.sandbox.supervisor import ANSWERS, supervise
 
 # fmt: off
 PRELOADED = (
