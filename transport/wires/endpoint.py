@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import zmq
 import zmq.auth
@@ -48,26 +48,6 @@ class CurveKeys:
     server_public: bytes
     public: bytes
     secret: bytes
-
-
-class CurveFiles(Protocol):
-    """The part of a configuration that names the files of an end's keys."""
-
-    @property
-    def server_public_key_file(self) -> Path | None:
-        """The public key of the end that listens."""
-
-    @property
-    def secret_key_file(self) -> Path | None:
-        """This end's secret key."""
-
-
-class AuthorizingFiles(CurveFiles, Protocol):
-    """The same of the end that listens."""
-
-    @property
-    def authorized_keys_directory(self) -> Path | None:
-        """The public keys of those that may connect."""
 
 
 def resolve_address(config: TransportConfig, output_dir: Path) -> str:
@@ -126,17 +106,16 @@ def _wildcard_in(address: str) -> str | None:
     return host if host in WILDCARD_HOSTS else None
 
 
-def load_keys(config: CurveFiles, where: str = "transport") -> CurveKeys | None:
-    """Returns this end's keys, or None without any.
-
-    `where` is the section of the configuration. Raises `ValueError` naming the field when one is missing or is no certificate.
-    """
+def load_keys(config: TransportConfig) -> CurveKeys | None:
+    """Returns this end's keys, or None without any. Raises `ValueError` naming the field that is missing or no certificate's."""
     if config.server_public_key_file is None and config.secret_key_file is None:
         return None
     if config.server_public_key_file is None or config.secret_key_file is None:
-        raise ValueError(f"{where}.server_public_key_file and {where}.secret_key_file come together; only one is set")
-    server_public = _load(f"{where}.server_public_key_file", load_public, config.server_public_key_file)
-    return CurveKeys(server_public, *_load(f"{where}.secret_key_file", load_pair, config.secret_key_file))
+        raise ValueError(
+            "transport.server_public_key_file and transport.secret_key_file come together; only one is set"
+        )
+    server_public = _load("server_public_key_file", load_public, config.server_public_key_file)
+    return CurveKeys(server_public, *_load("secret_key_file", load_pair, config.secret_key_file))
 
 
 def load_public(path: Path) -> bytes:
@@ -164,22 +143,20 @@ def load_pair(path: Path) -> tuple[bytes, bytes]:
         ) from None
 
 
-def watched_keys(config: CurveFiles, where: str = "transport") -> Watched[CurveKeys] | None:
+def watched_keys(config: TransportConfig) -> Watched[CurveKeys] | None:
     """Returns an end's keys, to be read again once they change, or None without any. Raises as `load_keys`."""
     if config.server_public_key_file is None and config.secret_key_file is None:
         return None
 
     def read() -> CurveKeys:
-        keys = load_keys(config, where)
+        keys = load_keys(config)
         assert keys is not None, "the files are set"
         return keys
 
-    return Watched(f"the keys of {where}", read)
+    return Watched("the keys of transport", read)
 
 
-def load_authorized_keys(
-    config: AuthorizingFiles, keys: CurveKeys, where: str = "transport", *, may_be_empty: bool = False
-) -> frozenset[bytes]:
+def load_authorized_keys(config: TransportConfig, keys: CurveKeys, *, may_be_empty: bool = False) -> frozenset[bytes]:
     """Returns the public keys that may connect to the end that listens, whose own are `keys`.
 
     Raises `ValueError` when there are none and `may_be_empty` is not set, or when this end's public key is not the one that its
@@ -187,17 +164,17 @@ def load_authorized_keys(
     """
     if keys.public != keys.server_public:
         raise ValueError(
-            f"{where}: {config.secret_key_file} is not the secret of {config.server_public_key_file}; at the end that "
+            f"transport: {config.secret_key_file} is not the secret of {config.server_public_key_file}; at the end that "
             "listens the two are one pair"
         )
     if config.authorized_keys_directory is None:
         raise ValueError(
-            f"{where}.authorized_keys_directory: the end that listens needs one when it has keys, to know its peers"
+            "transport.authorized_keys_directory: the end that listens needs one when it has keys, to know its peers"
         )
     directory = config.authorized_keys_directory
-    keys_by_name: dict[bytes, bool] = _load(f"{where}.authorized_keys_directory", zmq.auth.load_certificates, directory)
+    keys_by_name: dict[bytes, bool] = _load("authorized_keys_directory", zmq.auth.load_certificates, directory)
     if not keys_by_name and not may_be_empty:
-        raise ValueError(f"{where}.authorized_keys_directory: {directory.absolute()} holds no public key (*.key)")
+        raise ValueError(f"transport.authorized_keys_directory: {directory.absolute()} holds no public key (*.key)")
     return frozenset(keys_by_name)
 
 
@@ -225,4 +202,6 @@ def _load(field: str, load: Callable[[Path], _Loaded], path: Path) -> _Loaded:
     try:
         return load(path)
     except (OSError, ValueError) as error:
-        raise ValueError(f"{field}: {path.absolute()} cannot be read as a CURVE certificate: {error}") from error
+        raise ValueError(
+            f"transport.{field}: {path.absolute()} cannot be read as a CURVE certificate: {error}"
+        ) from error
