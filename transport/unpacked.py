@@ -8,6 +8,8 @@ what a value means. Integers of more than 64 bits, which msgpack lacks, are an e
 
 from __future__ import annotations
 
+import reprlib
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import msgpack
@@ -38,13 +40,33 @@ def read_long_integer(code: int, data: bytes) -> int:
     return int.from_bytes(data, "little", signed=True)
 
 
+class _Short(reprlib.Repr):
+    """Shows what is long, or nested deep, in part only, and before its whole text is made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel, self.maxstring = 4, 80
+
+    def repr_bytes(self, value: bytes, level: int) -> str:
+        """Shows the beginning."""
+        return repr(value[: self.maxstring]) + ("..." if len(value) > self.maxstring else "")
+
+    def repr_int(self, value: int, level: int) -> str:
+        """Shows how long it is where Python would not write it."""
+        return repr(value) if value.bit_length() < 1024 else f"an integer of {value.bit_length()} bits"
+
+    def repr_dict(self, value: dict[Any, Any], level: int) -> str:
+        """Shows some entries, which alone are sorted."""
+        return super().repr_dict(dict(islice(value.items(), self.maxdict + 1)), level)
+
+
 def shown(value: object) -> str:
-    """Returns an unpacked value as text, short enough for a log line. Python's own `repr` fails for one that is nested deep."""
-    try:
-        text = repr(value)
-    except RecursionError:
-        return f"a {type(value).__name__} that is nested too deep"
+    """Returns an unpacked value as text, short enough for a log line, whatever its size. Also an integer of any length."""
+    text = _SHORT.repr(value)
     return text if len(text) <= 80 else text[:80] + "..."
+
+
+_SHORT = _Short()
 
 
 def unpacked(data: Buffer, what: str, error: type[ValueError], **options: Any) -> Any:

@@ -21,7 +21,7 @@ from counterpoint.transport import codec
 from counterpoint.transport.arrays import CodecError, unpack_arrays
 from counterpoint.transport.framed_maps import FramedMaps
 from counterpoint.transport.frames import BadFrame, Framing
-from counterpoint.transport.unpacked import long_integer, read_long_integer, unpacked
+from counterpoint.transport.unpacked import long_integer, read_long_integer, shown, unpacked
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**200), 2**200) | st.binary(max_size=20) | st.text(max_size=20),
@@ -111,3 +111,18 @@ DEEP = b"\x91" * 1000 + b"\xc0"
 def test_what_is_nested_deep_is_refused_in_words(read: Any) -> None:
     with pytest.raises(CodecError):
         read()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [b"x" * 10**7, "x" * 10**7, 10**5000, {"a": [b"x" * 10**7]}, [list(range(10**5))], dict.fromkeys(range(10**5))],
+)
+def test_a_large_value_is_shown_in_little_memory(value: Any) -> None:
+    tracemalloc.start()
+    try:
+        text = shown(value)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(text) < 100
+    assert peak < 10**5
