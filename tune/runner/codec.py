@@ -3,41 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import typing
 from typing import Any
 
 import msgpack
 
 from counterpoint.tune.checkpoint import Checkpoint
 from counterpoint.tune.errors import TuneError
-from counterpoint.tune.executors import executor
 from counterpoint.tune.resources import Resources
-from counterpoint.tune.runner import events
 from counterpoint.tune.runner.events import Event
 from counterpoint.tune.trial import TRAINABLE_OF_RUNS, Trial
 
-_CLASSES = {
-    kind.__name__: kind
-    for kind in (
-        events.TrialsProposed,
-        events.TrialAdded,
-        events.SearchSaved,
-        events.SearchIdle,
-        events.ResourcesFree,
-        events.ResultReceived,
-        events.ResultRefused,
-        events.ResetRefused,
-        events.CannotRun,
-        events.TrialStopRequested,
-        events.StopRequested,
-        events.Opened,
-        executor.Started,
-        executor.Saved,
-        executor.SaveFailed,
-        executor.Completed,
-        executor.Failed,
-        executor.Stopped,
-    )
-}
+_CLASSES = {kind.__name__: kind for kind in typing.get_args(Event)}
 _FIELDS = {kind: tuple(each.name for each in dataclasses.fields(kind)) for kind in _CLASSES.values()}
 
 
