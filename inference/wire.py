@@ -17,10 +17,12 @@ from __future__ import annotations
 import reprlib
 import struct
 from functools import lru_cache
-from typing import Any
+from typing import Annotated, Any
 
 import msgpack
+import msgspec
 import numpy as np
+from msgspec import Meta
 from pydantic import ValidationError
 
 from counterpoint.inference.base import (
@@ -36,7 +38,8 @@ from counterpoint.inference.base import (
 from counterpoint.inference.loads import Origin
 from counterpoint.transport.arrays import CodecError, pack_arrays, unpack_arrays
 from counterpoint.transport.files.atomic import as_bytes_view
-from counterpoint.transport.records import Alternatives, Int32Array, RoutingArray
+from counterpoint.transport.records import Alternatives, RoutingArray
+from counterpoint.transport.typed import typed
 from counterpoint.transport.unpacked import unpacked
 
 GENERATE_PATH = "/counterpoint/v1/generate"
@@ -111,7 +114,8 @@ def decode_request(body: bytes) -> GenerateRequest:
         model = body[model_at : model_at + named].decode()
     except UnicodeDecodeError as error:
         raise CodecError(f"model: {error}") from error
-    _check_model(model)
+    if not 0 < len(model) <= MAX_MODEL_NAME:
+        raise CodecError(f"model: a name of {len(model)} characters; 1 to {MAX_MODEL_NAME} are allowed")
     prompt_ids = np.frombuffer(body, _INT32, tokens, _REQUEST.size)
     return GenerateRequest(model, prompt_ids, _sampling(body[model_at + named :]), start, request_id)
 
@@ -142,11 +146,22 @@ def encode_score_request(request: ScoreRequest) -> bytes:
 
 def decode_score_request(body: bytes) -> ScoreRequest:
     """Does as `decode_request`, of `encode_score_request`."""
-    fields = _fields(body, "the body")
-    token_ids, start = _tokens(fields, "token_ids"), _field(fields, "start", int)
-    if not 1 <= start < len(token_ids):
-        raise ValueError(f"start = {start}: it must be from 1 to the last of the {len(token_ids)} tokens")
-    return ScoreRequest(_model(fields), token_ids, start, _request_id(fields))
+    found = typed(_fields(body, "the body"), _ScoreFields, "the request", CodecError)
+    if len(found.token_ids) % _INT32.itemsize:
+        raise CodecError(f"token_ids: {len(found.token_ids)} bytes are not one or more int32")
+    token_ids = np.frombuffer(found.token_ids, _INT32)
+    if found.start >= len(token_ids):
+        raise CodecError(f"start = {found.start}: it must be from 1 to the last of the {len(token_ids)} tokens")
+    return ScoreRequest(found.model, token_ids, found.start, found.request_id)
+
+
+class _ScoreFields(msgspec.Struct):
+    """The fields of `encode_score_request`."""
+
+    model: Annotated[str, Meta(min_length=1, max_length=MAX_MODEL_NAME)]
+    token_ids: Annotated[bytes, Meta(min_length=_INT32.itemsize)]
+    start: Annotated[int, Meta(ge=1)]
+    request_id: Annotated[bytes, Meta(min_length=REQUEST_ID_BYTES, max_length=REQUEST_ID_BYTES)]
 
 
 def encode_scores(scores: Scores) -> bytes:
@@ -198,42 +213,6 @@ def _fields(packed: bytes, what: str) -> dict[Any, Any]:
     if not isinstance(fields, dict):
         raise ValueError(f"{what} is a msgpack {type(fields).__name__}, a map is expected")
     return fields
-
-
-def _tokens(fields: dict[Any, Any], name: str) -> Int32Array:
-    data = _field(fields, name, bytes)
-    if not data or len(data) % _INT32.itemsize:
-        raise ValueError(f"{name}: {len(data)} bytes are not one or more int32")
-    return np.frombuffer(data, dtype=_INT32)
-
-
-def _request_id(fields: dict[Any, Any]) -> bytes:
-    request_id: bytes = _field(fields, "request_id", bytes)
-    if len(request_id) != REQUEST_ID_BYTES:
-        raise ValueError(f"request_id: {len(request_id)} bytes; expected {REQUEST_ID_BYTES}")
-    return request_id
-
-
-def _model(fields: dict[Any, Any]) -> str:
-    model: str = _field(fields, "model", str)
-    _check_model(model)
-    return model
-
-
-def _check_model(model: str) -> None:
-    if not 0 < len(model) <= MAX_MODEL_NAME:
-        raise ValueError(f"model: a name of {len(model)} characters; 1 to {MAX_MODEL_NAME} are allowed")
-
-
-def _field(fields: dict[Any, Any], name: str, kind: type) -> Any:
-    value = fields.get(name)
-    if kind is float and type(value) is int:
-        return float(value)
-    if type(value) is not kind:
-        raise ValueError(
-            f"{name}: {kind.__name__} is expected, got {'nothing' if value is None else type(value).__name__}"
-        )
-    return value
 
 
 def encode_completion(completion: Completion) -> bytes:
