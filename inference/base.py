@@ -333,7 +333,7 @@ class HeldWeights:
     dtype: str
     """The server's precision, to which the trainer's numbers are rounded before they are hashed."""
     layers: dict[str, str]
-    """A digest (`plugin.digest`) for each layer number; only layers that can be compared."""
+    """A digest (`inference/digest.py`) for each layer number; only layers that can be compared."""
     load: int = 0
     """The number of the load that brought them (`loads`)."""
 

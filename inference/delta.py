@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from counterpoint.inference.plugin.checkpoint import BASE, DELTA, read_header, read_places, weight_files
+from counterpoint.inference.checkpoint import BASE, DELTA, read_header, read_places, weight_files
 from counterpoint.transport.files.atomic import remove_directory
 
 if TYPE_CHECKING:

@@ -19,9 +19,8 @@ from typing import Any
 import orjson
 
 from counterpoint.inference.base import WeightUpdate
+from counterpoint.inference.checkpoint import ADAPTER_FILES, BASE, DELTA, weight_files
 from counterpoint.inference.loads import Claim
-from counterpoint.inference.plugin.adapter_files import FILES
-from counterpoint.inference.plugin.checkpoint import BASE, DELTA, weight_files
 from counterpoint.transport.files.atomic import STABLE
 
 OFFER_PATH = "/counterpoint/v1/offer"
@@ -130,7 +129,7 @@ def opened(update: WeightUpdate, claim: Claim) -> Iterator[tuple[Offer, dict[str
     if not (directory / STABLE).is_file():
         raise ValueError(f"{directory} is not a published directory: it has no STABLE marker")
     if update.adapter is not None:
-        paths = [directory / name for name in FILES]
+        paths = [directory / name for name in ADAPTER_FILES]
     else:
         paths = weight_files(directory) + ([directory / DELTA] if (directory / DELTA).exists() else [])
     with ExitStack() as stack:

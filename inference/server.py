@@ -28,9 +28,9 @@ import orjson
 
 from counterpoint.cluster.parent_death import bound_command, end_group, stopped_members
 from counterpoint.inference import identity
+from counterpoint.inference.checkpoint import is_delta
 from counterpoint.inference.config import InferenceConfig
 from counterpoint.inference.model_facts import attention_heads, kept_bytes, longest_context
-from counterpoint.inference.plugin.checkpoint import is_delta
 from counterpoint.inference.port_claim import claimed
 from counterpoint.inference.token import API_KEY_FILE_VARIABLE, read_tokens
 from counterpoint.transport.files.own_directory import remove_left

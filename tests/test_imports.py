@@ -130,6 +130,14 @@ def test_no_rooms_of_a_package_import_each_other() -> None:
     assert {pair for pair in ties if pair[::-1] in ties and pair[0] < pair[1]} == TIED_ROOMS
 
 
+def test_only_vllm_loads_the_plugin() -> None:
+    """By entry points. What others share with it (digests, checkpoints, deltas) lies beside it."""
+    importing = {
+        name for name, others in graph().items() if any(other.startswith("inference.plugin") for other in others)
+    }
+    assert {name.split(".")[0] for name in importing if not name.startswith("inference.plugin")} == {"perf"}
+
+
 def test_only_commands_and_benches_print_tables_and_pictures() -> None:
     for name, path in FILES.items():
         if name.split(".")[0] not in ("cli", "perf"):

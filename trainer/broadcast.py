@@ -21,8 +21,8 @@ from transformers import GenerationConfig
 from transformers.utils import GENERATION_CONFIG_NAME
 
 from counterpoint.inference import delta
-from counterpoint.inference.plugin.checkpoint import BASE, DELTA, read_header, weight_files
-from counterpoint.inference.plugin.digest import DTYPES, Digest, digests_of
+from counterpoint.inference.checkpoint import BASE, DELTA, read_header, weight_files
+from counterpoint.inference.digest import DTYPES, Digest, digests_of
 from counterpoint.trainer.lora.multi_lora import digest_adapter, export_adapter
 from counterpoint.trainer.probe import Answers, write_probe
 from counterpoint.trainer.runs.control_files import run_directory

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from counterpoint.environments.import_path import not_allowed
-from counterpoint.inference.plugin.digest import Digest
+from counterpoint.inference.digest import Digest
 from counterpoint.run.trained import LoraConfig, TrainedRun
 from counterpoint.trainer import commands
 from counterpoint.trainer.broadcast import Assembled

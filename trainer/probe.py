@@ -26,8 +26,8 @@ from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from counterpoint.inference.base import LEAST_TOLERANCE, MAX_PROBE_BYTES, Probe
+from counterpoint.inference.digest import Digest
 from counterpoint.inference.model_facts import EXPERT_COUNTS
-from counterpoint.inference.plugin.digest import Digest
 from counterpoint.trainer.lora.multi_lora import adapter_spans
 from counterpoint.trainer.model.load import log_probabilities
 from counterpoint.trainer.model.packing_proof import can_pack

@@ -9,12 +9,9 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from counterpoint.inference.checkpoint import ADAPTER_FILES
 from counterpoint.transport.files.atomic import remove_directory
 from counterpoint.transport.files.own_directory import OwnDirectory
-
-WEIGHTS = "adapter_model.safetensors"
-
-FILES = ("adapter_config.json", WEIGHTS)
 
 PREFIX = "counterpoint-adapters-"
 
@@ -34,7 +31,7 @@ class AdapterFiles:
         copy = self._root / f"{number}.{load}"
         copy.mkdir()
         try:
-            for name in FILES:
+            for name in ADAPTER_FILES:
                 shutil.copyfile(directory / name, copy / name)
         except OSError:
             remove_directory(copy)

@@ -26,11 +26,17 @@ from vllm.logger import init_logger
 from vllm.lora.request import LoRARequest
 
 from counterpoint.inference.base import HeldWeights
+from counterpoint.inference.checkpoint import (
+    ADAPTER_WEIGHTS,
+    TensorEntry,
+    read_header,
+    read_manifest,
+    require_fitting_adapter,
+)
+from counterpoint.inference.digest import DTYPES, Digest, digest_of, scaled_adapter
 from counterpoint.inference.loads import Claim, Load, Loads, Origin
-from counterpoint.inference.plugin.adapter_files import WEIGHTS, AdapterFiles
+from counterpoint.inference.plugin.adapter_files import AdapterFiles
 from counterpoint.inference.plugin.adapter_slots import AdapterSlots
-from counterpoint.inference.plugin.checkpoint import TensorEntry, read_header, read_manifest, require_fitting_adapter
-from counterpoint.inference.plugin.digest import DTYPES, Digest, digest_of, scaled_adapter
 from counterpoint.inference.plugin.worker_digest import join_ranks, provable_layers, restrict
 
 logger = init_logger(__name__)
@@ -154,7 +160,7 @@ class Adapters:
         settings = orjson.loads((copy / "adapter_config.json").read_bytes())
         scale = settings["lora_alpha"] / settings["r"]
         dtype = DTYPES[self._dtype]
-        written = digest_of(scaled_adapter(load_file(copy / WEIGHTS), scale, dtype), dtype)
+        written = digest_of(scaled_adapter(load_file(copy / ADAPTER_WEIGHTS), scale, dtype), dtype)
         return provable_layers(written, held, f"the adapter in {copy}")
 
     def _copy(self, directory: Path, number: int, load: int) -> tuple[Path, frozenset[str]]:
@@ -164,7 +170,7 @@ class Adapters:
         """
         if self._base is None:
             self._base = read_manifest(Path(self._engine.model_config.model))
-        given = read_header(directory / WEIGHTS)
+        given = read_header(directory / ADAPTER_WEIGHTS)
         require_fitting_adapter(self._base, given, self._max_rank)
         if self._copies is None:
             self._copies = AdapterFiles()

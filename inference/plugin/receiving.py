@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
-from counterpoint.inference.plugin.checkpoint import BASE, read_manifest
+from counterpoint.inference.checkpoint import BASE, read_manifest
 from counterpoint.inference.plugin.socket_body import Connection, SocketBody
 from counterpoint.inference.sent_weights import LENGTH_BYTES, MAX_OFFER_BYTES, Offer
 from counterpoint.transport.files.atomic import STABLE, write_buffers

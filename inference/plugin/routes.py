@@ -32,9 +32,9 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from counterpoint.inference import identity, wire
 from counterpoint.inference.base import Completion, GenerateRequest, Scores
+from counterpoint.inference.checkpoint import NotSeen
 from counterpoint.inference.loads import Claim, Loads, Origin
 from counterpoint.inference.plugin.adapters import UpdateRefused
-from counterpoint.inference.plugin.checkpoint import NotSeen
 from counterpoint.inference.plugin.direct_route import DirectRoute
 from counterpoint.inference.plugin.parsing import ParserFailed, ParserProcess, ParserRefused, settings_of
 from counterpoint.inference.plugin.receiving import Receiver

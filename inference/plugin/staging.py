@@ -7,7 +7,7 @@ import logging
 from pathlib import Path
 
 from counterpoint.inference import delta
-from counterpoint.inference.plugin.checkpoint import weight_files
+from counterpoint.inference.checkpoint import weight_files
 from counterpoint.transport.files.own_directory import OwnDirectory
 from counterpoint.transport.files.shared_memory import SHARED_MEMORY, lack_of_room
 

@@ -25,9 +25,7 @@ from vllm.logger import init_logger
 
 from counterpoint.inference import delta
 from counterpoint.inference.base import HeldWeights
-from counterpoint.inference.loads import Claim, Load, Loads, NotOwner
-from counterpoint.inference.plugin.adapters import Adapters, UpdateRefused
-from counterpoint.inference.plugin.checkpoint import (
+from counterpoint.inference.checkpoint import (
     NotSeen,
     TensorEntry,
     is_delta,
@@ -36,7 +34,9 @@ from counterpoint.inference.plugin.checkpoint import (
     require_published,
     require_same_model,
 )
-from counterpoint.inference.plugin.digest import Digest
+from counterpoint.inference.digest import Digest
+from counterpoint.inference.loads import Claim, Load, Loads, NotOwner
+from counterpoint.inference.plugin.adapters import Adapters, UpdateRefused
 from counterpoint.inference.plugin.staging import stage
 from counterpoint.inference.plugin.worker_digest import Held, join_ranks, provable_layers, restrict
 from counterpoint.transport.files.own_directory import OwnDirectory

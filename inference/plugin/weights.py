@@ -24,7 +24,7 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from counterpoint.inference import delta
-from counterpoint.inference.plugin.checkpoint import (
+from counterpoint.inference.checkpoint import (
     TensorEntry,
     is_delta,
     read_manifest,

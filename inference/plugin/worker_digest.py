@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from vllm.logger import init_logger
 
-from counterpoint.inference.plugin.digest import DTYPES, Digest, add_up, hash_sum
+from counterpoint.inference.digest import DTYPES, Digest, add_up, hash_sum
 from counterpoint.inference.plugin.weights import read_tensors
 
 logger = init_logger(__name__)

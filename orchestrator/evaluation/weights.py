@@ -18,8 +18,8 @@ from typing import Any
 
 import orjson
 
+from counterpoint.inference.checkpoint import is_delta
 from counterpoint.inference.delta import make_whole
-from counterpoint.inference.plugin.checkpoint import is_delta
 from counterpoint.orchestrator.evaluation.result import EvaluationResult
 from counterpoint.transport.files.atomic import STABLE, publish_directory, published_steps, remove_directory
 from counterpoint.transport.files.untrusted import UntrustedFileError, read_json

@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from counterpoint.inference import delta
+from counterpoint.inference.checkpoint import BASE, DELTA, is_delta
 from counterpoint.inference.config import InferenceConfig
-from counterpoint.inference.plugin.checkpoint import BASE, DELTA, is_delta
 from counterpoint.inference.server import check_configuration
 
 LENGTHS = (1, delta.BLOCK - 1, delta.BLOCK, 2 * delta.BLOCK + 3)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from counterpoint.inference.plugin.digest import (
+from counterpoint.inference.digest import (
     DTYPES,
     add_up,
     digest_of,

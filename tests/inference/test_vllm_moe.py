@@ -26,11 +26,11 @@ from counterpoint.inference.base import (
     WeightsNotSeen,
     WeightUpdate,
 )
+from counterpoint.inference.checkpoint import BASE, DELTA
 from counterpoint.inference.clients.client import BinaryClient
 from counterpoint.inference.clients.http_sessions import HttpSessions
 from counterpoint.inference.clients.openai_client import OpenAIClient
 from counterpoint.inference.config import PoolConfig
-from counterpoint.inference.plugin.checkpoint import BASE, DELTA
 from counterpoint.inference.pool.pool import InferencePool
 from counterpoint.inference.sent_weights import OFFER_PATH, SEND_PATH, Offer, opened
 from counterpoint.trainer.shared_memory import SharedMemory

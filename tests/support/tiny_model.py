@@ -85,7 +85,7 @@ def published_digests(directory: Path) -> dict[str, dict[str, str]]:
     """The digests of the weights in `directory`, by precision of a server."""
     from safetensors.torch import load_file
 
-    from counterpoint.inference.plugin.digest import DTYPES, digest_of, digests_of, scaled_adapter
+    from counterpoint.inference.digest import DTYPES, digest_of, digests_of, scaled_adapter
 
     settings = directory / "adapter_config.json"
     if not settings.exists():

@@ -19,7 +19,7 @@ import pytest
 import torch
 from torch import nn
 
-from counterpoint.inference.plugin.digest import digests_of
+from counterpoint.inference.digest import digests_of
 from counterpoint.run.config import RunConfig
 from counterpoint.trainer import learner, ranks
 from counterpoint.trainer.broadcast import own_memory

@@ -18,8 +18,8 @@ import torch
 from safetensors.torch import load_file
 
 from counterpoint.inference import delta
-from counterpoint.inference.plugin.checkpoint import BASE, DELTA, is_delta
-from counterpoint.inference.plugin.digest import DTYPES, digests_of
+from counterpoint.inference.checkpoint import BASE, DELTA, is_delta
+from counterpoint.inference.digest import DTYPES, digests_of
 from counterpoint.trainer.broadcast import Broadcaster, own_memory
 from counterpoint.transport.files.atomic import published_steps
 from tests.trainer.conftest import make_batch

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from counterpoint.inference.plugin.digest import digests_of
+from counterpoint.inference.digest import digests_of
 from counterpoint.trainer.broadcast import own_memory
 from counterpoint.trainer.config import TrainerConfig
 from counterpoint.trainer.model.experts import WEIGHTS

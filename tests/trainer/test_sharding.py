@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from counterpoint.inference.plugin.digest import digests_of
+from counterpoint.inference.digest import digests_of
 from counterpoint.trainer.broadcast import own_memory
 from counterpoint.trainer.config import TrainerConfig
 from counterpoint.trainer.model.load import load_model, log_probabilities

@@ -19,8 +19,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from counterpoint.inference import delta
-from counterpoint.inference.plugin.checkpoint import is_delta
-from counterpoint.inference.plugin.digest import digests_of
+from counterpoint.inference.checkpoint import is_delta
+from counterpoint.inference.digest import digests_of
 from counterpoint.trainer import shared_memory
 from counterpoint.trainer.broadcast import Broadcaster, Form, own_memory
 from counterpoint.trainer.runs import checkpoint, control_files

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from counterpoint.inference.plugin.digest import digests_of
+from counterpoint.inference.digest import digests_of
 from counterpoint.orchestrator.run_directory import check_control
 from counterpoint.trainer.config import TrainerConfig
 from counterpoint.trainer.model.load import load_model, log_probabilities

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from counterpoint.inference.plugin.digest import DTYPES, Digest, digest_of, layer_of, scaled_adapter
+from counterpoint.inference.digest import DTYPES, Digest, digest_of, layer_of, scaled_adapter
 from counterpoint.run.trained import LoraConfig
 from counterpoint.trainer.lora.adapter_description import describe
 from counterpoint.trainer.lora.experts import MultiLoraExperts

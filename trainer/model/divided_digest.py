@@ -1,6 +1,6 @@
 """The digests of a divided model: each rank hashes its slices where they are, and the sums are added over the ranks.
 
-A digest is a sum over elements (`inference/plugin/digest.py`), so it needs no whole weights. Rank 0 would hash these on one core,
+A digest is a sum over elements (`inference/digest.py`), so it needs no whole weights. Rank 0 would hash these on one core,
 about three seconds for each billion elements, while all other ranks wait.
 """
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from counterpoint.inference.plugin.digest import Digest, add_up, digests_of, layer_of
+from counterpoint.inference.digest import Digest, add_up, digests_of, layer_of
 from counterpoint.trainer.ranks import Ranks
 
 _HALF = 1 << 32

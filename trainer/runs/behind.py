@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from counterpoint.inference.plugin.checkpoint import is_delta
+from counterpoint.inference.checkpoint import is_delta
 from counterpoint.trainer.runs import checkpoint
 from counterpoint.trainer.runs.control_files import run_directory
 from counterpoint.trainer.runs.run import Run

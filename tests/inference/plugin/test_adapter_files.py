@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from counterpoint.inference.plugin.adapter_files import FILES, PREFIX, AdapterFiles
+from counterpoint.inference.checkpoint import ADAPTER_FILES
+from counterpoint.inference.plugin.adapter_files import PREFIX, AdapterFiles
 
 HOLDER = """
 import sys, time
@@ -32,7 +33,7 @@ def temporary_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 
 def broadcast(path: Path, content: str) -> Path:
     path.mkdir()
-    for name in FILES:
+    for name in ADAPTER_FILES:
         (path / name).write_text(content)
     (path / "STABLE").touch()
     return path
@@ -44,21 +45,21 @@ def test_the_path_of_an_adapter_leads_to_its_newest_copy(tmp_path: Path, tempora
     path = copies.adopt(first, 7)
     other = copies.adopt(copies.copy(tmp_path / "one", 77, 2), 77)
     second = copies.copy(broadcast(tmp_path / "two", "two"), 7, 3)
-    assert (path / FILES[1]).read_text() == "one", "until the new one is adopted"
+    assert (path / ADAPTER_FILES[1]).read_text() == "one", "until the new one is adopted"
     assert copies.adopt(second, 7) == path
-    assert (path / FILES[1]).read_text() == "two"
+    assert (path / ADAPTER_FILES[1]).read_text() == "two"
     assert not first.exists()
     copies.discard(copies.copy(tmp_path / "one", 7, 4))
     copies.remove(7)
     assert not path.exists()
-    assert (other / FILES[1]).read_text() == "one"
+    assert (other / ADAPTER_FILES[1]).read_text() == "one"
     (own,) = temporary_directory.iterdir()
     assert sorted(entry.name for entry in own.iterdir()) == ["77", "77.2"]
 
 
 def test_a_copy_that_fails_leaves_nothing(tmp_path: Path, temporary_directory: Path) -> None:
     source = broadcast(tmp_path / "one", "one")
-    (source / FILES[1]).unlink()
+    (source / ADAPTER_FILES[1]).unlink()
     copies = AdapterFiles()
     with pytest.raises(FileNotFoundError):
         copies.copy(source, 7, 1)

@@ -58,12 +58,13 @@ class Server:
     """The adapters of a server, without vLLM's models and the checks of files."""
 
     def __init__(self, tmp_path: Path) -> None:
-        from counterpoint.inference.plugin.adapter_files import FILES, AdapterFiles
+        from counterpoint.inference.checkpoint import ADAPTER_FILES
+        from counterpoint.inference.plugin.adapter_files import AdapterFiles
         from counterpoint.inference.plugin.adapters import Adapters
 
         self.given = tmp_path / "given"
         self.given.mkdir()
-        for name in FILES:
+        for name in ADAPTER_FILES:
             (self.given / name).write_text("its content")
         self.engine = Engine()
         numbers = iter(range(1, 100))

@@ -11,8 +11,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from counterpoint.inference import delta
+from counterpoint.inference.checkpoint import BASE, DELTA, is_delta
 from counterpoint.inference.plugin import staging
-from counterpoint.inference.plugin.checkpoint import BASE, DELTA, is_delta
 from counterpoint.inference.plugin.staging import stage
 
 

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 from counterpoint.environments.config import EnvironmentConfig
 from counterpoint.inference import delta
-from counterpoint.inference.plugin.checkpoint import BASE, DELTA, is_delta
+from counterpoint.inference.checkpoint import BASE, DELTA, is_delta
 from counterpoint.orchestrator.evaluation import weights
 from counterpoint.orchestrator.evaluation.estimates import proportion
 from counterpoint.orchestrator.evaluation.result import EvaluationResult

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from counterpoint.inference.plugin.digest import DTYPES, hash_sum
+from counterpoint.inference.digest import DTYPES, hash_sum
 from counterpoint.run.trained import LoraConfig
 from counterpoint.trainer.lora.layer import AdapterSpans, MultiLora, add_low_rank, add_low_rank_grouped
 from counterpoint.trainer.lora.multi_lora import (

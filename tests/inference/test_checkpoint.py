@@ -12,8 +12,8 @@ import orjson
 import pytest
 from safetensors.numpy import save_file
 
-from counterpoint.inference.plugin import checkpoint
-from counterpoint.inference.plugin.checkpoint import (
+from counterpoint.inference import checkpoint
+from counterpoint.inference.checkpoint import (
     DELTA,
     NotSeen,
     TensorEntry,

@@ -30,6 +30,11 @@ FLOATING = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1}
 DELTA, BASE = "delta.safetensors", "base"
 """A broadcast of what changed, and the directory in it with the weights that it changes."""
 
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+
+ADAPTER_FILES = ("adapter_config.json", ADAPTER_WEIGHTS)
+"""What a published adapter has, in PEFT's format."""
+
 PEFT_PREFIX = "base_model.model."
 
 _ADAPTER_TENSOR = re.compile(rf"{re.escape(PEFT_PREFIX)}(.+)\.lora_([AB])\.weight")
