@@ -115,7 +115,7 @@ def test_what_is_nested_deep_is_refused_in_words(read: Any) -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [b"x" * 10**7, "x" * 10**7, 10**5000, {"a": [b"x" * 10**7]}, [list(range(10**5))], dict.fromkeys(range(10**5))],
+    [b"x" * 10**7, "x" * 10**7, [10**5000], {"a": [b"x" * 10**7]}, [list(range(10**5))], dict.fromkeys(range(10**5))],
 )
 def test_a_large_value_is_shown_in_little_memory(value: Any) -> None:
     tracemalloc.start()
