@@ -200,7 +200,7 @@ async def _observe(
     from counterpoint.job.evaluation.server import LOG, server_running, unless_ended
 
     servers = PoolConfig(urls=[url], startup_timeout_seconds=START_SECONDS)
-    pool = InferencePool(servers, model, bounds=read_bounds(Path(model)))
+    pool = InferencePool(servers).model(model, bounds=read_bounds(Path(model)))
 
     async def played() -> Observations:
         try:
@@ -210,7 +210,7 @@ async def _observe(
                 await pool.parse([0], [tool], {}, cut=True, server=None)
             return await observe(config, environment, sampling, Path(model), pool, plan, folder, _say)
         finally:
-            await pool.close()
+            await pool.release()
 
     try:
         if own is None:

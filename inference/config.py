@@ -197,6 +197,12 @@ class PoolConfig(Config):
     """Largest root mean square difference between the trainer's and a server's log-probabilities of a probe, in nats. Unset: a
     tenth of their spread, and what rounding does to each of them as the trainer measures it, which suits every precision."""
 
+    def apart(self, urls: list[str], protocol: str, api_key_file: Path | None, most_requests: int) -> PoolConfig:
+        """Returns the same for servers of others, as a teacher's: each gets at most so many requests at once."""
+        own = {"urls": urls, "dns": None, "urls_file": None, "identity_file": None}
+        limits = {"max_concurrent_requests_per_server": most_requests, "capacity": "fixed"}
+        return self.model_copy(update={**own, **limits, "protocol": protocol, "api_key_file": api_key_file})
+
     @model_validator(mode="after")
     def _can_be_sent(self) -> PoolConfig:
         if self.send_weights and self.protocol != "binary":

@@ -47,7 +47,7 @@ _STEP_ATTRIBUTES = {
 
 
 class Servers(Protocol):
-    """The part of `inference.pool.pool.InferencePool` that is published."""
+    """The part of `inference.pool.pool.Served` that is published."""
 
     def take_spans(self, run: str, step: int) -> list[Span]:
         """Returns what the servers did since the last call."""

@@ -19,7 +19,7 @@ from counterpoint.environments.lifecycle import check_chat, started
 from counterpoint.environments.mix import ExamplesChangedError, mix_of
 from counterpoint.environments.registry import load_environment
 from counterpoint.inference.model_facts import read_bounds
-from counterpoint.inference.pool.pool import InferencePool
+from counterpoint.inference.pool.pool import InferencePool, Served
 from counterpoint.inference.pool.sources import OPERATOR_FILE
 from counterpoint.orchestrator.changes import Changes
 from counterpoint.orchestrator.decisions import Decision
@@ -135,12 +135,15 @@ class Components:
         try:
             self._telemetry = resources.enter_context(RunTelemetry(config, health.lag))
             link = open_link(config.transport, config.output_dir, config.run_id, reports.outages)
+            self._servers = InferencePool(
+                config.inference, operator_file=config.output_dir / OPERATOR_FILE, outages=reports.outages
+            )
             self.pool = self._make_pool(loaded.chat)
             played = {name: environment.environment for name, environment in loaded.environments.items()}
             self._mix = mix_of(config.environments, played, config.seed)
         except ValueError as error:
             raise ConfigurationError(str(error)) from error
-        resources.push_async_callback(self.pool.close)
+        resources.push_async_callback(self.pool.release)
         self.sender = Sender(
             link,
             config.run_dir,
@@ -161,16 +164,13 @@ class Components:
         if config.resume:
             reports.decisions.of_run(Decision.RESUMED, newest_step)
 
-    def _make_pool(self, chat: Chat) -> InferencePool:
+    def _make_pool(self, chat: Chat) -> Served:
         config = self.config
-        return InferencePool(
-            config.inference,
+        return self._servers.model(
             _adapter(config) or config.served_model or config.model,
             self._on_capacity,
-            config.output_dir / OPERATOR_FILE,
-            read_bounds(Path(config.model), chat.vocabulary),
-            claim_of(config),
-            outages=self._reports.outages,
+            bounds=read_bounds(Path(config.model), chat.vocabulary),
+            claim=claim_of(config),
         )
 
     def _make_dispatcher(self, signals: ShutdownSignals, merge_chunk: MergeProcess | None) -> Dispatcher:
@@ -206,6 +206,7 @@ class Components:
             self.config,
             self._start.loaded.evaluations,
             self.pool,
+            self._servers,
             handle=self.dispatcher.handle,
             publish=self._telemetry.publish_lasting,
             on_progress=self._reports.watchdog.progress,
@@ -237,10 +238,10 @@ class Components:
     async def start_other_models(self, resources: AsyncExitStack) -> None:
         """Gives the rollouts their opponents, teacher and traces, if the run has any; `resources` closes them."""
         config, outages = self.config, self._reports.outages
-        opponents = await resources.enter_async_context(opponents_of(config, outages))
+        opponents = await resources.enter_async_context(opponents_of(config, self._servers, outages))
         self._playing.opponents = self.evaluations.opponents = opponents
         chat = self._start.loaded.chat
-        self._playing.teacher = await resources.enter_async_context(teacher_of(config, chat, outages))
+        self._playing.teacher = await resources.enter_async_context(teacher_of(config, chat, self._servers, outages))
         if config.trace_rollouts > 0:
             self._playing.tracing = RolloutTracing(self._reports.activity.spans, config.run_id, config.trace_rollouts)
 

@@ -1,7 +1,7 @@
-"""The opponents of a run: a pool of requests for each of `[opponents]`, which no weight update of the run reaches.
+"""The opponents of a run: a name of weights for each of `[opponents]`, which no weight update of the run reaches.
 
-A pool of its own, also at the run's own servers: it names another model there, it needs no proof of the run's weights, and it
-never unloads what another run owns.
+At the run's own servers it shares their health checks and caps with the policy, and never unloads what another run owns. An
+opponent by address has a pool of its own.
 """
 
 from __future__ import annotations
@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 from counterpoint.inference.base import InferenceError
 from counterpoint.inference.model_facts import read_bounds
-from counterpoint.inference.pool.pool import InferencePool
-from counterpoint.inference.pool.sources import OPERATOR_FILE
+from counterpoint.inference.pool.pool import InferencePool, Served
 from counterpoint.orchestrator.loop_health.watchdog import awaiting
 from counterpoint.orchestrator.run_directory import ConfigurationError
 from counterpoint.run.config import RunConfig
@@ -23,52 +21,41 @@ from counterpoint.transport.outages import Outages
 
 
 @asynccontextmanager
-async def opponents_of(config: RunConfig, outages: Outages | None = None) -> AsyncIterator[Mapping[str, InferencePool]]:
-    """Yields the pool of each opponent by name, once a server of each is healthy. Closes them. `outages` gets their servers'.
+async def opponents_of(
+    config: RunConfig, servers: InferencePool, outages: Outages | None = None
+) -> AsyncIterator[Mapping[str, Served]]:
+    """Yields each opponent by name, once a server of each is healthy. Releases them. `servers` are the run's own.
+
+    `outages` gets those of others' servers.
 
     Raises `ConfigurationError` for opponents that cannot be, `InferenceError` where no server of one becomes healthy in time.
     """
-    pools: dict[str, InferencePool] = {}
+    opponents: dict[str, Served] = {}
     try:
         for name, opponent in config.opponents.items():
-            pools[name] = pool = _pool_of(name, opponent, config, outages)
-            with awaiting(f"the first healthy server of opponent {name!r}", pool.describe_sources()):
+            opponents[name] = served = _served(name, opponent, config, servers, outages)
+            with awaiting(f"the first healthy server of opponent {name!r}", served.describe_sources()):
                 try:
-                    await pool.start()
+                    await served.start()
                 except InferenceError as error:
                     raise InferenceError(f"opponent {name!r}: {error}") from error
-        yield pools
+        yield opponents
     finally:
-        for pool in pools.values():
-            await pool.close()
+        for served in opponents.values():
+            await served.release()
 
 
-def _pool_of(name: str, opponent: OpponentConfig, config: RunConfig, outages: Outages | None) -> InferencePool:
+def _served(
+    name: str, opponent: OpponentConfig, config: RunConfig, servers: InferencePool, outages: Outages | None
+) -> Served:
     called = f"the server of opponent {name!r},"
-    base = config.served_model or config.model
-    limits: dict[str, Any] = {
-        "max_concurrent_requests_per_server": opponent.max_concurrent_requests,
-        "capacity": "fixed",
-    }
+    base, limit = config.served_model or config.model, opponent.max_concurrent_requests
     try:
         if "://" not in opponent.model:
             model = base if opponent.model == "base" else opponent.model.removeprefix("run:")
-            servers = config.inference.model_copy(update=limits)
-            bounds, operator_file = read_bounds(Path(config.model)), config.output_dir / OPERATOR_FILE
-            follows = opponent.model != "base"
-            return InferencePool(
-                servers,
-                model,
-                operator_file=operator_file,
-                bounds=bounds,
-                follows=follows,
-                outages=outages,
-                called=called,
-            )
-        own: dict[str, Any] = {"dns": None, "urls_file": None, "urls": [opponent.model], "identity_file": None}
-        own |= {"protocol": opponent.protocol, "api_key_file": opponent.api_key_file}
-        servers = config.inference.model_copy(update=limits | own)
-        model = opponent.served_model or base
-        return InferencePool(servers, model, follows=True, outages=outages, called=called)
+            bounds, follows = read_bounds(Path(config.model)), opponent.model != "base"
+            return servers.model(model, bounds=bounds, follows=follows, limit=limit, called=called)
+        own = config.inference.apart([opponent.model], opponent.protocol, opponent.api_key_file, limit)
+        return InferencePool(own, outages=outages).model(opponent.served_model or base, follows=True, called=called)
     except ValueError as error:
         raise ConfigurationError(f"opponents.{name}: {error}") from error

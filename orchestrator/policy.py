@@ -32,9 +32,9 @@ Report = Callable[[PolicyUpdateStarting | PolicyUpdated], None]
 
 
 class Pool(Protocol):
-    """The part of `inference.pool.pool.InferencePool` that the watcher uses."""
+    """The part of `inference.pool.pool.Served` that the watcher uses."""
 
-    async def update_weights(self, update: WeightUpdate, on_loaded: Callable[[], None] | None = None) -> None:
+    async def update(self, update: WeightUpdate, on_loaded: Callable[[], None] | None = None) -> None:
         """Loads the weights at all servers. Raises `InferenceError` when none took them.
 
         `on_loaded` is called when requests may begin, which is before the proof is complete.
@@ -42,7 +42,7 @@ class Pool(Protocol):
 
 
 class ListingPool(Protocol):
-    """The part of `inference.pool.pool.InferencePool` that shows which models the servers have."""
+    """The part of `inference.pool.pool.Served` that shows which models the servers have."""
 
     async def check_model(self, model: str) -> None:
         """Raises `ModelNotServed`, which names a server, the model and those that it has, if no server has it."""
@@ -107,7 +107,7 @@ class PolicyWatcher:
     async def run(self) -> None:
         """Loads every newer version that is used until cancelled.
 
-        Raises `ForeignBroadcastError`, `ValueError` for a bad probe file, and what `Pool.update_weights` raises.
+        Raises `ForeignBroadcastError`, `ValueError` for a bad probe file, and what `Pool.update` raises.
         """
         await self._follow(0, once=False)
 
@@ -167,7 +167,7 @@ class PolicyWatcher:
 
         try:
             with awaiting(f"inference to load policy version {version}", str(directory)):
-                await self._pool.update_weights(WeightUpdate(version, directory, probe, self._adapter), loaded)
+                await self._pool.update(WeightUpdate(version, directory, probe, self._adapter), loaded)
         except InferenceError as error:
             if self.version == version or version in await in_thread(self._published):
                 if isinstance(error, WeightsNotSeen):

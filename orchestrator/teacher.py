@@ -2,22 +2,21 @@
 
 A request asks for all tokens of a branch at once, in the rollout's own task, while other rollouts are played. The answers become
 the column `teacher_log_probabilities` of the rollout's turns, which travels to the trainer. A teacher that does not answer in
-time fails that rollout alone. Its pool is one of its own, as an opponent's is (`orchestrator/opponents.py`): at most
-`teacher.max_concurrent_requests` at once at each server, and no weight update of the run reaches it.
+time fails that rollout alone. As an opponent (`orchestrator/opponents.py`) it is a name at the run's servers, or at others: at
+most `teacher.max_concurrent_requests` at once at each, and no weight update of the run reaches it.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from counterpoint.environments.chat import Chat
 from counterpoint.inference.base import InferenceError, RequestRefused
-from counterpoint.inference.pool.pool import InferencePool
-from counterpoint.inference.pool.sources import OPERATOR_FILE
+from counterpoint.inference.pool.pool import InferencePool, Served
 from counterpoint.orchestrator.loop_health.watchdog import awaiting
 from counterpoint.orchestrator.run_directory import ConfigurationError
 from counterpoint.run.config import RunConfig
@@ -29,7 +28,7 @@ COMPARED_AT_ONCE = 4096
 
 
 class ScoringPool(Protocol):
-    """The part of `inference.pool.pool.InferencePool` that a teacher uses."""
+    """The part of `inference.pool.pool.Served` that a teacher uses."""
 
     async def score(self, token_ids: Int32Array, start: int, *, affinity: str) -> Float32Array:
         """Returns the log-probability of each token from `start` on. Raises `InferenceError`."""
@@ -97,15 +96,19 @@ class Teacher:
 
 
 @asynccontextmanager
-async def teacher_of(config: RunConfig, chat: Chat, outages: Outages | None = None) -> AsyncIterator[Teacher | None]:
-    """Yields the teacher of a run, once a server of it is healthy and its tokenizer is compared; None without one. Closes it.
+async def teacher_of(
+    config: RunConfig, chat: Chat, servers: InferencePool, outages: Outages | None = None
+) -> AsyncIterator[Teacher | None]:
+    """Yields the teacher of a run, once a server of it is healthy and its tokenizer is compared; None without one. Releases it.
+
+    `servers` are the run's own, `outages` gets those of others'.
 
     Raises `ConfigurationError` for a teacher that cannot be, `InferenceError` where no server becomes healthy in time.
     """
     if config.teacher is None:
         yield None
         return
-    pool = _pool_of(config, outages)
+    pool = _served(config, servers, outages)
     try:
         with awaiting("the first healthy server of the teacher", pool.describe_sources()):
             try:
@@ -117,24 +120,18 @@ async def teacher_of(config: RunConfig, chat: Chat, outages: Outages | None = No
             await teacher.compare_tokenizers(chat)
         yield teacher
     finally:
-        await pool.close()
+        await pool.release()
 
 
-def _pool_of(config: RunConfig, outages: Outages | None) -> InferencePool:
+def _served(config: RunConfig, servers: InferencePool, outages: Outages | None) -> Served:
     teacher = config.teacher
     assert teacher is not None
-    settings: dict[str, Any] = {
-        "max_concurrent_requests_per_server": teacher.max_concurrent_requests,
-        "capacity": "fixed",
-    }
-    if teacher.urls:
-        settings |= {"dns": None, "urls_file": None, "urls": teacher.urls, "identity_file": None}
-        settings |= {"protocol": teacher.protocol, "api_key_file": teacher.api_key_file}
+    model, called = teacher.model or config.served_model or config.model, "the teacher's server"
+    limit = teacher.max_concurrent_requests
+    if not teacher.urls:
+        return servers.model(model, limit=limit, called=called)
     try:
-        model = teacher.model or config.served_model or config.model
-        operator_file = None if teacher.urls else config.output_dir / OPERATOR_FILE
-        servers = config.inference.model_copy(update=settings)
-        called = "the teacher's server"
-        return InferencePool(servers, model, operator_file=operator_file, outages=outages, called=called)
+        own = config.inference.apart(teacher.urls, teacher.protocol, teacher.api_key_file, limit)
+        return InferencePool(own, outages=outages).model(model, called=called)
     except ValueError as error:
         raise ConfigurationError(f"teacher: {error}") from error

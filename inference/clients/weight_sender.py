@@ -58,8 +58,8 @@ class WeightSender:
         self._connect_timeout_seconds = connect_timeout_seconds
         self._threads = threads
         self._tls = tls
-        self._sent: int | None = None
-        """The version that was sent last. Sent again, it comes whole, whatever the server holds: it was not proven."""
+        self._sent: dict[str | None, int] = {}
+        """By adapter, the version that was sent last. Sent again, it comes whole, whatever the server has: it was not proven."""
 
     async def send(self, update: WeightUpdate, claim: Claim) -> bytes:
         """Sends the files of a version, waits until the server has loaded them, and returns its answer.
@@ -67,7 +67,7 @@ class WeightSender:
         Raises `RequestRefused` if the server refuses or the files are no version, `ServerFailure` or `ServerUnreachable` if the
         server fails, else `InferenceError`: the files cannot be read now. Has no deadline for the loading.
         """
-        again = self._sent == update.version
+        again = self._sent.get(update.adapter) == update.version
         transfer = _Transfer(self._url, self._connect(), self._headers(), update, claim, whole=again)
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, transfer.run)
@@ -76,7 +76,7 @@ class WeightSender:
             raise
         finally:
             if transfer.has_begun:
-                self._sent = update.version
+                self._sent[update.adapter] = update.version
 
     def _connect(self) -> http.client.HTTPConnection:
         parts, seconds = urlsplit(self._url), self._connect_timeout_seconds

@@ -1,22 +1,17 @@
-"""The servers of a pool, which of them may serve, and which one gets the next request: decisions, without I/O.
+"""The servers of a pool, and which one gets the next request of a name: decisions, without I/O.
 
-A server is `unknown` until it has been reached; `loading` while it takes weights or proves them; `serving`; or `out`, with a
-reason. Only a serving one is chosen, and not while it is draining: then it keeps its requests and gets no new ones. No
-sockets, tasks or clock here, so that every rule can be tested by calling it.
+All names share a server's cap. A server is chosen for a name whose requests it takes (`held`), and not while it is draining: then
+it keeps its requests and gets no new ones. No sockets, tasks or clock here, so that every rule can be tested by calling it.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from counterpoint.inference.base import ServerStatus
-
-FAILURES_IN_A_ROW = 3
-"""Requests that fail with no success between them before a server is asked for one token, and taken out if that fails, too: fewer
-may be a dropped keep-alive connection, and a server that fails fast would, being least loaded, draw all requests to itself."""
+from counterpoint.inference.loads import Claim
+from counterpoint.inference.pool.held import Held
 
 REMEMBERED_GROUPS = 16_384
 """Groups whose servers are remembered at most, should their end not be told; the least recently used one is dropped first."""
@@ -26,16 +21,29 @@ GROUP_LEAD = 16
 prefills the prompt a second time: that costs less than servers that idle beside one with a large group."""
 
 
-class State(StrEnum):
-    """The state of a server, as the module describes."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Name:
+    """One name of weights that a pool serves. Two of one model are two."""
 
-    UNKNOWN = "unknown"
-    LOADING = "loading"
-    SERVING = "serving"
-    OUT = "out"
+    model: str
+    """The name in requests: the base model's name at the servers, or an adapter's."""
+    claim: Claim
+    """The owner of the weights that are loaded under it."""
+    follows: bool = False
+    """Whether another run loads its weights, so that they may change at any time."""
+    limit: int | None = None
+    """The most of its requests at a server; None: as many as the server's cap allows."""
+    called: str = "inference server"
+    """What its servers are called in the list of outages, before their URL."""
 
 
-_SERVING = State.SERVING  # a member is looked up by a function of Python's own, until 3.12
+@dataclass(slots=True, eq=False)
+class Place:
+    """One name at one server."""
+
+    held: Held
+    in_flight: int = 0
+    """Its requests there."""
 
 
 @dataclass(slots=True, eq=False)
@@ -44,27 +52,32 @@ class Server:
 
     url: str
     cap: int
-    """Requests it may have in flight."""
-    state: State = State.UNKNOWN
-    reason: str = "not reached yet"
-    version: int | None = None
-    instance: str | None = None
-    """The running process that holds `version`; the weights of another instance are unknown."""
+    """Requests it may have in flight, of all names together."""
     drain_reason: str = ""
-    """Why it gets no new requests, whatever its state; empty if it is not draining."""
+    """Why it gets no new requests, whatever it holds; empty if it is not draining."""
     in_flight: int = 0
-    failures: int = 0
-    """Requests failed since the last success."""
-    setbacks: int = 0
-    """Times it was taken out since the last success."""
-    counted: bool = False
-    """Whether it counts towards the capacity: it serves, or did when it began to load."""
+    well_at: float | None = None
+    """When it answered last, in unix seconds."""
+    places: dict[Name, Place] = field(default_factory=dict)
 
-    def status(self) -> ServerStatus:
-        """Returns a snapshot."""
-        draining = bool(self.drain_reason) and self.state in (State.SERVING, State.LOADING)
-        state, reason = ("draining", self.drain_reason) if draining else (str(self.state), self.reason)
-        return ServerStatus(self.url, state, reason, self.version, self.in_flight, self.cap)
+    def status(self, held: Held) -> ServerStatus:
+        """Returns a snapshot of the server as one name of it sees it."""
+        state, reason = held.status
+        if self.drain_reason and state in ("serving", "loading"):
+            state, reason = "draining", self.drain_reason
+        return ServerStatus(self.url, state, reason, held.version, self.in_flight, self.cap)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether it may get another request of any name."""
+        return self.in_flight < self.cap and not self.drain_reason
+
+    def has_room_for(self, name: Name) -> bool:
+        """Whether it may get another request of this name."""
+        if self.in_flight >= self.cap or self.drain_reason:
+            return False
+        place = self.places.get(name)
+        return place is not None and place.held.takes_requests and (name.limit is None or place.in_flight < name.limit)
 
 
 @dataclass(slots=True)
@@ -78,12 +91,13 @@ class _Group:
 
 
 class Fleet:
-    """The servers and the rules of choosing among them."""
+    """The servers, each with a place for every name, and the rules of choosing among them."""
 
-    def __init__(self, urls: Iterable[str], limit: int) -> None:
+    def __init__(self, limit: int) -> None:
         self._limit = limit
-        self.servers = [Server(url, limit) for url in urls]
-        self._groups: OrderedDict[str, _Group] = OrderedDict()
+        self.servers: list[Server] = []
+        self._groups: OrderedDict[tuple[Name, str], _Group] = OrderedDict()
+        """By the group's name, with its dash."""
 
     def add(self, url: str) -> Server:
         """Adds a server, not reached yet."""
@@ -99,26 +113,44 @@ class Fleet:
             group.holder = None if group.holder is server else group.holder
             group.servers = {affinity: held for affinity, held in group.servers.items() if held is not server}
 
-    def forget_group(self, affinity: str) -> None:
+    def drop(self, name: Name) -> None:
+        """Removes a name."""
+        for server in self.servers:
+            server.places.pop(name, None)
+        for key in [key for key in self._groups if key[0] is name]:
+            del self._groups[key]
+
+    def forget_group(self, name: Name, affinity: str) -> None:
         """Forgets where the rollouts of a group were served, once all have ended. `affinity` is that of any of them."""
-        self._groups.pop(_group_name(affinity), None)
+        self._groups.pop((name, _group_name(affinity)), None)
 
     @property
     def remembered(self) -> int:
-        """How many names it remembers a server for."""
+        """How many affinities it remembers a server for."""
         return sum(len(group.servers) for group in self._groups.values())
 
-    @property
-    def capacity(self) -> int:
-        """Requests that all servers may have in flight together. A server that only loads new weights still counts."""
-        return sum(server.cap for server in self.servers if server.counted and not server.drain_reason)
+    def capacity(self, name: Name) -> int:
+        """Requests that all servers of a name may have in flight together. A server that only loads new weights still counts."""
+        return sum(
+            server.cap if name.limit is None else min(server.cap, name.limit)
+            for server in self.servers
+            if (place := server.places.get(name)) is not None and place.held.counts and not server.drain_reason
+        )
+
+    def serving(self, name: Name) -> list[Server]:
+        """The servers that take requests of a name."""
+        return [
+            server
+            for server in self.servers
+            if (place := server.places.get(name)) is not None and place.held.takes_requests and not server.drain_reason
+        ]
 
     @property
-    def serving(self) -> list[Server]:
-        """The servers that take requests."""
-        return [server for server in self.servers if server.state is State.SERVING and not server.drain_reason]
+    def has_room(self) -> bool:
+        """Whether any server may get another request of some name."""
+        return any(server.has_room for server in self.servers)
 
-    def acquire(self, affinity: str, avoid: Server | None = None) -> Server | None:
+    def acquire(self, name: Name, affinity: str, avoid: Server | None = None) -> Server | None:
         """Takes a place for a request, or returns None if no server has one.
 
         `affinity` is the id of a rollout, `GROUP-INDEX`, or any other name. The server that last served this affinity holds its
@@ -126,11 +158,11 @@ class Fleet:
         went, which holds their prompt, unless that server is full or `GROUP_LEAD` ahead. Else the least loaded is taken, the
         first among equals. `avoid` has just failed this request and is taken only if no other has room.
         """
-        name = _group_name(affinity)
-        group = self._groups.get(name) or _Group()
+        key = (name, _group_name(affinity))
+        group = self._groups.get(key) or _Group()
         own = chosen = group.servers.get(affinity)
-        if chosen is None or chosen is avoid or not self._has_room(chosen):
-            candidates = [server for server in self.servers if self._has_room(server)]
+        if chosen is None or chosen is avoid or not chosen.has_room_for(name):
+            candidates = [server for server in self.servers if server.has_room_for(name)]
             if not candidates:
                 return None
             chosen = min(candidates, key=lambda server: (server is avoid, server.in_flight))
@@ -140,52 +172,23 @@ class Fleet:
         if own is None:
             group.holder = chosen
         group.servers[affinity] = chosen
-        self._remember(name, group)
+        self._remember(key, group)
         chosen.in_flight += 1
+        chosen.places[name].in_flight += 1
         return chosen
 
-    def _remember(self, name: str, group: _Group) -> None:
-        self._groups[name] = group
-        self._groups.move_to_end(name)
+    def _remember(self, key: tuple[Name, str], group: _Group) -> None:
+        self._groups[key] = group
+        self._groups.move_to_end(key)
         if len(self._groups) > REMEMBERED_GROUPS:
             self._groups.popitem(last=False)
 
-    def _has_room(self, server: Server) -> bool:
-        return server.state is _SERVING and not server.drain_reason and server.in_flight < server.cap
-
-    def release(self, server: Server) -> None:
+    def release(self, name: Name, server: Server) -> None:
         """Gives a place back."""
         assert server.in_flight > 0
         server.in_flight -= 1
-
-    def succeeded(self, server: Server) -> None:
-        """Notes an answered request."""
-        server.failures = server.setbacks = 0
-
-    def failed(self, server: Server) -> bool:
-        """Notes a failed request. Returns whether the server is doubted."""
-        server.failures += 1
-        return self.is_doubted(server)
-
-    def is_doubted(self, server: Server) -> bool:
-        """Whether so many requests have failed that a serving one has to show that it can answer."""
-        return server.state is State.SERVING and server.failures >= FAILURES_IN_A_ROW
-
-    def begin_loading(self, server: Server) -> None:
-        """Stops new requests until it serves again; those in flight stay."""
-        server.state, server.reason = State.LOADING, "loading weights"
-
-    def is_late(self, server: Server) -> None:
-        """Notes that a server still loads, or proves, what others serve: it gets no request, nor counts, until it serves."""
-        if server.state is _SERVING:  # since requests might begin before the proof
-            self.begin_loading(server)
-        server.counted = False
-
-    def begin_serving(self, server: Server, version: int | None, instance: str) -> None:
-        """Notes that the server is healthy and holds `version`."""
-        server.state, server.reason = State.SERVING, ""
-        server.version, server.instance = version, instance
-        server.failures, server.counted = 0, True
+        if (place := server.places.get(name)) is not None:
+            place.in_flight -= 1
 
     def drain(self, server: Server, reason: str) -> None:
         """Stops new requests while there is a reason; those in flight stay."""
@@ -194,21 +197,6 @@ class Fleet:
     def set_cap(self, server: Server, cap: int) -> None:
         """Sets the most requests in flight; those above it stay."""
         server.cap = cap
-
-    def take_out(self, server: Server, reason: str) -> None:
-        """Stops requests; the server's weights are unknown from now on."""
-        if server.state is not State.OUT:
-            server.setbacks += 1
-        server.state, server.reason = State.OUT, reason
-        server.version = server.instance = None
-        server.failures, server.counted = 0, False
-
-    def intervals_out(self, server: Server) -> int:
-        """Returns for how many health intervals a server that was taken out gets no weights.
-
-        None at first, then 1, 3, 7 and so on, up to 31.
-        """
-        return int(2 ** min(max(server.setbacks - 1, 0), 5)) - 1
 
 
 def _group_name(affinity: str) -> str:

@@ -1,18 +1,15 @@
-"""Whether a server is there: health checks while it loads weights, and a request for one token after others were not answered."""
+"""Whether a server is there: how long it answers no health check, and a request for one token after others were not answered."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 
 import numpy as np
 
 from counterpoint.inference.base import (
     GenerateRequest,
-    InferenceError,
     RequestRefused,
     SamplingParameters,
     ServerFailure,
@@ -20,7 +17,6 @@ from counterpoint.inference.base import (
 )
 from counterpoint.inference.clients.capacity import Observation
 from counterpoint.inference.clients.client import ServerClient
-from counterpoint.inference.pool.deadlines import end
 
 logger = logging.getLogger(__name__)
 
@@ -28,49 +24,37 @@ SILENT_SECONDS = 30.0
 """How long a server may leave health checks unanswered while it loads or proves weights, or the request for one token."""
 
 LONGEST_PAUSE_SECONDS = 5.0
-"""Between two of these checks."""
+"""Between two health checks of a server that loads or proves weights."""
 
 _ROUNDING = 1e-6
 
 ONE_TOKEN = SamplingParameters(max_tokens=1)
 
 
-@asynccontextmanager
-async def watched(
-    client: ServerClient, interval: float, loading: asyncio.Timeout, on_lost: Callable[[str], None]
-) -> AsyncIterator[None]:
-    """Checks a server's health during the block, at most every `interval` seconds.
+class Silence:
+    """How long a server has answered no health check, as far as it was asked: this process may have been stopped meanwhile."""
 
-    If it answers none for `SILENT_SECONDS`, `on_lost` gets the reason and `loading` expires.
-    """
-    watch = asyncio.create_task(_watch(client, interval, loading, on_lost), name=f"watch of {client.url}")
-    try:
-        yield
-    finally:
-        watch.cancel()
+    def __init__(self) -> None:
+        self._seconds = 0.0
 
+    @property
+    def patience(self) -> float:
+        """How long to wait for the next answer while the server loads, in seconds."""
+        return max(0.0, min(SILENT_SECONDS - self._seconds, SILENT_SECONDS / 3))
 
-async def _watch(
-    client: ServerClient, interval: float, loading: asyncio.Timeout, on_lost: Callable[[str], None]
-) -> None:
-    pause = min(interval, LONGEST_PAUSE_SECONDS, SILENT_SECONDS / 4)
-    silent = 0.0  # no longer than was planned to be waited: this process may have been stopped meanwhile
-    while True:
-        await asyncio.sleep(pause)
-        silent += pause
-        patience = max(0.0, min(SILENT_SECONDS - silent, SILENT_SECONDS / 3))
-        began = time.monotonic()
-        try:
-            async with asyncio.timeout(patience):
-                await client.identify()
-            silent = 0.0
-        except (InferenceError, TimeoutError) as error:
-            silent += min(time.monotonic() - began, patience)
-            if silent >= SILENT_SECONDS - _ROUNDING:
-                last = f" (the last: {error})" if str(error) else ""
-                on_lost(f"no health check was answered for {SILENT_SECONDS:g} s{last}")
-                end(loading)
-                return
+    def ends(self) -> None:
+        """Notes an answer."""
+        self._seconds = 0.0
+
+    def goes_on(self, seconds: float) -> None:
+        """Notes so many seconds of waiting, no more than were planned."""
+        self._seconds += seconds
+
+    def described(self, last: str) -> str:
+        """Returns what is too long even for a server that loads, with the last error, for a person; else an empty string."""
+        if self._seconds < SILENT_SECONDS - _ROUNDING:
+            return ""
+        return f"no health check was answered for {SILENT_SECONDS:g} s" + (f" (the last: {last})" if last else "")
 
 
 async def ask_for_a_token(client: ServerClient, model: str) -> None:

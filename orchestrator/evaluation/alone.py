@@ -71,14 +71,15 @@ async def play_evaluations(
     transcribe = Transcriber(Chat(run.model).transcribe, run.recorded_tokens) if run.recorded_tokens else None
     results: list[EvaluationResult] = []
     async with AsyncExitStack() as resources:
-        pool = InferencePool(run.inference, subject.name)
-        resources.push_async_callback(pool.close)
+        servers = InferencePool(run.inference)
+        pool = servers.model(subject.name)
+        resources.push_async_callback(pool.release)
         await pool.start()
         if subject.update is not None:
-            await pool.update_weights(subject.update)
+            await pool.update(subject.update)
         else:
             await pool.check_model(subject.name)
-        opponents = await resources.enter_async_context(opponents_of(run))
+        opponents = await resources.enter_async_context(opponents_of(run, servers))
         environments = environments_started(evaluations, directory / "environments", Path(run.model), run.seed)
         await resources.enter_async_context(environments)
         for loaded in evaluations:

@@ -15,6 +15,7 @@ from typing import Any
 
 from counterpoint.cluster.notify import notify
 from counterpoint.inference.base import InferenceError
+from counterpoint.inference.pool.pool import InferencePool
 from counterpoint.orchestrator.evaluation import weights
 from counterpoint.orchestrator.evaluation.attempt import Attempt
 from counterpoint.orchestrator.evaluation.due import DueEvaluations
@@ -55,16 +56,17 @@ class Evaluations:
         config: RunConfig,
         loaded: Sequence[LoadedEvaluation],
         pool: GroupsPool,
+        servers: InferencePool,
         *,
         handle: Handle,
         publish: Callable[[dict[str, float]], None],
         on_progress: Callable[[], None],
         transcribe: Transcriber | None = None,
     ) -> None:
-        """`pool` is that of training. Blocks: reads what was evaluated before. Raises `OSError`."""
+        """`pool` is that of training, at `servers`. Blocks: reads what was evaluated before. Raises `OSError`."""
         self._config = config
         self._loaded = {each.config.name: each for each in loaded}
-        self._pool = pool
+        self._pool, self._servers = pool, servers
         self.opponents: Mapping[str, GroupsPool] = {}
         """The opponents, by name; set before the first version."""
         self._handle = handle
@@ -264,7 +266,7 @@ class Evaluations:
             return
         if held is None:
             raise FileNotFoundError(f"the weights of step {step} are gone")
-        async with serving_adapter(self._config, step, held) as pool:
+        async with serving_adapter(self._config, self._servers, step, held) as pool:
             yield pool
 
     async def _result(

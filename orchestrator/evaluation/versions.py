@@ -13,8 +13,7 @@ from pathlib import Path
 
 from counterpoint.inference.base import Probe, WeightUpdate
 from counterpoint.inference.model_facts import read_bounds
-from counterpoint.inference.pool.pool import InferencePool
-from counterpoint.inference.pool.sources import OPERATOR_FILE
+from counterpoint.inference.pool.pool import InferencePool, Served
 from counterpoint.orchestrator.loop_health.threads import in_thread
 from counterpoint.orchestrator.loop_health.watchdog import awaiting
 from counterpoint.orchestrator.run_directory import claim_of
@@ -29,21 +28,21 @@ def adapter_name(run_id: str) -> str:
 
 
 @asynccontextmanager
-async def serving_adapter(config: RunConfig, version: int, directory: Path) -> AsyncIterator[InferencePool]:
-    """Yields a pool that serves the adapter in `directory`, proven, during the block. The servers unload it afterwards.
+async def serving_adapter(
+    config: RunConfig, servers: InferencePool, version: int, directory: Path
+) -> AsyncIterator[Served]:
+    """Has `servers` serve the adapter in `directory`, proven, during the block. They unload it afterwards.
 
     Raises `InferenceError` if no server takes it, `OSError` and `ValueError` for a probe that cannot be read.
     """
     name = adapter_name(config.run_id)
     probe = await in_thread(Probe.read, directory / "probe.json")
-    # Its capacity is the scheduler's share of that of the run's pool.
-    servers = config.inference.model_copy(update={"capacity": "fixed"})
     bounds, claim = await in_thread(read_bounds, Path(config.model)), await in_thread(claim_of, config)
-    pool = InferencePool(servers, name, operator_file=config.output_dir / OPERATOR_FILE, bounds=bounds, claim=claim)
+    served = servers.model(name, bounds=bounds, claim=claim)
     try:
         with awaiting(f"inference to load policy version {version} for an evaluation", str(directory)):
-            await pool.start()
-            await pool.update_weights(WeightUpdate(version, directory, probe, name))
-        yield pool
+            await served.start()
+            await served.update(WeightUpdate(version, directory, probe, name))
+        yield served
     finally:
-        await pool.close()
+        await served.release()

@@ -20,7 +20,7 @@ from counterpoint.transport.records import Int32Array, Turn
 
 
 class GeneratingPool(Protocol):
-    """The part of `inference.pool.pool.InferencePool` that a rollout uses."""
+    """The part of `inference.pool.pool.Served` that a rollout uses."""
 
     async def generate(
         self, prompt_ids: Int32Array, sampling: SamplingParameters, *, affinity: str, routed_experts_start: int = 0
@@ -29,7 +29,7 @@ class GeneratingPool(Protocol):
 
 
 class GroupsPool(GeneratingPool, Protocol):
-    """The part of `inference.pool.pool.InferencePool` that whoever plays whole groups uses."""
+    """The part of `inference.pool.pool.Served` that whoever plays whole groups uses."""
 
     def forget_group(self, affinity: str) -> None:
         """Notes that all rollouts of a group have ended. `affinity` is that of any of them."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from counterpoint.inference.pool import meters as of_pool
 from counterpoint.inference.pool.meters import PoolMeters
-from counterpoint.inference.pool.pool import InferencePool
+from counterpoint.inference.pool.pool import Served
 from counterpoint.orchestrator.activity import MAX_OUTAGES
 from counterpoint.orchestrator.loop_health.lag import LAG, EventLoopLagMonitor
 from counterpoint.orchestrator.run_directory import ConfigurationError
@@ -69,7 +69,7 @@ class RunTelemetry:
         """Shows results of evaluations until others replace them."""
         self._lines.take(values, "evaluations", lasting=True)
 
-    async def watch(self, pool: InferencePool, scheduler: Scheduler, outages: Outages) -> None:
+    async def watch(self, pool: Served, scheduler: Scheduler, outages: Outages) -> None:
         """Notes how servers and rollouts are, until cancelled."""
         meters = pool.meters
         self._values.attach(of_pool.TURN_SECONDS, meters.turn_seconds)
@@ -117,7 +117,7 @@ def _of(outages: Outages) -> dict[tuple[Metric, Labels], float]:
     }
 
 
-def _now(pool: InferencePool, scheduler: Scheduler) -> dict[tuple[Metric, Labels], float]:
+def _now(pool: Served, scheduler: Scheduler) -> dict[tuple[Metric, Labels], float]:
     """Returns how servers and rollouts are at this moment."""
     servers, snapshot = pool.status(), scheduler.snapshot()
     states = Counter(dict.fromkeys(SERVER_STATES, 0))

@@ -30,7 +30,7 @@ import uvloop
 
 from counterpoint.inference.base import SamplingParameters
 from counterpoint.inference.config import PoolConfig
-from counterpoint.inference.pool.pool import InferencePool
+from counterpoint.inference.pool.pool import InferencePool, Served
 from counterpoint.job.replay.lag_trace import INTERVAL_SECONDS, LagTrace
 from counterpoint.orchestrator.loop_health.gc_tuning import freeze_gc, infrequent_gc
 from counterpoint.orchestrator.loop_health.lag import LagDistribution
@@ -93,7 +93,7 @@ class Measured:
 
 async def _receive(url: str, rounds: int) -> Measured:
     """Measures rounds of one and the other in turn, so that other processes slow both."""
-    pool = InferencePool(PoolConfig(urls=[url]), "model")
+    pool = InferencePool(PoolConfig(urls=[url])).model("model")
     await pool.start()
     response_bytes = await _call(pool, 0)
     await _one_round(pool)  # which connects
@@ -116,15 +116,15 @@ async def _receive(url: str, rounds: int) -> Measured:
             new_seconds.append(bare.one_round(into_new=True))
             await asyncio.sleep(PAUSE_SECONDS)
     bare.close()
-    await pool.close()
+    await pool.release()
     return Measured(response_bytes, trace, wakings, bare_seconds, new_seconds, longest_calls)
 
 
-async def _one_round(pool: InferencePool) -> None:
+async def _one_round(pool: Served) -> None:
     await asyncio.gather(*(_call(pool, index) for index in range(RESPONSES)))
 
 
-async def _call(pool: InferencePool, index: int) -> int:
+async def _call(pool: Served, index: int) -> int:
     """Returns the bytes of one response, which is freed here: to free all at once would take 10 ms, which is not the client's."""
     prompt = np.zeros(PROMPT_TOKENS, dtype=np.int32)
     turn = await pool.generate(

@@ -31,7 +31,7 @@ from counterpoint.environments.registry import load_environment
 from counterpoint.environments.sampling import SamplingConfig
 from counterpoint.environments.workers.proxy import WorkerEnvironment
 from counterpoint.inference.config import PoolConfig
-from counterpoint.inference.pool.pool import InferencePool
+from counterpoint.inference.pool.pool import InferencePool, Served
 from counterpoint.job.replay.lag_trace import LagTrace
 from counterpoint.orchestrator.loop_health.gc_tuning import (
     RolloutCounts,
@@ -129,14 +129,14 @@ async def measure_rollouts(url: str, in_flight: int, workers: int = 0, steps: in
             inference=PoolConfig(urls=[url], max_concurrent_requests_per_server=in_flight),
         )
         config.run_dir.mkdir()
-        pool = InferencePool(config.inference, config.model)
+        pool = InferencePool(config.inference).model(config.model)
         await pool.start()
         environment = await asyncio.to_thread(load_environment, config.environments[0])
         context = EnvironmentContext("short", config.run_dir / "environments" / "short", Path("none"), 0)
         async with started(environment, context):
             await _all_ready(environment)
             measured = await _measured(config, pool, environment)
-        await pool.close()
+        await pool.release()
     return measured
 
 
@@ -148,7 +148,7 @@ async def _all_ready(environment: Environment) -> None:
         await asyncio.sleep(1.0)
 
 
-async def _measured(config: RunConfig, pool: InferencePool, environment: Environment) -> Measured:
+async def _measured(config: RunConfig, pool: Served, environment: Environment) -> Measured:
     with infrequent_gc():
         freeze_gc()
         counts = RolloutCounts()

@@ -67,7 +67,7 @@ async def test_every_token_of_a_real_server_is_trained_once(
     directory = Path(shutil.copytree(moe_server.config.model, tmp_path / "model"))
     (directory / "chat_template.jinja").write_text("{{ tools }}" + CHAT_TEMPLATE)
     chat = Chat(directory)
-    pool = InferencePool(PoolConfig(urls=[moe_server.url]), moe_server.config.model)
+    pool = InferencePool(PoolConfig(urls=[moe_server.url])).model(moe_server.config.model)
     await pool.start()
     environment = environment_of(program)
     rollout = Rollout("0-0", 0, "agent", 0)
@@ -79,7 +79,7 @@ async def test_every_token_of_a_real_server_is_trained_once(
         await play(LoadedEnvironment(config, environment), rollout, model)
     finally:
         await environment.close()
-        await pool.close()
+        await pool.release()
     assert rollout.error is None
     assert rollout.state["refused"] == []
     free = [turn for turn in rollout.turns if turn.trained_tokens]

@@ -14,7 +14,7 @@ import pytest
 from counterpoint.inference import wire
 from counterpoint.inference.base import InferenceError
 from counterpoint.inference.config import PoolConfig
-from counterpoint.inference.pool.pool import InferencePool
+from counterpoint.inference.pool.pool import InferencePool, Served
 from tests.inference.pool.test_pool import generate, pool_of, until_states
 from tests.support.fake_inference import FakeServer, weight_update
 from tests.support.polling import until
@@ -38,21 +38,21 @@ def listing(tmp_path: Path) -> Listing:
 
 
 @asynccontextmanager
-async def pool_by(listing: Listing, **settings: Any) -> AsyncIterator[InferencePool]:
+async def pool_by(listing: Listing, **settings: Any) -> AsyncIterator[Served]:
     defaults = {"health_interval_seconds": 0.02, "startup_timeout_seconds": 60, "request_timeout_seconds": 60}
-    pool = InferencePool(PoolConfig(urls_file=listing.path, **(defaults | settings)), "a-model")
+    pool = InferencePool(PoolConfig(urls_file=listing.path, **(defaults | settings))).model("a-model")
     try:
         await pool.start()
         yield pool
     finally:
-        await pool.close()
+        await pool.release()
 
 
 async def test_a_new_server_gets_the_current_weights_and_their_proof_before_its_first_request(listing: Listing) -> None:
     async with FakeServer() as old, FakeServer() as new:
         listing.write(old.url)
         async with pool_by(listing) as pool:
-            await pool.update_weights(weight_update(7, "a-model"))
+            await pool.update(weight_update(7, "a-model"))
             new.probe_gate.clear()
             listing.write(old.url, new.url)
             await until(lambda: new.answers[wire.PROBE_PATH] == 1, "the probe")
@@ -74,7 +74,7 @@ async def test_a_server_whose_line_is_gone_ends_what_it_has_and_is_forgotten(lis
         listing.write(leaving.url, staying.url)
         told: list[int] = []
         async with pool_by(listing, capacity="fixed", max_concurrent_requests_per_server=8) as pool:
-            pool._on_capacity = told.append
+            pool._places.on_capacity = told.append
             await until_states(pool, "serving", "serving")
             leaving.gate.clear()
             request = asyncio.create_task(generate(pool))
@@ -95,7 +95,7 @@ async def test_a_drained_server_still_loads_weights_and_serves_again_when_told_t
     async with FakeServer() as first, FakeServer() as second:
         listing.write(f"drain {first.url}", second.url)
         async with pool_by(listing) as pool:
-            await pool.update_weights(weight_update(3))
+            await pool.update(weight_update(3))
             await until_states(pool, "draining", "serving")
             assert pool.status()[0].reason == "its line in urls_file begins with drain"
             assert {(await generate(pool, str(index))).server for index in range(4)} == {second.url}
@@ -142,7 +142,7 @@ async def test_servers_that_come_and_go_during_an_update_do_not_hold_it_up(listi
         async with pool_by(listing) as pool:
             await until_states(pool, "serving", "serving")
             slow.load_gate.clear()
-            update = asyncio.create_task(pool.update_weights(weight_update(1)))
+            update = asyncio.create_task(pool.update(weight_update(1)))
             await until(lambda: other.version == 1, "version 1")
             listing.write(other.url, new.url)
             await update
@@ -154,40 +154,40 @@ async def test_servers_that_come_and_go_during_an_update_do_not_hold_it_up(listi
 async def test_a_job_may_start_before_there_is_any_server(listing: Listing) -> None:
     async with FakeServer() as server:
         pool = InferencePool(
-            PoolConfig(urls_file=listing.path, health_interval_seconds=0.02, startup_timeout_seconds=60), "a-model"
-        )
+            PoolConfig(urls_file=listing.path, health_interval_seconds=0.02, startup_timeout_seconds=60)
+        ).model("a-model")
         start = asyncio.create_task(pool.start())
         await asyncio.sleep(0.05)
         assert not start.done()
         listing.write(server.url)
         await start
-        await pool.close()
+        await pool.release()
         with pytest.raises(InferenceError, match="closed"):
             await generate(pool)
 
 
 async def test_no_known_server_is_an_error_that_names_the_source(listing: Listing) -> None:
-    pool = InferencePool(PoolConfig(urls_file=listing.path, startup_timeout_seconds=0.05), "a-model")
+    pool = InferencePool(PoolConfig(urls_file=listing.path, startup_timeout_seconds=0.05)).model("a-model")
     with pytest.raises(InferenceError, match=rf"no server is known: {listing.path}; .*No such file"):
         await pool.start()
-    await pool.close()
+    await pool.release()
 
 
 async def test_a_run_unloads_its_adapter_at_its_end_and_full_weights_stay() -> None:
     async with FakeServer() as first, FakeServer() as second:
         async with pool_of(first, second) as pool:
-            await pool.update_weights(weight_update(1, "a-model"))
+            await pool.update(weight_update(1, "a-model"))
         assert first.unloaded == second.unloaded == ["a-model"]
         async with pool_of(first) as pool:
-            await pool.update_weights(weight_update(2))
+            await pool.update(weight_update(2))
         assert first.unloaded == ["a-model"]
 
 
 async def test_a_server_that_is_gone_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("counterpoint.inference.pool.server_monitor.UNLOAD_SECONDS", 0.05)
+    monkeypatch.setattr("counterpoint.inference.pool.holder.UNLOAD_SECONDS", 0.05)
     async with FakeServer() as gone, FakeServer() as hanging:
         async with pool_of(gone, hanging) as pool:
-            await pool.update_weights(weight_update(1, "a-model"))
+            await pool.update(weight_update(1, "a-model"))
             await gone.vanish()
             hanging.unload_gate.clear()
         assert gone.unloaded == hanging.unloaded == []
@@ -206,7 +206,7 @@ async def test_the_capacity_follows_the_load_that_a_server_tells() -> None:
     async with FakeServer() as server:
         server.metrics = metrics(running=10, waiting=0)
         config = PoolConfig(urls=[server.url], max_concurrent_requests_per_server=64, health_interval_seconds=0.01)
-        pool = InferencePool(config, "a-model", told.append)
+        pool = InferencePool(config).model("a-model", told.append)
         await pool.start()
         await until(lambda: told[-1] == 64, "a capacity of 64")
         assert told == [32, 40, 48, 56, 64]
@@ -221,7 +221,7 @@ async def test_the_capacity_follows_the_load_that_a_server_tells() -> None:
         server.gate.set()
         await asyncio.gather(*requests)
         assert pool.status()[0].cap == told[-1]
-        await pool.close()
+        await pool.release()
 
 
 async def test_a_server_that_does_not_tell_its_load_keeps_the_fixed_cap() -> None:
@@ -239,4 +239,4 @@ async def test_a_server_that_does_not_tell_its_load_keeps_the_fixed_cap() -> Non
 async def test_an_adapter_that_the_requests_do_not_name_is_refused() -> None:
     async with FakeServer() as server, pool_of(server) as pool:
         with pytest.raises(ValueError, match=r"'other'.*'a-model'"):
-            await pool.update_weights(weight_update(1, "other"))
+            await pool.update(weight_update(1, "other"))

@@ -21,7 +21,7 @@ from counterpoint.inference.base import InferenceError, SamplingParameters
 from counterpoint.inference.clients import http_sessions
 from counterpoint.inference.clients.http_sessions import HttpSessions
 from counterpoint.inference.config import InferenceConfig, PoolConfig
-from counterpoint.inference.pool.pool import InferencePool
+from counterpoint.inference.pool.pool import InferencePool, Served
 from counterpoint.transport.files import watched
 from counterpoint.transport.outages import Outages
 from tests.inference.pool.test_pool import timed_out_after_a_look
@@ -86,13 +86,13 @@ def identity(tmp_path_factory: pytest.TempPathFactory) -> Identity:
 
 async def test_a_pool_speaks_to_a_server_under_https(identity: Identity) -> None:
     async with FakeServer(identity.context) as fake:
-        pool = InferencePool(PoolConfig(urls=[fake.url], ca_file=identity.certificate), "model")
+        pool = InferencePool(PoolConfig(urls=[fake.url], ca_file=identity.certificate)).model("model")
         try:
             await pool.start()
-            await pool.update_weights(weight_update(3))
+            await pool.update(weight_update(3))
             turn = await pool.generate(np.arange(2, dtype=np.int32), SAMPLING, affinity="a")
         finally:
-            await pool.close()
+            await pool.release()
         assert fake.url.startswith("https://")
         assert (turn.policy_version, turn.completion_ids.tolist()) == (3, [3] * 4)
 
@@ -102,12 +102,12 @@ async def test_weights_are_sent_under_https(identity: Identity, tmp_path: Path) 
     (tmp_path / "STABLE").touch()
     async with FakeServer(identity.context) as fake:
         config = PoolConfig(urls=[fake.url], ca_file=identity.certificate, send_weights=True)
-        pool = InferencePool(config, "model")
+        pool = InferencePool(config).model("model")
         try:
             await pool.start()
-            await pool.update_weights(replace(weight_update(3), directory=tmp_path))
+            await pool.update(replace(weight_update(3), directory=tmp_path))
         finally:
-            await pool.close()
+            await pool.release()
         assert fake.versions == [3]
         assert fake.sent == (tmp_path / "model.safetensors").read_bytes()
 
@@ -120,11 +120,11 @@ async def test_a_server_that_nobody_vouches_for_is_not_spoken_to(
     async with FakeServer(identity.context) as fake:
         for ca_file in (None, stranger.certificate):
             config = PoolConfig(urls=[fake.url], ca_file=ca_file, startup_timeout_seconds=60)
-            pool = InferencePool(config, "model")
+            pool = InferencePool(config).model("model")
             monkeypatch.setattr(pool, "_until", timed_out_after_a_look(pool))
             with pytest.raises(InferenceError, match="certificate verify failed"):
                 await pool.start()
-            await pool.close()
+            await pool.release()
         assert not fake.answers
 
 
@@ -160,7 +160,7 @@ async def test_another_authority_is_taken_while_a_run_goes_on(tmp_path: Path, ca
         await until(lambda: "certificate verify failed" in outages.describe(), "the reason")
         authorities.write_bytes(new.certificate.read_bytes())
         await until(lambda: not outages.current(), "the end of the outage")
-        await pool.update_weights(replace(weight_update(3), directory=tmp_path))
+        await pool.update(replace(weight_update(3), directory=tmp_path))
         turn = await pool.generate(np.arange(2, dtype=np.int32), SAMPLING, affinity="a")
         assert turn.policy_version == 3
 
@@ -168,7 +168,7 @@ async def test_another_authority_is_taken_while_a_run_goes_on(tmp_path: Path, ca
 @asynccontextmanager
 async def following(
     fake: FakeServer, authorities: Path, outages: Outages, send_weights: bool = False
-) -> AsyncIterator[InferencePool]:
+) -> AsyncIterator[Served]:
     """A pool of one server, which looks often at it and at its files."""
     config = PoolConfig(
         urls=[fake.url],
@@ -180,12 +180,12 @@ async def following(
     with pytest.MonkeyPatch.context() as patch:
         for module in (watched, http_sessions):
             patch.setattr(module, "LOOK_SECONDS", 0.02)
-        pool = InferencePool(config, "model", outages=outages)
+        pool = InferencePool(config, outages=outages).model("model")
         try:
             await pool.start()
             yield pool
         finally:
-            await pool.close()
+            await pool.release()
 
 
 async def test_certificates_are_read_only_for_servers_under_https(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from counterpoint.inference.base import InferenceError, Probe, RequestRefused, S
 from counterpoint.inference.clients.client import BinaryClient
 from counterpoint.inference.clients.http_sessions import HttpSessions, call
 from counterpoint.inference.config import PoolConfig
-from counterpoint.inference.pool.pool import InferencePool
+from counterpoint.inference.pool.pool import InferencePool, Served
 from counterpoint.transport.records import Int32Array, Turn
 from tests.support.fake_inference import CLAIM
 from tests.support.polling import until
@@ -79,13 +79,13 @@ def config_of(server: ServerProcess) -> PoolConfig:
 
 
 @asynccontextmanager
-async def pool_at(server: ServerProcess, adapter: str) -> AsyncIterator[InferencePool]:
-    pool = InferencePool(config_of(server), adapter)
+async def pool_at(server: ServerProcess, adapter: str) -> AsyncIterator[Served]:
+    pool = InferencePool(config_of(server)).model(adapter)
     try:
         await pool.start()
         yield pool
     finally:
-        await pool.close()
+        await pool.release()
 
 
 async def loaded_adapters(server: ServerProcess) -> dict[str, int]:
@@ -105,7 +105,7 @@ async def one_life(server: ServerProcess, run: int, policies: list[Policy], scra
     async with pool_at(server, name) as pool:
         for version, policy in enumerate(policies):
             broadcast = shutil.copytree(policy.directory, scratch / f"{run}.{version}")
-            await pool.update_weights(Policy(broadcast, policy.model).update(version, name))
+            await pool.update(Policy(broadcast, policy.model).update(version, name))
             shutil.rmtree(broadcast)
             calls = [pool.generate(PROMPT, SAMPLING, affinity=str(index)) for index in range(6)]
             turns += [(version, turn) for turn in await asyncio.gather(*calls)]
@@ -133,10 +133,10 @@ async def test_an_update_of_one_run_leaves_the_requests_of_others_alone(
     lora_server: ServerProcess, policies: list[list[Policy]]
 ) -> None:
     async with pool_at(lora_server, "steady") as steady, pool_at(lora_server, "changing") as changing:
-        await steady.update_weights(policies[0][0].update(0, "steady"))
+        await steady.update(policies[0][0].update(0, "steady"))
         long = asyncio.create_task(steady.generate(PROMPT, LONG, affinity="a"))
         for version in range(1, 9):
-            await changing.update_weights(policies[1][version % 2].update(version % 2, "changing"))
+            await changing.update(policies[1][version % 2].update(version % 2, "changing"))
         assert policies[0][0].gave(await long), "over 400 tokens and eight updates of another"
 
 
@@ -156,7 +156,7 @@ def telling_prompt(policies: list[list[Policy]]) -> tuple[Int32Array, list[list[
     raise AssertionError("no prompt tells the adapters apart")
 
 
-def state_of(pool: InferencePool) -> tuple[str, int | None]:
+def state_of(pool: Served) -> tuple[str, int | None]:
     status = pool.status()[0]
     return status.state, status.version
 
@@ -169,13 +169,13 @@ async def test_no_answer_of_two_runs_that_are_updated_all_the_time_is_of_the_oth
     one_token = SamplingParameters(temperature=1.0, max_tokens=1, top_k=1)
     answered, exact = [0, 0], [0, 0]
 
-    async def update(pool: InferencePool, run: int) -> None:
+    async def update(pool: Served, run: int) -> None:
         for number in range(UPDATES):
-            await pool.update_weights(policies[run][number % VERSIONS].update(number, f"run-{run}"))
+            await pool.update(policies[run][number % VERSIONS].update(number, f"run-{run}"))
             due = number * ANSWERS // UPDATES
             await until(lambda due=due: answered[run] >= due, "answers between two updates")  # type: ignore[misc]
 
-    async def ask(pool: InferencePool, run: int) -> None:
+    async def ask(pool: Served, run: int) -> None:
         while answered[run] < ANSWERS:
             before = state_of(pool)
             turn = await pool.generate(prompt, one_token, affinity="a")
@@ -189,7 +189,7 @@ async def test_no_answer_of_two_runs_that_are_updated_all_the_time_is_of_the_oth
     async with pool_at(lora_server, "run-0") as one, pool_at(lora_server, "run-1") as other:
         pools = [one, other]
         for run in (0, 1):
-            await pools[run].update_weights(policies[run][0].update(0, f"run-{run}"))
+            await pools[run].update(policies[run][0].update(0, f"run-{run}"))
         asking = [ask(pools[run], run) for run in (0, 1) for _ in range(AT_ONCE)]
         await asyncio.gather(update(one, 0), update(other, 1), *asking)
     assert min(answered) >= ANSWERS
@@ -201,7 +201,7 @@ async def test_an_adapter_that_vllms_own_routes_replace_or_remove_gives_no_answe
     lora_server: ServerProcess, policies: list[list[Policy]], route: str
 ) -> None:
     async with pool_at(lora_server, "victim") as pool, HttpSessions(config_of(lora_server)) as connections:
-        await pool.update_weights(policies[0][0].update(0, "victim"))
+        await pool.update(policies[0][0].update(0, "victim"))
         fields: dict[str, Any] = {"lora_name": "victim"}
         if route == "load_lora_adapter":
             fields |= {"lora_path": str(policies[1][0].directory), "load_inplace": True}
@@ -215,13 +215,13 @@ async def test_a_name_used_again_shows_nothing_of_its_former_owner(
 ) -> None:
     for run in (2, 3):
         async with pool_at(lora_server, "same-name") as pool:
-            await pool.update_weights(policies[run][0].update(0, "same-name"))
+            await pool.update(policies[run][0].update(0, "same-name"))
             for _ in range(2):  # the second by the prefix cache
                 assert policies[run][0].gave(await pool.generate(PROMPT, SAMPLING, affinity="a"))
         assert await loaded_adapters(lora_server) == {}
 
 
-async def keep_asking(pool: InferencePool, enough: asyncio.Event) -> list[Turn]:
+async def keep_asking(pool: Served, enough: asyncio.Event) -> list[Turn]:
     """One long request after the other, however quick the machine is."""
     turns = []
     while not enough.is_set():
@@ -233,8 +233,8 @@ async def test_unloading_ends_an_adapters_requests_and_nobody_elses(
     lora_server: ServerProcess, policies: list[list[Policy]]
 ) -> None:
     async with pool_at(lora_server, "stays") as stays, pool_at(lora_server, "goes") as goes:
-        await stays.update_weights(policies[0][0].update(0, "stays"))
-        await goes.update_weights(policies[1][0].update(0, "goes"))
+        await stays.update(policies[0][0].update(0, "stays"))
+        await goes.update(policies[1][0].update(0, "goes"))
         unloaded = asyncio.Event()
         staying = asyncio.create_task(keep_asking(stays, unloaded))
         going = [asyncio.create_task(keep_asking(goes, unloaded)) for _ in range(2)]  # fewer than take a server out
@@ -255,7 +255,7 @@ async def test_unloading_ends_an_adapters_requests_and_nobody_elses(
         assert policies[1][0].gave(await when_it_serves(goes)), "its owner has loaded it again"
 
 
-async def when_it_serves(pool: InferencePool) -> Turn:
+async def when_it_serves(pool: Served) -> Turn:
     """An answer of a server that may be out of service now."""
     async with asyncio.timeout(60):
         while True:
@@ -286,7 +286,7 @@ async def test_an_adapter_that_does_not_fit_is_refused_and_the_engine_lives(
             (broken / "adapter_config.json").write_text(json.dumps(settings | {"r": 4096}))
     save_file(tensors, broken / "adapter_model.safetensors", metadata={"format": "pt"})
     async with pool_at(lora_server, "broken") as pool, HttpSessions(config_of(lora_server)) as connections:
-        await pool.update_weights(policies[0][0].update(0, "broken"))
+        await pool.update(policies[0][0].update(0, "broken"))
         with pytest.raises(RequestRefused, match="422: adapter 'broken'"):
             await BinaryClient(lora_server.url, connections).load(Policy(broken, None).update(1, "broken"), CLAIM)
         assert policies[0][0].gave(await pool.generate(PROMPT, SAMPLING, affinity="a"))
@@ -306,7 +306,7 @@ async def test_a_server_tells_its_load_and_that_it_is_to_be_drained(
     lora_server: ServerProcess, policies: list[list[Policy]]
 ) -> None:
     async with pool_at(lora_server, "loaded") as pool, HttpSessions(config_of(lora_server)) as connections:
-        await pool.update_weights(policies[0][0].update(0, "loaded"))
+        await pool.update(policies[0][0].update(0, "loaded"))
         client = BinaryClient(lora_server.url, connections)
         told = asyncio.Event()
         calls = [asyncio.create_task(keep_asking(pool, told)) for _ in range(40)]

@@ -13,7 +13,7 @@ import pytest
 from counterpoint.environments.chat import Chat
 from counterpoint.inference.base import Probe, RequestRefused, SamplingParameters, WeightUpdate
 from counterpoint.inference.config import PoolConfig
-from counterpoint.inference.pool.pool import InferencePool
+from counterpoint.inference.pool.pool import InferencePool, Served
 from counterpoint.orchestrator.teacher import Teacher
 from counterpoint.transport.records import Float32Array, Int32Array
 from tests.support.tiny_model import log_probabilities
@@ -32,7 +32,7 @@ FULL = np.random.default_rng(1).integers(0, 250, 512).astype(np.int32)
 @asynccontextmanager
 async def pool_at(
     server: ServerProcess, model: str, protocol: Literal["binary", "openai"] = "binary"
-) -> AsyncIterator[InferencePool]:
+) -> AsyncIterator[Served]:
     config = PoolConfig(
         urls=[server.url],
         protocol=protocol,
@@ -40,12 +40,12 @@ async def pool_at(
         probe_tolerance=4e-3,
         max_retries=0,
     )
-    pool = InferencePool(config, model)
+    pool = InferencePool(config).model(model)
     try:
         await pool.start()
         yield pool
     finally:
-        await pool.close()
+        await pool.release()
 
 
 def furthest(scores: Float32Array, model: Any, token_ids: Int32Array, start: int) -> float:
@@ -57,7 +57,7 @@ def furthest(scores: Float32Array, model: Any, token_ids: Int32Array, start: int
 async def test_scores_are_those_of_hugging_face(moe_server: ServerProcess) -> None:
     directory, model = moe_server.directories[0], moe_server.models[0]
     async with pool_at(moe_server, moe_server.config.model) as pool:
-        await pool.update_weights(WeightUpdate(0, directory, Probe.read(directory / "probe.json"), None))
+        await pool.update(WeightUpdate(0, directory, Probe.read(directory / "probe.json"), None))
         for tokens, start in ((TOKENS, 1), (TOKENS, 40), (TOKENS, 95), (FULL, 500), (TOKENS[:2], 1)):
             assert furthest(await pool.score(tokens, start, affinity="0-0"), model, tokens, start) < TOLERANCE
         sampling = SamplingParameters(temperature=0.5, max_tokens=24, top_k=20)

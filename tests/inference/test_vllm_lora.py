@@ -21,7 +21,7 @@ from counterpoint.inference.clients.client import BinaryClient
 from counterpoint.inference.clients.http_sessions import HttpSessions
 from counterpoint.inference.config import PoolConfig
 from counterpoint.inference.plugin.socket_body import HEAD_BYTES
-from counterpoint.inference.pool.pool import InferencePool
+from counterpoint.inference.pool.pool import InferencePool, Served
 from counterpoint.inference.sent_weights import OFFER_PATH, SEND_PATH
 from counterpoint.inference.token import read_tokens
 from counterpoint.transport.records import Turn
@@ -40,7 +40,7 @@ SAMPLING = SamplingParameters(temperature=1.0, max_tokens=24)
 @asynccontextmanager
 async def pool_at(
     server: ServerProcess, adapter: str, protocol: Literal["binary", "openai"] = "binary", send: bool = False
-) -> AsyncIterator[InferencePool]:
+) -> AsyncIterator[Served]:
     config = PoolConfig(
         urls=[server.url],
         protocol=protocol,
@@ -49,12 +49,12 @@ async def pool_at(
         max_retries=0,
         send_weights=send,
     )
-    pool = InferencePool(config, adapter)
+    pool = InferencePool(config).model(adapter)
     try:
         await pool.start()
         yield pool
     finally:
-        await pool.close()
+        await pool.release()
 
 
 def update_to(server: ServerProcess, version: int, adapter: str, directory: Path | None = None) -> WeightUpdate:
@@ -75,7 +75,7 @@ async def test_adapters_are_replaced_under_one_name(
     name = f"run-{protocol}"
     async with pool_at(lora_server, name, protocol) as pool:
         for version in (0, 1, 2, 3):
-            await pool.update_weights(update_to(lora_server, version, name))
+            await pool.update(update_to(lora_server, version, name))
             turn = await pool.generate(PROMPT, SAMPLING, affinity="a")
             assert turn.policy_version == version
             assert turn.routed_experts is None
@@ -93,7 +93,7 @@ def test_a_proof_was_computed_before_the_server_was_ready(lora_server: ServerPro
 async def test_a_stock_server_is_probed_while_it_computes_adapters(lora_server: ServerProcess) -> None:
     """vLLM 0.30's `prompt_logprobs` ends its engine on a CPU where requests of adapters run beside it."""
     async with pool_at(lora_server, "run-busy", "openai") as pool:
-        await pool.update_weights(update_to(lora_server, 0, "run-busy"))
+        await pool.update(update_to(lora_server, 0, "run-busy"))
         updated = asyncio.Event()
 
         async def play() -> Turn:
@@ -105,7 +105,7 @@ async def test_a_stock_server_is_probed_while_it_computes_adapters(lora_server: 
         async with asyncio.TaskGroup() as group:
             players = [group.create_task(play()) for _ in range(4)]
             await asyncio.sleep(0)
-            await pool.update_weights(update_to(lora_server, 1, "run-busy"))
+            await pool.update(update_to(lora_server, 1, "run-busy"))
             updated.set()
         assert all(agrees(lora_server, 1, player.result()) for player in players)
 
@@ -116,7 +116,7 @@ async def test_a_stock_servers_prefixes_are_of_one_client_alone(lora_server: Ser
     for version in (0, 1):
         async with pool_at(lora_server, "run-again", "openai") as pool:
             update = replace(update_to(lora_server, version, "run-again"), version=7)
-            await pool.update_weights(update)
+            await pool.update(update)
             turns = [await pool.generate(prompt, SAMPLING, affinity="a") for _ in range(2)]
             assert all(agrees(lora_server, version, turn) for turn in turns)
 
@@ -139,7 +139,7 @@ async def test_an_adapter_outlives_its_files(lora_server: ServerProcess, tmp_pat
     """The trainer removes old broadcasts. vLLM 0.30 itself would read them again at every step (see `plugin.update`)."""
     shutil.copytree(lora_server.directories[1], tmp_path / "step_1")
     async with pool_at(lora_server, "run-files", send=send) as pool:
-        await pool.update_weights(update_to(lora_server, 1, "run-files", tmp_path / "step_1"))
+        await pool.update(update_to(lora_server, 1, "run-files", tmp_path / "step_1"))
         shutil.rmtree(tmp_path / "step_1")
         assert agrees(lora_server, 1, await pool.generate(PROMPT, SAMPLING, affinity="a"))
 
@@ -151,10 +151,10 @@ async def test_a_broken_adapter_is_refused_and_the_old_one_is_served_still(
     weights = tmp_path / "step_2" / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-8])
     async with pool_at(lora_server, "run-broken") as pool:
-        await pool.update_weights(update_to(lora_server, 1, "run-broken"))
+        await pool.update(update_to(lora_server, 1, "run-broken"))
         with pytest.raises(InferenceError, match=r"no inference server took version 2: .*truncated"):
-            await pool.update_weights(update_to(lora_server, 2, "run-broken", tmp_path / "step_2"))
-        await pool.update_weights(update_to(lora_server, 1, "run-broken"))
+            await pool.update(update_to(lora_server, 2, "run-broken", tmp_path / "step_2"))
+        await pool.update(update_to(lora_server, 1, "run-broken"))
         assert agrees(lora_server, 1, await pool.generate(PROMPT, SAMPLING, affinity="a"))
 
 
@@ -162,17 +162,17 @@ async def test_a_stock_server_takes_no_full_weights(lora_server: ServerProcess) 
     async with pool_at(lora_server, lora_server.config.model, "openai") as pool:
         update = replace(update_to(lora_server, 1, "x"), adapter=None)
         with pytest.raises(InferenceError, match="cannot take full weights; train a LoRA adapter"):
-            await pool.update_weights(update)
+            await pool.update(update)
 
 
 async def test_a_server_of_adapters_takes_no_full_weights(lora_server: ServerProcess) -> None:
     model = Path(lora_server.config.model)
     (model / "STABLE").touch()
     async with pool_at(lora_server, "run-full") as pool:
-        await pool.update_weights(update_to(lora_server, 1, "run-full"))
+        await pool.update(update_to(lora_server, 1, "run-full"))
         with pytest.raises(InferenceError, match=r"serves adapters .*a server without lora"):
-            await pool.update_weights(replace(update_to(lora_server, 2, "x", model), adapter=None))
-        await pool.update_weights(update_to(lora_server, 1, "run-full"))
+            await pool.update(replace(update_to(lora_server, 2, "x", model), adapter=None))
+        await pool.update(update_to(lora_server, 1, "run-full"))
         assert agrees(lora_server, 1, await pool.generate(PROMPT, SAMPLING, affinity="a"))
 
 

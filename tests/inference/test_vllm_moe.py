@@ -31,7 +31,7 @@ from counterpoint.inference.clients.client import BinaryClient
 from counterpoint.inference.clients.http_sessions import HttpSessions
 from counterpoint.inference.clients.openai_client import OpenAIClient
 from counterpoint.inference.config import PoolConfig
-from counterpoint.inference.pool.pool import InferencePool
+from counterpoint.inference.pool.pool import InferencePool, Served
 from counterpoint.inference.sent_weights import OFFER_PATH, SEND_PATH, Offer, opened
 from counterpoint.trainer.shared_memory import SharedMemory
 from counterpoint.transport.records import Float32Array, Int32Array, Turn
@@ -67,15 +67,15 @@ async def binary_client(server: ServerProcess) -> AsyncIterator[BinaryClient]:
 
 
 @asynccontextmanager
-async def pool_at(server: ServerProcess, version: int = 0, send: bool = False) -> AsyncIterator[InferencePool]:
+async def pool_at(server: ServerProcess, version: int = 0, send: bool = False) -> AsyncIterator[Served]:
     config = PoolConfig(urls=[server.url], probe_tolerance=TOLERANCE, max_retries=0, send_weights=send, take_over=True)
-    pool = InferencePool(config, server.config.model)
+    pool = InferencePool(config).model(server.config.model)
     try:
         await pool.start()
-        await pool.update_weights(update_to(server, version))
+        await pool.update(update_to(server, version))
         yield pool
     finally:
-        await pool.close()
+        await pool.release()
 
 
 def request(
@@ -144,7 +144,7 @@ async def test_a_group_is_prefilled_once_with_the_routing_of_every_token(moe_ser
     rollouts = 8
     async with pool_at(moe_server) as pool:
         for version in (0, 1):
-            await pool.update_weights(update_to(moe_server, version))
+            await pool.update(update_to(moe_server, version))
             calls = [
                 pool.generate(prompt, GREEDY.replaced(temperature=1.0), affinity=f"7-{index}")
                 for index in range(rollouts)
@@ -196,7 +196,7 @@ async def test_weights_change_under_requests_in_flight(moe_server: ServerProcess
     async with pool_at(moe_server) as pool:
         async with kept_busy(moe_server, pool) as turns:
             turns.clear()
-            await pool.update_weights(update_to(moe_server, 1))
+            await pool.update(update_to(moe_server, 1))
             after = await pool.generate(PROMPT, LONG, affinity="after")
         assert after.policy_version == 1
         assert disagreement(moe_server, 1, after, PROMPT, 1.0).max() < TOLERANCE
@@ -218,7 +218,7 @@ async def test_no_request_is_prefilled_again_after_a_load(moe_server: ServerProc
     async with pool_at(moe_server) as pool:
         before = await metric(moe_server, "num_preemptions_total")
         async with kept_busy(moe_server, pool):
-            await pool.update_weights(update_to(moe_server, 1))
+            await pool.update(update_to(moe_server, 1))
         assert await metric(moe_server, "num_preemptions_total") == before
 
 
@@ -244,7 +244,7 @@ async def test_a_server_is_refused_for_one_bit_that_no_answer_shows(moe_server: 
     save_file(tensors, tmp_path / "almost" / "model.safetensors", metadata={"format": "pt"})
     async with pool_at(moe_server) as pool:
         with pytest.raises(InferenceError, match=r"accepted version 0 .*: 1 of 3 .*: layer 1$"):
-            await pool.update_weights(replace(update_to(moe_server, 0), directory=tmp_path / "almost"))
+            await pool.update(replace(update_to(moe_server, 0), directory=tmp_path / "almost"))
 
 
 def as_changes(server: ServerProcess, directory: Path, flip: int = 0, base_of: Path | None = None) -> Path:
@@ -276,13 +276,13 @@ async def test_weights_that_come_as_what_changed_are_loaded_and_proven(
     (broken / DELTA).write_bytes(content[:-1000])
     async with pool_at(moe_server, 0) as pool:
         for _ in range(2):
-            await pool.update_weights(replace(update_to(moe_server, 1), directory=directory))
+            await pool.update(replace(update_to(moe_server, 1), directory=directory))
             turn = await pool.generate(PROMPT, GREEDY.replaced(temperature=1.0), affinity="a")
             assert disagreement(moe_server, 1, turn, PROMPT, 1.0).max() < TOLERANCE
         with pytest.raises(InferenceError, match=r"delta\.safetensors.*truncated"):
-            await pool.update_weights(replace(update_to(moe_server, 1), directory=broken))
+            await pool.update(replace(update_to(moe_server, 1), directory=broken))
         with pytest.raises(InferenceError, match=r"accepted version 1 .*: layer 1$"):
-            await pool.update_weights(replace(update_to(moe_server, 1), directory=wrong))
+            await pool.update(replace(update_to(moe_server, 1), directory=wrong))
 
 
 async def test_weights_in_shared_memory_are_loaded_and_proven(moe_server: ServerProcess, tmp_path: Path) -> None:
@@ -300,15 +300,15 @@ async def test_weights_in_shared_memory_are_loaded_and_proven(moe_server: Server
     lost = Path(shutil.copytree(broadcast, tmp_path / "lost", symlinks=True))
     async with pool_at(moe_server, 0) as pool:
         for name in given:
-            await pool.update_weights(replace(update_to(moe_server, 1), directory=broadcast / name))
+            await pool.update(replace(update_to(moe_server, 1), directory=broadcast / name))
             turn = await pool.generate(PROMPT, GREEDY.replaced(temperature=1.0), affinity="a")
             assert disagreement(moe_server, 1, turn, PROMPT, 1.0).max() < TOLERANCE
-            await pool.update_weights(update_to(moe_server, 0))
+            await pool.update(update_to(moe_server, 0))
         memory.close()
         for name in given:
             with pytest.raises(InferenceError, match=r"leads to /dev/shm/.*one machine"):
-                await pool.update_weights(replace(update_to(moe_server, 1), directory=lost / name))
-        await pool.update_weights(update_to(moe_server, 0))
+                await pool.update(replace(update_to(moe_server, 1), directory=lost / name))
+        await pool.update(update_to(moe_server, 0))
         assert pool.status()[0].state == "serving"
 
 
@@ -326,7 +326,7 @@ async def test_weights_that_are_sent_are_loaded_and_proven(moe_server: ServerPro
     async with pool_at(moe_server, 0, send=True) as pool:
         for directory, version in ((moe_server.directories[1], 1), (changed, 2), (changed, 3)):
             probe = replace(update_to(moe_server, 1).probe, version=version)
-            await pool.update_weights(WeightUpdate(version, directory, probe, None))
+            await pool.update(WeightUpdate(version, directory, probe, None))
             turn = await pool.generate(PROMPT, GREEDY.replaced(temperature=1.0), affinity="a")
             assert disagreement(moe_server, 1, turn, PROMPT, 1.0).max() < TOLERANCE
         with opened(WeightUpdate(4, changed, probe, None), CLAIM) as (offer, _):
@@ -334,13 +334,13 @@ async def test_weights_that_are_sent_are_loaded_and_proven(moe_server: ServerPro
                 "holds": ["base/model.safetensors"],
             }
         with pytest.raises(InferenceError, match=r"accepted version 4 .*: layer 1$"):
-            await pool.update_weights(WeightUpdate(4, wrong, probe, None))
+            await pool.update(WeightUpdate(4, wrong, probe, None))
         _, writer = await asyncio.open_connection(moe_server.config.host, moe_server.config.port)
         begun = Offer(1, None, CLAIM, {"model.safetensors": 1 << 20}).preamble() + bytes(1000)
         writer.write(f"POST {SEND_PATH} HTTP/1.1\r\nHost: server\r\nContent-Length: {1 << 21}\r\n\r\n".encode() + begun)
         await writer.drain()
         writer.close()
-        await pool.update_weights(update_to(moe_server, 0))
+        await pool.update(update_to(moe_server, 0))
         turn = await pool.generate(PROMPT, GREEDY.replaced(temperature=1.0), affinity="a")
         assert disagreement(moe_server, 0, turn, PROMPT, 1.0).max() < TOLERANCE
         said = "hung up before its weights had come whole"
@@ -350,7 +350,7 @@ async def test_weights_that_are_sent_are_loaded_and_proven(moe_server: ServerPro
 async def test_weights_go_back_and_forth(moe_server: ServerProcess) -> None:
     async with pool_at(moe_server) as pool:
         for version in (1, 0, 1, 0):
-            await pool.update_weights(update_to(moe_server, version))
+            await pool.update(update_to(moe_server, version))
             turn = await pool.generate(PROMPT, GREEDY.replaced(temperature=1.0), affinity="a")
             assert turn.policy_version == version
             assert disagreement(moe_server, version, turn, PROMPT, 1.0).max() < TOLERANCE
@@ -366,10 +366,10 @@ async def test_a_wrong_probe_takes_the_server_out_and_says_so(moe_server: Server
         probe = replace(update_to(moe_server, 1).probe, digests={})
         wrong = replace(update_to(moe_server, 0), probe=probe, version=7)
         with pytest.raises(InferenceError, match="version 7 and failed its probe"):
-            await pool.update_weights(wrong)
+            await pool.update(wrong)
         (status,) = pool.status()
         assert (status.state, status.version) == ("out", None)
-        await pool.update_weights(update_to(moe_server, 0))
+        await pool.update(update_to(moe_server, 0))
         assert pool.status()[0].state == "serving"
 
 
@@ -424,14 +424,14 @@ async def test_cancelling_a_request_aborts_it_in_the_engine(moe_server: ServerPr
     assert written < len(tasks) * LONG.max_tokens / 4
 
 
-async def generate_for_ever(pool: InferencePool, affinity: str) -> None:
+async def generate_for_ever(pool: Served, affinity: str) -> None:
     """One request after the other, so that however slow the machine, one is in flight."""
     while True:
         await pool.generate(PROMPT, LONG, affinity=affinity)
 
 
 @asynccontextmanager
-async def kept_busy(server: ServerProcess, pool: InferencePool) -> AsyncIterator[list[Turn]]:
+async def kept_busy(server: ServerProcess, pool: Served) -> AsyncIterator[list[Turn]]:
     """Twelve requests in flight, once six run. Yields their turns; when the block ends, those in flight are waited for."""
     turns: list[Turn] = []
     ending = asyncio.Event()

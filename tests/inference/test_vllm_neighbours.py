@@ -15,7 +15,7 @@ import pytest
 
 from counterpoint.inference.base import Probe, SamplingParameters, WeightUpdate
 from counterpoint.inference.config import PoolConfig
-from counterpoint.inference.pool.pool import InferencePool
+from counterpoint.inference.pool.pool import InferencePool, Served
 from tests.inference.test_vllm_distillation import TOKENS, TOLERANCE, furthest
 from tests.support.vllm_server import ServerProcess
 
@@ -26,16 +26,16 @@ SAMPLING = SamplingParameters(temperature=1.0, max_tokens=64, alternatives=ALTER
 
 
 @asynccontextmanager
-async def pool_at(server: ServerProcess, model: str, **settings: Any) -> AsyncIterator[InferencePool]:
+async def pool_at(server: ServerProcess, model: str, **settings: Any) -> AsyncIterator[Served]:
     config = PoolConfig(
         urls=[server.url], api_key_file=server.config.api_key_file, probe_tolerance=4e-3, max_retries=0, **settings
     )
-    pool = InferencePool(config, model)
+    pool = InferencePool(config).model(model)
     try:
         await pool.start()
         yield pool
     finally:
-        await pool.close()
+        await pool.release()
 
 
 @asynccontextmanager
@@ -60,7 +60,7 @@ async def repeated(action: Callable[[], Any]) -> AsyncIterator[list[Any]]:
             task.result()
 
 
-async def check_alternatives(pool: InferencePool, model: Any, name: str) -> None:
+async def check_alternatives(pool: Served, model: Any, name: str) -> None:
     turns = await asyncio.gather(*(pool.generate(TOKENS, SAMPLING, affinity=f"{name}-{n}") for n in range(9)))
     import torch
 
@@ -80,11 +80,11 @@ async def test_probable_tokens_come_beside_scores_and_probes(moe_server: ServerP
     directory, model = moe_server.directories[0], moe_server.models[0]
     update = WeightUpdate(0, directory, Probe.read(directory / "probe.json"), None)
     async with pool_at(moe_server, moe_server.config.model) as pool:
-        await pool.update_weights(update)
+        await pool.update(update)
         async with repeated(lambda: pool.score(TOKENS, 40, affinity="scores")) as scores:
             await check_alternatives(pool, model, "a")
         assert max(furthest(each, model, TOKENS, 40) for each in scores) < TOLERANCE
-        async with repeated(lambda: pool.update_weights(replace(update))):  # of another object: to be loaded
+        async with repeated(lambda: pool.update(replace(update))):  # of another object: to be loaded
             await check_alternatives(pool, model, "b")
 
 
@@ -97,7 +97,7 @@ async def test_probable_tokens_come_beside_a_stranger_who_asks_for_given_ones(mo
     }  # fmt: skip
     directory = moe_server.directories[0]
     async with aiohttp.ClientSession() as session, pool_at(moe_server, moe_server.config.model) as pool:
-        await pool.update_weights(WeightUpdate(0, directory, Probe.read(directory / "probe.json"), None))
+        await pool.update(WeightUpdate(0, directory, Probe.read(directory / "probe.json"), None))
 
         async def ask() -> Any:
             async with session.post(f"{moe_server.url}/v1/completions", json=fields) as answer:

@@ -25,7 +25,7 @@ async def test_a_base_model_and_an_adapter_of_one_server_are_two_teachers(
     base = AutoModelForCausalLM.from_pretrained(Path(lora_server.config.model))
     directory = lora_server.directories[1]
     async with pool_at(lora_server, "scored") as adapter, pool_at(lora_server, lora_server.config.model) as plain:
-        await adapter.update_weights(WeightUpdate(1, directory, Probe.read(directory / "probe.json"), "scored"))
+        await adapter.update(WeightUpdate(1, directory, Probe.read(directory / "probe.json"), "scored"))
         by_adapter = await adapter.score(TOKENS, 40, affinity="0-0")
         by_base = await plain.score(TOKENS, 40, affinity="0-0")
     assert furthest(by_adapter, lora_server.models[1], TOKENS, 40) < TOLERANCE
@@ -38,9 +38,9 @@ async def test_probable_tokens_come_beside_scores_and_probes_of_adapters(lora_se
     directory, model = lora_server.directories[1], lora_server.models[1]
     update = WeightUpdate(1, directory, Probe.read(directory / "probe.json"), "neighbour")
     async with alone_at(lora_server, "neighbour") as pool:
-        await pool.update_weights(update)
+        await pool.update(update)
         async with repeated(lambda: pool.score(TOKENS, 40, affinity="scores")) as scores:
             await check_alternatives(pool, model, "a")
         assert max(furthest(each, model, TOKENS, 40) for each in scores) < TOLERANCE
-        async with repeated(lambda: pool.update_weights(replace(update))):  # of another object: to be loaded
+        async with repeated(lambda: pool.update(replace(update))):  # of another object: to be loaded
             await check_alternatives(pool, model, "b")

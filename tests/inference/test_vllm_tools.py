@@ -37,7 +37,7 @@ def parser_processes(server: ServerProcess) -> list[int]:
 
 async def test_calls_are_parsed_beside_the_server(moe_server: ServerProcess) -> None:
     chat = Chat(moe_server.config.model)
-    pool = InferencePool(PoolConfig(urls=[moe_server.url]), moe_server.config.model)
+    pool = InferencePool(PoolConfig(urls=[moe_server.url])).model(moe_server.config.model)
     await pool.start()
 
     async def parse(text: str, tools: list[Any] = TOOLS, *, cut: bool = False) -> ParsedText:
@@ -61,7 +61,7 @@ async def test_calls_are_parsed_beside_the_server(moe_server: ServerProcess) -> 
         with pytest.raises(RequestRefused, match="ids of at most one context"):
             await pool.parse([10**9], TOOLS, {}, cut=False, server=None)
     finally:
-        await pool.close()
+        await pool.release()
 
 
 async def test_a_stock_server_parses_by_its_own_route(moe_server: ServerProcess) -> None:

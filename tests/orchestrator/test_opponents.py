@@ -11,6 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from counterpoint.inference.base import SamplingParameters
+from counterpoint.inference.pool.pool import InferencePool
 from counterpoint.inference.pool.sources import OPERATOR_FILE
 from counterpoint.orchestrator.daemon import run
 from counterpoint.orchestrator.evaluation.versions import serving_adapter
@@ -69,7 +70,7 @@ async def test_requests_name_the_opponents_model(
         "fixed": {"model": inference.url, "protocol": "binary", "served_model": "judge"},
     }
     config = make_config(opponents=opponents, **LORA)
-    async with opponents_of(config) as pools:
+    async with opponents_of(config, InferencePool(config.inference)) as pools:
         for pool in pools.values():
             await pool.generate([1, 2], SAMPLING, affinity="0-0")
     assert [asked.model for asked in inference.asked] == [config.model, "two", "judge"]
@@ -87,7 +88,8 @@ async def test_opponents_and_evaluations_use_the_servers_that_an_operator_added_
         probe = {"version": 1, "token_ids": update.probe.token_ids, "digests": update.probe.digests}
         log_probabilities = [float(value) for value in update.probe.log_probabilities]
         (tmp_path / "probe.json").write_bytes(orjson.dumps(probe | {"log_probabilities": log_probabilities}))
-        async with opponents_of(config) as pools, serving_adapter(config, 1, tmp_path) as evaluated:
+        servers = InferencePool(config.inference, operator_file=config.output_dir / OPERATOR_FILE)
+        async with opponents_of(config, servers) as pools, serving_adapter(config, servers, 1, tmp_path) as evaluated:
             for pool in (*pools.values(), evaluated):
                 await until(lambda pool=pool: "serving" in [each.state for each in pool.status()], "a server")  # type: ignore[misc]
                 for index in range(4):

@@ -25,7 +25,7 @@ class RecordingPool:
         self.loaded = asyncio.Event()
         self._refuse = refuse
 
-    async def update_weights(self, update: WeightUpdate, on_loaded: Callable[[], None] | None = None) -> None:
+    async def update(self, update: WeightUpdate, on_loaded: Callable[[], None] | None = None) -> None:
         await asyncio.sleep(0)
         self._refuse(update)
         self.history.append(update)
@@ -57,7 +57,7 @@ async def test_the_order_of_events(tmp_path: Path) -> None:
 
 async def test_the_scheduler_goes_on_once_the_weights_are_loaded_and_their_proof_ends_later(tmp_path: Path) -> None:
     class Early(RecordingPool):
-        async def update_weights(self, update: WeightUpdate, on_loaded: Callable[[], None] | None = None) -> None:
+        async def update(self, update: WeightUpdate, on_loaded: Callable[[], None] | None = None) -> None:
             assert on_loaded is not None
             on_loaded()
             self.history.append("proof")
@@ -70,7 +70,7 @@ async def test_the_scheduler_goes_on_once_the_weights_are_loaded_and_their_proof
 
 async def test_a_proof_that_fails_later_ends_the_run_even_if_the_version_was_removed(tmp_path: Path) -> None:
     class Early(RecordingPool):
-        async def update_weights(self, update: WeightUpdate, on_loaded: Callable[[], None] | None = None) -> None:
+        async def update(self, update: WeightUpdate, on_loaded: Callable[[], None] | None = None) -> None:
             assert on_loaded is not None
             on_loaded()
             remove_directory(update.directory)

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from counterpoint.environments.chat import Chat
 from counterpoint.inference.base import InferenceError, RequestRefused, ServerFailure
+from counterpoint.inference.pool.pool import InferencePool
 from counterpoint.orchestrator.daemon import run
 from counterpoint.orchestrator.rollouts.trajectories import OpenBranches
 from counterpoint.orchestrator.run_directory import ConfigurationError
@@ -123,11 +124,11 @@ async def test_another_tokenizer_is_refused(make_config: Callable[..., RunConfig
     chat = Chat(config.model)
     inference.texts = lambda ids: chat.transcribe([ids])[0].replace("a", "b")
     with pytest.raises(ConfigurationError, match=r"^teacher: .*tokenizer.* 0 and "):
-        async with teacher_of(config, chat):
+        async with teacher_of(config, chat, InferencePool(config.inference)):
             pass
     inference.texts = lambda ids: chat.transcribe([ids])[0] + "?"
     with pytest.raises(ConfigurationError, match=r"run.*''.*teacher.*'\?'"):
-        async with teacher_of(config, chat):
+        async with teacher_of(config, chat, InferencePool(config.inference)):
             pass
 
 

@@ -56,7 +56,7 @@ def reasoning_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve
 
 async def test_json_mode_answers_json_and_the_reasoning_apart(reasoning_server: ServerProcess) -> None:
     chat = Chat(reasoning_server.config.model)
-    pool = InferencePool(PoolConfig(urls=[reasoning_server.url]), reasoning_server.config.model)
+    pool = InferencePool(PoolConfig(urls=[reasoning_server.url])).model(reasoning_server.config.model)
     await pool.start()
     gateway = Gateway()
     sampling = SamplingParameters(max_tokens=200, stop_token_ids=list(chat.stop_token_ids))
@@ -79,7 +79,7 @@ async def test_json_mode_answers_json_and_the_reasoning_apart(reasoning_server: 
             response = await client.responses.create(model="any", input="three", text=text)
     finally:
         await gateway.close()
-        await pool.close()
+        await pool.release()
     assert any(reasoned)
     assert json.loads(response.output_text) == {"a": 3}
     constrained, free_turns = model.rollout.turns[0:16:2], model.rollout.turns[1:16:2]

@@ -91,7 +91,7 @@ def test_cached_tokens_count_only_where_the_server_says_so() -> None:
 
 async def test_a_pool_tells_what_its_servers_did() -> None:
     async with FakeServer() as one, FakeServer() as two, pool_of(one, two) as pool:
-        await pool.update_weights(weight_update(1))
+        await pool.update(weight_update(1))
         await generate(pool)
         spans = pool.take_spans("one", 1)
         fleet = pool.fleet()

@@ -12,7 +12,7 @@ import pytest
 from counterpoint.inference.base import InferenceError, SamplingParameters
 from counterpoint.inference.config import PoolConfig
 from counterpoint.inference.pool import pool as pool_module
-from counterpoint.inference.pool.pool import InferencePool
+from counterpoint.inference.pool.pool import InferencePool, Served
 from counterpoint.transport.records import Turn
 from tests.support.fake_inference import FakeServer, weight_update
 from tests.support.polling import until
@@ -22,23 +22,23 @@ PROMPT = np.array([7, 8, 9], dtype=np.int32)
 
 
 @asynccontextmanager
-async def loading(*servers: FakeServer, deaf: bool = False) -> AsyncIterator[tuple[InferencePool, asyncio.Task[None]]]:
+async def loading(*servers: FakeServer, deaf: bool = False) -> AsyncIterator[tuple[Served, asyncio.Task[None]]]:
     """A pool whose servers hold version 1 and have begun to load version 2, so that requests may begin."""
     config = PoolConfig(urls=[each.url for each in servers], health_interval_seconds=3600, request_timeout_seconds=60)
-    pool, begun = InferencePool(config, "a-model"), asyncio.Event()
+    pool, begun = InferencePool(config).model("a-model"), asyncio.Event()
     try:
         await pool.start()
-        await pool.update_weights(weight_update(1))
+        await pool.update(weight_update(1))
         for each in servers:
             each.rest_of_load, each.deaf = asyncio.Event(), deaf
-        updating = asyncio.create_task(pool.update_weights(weight_update(2), begun.set))
+        updating = asyncio.create_task(pool.update(weight_update(2), begun.set))
         await asyncio.wait_for(begun.wait(), 60)
         yield pool, updating
     finally:
-        await pool.close()
+        await pool.release()
 
 
-def ask(pool: InferencePool, affinity: str = "a") -> asyncio.Task[Turn]:
+def ask(pool: Served, affinity: str = "a") -> asyncio.Task[Turn]:
     return asyncio.create_task(pool.generate(PROMPT, SAMPLING, affinity=affinity))
 
 
@@ -67,7 +67,7 @@ async def test_the_version_of_an_answer_is_that_of_the_load_which_it_names() -> 
         end_load(server)
         await updating
         server.rest_of_load, begun = asyncio.Event(), asyncio.Event()
-        updating = asyncio.create_task(pool.update_weights(weight_update(3), begun.set))
+        updating = asyncio.create_task(pool.update(weight_update(3), begun.set))
         await begun.wait()
         asking = ask(pool)
         await until(lambda: server.completions == 1, "the server's answer")
@@ -111,7 +111,7 @@ async def test_nothing_of_a_server_that_computes_with_other_weights_is_answered(
             await updating
         assert not asking.done()
         server.deaf, server.rest_of_load = False, None
-        await pool.update_weights(weight_update(3))
+        await pool.update(weight_update(3))
         assert (await asking).policy_version == 3
 
 

@@ -1,4 +1,4 @@
-"""The choice of a server, and when one is taken out: the pure rules."""
+"""The choice of a server for a name: the pure rules."""
 
 from __future__ import annotations
 
@@ -7,56 +7,88 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from counterpoint.inference.pool.fleet import FAILURES_IN_A_ROW, GROUP_LEAD, REMEMBERED_GROUPS, Fleet, State
+from counterpoint.inference.clients.client import Identity
+from counterpoint.inference.loads import Claim
+from counterpoint.inference.pool.fleet import GROUP_LEAD, REMEMBERED_GROUPS, Fleet, Name, Place, Server
+from counterpoint.inference.pool.held import Held
+from tests.support.fake_inference import weight_update
+
+NAME = Name("a-model", Claim.of_process())
+OTHER = Name("another", Claim.of_process(), limit=1)
+
+
+def fleet_of(count: int, limit: int) -> Fleet:
+    fleet = Fleet(limit)
+    for index in range(count):
+        server = fleet.add(f"http://{index}")
+        for name in (NAME, OTHER):
+            server.places[name] = Place(Held(server.url, name.model, follows=False, interval=2.0))
+    return fleet
+
+
+def serve(server: Server, name: Name = NAME) -> None:
+    held = server.places[name].held
+    held.checked(Identity("first", weights=0), held.turn, float("inf"))
+
+
+def load(server: Server) -> None:
+    held = server.places[NAME].held
+    held.want(weight_update(1))
+    serve(server)
+
+
+def take_out(server: Server) -> None:
+    server.places[NAME].held.unfit("gone", 0.0)
 
 
 def serving_fleet(count: int, limit: int = 2) -> Fleet:
-    fleet = Fleet([f"http://{index}" for index in range(count)], limit)
+    fleet = fleet_of(count, limit)
     for server in fleet.servers:
-        fleet.begin_serving(server, 0, "first")
+        serve(server)
+        serve(server, OTHER)
     return fleet
 
 
 def test_the_least_loaded_server_is_chosen() -> None:
     fleet = serving_fleet(3)
-    chosen = [fleet.acquire(str(index)) for index in range(4)]
+    chosen = [fleet.acquire(NAME, str(index)) for index in range(4)]
     assert chosen == [*fleet.servers, fleet.servers[0]]
 
 
 def test_a_rollout_returns_to_the_server_that_holds_its_prefix() -> None:
     fleet = serving_fleet(2)
-    first = fleet.acquire("a")
-    other = fleet.acquire("b")
+    first = fleet.acquire(NAME, "a")
+    other = fleet.acquire(NAME, "b")
     assert first is not None
     assert other is not None
-    fleet.release(other)
-    assert fleet.acquire("a") is first, "though the other one is idle"
+    fleet.release(NAME, other)
+    assert fleet.acquire(NAME, "a") is first, "though the other one is idle"
 
 
 def test_a_full_server_is_not_chosen_for_affinity() -> None:
     fleet = serving_fleet(2, limit=1)
-    assert fleet.acquire("a") is fleet.servers[0]
-    assert fleet.acquire("a") is fleet.servers[1]
-    assert fleet.acquire("a") is None
+    assert fleet.acquire(NAME, "a") is fleet.servers[0]
+    assert fleet.acquire(NAME, "a") is fleet.servers[1]
+    assert fleet.acquire(NAME, "a") is None
 
 
 def test_the_rollouts_of_a_group_begin_at_one_server_and_groups_alternate() -> None:
     fleet = serving_fleet(2, limit=256)
     for group in range(4):
-        chosen = {fleet.acquire(f"{group}-{index}") for index in range(8)}
+        chosen = {fleet.acquire(NAME, f"{group}-{index}") for index in range(8)}
         assert chosen == {fleet.servers[group % 2]}
     assert [server.in_flight for server in fleet.servers] == [16, 16]
 
 
 def test_a_group_begins_elsewhere_where_its_server_is_full() -> None:
     fleet = serving_fleet(2, limit=4)
-    chosen = [fleet.acquire(f"7-{index}") for index in range(9)]
+    chosen = [fleet.acquire(NAME, f"7-{index}") for index in range(9)]
     assert chosen == [fleet.servers[0]] * 4 + [fleet.servers[1]] * 4 + [None]
 
 
 def test_a_large_group_leaves_no_server_idle() -> None:
     fleet = serving_fleet(4, limit=256)
-    chosen = [fleet.acquire(f"7-{index}") for index in range(128)]
+    chosen = [fleet.acquire(NAME, f"7-{index}") for index in range(128)]
     in_flight = [server.in_flight for server in fleet.servers]
     assert sum(in_flight) == 128
     assert max(in_flight) - min(in_flight) <= GROUP_LEAD
@@ -65,126 +97,150 @@ def test_a_large_group_leaves_no_server_idle() -> None:
 
 def test_a_later_turn_stays_where_its_rollout_is_and_moves_no_group() -> None:
     fleet = serving_fleet(2, limit=2)
-    assert fleet.acquire("7-0") is fleet.acquire("7-1") is fleet.servers[0]
-    moved = fleet.acquire("7-0")
+    assert fleet.acquire(NAME, "7-0") is fleet.acquire(NAME, "7-1") is fleet.servers[0]
+    moved = fleet.acquire(NAME, "7-0")
     assert moved is fleet.servers[1], "its own server is full"
-    fleet.release(fleet.servers[0])
-    assert fleet.acquire("7-2") is fleet.servers[0], "where the group's prompt was prefilled"
-    fleet.release(moved)
-    assert fleet.acquire("7-0") is moved
+    fleet.release(NAME, fleet.servers[0])
+    assert fleet.acquire(NAME, "7-2") is fleet.servers[0], "where the group's prompt was prefilled"
+    fleet.release(NAME, moved)
+    assert fleet.acquire(NAME, "7-0") is moved
 
 
 def test_nothing_is_remembered_of_a_group_that_has_ended() -> None:
     fleet = serving_fleet(2, limit=256)
     for index in (0, 1):
-        held = [fleet.acquire("7-0"), fleet.acquire(f"8-{index}"), fleet.acquire("evening-3-0-1")]
+        held = [fleet.acquire(NAME, "7-0"), fleet.acquire(NAME, f"8-{index}"), fleet.acquire(NAME, "evening-3-0-1")]
         assert fleet.remembered == 3 + index
         for server in filter(None, held):
-            fleet.release(server)
-    fleet.forget_group("8-5")
+            fleet.release(NAME, server)
+    fleet.forget_group(NAME, "8-5")
     assert fleet.remembered == 2
-    fleet.forget_group("evening-3-0-0")
-    fleet.forget_group("7-0")
-    fleet.forget_group("7-0")
+    fleet.forget_group(NAME, "evening-3-0-0")
+    fleet.forget_group(NAME, "7-0")
+    fleet.forget_group(NAME, "7-0")
     assert fleet.remembered == 0
 
 
 def test_groups_whose_end_is_not_told_are_bounded() -> None:
     fleet = serving_fleet(1)
     for group in range(REMEMBERED_GROUPS + 10):
-        chosen = fleet.acquire(f"{group}-0")
+        chosen = fleet.acquire(NAME, f"{group}-0")
         assert chosen is not None
-        fleet.release(chosen)
+        fleet.release(NAME, chosen)
     assert fleet.remembered == REMEMBERED_GROUPS
 
 
 def test_a_group_leaves_a_server_that_failed_it() -> None:
     fleet = serving_fleet(2, limit=256)
-    failed = fleet.acquire("7-0")
-    assert fleet.acquire("7-0", avoid=failed) is fleet.servers[1]
+    failed = fleet.acquire(NAME, "7-0")
+    assert fleet.acquire(NAME, "7-0", avoid=failed) is fleet.servers[1]
     assert failed is not None
-    fleet.take_out(failed, "gone")
-    assert fleet.acquire("7-1") is fleet.servers[1]
-    fleet.begin_serving(failed, 0, "again")
-    assert fleet.acquire("7-2") is fleet.servers[1]
+    take_out(failed)
+    assert fleet.acquire(NAME, "7-1") is fleet.servers[1]
+    serve(failed)
+    assert fleet.acquire(NAME, "7-2") is fleet.servers[1]
 
 
 def test_the_server_that_failed_is_avoided_where_another_has_room() -> None:
     fleet = serving_fleet(2)
     failed = fleet.servers[0]
-    assert fleet.acquire("a", avoid=failed) is fleet.servers[1]
-    fleet.take_out(fleet.servers[1], "gone")
-    assert fleet.acquire("a", avoid=failed) is failed
+    assert fleet.acquire(NAME, "a", avoid=failed) is fleet.servers[1]
+    take_out(fleet.servers[1])
+    assert fleet.acquire(NAME, "a", avoid=failed) is failed
 
 
 def test_only_serving_servers_are_chosen() -> None:
-    fleet = Fleet(["http://a", "http://b", "http://c"], 4)
+    fleet = fleet_of(3, 4)
     unknown, loading, out = fleet.servers
-    fleet.begin_loading(loading)
-    fleet.take_out(out, "gone")
-    assert fleet.acquire("a") is None
-    fleet.begin_serving(unknown, None, "x")
-    assert fleet.acquire("a") is unknown
+    load(loading)
+    take_out(out)
+    assert fleet.acquire(NAME, "a") is None
+    serve(unknown)
+    assert fleet.acquire(NAME, "a") is unknown
 
 
 def test_a_server_that_loads_new_weights_keeps_its_capacity_and_one_that_comes_back_does_not() -> None:
     fleet = serving_fleet(2, limit=8)
-    fleet.begin_loading(fleet.servers[0])
-    assert fleet.capacity == 16
-    fleet.take_out(fleet.servers[0], "failed its probe")
-    assert fleet.capacity == 8
-    fleet.begin_loading(fleet.servers[0])
-    assert fleet.capacity == 8
+    load(fleet.servers[0])
+    assert fleet.capacity(NAME) == 16
+    take_out(fleet.servers[0])
+    assert fleet.capacity(NAME) == 8
+    load(fleet.servers[0])
+    assert fleet.capacity(NAME) == 8
 
 
-def test_failures_in_a_row_are_one_too_many_and_a_success_forgives_them() -> None:
-    fleet = serving_fleet(1)
-    server = fleet.servers[0]
-    assert [fleet.failed(server) for _ in range(FAILURES_IN_A_ROW - 1)] == [False] * (FAILURES_IN_A_ROW - 1)
-    fleet.succeeded(server)
-    assert not fleet.failed(server)
-    assert [fleet.failed(server) for _ in range(FAILURES_IN_A_ROW - 1)][-1]
+def test_all_names_share_a_servers_cap_and_one_may_have_a_limit_of_its_own_below_it() -> None:
+    fleet = serving_fleet(2, limit=2)
+    first, second = fleet.servers
+    assert (fleet.capacity(NAME), fleet.capacity(OTHER)) == (4, 2)
+    assert fleet.acquire(OTHER, "a") is first
+    assert fleet.acquire(OTHER, "a") is second, "one at each server"
+    assert fleet.acquire(OTHER, "a") is None
+    assert [fleet.acquire(NAME, str(index)) for index in range(3)] == [first, second, None]
+    assert not fleet.has_room
+    fleet.release(OTHER, first)
+    assert fleet.acquire(NAME, "b") is first, "whichever name gave the place back"
 
 
-def test_patience_grows_with_setbacks_to_a_bound() -> None:
-    fleet = serving_fleet(1)
-    server = fleet.servers[0]
-    waits = []
-    for _ in range(8):
-        fleet.take_out(server, "again")
-        waits.append(fleet.intervals_out(server))
-        fleet.begin_serving(server, 0, "first")
-    assert waits == [0, 1, 3, 7, 15, 31, 31, 31]
+def test_a_name_is_served_where_another_is_out_and_groups_of_names_are_apart() -> None:
+    fleet = serving_fleet(2, limit=8)
+    first, second = fleet.servers
+    take_out(first)
+    assert fleet.serving(NAME) == [second]
+    assert fleet.serving(OTHER) == [first, second]
+    assert fleet.acquire(NAME, "7-0") is second
+    assert fleet.acquire(OTHER, "7-0") is first
+    assert fleet.remembered == 2
+    fleet.drop(OTHER)
+    assert fleet.remembered == 1
+    fleet.release(OTHER, first)
+    assert [server.in_flight for server in fleet.servers] == [0, 1]
 
 
 def test_what_a_server_held_is_forgotten_when_it_is_taken_out() -> None:
     fleet = serving_fleet(1)
-    fleet.take_out(fleet.servers[0], "gone")
-    status = fleet.servers[0].status()
+    (server,) = fleet.servers
+    take_out(server)
+    status = server.status(server.places[NAME].held)
     assert (status.state, status.version, status.reason) == ("out", None, "gone")
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from(["acquire", "release", "out", "serve", "load"]), st.integers(0, 4)), max_size=60)
+    st.lists(
+        st.tuples(
+            st.sampled_from(["acquire", "release", "out", "serve", "load"]),
+            st.integers(0, 4),
+            st.sampled_from([NAME, OTHER]),
+        ),
+        max_size=60,
+    )
 )
-def test_no_history_oversteps_a_limit_or_uses_a_server_that_does_not_serve(history: list[tuple[str, int]]) -> None:
+def test_no_history_oversteps_a_limit_or_uses_a_server_that_does_not_serve(
+    history: list[tuple[str, int, Name]],
+) -> None:
     fleet = serving_fleet(3)
-    held = []
-    for action, index in history:
+    taken: list[tuple[Name, Server]] = []
+    for action, index, name in history:
         server = fleet.servers[index % 3]
         if action == "acquire":
-            room = any(s.state is State.SERVING and s.in_flight < 2 for s in fleet.servers)
-            chosen = fleet.acquire(str(index), avoid=server)
+            limit = name.limit or 2
+            room = any(
+                each.places[name].held.takes_requests and each.in_flight < 2 and taken.count((name, each)) < limit
+                for each in fleet.servers
+            )
+            chosen = fleet.acquire(name, str(index), avoid=server)
             assert (chosen is not None) == room
             if chosen is not None:
-                assert chosen.state is State.SERVING
-                held.append(chosen)
-        elif action == "release" and held:
-            fleet.release(held.pop(index % len(held)))
+                assert chosen.places[name].held.takes_requests
+                taken.append((name, chosen))
+        elif action == "release" and taken:
+            fleet.release(*taken.pop(index % len(taken)))
         elif action == "out":
-            fleet.take_out(server, "told to")
+            take_out(server)
         elif action == "serve":
-            fleet.begin_serving(server, index, "first")
+            serve(server)
         elif action == "load":
-            fleet.begin_loading(server)
-        assert all(s.in_flight == held.count(s) <= 2 for s in fleet.servers)
+            load(server)
+        for each in fleet.servers:
+            assert each.in_flight == sum(server is each for _, server in taken) <= 2
+            assert all(place.in_flight == taken.count((name, each)) for name, place in each.places.items())

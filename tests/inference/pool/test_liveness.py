@@ -4,35 +4,42 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any, cast
 
 import pytest
 
-from counterpoint.inference.clients.client import ServerClient
+from counterpoint.inference.identity import STATUS_PATH
 from counterpoint.inference.pool import liveness
+from tests.inference.pool.test_pool import pool_of, until_states
+from tests.support.fake_inference import FakeServer, weight_update
 from tests.support.polling import until
 
 
-class Client:
-    """Answers health checks."""
-
-    url = "http://server"
-    checks = 0
-
-    async def identify(self) -> Any:
-        """See `ServerClient`."""
-        self.checks += 1
-        await asyncio.sleep(0.01)
-
-
 @pytest.mark.slow
-async def test_a_pause_of_this_process_is_no_silence_of_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_pause_of_this_process_is_no_silence_of_the_server(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(liveness, "SILENT_SECONDS", 0.4)
-    client, lost = Client(), list[str]()
-    async with asyncio.timeout(60) as loading:
-        async with liveness.watched(cast(ServerClient, client), 0.05, loading, lost.append):
-            await until(lambda: client.checks >= 2, "health checks")
-            time.sleep(0.6)  # noqa: ASYNC251 - as a debugger stops it
-            seen = client.checks
-            await until(lambda: client.checks >= seen + 3, "further ones")
-            assert lost == []
+    async with FakeServer() as server, pool_of(server) as pool:
+        server.load_gate.clear()
+        update = asyncio.create_task(pool.update(weight_update(1)))
+        await until_states(pool, "loading")
+        seen = server.answers[STATUS_PATH]
+        await until(lambda: server.answers[STATUS_PATH] >= seen + 2, "health checks")
+        time.sleep(0.6)  # noqa: ASYNC251 - as a debugger stops it
+        seen = server.answers[STATUS_PATH]
+        await until(lambda: server.answers[STATUS_PATH] >= seen + 3, "further ones")
+        server.load_gate.set()
+        await update
+        assert "no health check was answered" not in caplog.text
+
+
+def test_what_a_server_does_not_answer_is_silence_once_it_lasts() -> None:
+    silence = liveness.Silence()
+    assert silence.patience == liveness.SILENT_SECONDS / 3
+    for _ in range(3):
+        assert silence.described("refused") == ""
+        silence.goes_on(liveness.SILENT_SECONDS / 3)
+    assert silence.patience == 0
+    assert silence.described("refused") == "no health check was answered for 30 s (the last: refused)"
+    silence.ends()
+    assert silence.described("") == ""

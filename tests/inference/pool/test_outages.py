@@ -20,7 +20,7 @@ async def test_a_further_reason_of_an_outage_is_told_as_the_first_was(caplog: py
     outages = Outages()
     async with FakeServer() as server:
         config = PoolConfig(urls=[server.url], health_interval_seconds=0.02, startup_timeout_seconds=60)
-        pool = InferencePool(config, "a-model", outages=outages)
+        pool = InferencePool(config, outages=outages).model("a-model")
         server.healthy = False
         starting = asyncio.create_task(pool.start())
         try:
@@ -44,7 +44,7 @@ async def test_a_further_reason_of_an_outage_is_told_as_the_first_was(caplog: py
             server.healthy = True
             await until(lambda: not outages.current(), "the end of the outage")
         finally:
-            await pool.close()
+            await pool.release()
     logged = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
     assert [any(f"{status}" in line for line in logged) for status in ("503", "onnect")] == [True, True]
     assert len(logged) == 2, "each reason once"

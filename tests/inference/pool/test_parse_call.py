@@ -24,13 +24,13 @@ def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def ask(*servers: FakeServer, first: int = 0, config: dict[str, Any] | None = None) -> ParsedText:
-    pool = InferencePool(PoolConfig(urls=[server.url for server in servers], **(config or {})), "model")
+    pool = InferencePool(PoolConfig(urls=[server.url for server in servers], **(config or {}))).model("model")
     await pool.start()
     try:
-        await pool._until(lambda: len(pool._fleet.serving) == len(servers))
+        await pool._until(lambda: len(pool._fleet.serving(pool.name)) == len(servers))
         return await pool.parse([1, 2], [{}], {}, cut=True, server=servers[first].url)
     finally:
-        await pool.close()
+        await pool.release()
 
 
 async def test_the_server_that_generated_is_asked_first() -> None:
@@ -76,26 +76,26 @@ async def test_no_server_in_service() -> None:
 async def test_without_tools_those_are_asked_that_parse_reasoning_if_there_are_any() -> None:
     async with FakeServer() as one, FakeServer() as two:
         two.reasons, two.parsed = True, CALLS | {"reasoning": "hm", "calls": []}
-        pool = InferencePool(PoolConfig(urls=[one.url, two.url], health_interval_seconds=0.02), "model")
+        pool = InferencePool(PoolConfig(urls=[one.url, two.url], health_interval_seconds=0.02)).model("model")
         await pool.start()
         try:
-            await pool._until(lambda: len(pool._fleet.serving) == 2)
+            await pool._until(lambda: len(pool._fleet.serving(pool.name)) == 2)
             assert pool.parses_reasoning
             parsed = await pool.parse([1, 2], [], {}, cut=False, server=one.url)
             two.healthy = False
-            await pool._until(lambda: len(pool._fleet.serving) == 1)
+            await pool._until(lambda: len(pool._fleet.serving(pool.name)) == 1)
             assert pool.parses_reasoning, "nobody takes its reasoning for content meanwhile"
             with pytest.raises(InferenceError, match="no inference server is in service"):
                 await pool.parse([1, 2], [], {}, cut=False, server=one.url)
         finally:
-            await pool.close()
+            await pool.release()
     assert parsed == ParsedText("", "hm")
     async with FakeServer() as one:
-        pool = InferencePool(PoolConfig(urls=[one.url]), "model")
+        pool = InferencePool(PoolConfig(urls=[one.url])).model("model")
         await pool.start()
         try:
-            await pool._until(lambda: len(pool._fleet.serving) == 1)
+            await pool._until(lambda: len(pool._fleet.serving(pool.name)) == 1)
             assert not pool.parses_reasoning
             assert await pool.parse([1, 2], [], {}, cut=False, server=one.url) == ParsedText("text")
         finally:
-            await pool.close()
+            await pool.release()

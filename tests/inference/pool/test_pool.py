@@ -22,9 +22,9 @@ from counterpoint.inference.base import (
     SamplingParameters,
     WeightsNotSeen,
 )
-from counterpoint.inference.clients.client import BinaryClient
+from counterpoint.inference.clients.client import BinaryClient, Identity
 from counterpoint.inference.config import PoolConfig
-from counterpoint.inference.pool.pool import InferencePool
+from counterpoint.inference.pool.pool import InferencePool, Served
 from counterpoint.transport.records import Turn
 from tests.support.fake_inference import FakeServer, digest_of, weight_update
 from tests.support.polling import until
@@ -35,26 +35,26 @@ PROMPT = np.array([7, 8, 9], dtype=np.int32)
 
 
 @asynccontextmanager
-async def pool_of(*servers: FakeServer, **settings: Any) -> AsyncIterator[InferencePool]:
+async def pool_of(*servers: FakeServer, **settings: Any) -> AsyncIterator[Served]:
     defaults = {"health_interval_seconds": 0.02, "startup_timeout_seconds": 60, "request_timeout_seconds": 60}
-    pool = InferencePool(PoolConfig(urls=[server.url for server in servers], **(defaults | settings)), "a-model")
+    pool = InferencePool(PoolConfig(urls=[server.url for server in servers], **(defaults | settings))).model("a-model")
     try:
         await pool.start()
         await until(lambda: all(status.state != "unknown" for status in pool.status()), "the first look at each server")
         yield pool
     finally:
-        await pool.close()
+        await pool.release()
 
 
-def states(pool: InferencePool) -> list[str]:
+def states(pool: Served) -> list[str]:
     return [status.state for status in pool.status()]
 
 
-async def until_states(pool: InferencePool, *expected: str) -> None:
+async def until_states(pool: Served, *expected: str) -> None:
     await until(lambda: states(pool) == list(expected), f"servers that are {', '.join(expected)}")
 
 
-def timed_out_after_a_look(pool: InferencePool) -> Callable[[object], Awaitable[None]]:
+def timed_out_after_a_look(pool: Served) -> Callable[[object], Awaitable[None]]:
     """In place of a pool's wait for a healthy server: the time is up once each has been looked at, however slow the machine."""
 
     async def wait(condition: object) -> None:
@@ -64,13 +64,13 @@ def timed_out_after_a_look(pool: InferencePool) -> Callable[[object], Awaitable[
     return wait
 
 
-async def generate(pool: InferencePool, affinity: str = "a", start: int = 0) -> Turn:
+async def generate(pool: Served, affinity: str = "a", start: int = 0) -> Turn:
     return await pool.generate(PROMPT, SAMPLING, affinity=affinity, routed_experts_start=start)
 
 
 async def test_a_turn_says_what_was_asked_and_who_answered() -> None:
     async with FakeServer() as server, pool_of(server) as pool:
-        await pool.update_weights(weight_update(4))
+        await pool.update(weight_update(4))
         turn = await generate(pool, start=2)
     assert turn.completion_ids.tolist() == [4, 4, 4]
     assert (turn.policy_version, turn.finish_reason, turn.server) == (4, "length", server.url)
@@ -93,14 +93,14 @@ async def test_requests_wait_for_room_at_a_server() -> None:
 async def test_a_request_waits_to_start_only_where_many_begin_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     async with FakeServer() as server, pool_of(server, max_concurrent_requests_per_server=64) as pool:
         waited = 0
-        wait = pool._starts.wait
+        wait = pool._servers.starts.wait
 
         def counted(action: Callable[[], None]) -> None:
             nonlocal waited
             waited += 1
             wait(action)
 
-        monkeypatch.setattr(pool._starts, "wait", counted)
+        monkeypatch.setattr(pool._servers.starts, "wait", counted)
 
         async def rollout(name: str) -> None:
             for _ in range(8):
@@ -128,7 +128,9 @@ async def test_retries_are_bounded_and_the_last_reason_is_told() -> None:
 async def test_a_server_that_starts_after_the_pool_is_used_at_once() -> None:
     server, port = FakeServer(), free_port()
     urls = [f"http://127.0.0.1:{port}"]
-    pool = InferencePool(PoolConfig(urls=urls, health_interval_seconds=3600, startup_timeout_seconds=60), "a-model")
+    pool = InferencePool(PoolConfig(urls=urls, health_interval_seconds=3600, startup_timeout_seconds=60)).model(
+        "a-model"
+    )
     started = asyncio.create_task(pool.start())
     try:
         await until(lambda: states(pool) == ["out"], "the first look at the server")
@@ -137,7 +139,7 @@ async def test_a_server_that_starts_after_the_pool_is_used_at_once() -> None:
         assert (await generate(pool)).server == urls[0]
     finally:
         started.cancel()
-        await pool.close()
+        await pool.release()
         await server.vanish()
 
 
@@ -265,7 +267,7 @@ async def test_an_answer_with_nan_is_no_answer() -> None:
 
 async def test_a_server_that_dies_gives_its_requests_to_another_and_returns_with_the_current_weights() -> None:
     async with FakeServer() as first, FakeServer() as second, pool_of(first, second) as pool:
-        await pool.update_weights(weight_update(5))
+        await pool.update(weight_update(5))
         first.gate.clear()
         request = asyncio.create_task(generate(pool))
         await first.arrived.wait()
@@ -281,7 +283,7 @@ async def test_a_server_that_dies_gives_its_requests_to_another_and_returns_with
 
 async def test_a_restart_between_two_health_checks_is_noticed() -> None:
     async with FakeServer() as server, pool_of(server) as pool:
-        await pool.update_weights(weight_update(5))
+        await pool.update(weight_update(5))
         server.begin_anew()
         await until(lambda: server.version == 5, "version 5")
         await until_states(pool, "serving")
@@ -294,7 +296,7 @@ async def test_an_answer_of_a_server_that_restarted_since_its_last_health_check_
         pool_of(restarted, other, health_interval_seconds=3600) as pool,
     ):
         await until_states(pool, "serving", "serving")
-        await pool.update_weights(weight_update(5))
+        await pool.update(weight_update(5))
         restarted.begin_anew()
         turn = await generate(pool)
         assert restarted.completions == 1
@@ -373,7 +375,7 @@ async def test_an_update_keeps_the_requests_in_flight() -> None:
         server.gate.clear()
         request = asyncio.create_task(generate(pool))
         await server.arrived.wait()
-        await pool.update_weights(weight_update(1))
+        await pool.update(weight_update(1))
         server.gate.set()
         turn = await request
     assert turn.policy_version == 0, "the version when the request began"
@@ -386,7 +388,7 @@ async def test_an_answer_between_the_load_and_its_proof_is_held_back() -> None:
         server.probe_gate.clear()
         request = asyncio.create_task(generate(pool))
         await server.arrived.wait()
-        update = asyncio.create_task(pool.update_weights(weight_update(1)))
+        update = asyncio.create_task(pool.update(weight_update(1)))
         await until(lambda: server.answers["/counterpoint/v1/probe"] == 1, "the probe")
         server.gate.set()
         await until(lambda: server.running == 0, "0 running requests")
@@ -401,11 +403,11 @@ async def test_a_pool_that_closes_during_a_probe_returns_no_answer_of_unproven_w
     async with FakeServer() as server, pool_of(server) as pool:
         server.probe_gate.clear()
         loaded = asyncio.Event()
-        update = asyncio.create_task(pool.update_weights(weight_update(1), loaded.set))
+        update = asyncio.create_task(pool.update(weight_update(1), loaded.set))
         await asyncio.wait_for(loaded.wait(), 60)
         request = asyncio.create_task(generate(pool))
         await until(lambda: server.completions == 1, "an answer at the server")
-        await pool.close()
+        await pool.release()
         for task in (request, update):
             with pytest.raises(InferenceError, match="closed"):
                 await task
@@ -415,7 +417,7 @@ async def test_requests_begin_beside_the_probe_once_the_digest_is_right_and_thei
     loaded: list[str] = []
     async with FakeServer() as server, pool_of(server) as pool:
         server.probe_gate.clear()
-        update = asyncio.create_task(pool.update_weights(weight_update(1), lambda: loaded.append("loaded")))
+        update = asyncio.create_task(pool.update(weight_update(1), lambda: loaded.append("loaded")))
         await until(lambda: bool(loaded), "the digest")
         request = asyncio.create_task(generate(pool))
         await until(lambda: server.completions == 1, "an answer at the server")
@@ -432,7 +434,7 @@ async def test_a_request_that_began_beside_a_probe_that_fails_is_made_elsewhere(
         broken.probe_gate.clear()
         broken.old_kernels = True
         loaded = asyncio.Event()
-        update = asyncio.create_task(pool.update_weights(weight_update(1), loaded.set))
+        update = asyncio.create_task(pool.update(weight_update(1), loaded.set))
         await asyncio.wait_for(loaded.wait(), 60)
         request = asyncio.create_task(generate(pool))
         await until(lambda: broken.completions == 1, "an answer of the broken server")
@@ -447,10 +449,10 @@ async def test_nothing_begins_before_the_proof_at_a_server_without_the_right_dig
     async with FakeServer() as server, pool_of(server, health_interval_seconds=60) as pool:
         server.deaf = True
         with pytest.raises(InferenceError, match="computes with other weights"):
-            await pool.update_weights(weight_update(1), lambda: loaded.append("deaf"))
+            await pool.update(weight_update(1), lambda: loaded.append("deaf"))
         server.deaf = False
         server.probe_gate.clear()
-        update = asyncio.create_task(pool.update_weights(weight_update(2), lambda: loaded.append("back")))
+        update = asyncio.create_task(pool.update(weight_update(2), lambda: loaded.append("back")))
         await until(lambda: server.answers["/counterpoint/v1/probe"] == 1, "the probe")
         assert loaded == []
         assert states(pool) == ["loading"]
@@ -466,7 +468,7 @@ async def test_an_answer_of_weights_that_fail_their_proof_is_discarded_and_asked
         deaf.old_kernels = True
         request = asyncio.create_task(generate(pool))
         await deaf.arrived.wait()
-        update = asyncio.create_task(pool.update_weights(weight_update(1)))
+        update = asyncio.create_task(pool.update(weight_update(1)))
         await until(lambda: deaf.answers["/counterpoint/v1/probe"] == 1, "the probe")
         deaf.gate.set()
         await until(lambda: deaf.running == 0, "0 running requests")
@@ -479,17 +481,19 @@ async def test_an_answer_of_weights_that_fail_their_proof_is_discarded_and_asked
 @pytest.mark.parametrize("loads_again", [False, True])
 async def test_a_server_taken_out_before_a_request_wakes_in_its_place_is_not_asked(loads_again: bool) -> None:
     async with FakeServer() as server, pool_of(server, max_concurrent_requests_per_server=1) as pool:
-        await pool.update_weights(weight_update(1))
-        fleet, monitor = pool._fleet, next(iter(pool._monitors.values()))
-        assert fleet.acquire("another") is monitor.server
+        await pool.update(weight_update(1))
+        fleet, holder = pool._fleet, next(iter(pool.holders.values()))
+        assert fleet.acquire(pool.name, "another") is holder.server
         request = asyncio.create_task(generate(pool))
         await asyncio.sleep(0)  # in which it begins to wait
-        # As in one pass of the loop: an answer frees the place, and the monitor finds the server unfit.
-        fleet.release(monitor.server)
-        pool._serve_waiting()
-        monitor.take_out("it refused new weights", RequestRefused("no"))
+        # As in one pass of the loop: an answer frees the place, and the server is found unfit.
+        fleet.release(pool.name, holder.server)
+        pool._servers.serve_waiting()
+        holder.take_out("it gave a wrong answer")
         if loads_again:
-            fleet.begin_loading(monitor.server)
+            identity = Identity(server.loads.instance, weights=1)
+            holder.carry_out(holder.held.checked(identity, holder.held.turn, float("inf")))
+            assert states(pool) == ["loading"]
         turn = await request
     assert turn.policy_version == 1, "the version it was brought back with"
     assert server.answers["/counterpoint/v1/generate"] == 1
@@ -498,7 +502,7 @@ async def test_a_server_taken_out_before_a_request_wakes_in_its_place_is_not_ask
 async def test_a_server_that_fails_the_probe_takes_no_traffic_and_says_so() -> None:
     async with FakeServer() as deaf, FakeServer() as good, pool_of(deaf, good, health_interval_seconds=60) as pool:
         deaf.old_kernels = True
-        await pool.update_weights(weight_update(1))
+        await pool.update(weight_update(1))
         assert states(pool) == ["out", "serving"]
         assert "failed its probe: its log-probabilities differ from the trainer's by 1.0000" in pool.status()[0].reason
         assert {(await generate(pool, str(index))).server for index in range(4)} == {good.url}
@@ -509,7 +513,7 @@ async def test_a_server_that_keeps_the_weights_of_a_version_that_answers_alike_t
     async with FakeServer() as deaf, FakeServer() as good, pool_of(deaf, good, health_interval_seconds=60) as pool:
         deaf.deaf = good.old_kernels = True
         update = weight_update(1)
-        await pool.update_weights(replace(update, probe=replace(update.probe, log_probabilities=[-1.0015, -1.0])))
+        await pool.update(replace(update, probe=replace(update.probe, log_probabilities=[-1.0015, -1.0])))
         assert states(pool) == ["out", "serving"]
         reason = pool.status()[0].reason
         assert reason.endswith("1 of 2 digests differ from those that the trainer published: layer 0")
@@ -521,7 +525,7 @@ async def test_a_server_whose_precision_has_no_digest_serves_with_a_warning(capl
         for version in (1, 2):
             update = weight_update(version)
             probe = replace(update.probe, digests={"bfloat16": digest_of(version)})
-            await pool.update_weights(replace(update, probe=probe))
+            await pool.update(replace(update, probe=probe))
         assert states(pool) == ["serving"]
     warning = f"{server.url} computes in float32, and the trainer publishes digests for bfloat16: only the probe proves"
     assert caplog.text.count(warning) == 1
@@ -530,7 +534,7 @@ async def test_a_server_whose_precision_has_no_digest_serves_with_a_warning(capl
 async def test_a_server_that_failed_the_probe_returns_once_it_passes() -> None:
     async with FakeServer() as deaf, FakeServer() as good, pool_of(deaf, good) as pool:
         deaf.deaf = True
-        await pool.update_weights(weight_update(1))
+        await pool.update(weight_update(1))
         deaf.deaf = False
         await until_states(pool, "serving", "serving")
         assert deaf.version == 1
@@ -540,9 +544,9 @@ async def test_weights_that_no_server_takes_are_an_error() -> None:
     async with FakeServer() as server, pool_of(server, health_interval_seconds=60) as pool:
         server.load_status = 422
         with pytest.raises(InferenceError, match=r"version 1: .*422: these are not weights"):
-            await pool.update_weights(weight_update(1))
+            await pool.update(weight_update(1))
         server.load_status = 200
-        await pool.update_weights(weight_update(2))
+        await pool.update(weight_update(2))
         assert states(pool) == ["serving"]
 
 
@@ -550,20 +554,20 @@ async def test_weights_that_no_server_sees_are_an_error_of_their_own() -> None:
     async with FakeServer() as blind, FakeServer() as other, pool_of(blind, other, health_interval_seconds=60) as pool:
         blind.load_status, other.load_status = 424, 422
         with pytest.raises(InferenceError, match=r"424.*422|422.*424") as caught:
-            await pool.update_weights(weight_update(1))
+            await pool.update(weight_update(1))
         assert not isinstance(caught.value, WeightsNotSeen)
         other.load_status = 424
         with pytest.raises(WeightsNotSeen, match="no inference server took version 2"):
-            await pool.update_weights(weight_update(2))
+            await pool.update(weight_update(2))
         other.load_status = 200
-        await pool.update_weights(weight_update(3))
+        await pool.update(weight_update(3))
         assert states(pool) == ["out", "serving"]
 
 
 async def test_an_update_does_not_wait_for_a_server_that_is_gone() -> None:
     async with FakeServer() as gone, FakeServer() as good, pool_of(gone, good) as pool:
         await gone.vanish()
-        await pool.update_weights(weight_update(1))
+        await pool.update(weight_update(1))
         assert good.version == 1
         assert states(pool)[1] == "serving"
 
@@ -580,13 +584,13 @@ async def test_an_update_does_not_wait_for_a_server_that_did_not_answer_before(
         if begins_frozen:
             frozen.listen()
         async with FakeServer() as good, pool_of(good) as pool:
-            pool._add(f"http://127.0.0.1:{frozen.getsockname()[1]}")
+            pool._servers._add(f"http://127.0.0.1:{frozen.getsockname()[1]}")
             await until_states(pool, "serving", "out")
             monkeypatch.setattr("counterpoint.inference.pool.server_monitor.HEALTH_DEADLINE_SECONDS", 3600.0)
-            monkeypatch.setattr(pool._monitors[pool._fleet.servers[1]].client, "identify", asyncio.Event().wait)
+            monkeypatch.setattr(pool.holders[pool._fleet.servers[1]].client, "identify", asyncio.Event().wait)
             async with asyncio.timeout(30):
-                await pool.update_weights(weight_update(1))
-                await pool.update_weights(weight_update(2))
+                await pool.update(weight_update(1))
+                await pool.update(weight_update(2))
             assert good.version == 2
             assert states(pool) == ["serving", "out"]
 
@@ -596,13 +600,13 @@ async def test_an_update_has_a_deadline() -> None:
     """Within which the good server must be done, however busy the machine is."""
     async with FakeServer() as slow, FakeServer() as good, pool_of(slow, good, update_timeout_seconds=2.0) as pool:
         slow.load_gate.clear()
-        await pool.update_weights(weight_update(1))
+        await pool.update(weight_update(1))
         assert states(pool) == ["out", "serving"]
         assert "update_timeout_seconds = 2" in pool.status()[0].reason
-        stuck = pool._monitors[pool._fleet.servers[0]]
+        stuck = pool.holders[pool._fleet.servers[0]]
         stuck._config = stuck._config.model_copy(update={"update_timeout_seconds": 3600.0})
         async with asyncio.timeout(30):
-            await pool.update_weights(weight_update(2))  # it is not waited for again
+            await pool.update(weight_update(2))  # it is not waited for again
         assert good.version == 2
         slow.load_gate.set()
         await until_states(pool, "serving", "serving")
@@ -614,16 +618,16 @@ async def test_the_capacity_is_told_when_servers_come_and_go() -> None:
         config = PoolConfig(
             urls=[first.url, second.url + "/"], max_concurrent_requests_per_server=8, health_interval_seconds=0.02
         )
-        pool = InferencePool(config, "a-model", told.append)
+        pool = InferencePool(config).model("a-model", told.append)
         await pool.start()
         await until(lambda: told[-1] == 16, "a capacity of 16")
-        await pool.update_weights(weight_update(1))
+        await pool.update(weight_update(1))
         assert told[-1] == 16
         first.healthy = False
         await until(lambda: told[-1] == 8, "a capacity of 8")
         first.healthy = True
         await until(lambda: told[-1] == 16, "a capacity of 16")
-        await pool.close()
+        await pool.release()
 
 
 async def test_no_healthy_server_is_an_error_that_names_each(
@@ -632,14 +636,14 @@ async def test_no_healthy_server_is_an_error_that_names_each(
     server = FakeServer()
     async with server:
         pass
-    pool = InferencePool(PoolConfig(urls=[server.url], startup_timeout_seconds=60), "a-model")
+    pool = InferencePool(PoolConfig(urls=[server.url], startup_timeout_seconds=60)).model("a-model")
     monkeypatch.setattr(pool, "_until", timed_out_after_a_look(pool))
     caplog.set_level("INFO")
     with pytest.raises(InferenceError, match=rf"after 60 s: {server.url} is out: "):
         await pool.start()
     assert f"Waiting up to 60 s for a healthy inference server: {server.url} is out: " in caplog.text
-    await pool.close()
-    await pool.close()
+    await pool.release()
+    await pool.release()
 
 
 async def test_a_model_that_a_server_does_not_have_is_an_error_that_names_those_it_has() -> None:
@@ -691,7 +695,7 @@ async def test_closing_ends_what_waits() -> None:
         server.gate.clear()
         running, waiting = asyncio.create_task(generate(pool, "a")), asyncio.create_task(generate(pool, "b"))
         await server.arrived.wait()
-        await pool.close()
+        await pool.release()
         with pytest.raises(InferenceError, match="closed"):
             await waiting
         running.cancel()
@@ -716,4 +720,4 @@ async def test_what_rounding_explains_is_allowed_to_a_server_that_rounds(
     monkeypatch.setattr(BinaryClient, "load", loaded)
     async with FakeServer() as server, pool_of(server) as pool:
         with nullcontext() if taken else pytest.raises(InferenceError, match="nats"):
-            await pool.update_weights(replace(update, probe=probe))
+            await pool.update(replace(update, probe=probe))

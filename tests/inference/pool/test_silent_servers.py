@@ -42,9 +42,9 @@ async def test_an_update_goes_on_without_a_server_that_is_cut_off_in_its_middle(
 ) -> None:
     monkeypatch.setattr("counterpoint.inference.pool.liveness.SILENT_SECONDS", 1.0)
     async with server_at(peer) as far, FakeServer() as near, pool_of(far, near, max_retries=9) as pool:
-        await pool.update_weights(weight_update(1))
+        await pool.update(weight_update(1))
         far.load_gate.clear()
-        update = asyncio.create_task(pool.update_weights(weight_update(2)))
+        update = asyncio.create_task(pool.update(weight_update(2)))
         await until(lambda: states(pool) == ["loading", "serving"] and near.version == 2, "a load at the far server")
         peer.cut()
         async with asyncio.timeout(60):
@@ -71,11 +71,11 @@ async def test_an_update_goes_on_without_a_server_that_takes_much_longer_than_an
         await late.arrived.wait()
         late.load_gate.clear()
         async with asyncio.timeout(60):
-            await pool.update_weights(weight_update(1))
+            await pool.update(weight_update(1))
             assert (await asked).server == good.url
             assert states(pool) == ["loading", "serving"]
             assert pool.fleet()["capacity"] == pool.fleet()["servers"][1]["limit"]
-            await pool.update_weights(weight_update(2))  # nor does the next one wait
+            await pool.update(weight_update(2))  # nor does the next one wait
         late.load_gate.set()
         await until(lambda: late.version == 2, "the newest weights at the late server")
         await until_states(pool, "serving", "serving")
@@ -105,7 +105,7 @@ async def test_a_server_that_answers_health_checks_and_no_request_is_out_until_i
         assert (pool.status()[0].state, pool.status()[1].state) != ("serving", "serving")
         await until(lambda: "one token" in pool.status()[0].reason, "a request for a token without an answer")
         async with asyncio.timeout(60):
-            await pool.update_weights(weight_update(1))  # it is not waited for
+            await pool.update(weight_update(1))  # it is not waited for
         assert not mute.versions
         mute.gate.set()
         await until_states(pool, "serving", "serving")

@@ -44,13 +44,13 @@ def update_in(directory: Path, version: int) -> WeightUpdate:
 async def test_a_token_is_replaced_without_a_failure(file: Path, tmp_path: Path) -> None:
     """By model calls, administration and weights that are sent."""
     async with FakeServer() as server, pool_of(server, api_key_file=file, send_weights=True, max_retries=0) as pool:
-        await pool.update_weights(update_in(tmp_path / "step_1", 1))
+        await pool.update(update_in(tmp_path / "step_1", 1))
         server.tokens = ("new", "old")
         write(file, "new", "old")
         await until(lambda: "Bearer new" in server.given, "the new token")
         server.tokens, server.given = ("new",), set()
         await generate(pool)
-        await pool.update_weights(update_in(tmp_path / "step_2", 2))
+        await pool.update(update_in(tmp_path / "step_2", 2))
         assert server.version == 2
         assert server.given == {"Bearer new"}
 

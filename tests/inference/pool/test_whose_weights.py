@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,8 @@ from counterpoint.inference.clients.client import Identity
 from counterpoint.inference.clients.openai_client import OpenAIClient
 from counterpoint.inference.config import PoolConfig
 from counterpoint.inference.loads import Claim, Load, Loads
-from counterpoint.inference.pool import server_monitor
-from counterpoint.inference.pool.pool import STOCK_SERVERS_PROVE_NOTHING, InferencePool
+from counterpoint.inference.pool import held
+from counterpoint.inference.pool.pool import STOCK_SERVERS_PROVE_NOTHING, InferencePool, Served
 from counterpoint.transport.records import Turn
 from tests.support.fake_inference import CLAIM, FakeServer, probe_answer, weight_update
 from tests.support.polling import until
@@ -32,34 +33,34 @@ NEVER = 3600.0
 
 def pool_at(
     server: FakeServer, owner: str = "run 'a'", model: str = "a-model", *, follows: bool = False, **settings: Any
-) -> InferencePool:
+) -> Served:
     given = {"health_interval_seconds": NEVER, "startup_timeout_seconds": 60, "request_timeout_seconds": 60} | settings
     claim = Claim(f"the key of {owner}", owner)
-    return InferencePool(PoolConfig(urls=[server.url], **given), model, claim=claim, follows=follows)
+    return InferencePool(PoolConfig(urls=[server.url], **given)).model(model, claim=claim, follows=follows)
 
 
 @asynccontextmanager
-async def started(pool: InferencePool) -> AsyncIterator[InferencePool]:
+async def started(pool: Served) -> AsyncIterator[Served]:
     try:
         await pool.start()
         yield pool
     finally:
-        await pool.close()
+        await pool.release()
 
 
-async def generate(pool: InferencePool) -> Turn:
+async def generate(pool: Served) -> Turn:
     return await pool.generate(PROMPT, SAMPLING, affinity="a")
 
 
 async def test_of_the_loads_of_a_long_run_the_newest_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_monitor, "KEPT_LOADS", 3)
+    monkeypatch.setattr(held, "KEPT_LOADS", 3)
     async with FakeServer() as server, started(pool_at(server)) as pool:
-        (monitor,) = pool._monitors.values()
+        (holder,) = pool.holders.values()
         for version in range(1, 21):
-            await pool.update_weights(weight_update(version))
+            await pool.update(weight_update(version))
             assert (await generate(pool)).policy_version == version
-            assert len(monitor._loads) <= 6
-        assert {(None, number) for number in (18, 19, 20)} <= monitor._loads.keys()
+            assert len(holder.held.loads.versions) <= 6
+        assert {(None, number) for number in (18, 19, 20)} <= holder.held.loads.versions.keys()
 
 
 @pytest.mark.parametrize("adapter", [None, "a-model"])
@@ -76,53 +77,53 @@ async def test_all_loads_that_may_have_computed_an_answer_are_the_runs(
     adapter: str | None, others: tuple[int, ...], mine: tuple[int, ...], reason: str
 ) -> None:
     async with FakeServer() as server, started(pool_at(server)) as pool:
-        await pool.update_weights(weight_update(1, adapter))
-        (monitor,) = pool._monitors.values()
+        await pool.update(weight_update(1, adapter))
+        (holder,) = pool.holders.values()
         first = server.loads.now(adapter)
         for number in others:
             server.loads.complete(adapter, Load(number, 9, "run 'b'"), CLAIM)
         for number in mine:
-            monitor._loads[adapter, number] = number
+            holder.held.loads.versions[adapter, number] = number
             server.loads.complete(adapter, Load(number, number, "run 'a'"), CLAIM)
         origin = server.loads.origin(adapter, first)
         with pytest.raises(WrongWeights, match=reason) if reason else nullcontext():
-            monitor.check_origin(origin)
-        assert monitor.server.state == ("out" if reason else "serving")
+            holder.check_origin(origin)
+        assert pool.status()[0].state == ("out" if reason else "serving")
 
 
 async def test_an_answer_has_the_version_of_the_load_that_it_began_with() -> None:
     """Whatever the server had when it was asked: a load may begin between the two."""
     async with FakeServer() as server, started(pool_at(server)) as pool:
-        (monitor,) = pool._monitors.values()
+        (holder,) = pool.holders.values()
         loads = {}
         for version in (5, 6):
-            await pool.update_weights(weight_update(version))
+            await pool.update(weight_update(version))
             loads[version] = server.loads.origin(None, server.loads.now(None))
-        assert [monitor.version_of(loads[version], 99) for version in (5, 6)] == [5, 6]
-        assert monitor.version_of(None, 99) == 99
+        assert [holder.held.version_of(loads[version], 99) for version in (5, 6)] == [5, 6]
+        assert holder.held.version_of(None, 99) == 99
 
 
 async def test_weights_that_failed_their_proof_are_none_of_the_runs() -> None:
     async with FakeServer() as server, started(pool_at(server)) as pool:
-        (monitor,) = pool._monitors.values()
-        await pool.update_weights(weight_update(1))
+        (holder,) = pool.holders.values()
+        await pool.update(weight_update(1))
         proven = server.loads.origin(None, server.loads.now(None))
         server.old_kernels = True
         with pytest.raises(InferenceError, match="probe"):
-            await pool.update_weights(weight_update(2))
+            await pool.update(weight_update(2))
         unproven = server.loads.origin(None, server.loads.now(None))
         assert unproven.first == proven.first + 1
-        monitor.check_origin(proven)
+        holder.check_origin(proven)
         with pytest.raises(WrongWeights, match="load 2"):
-            monitor.check_origin(unproven)
+            holder.check_origin(unproven)
 
 
 async def test_a_second_run_at_one_server_is_refused_with_the_first_ones_name() -> None:
     async with FakeServer() as server, started(pool_at(server)) as first:
-        await first.update_weights(weight_update(1))
+        await first.update(weight_update(1))
         async with started(pool_at(server, "run 'b' in /elsewhere")) as second:
             with pytest.raises(InferenceError, match=r"belong to run 'a', not to run 'b' in /elsewhere.*take_over"):
-                await second.update_weights(weight_update(9))
+                await second.update(weight_update(9))
         assert (await generate(first)).completion_ids.tolist() == [1, 1, 1]
         assert server.versions == [1]
 
@@ -131,15 +132,15 @@ async def test_the_owner_may_load_again_after_it_was_killed_and_anyone_once_it_h
     async with FakeServer() as server:
         killed = pool_at(server)
         await killed.start()
-        await killed.update_weights(weight_update(1))
+        await killed.update(weight_update(1))
         async with started(pool_at(server)) as resumed:  # the first never gives the weights up
-            await resumed.update_weights(weight_update(2))
+            await resumed.update(weight_update(2))
             assert (await generate(resumed)).policy_version == 2
         async with started(pool_at(server, "run 'b'")) as other:
-            await other.update_weights(weight_update(3))
+            await other.update(weight_update(3))
             assert (await generate(other)).policy_version == 3
-        killed._monitors.clear()  # so that it gives nothing up now, either
-        await killed.close()
+        killed.holders.clear()  # so that it gives nothing up now, either
+        await killed.release()
 
 
 @pytest.mark.parametrize("adapter", [None, "a-model"])
@@ -147,26 +148,26 @@ async def test_whoever_takes_over_gets_the_weights_and_the_former_owner_trains_o
     adapter: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with FakeServer() as server, started(pool_at(server)) as former:
-        await former.update_weights(weight_update(1, adapter))
+        await former.update(weight_update(1, adapter))
         async with started(pool_at(server, "run 'b'", take_over=True)) as other:
-            await other.update_weights(weight_update(9, adapter))
+            await other.update(weight_update(9, adapter))
             answer = asyncio.create_task(generate(former))
             message = "it answers with weights that this run did not load there: load 2: version 9, by run 'b'"
             await until(lambda: message in caplog.text, "the refused answer")
             answer.cancel()
             with pytest.raises(InferenceError, match="belong to run 'b'"):
-                await former.update_weights(weight_update(2, adapter))
+                await former.update(weight_update(2, adapter))
             assert (await generate(other)).completion_ids.tolist() == [9, 9, 9]
         assert server.versions == [1, 9]
 
 
 async def test_who_took_over_once_does_not_take_back_what_another_took_over() -> None:
     async with FakeServer() as server, started(pool_at(server, take_over=True)) as first:
-        await first.update_weights(weight_update(1))
+        await first.update(weight_update(1))
         async with started(pool_at(server, "run 'b'", take_over=True)) as second:
-            await second.update_weights(weight_update(2))
+            await second.update(weight_update(2))
             with pytest.raises(InferenceError, match="belong to run 'b'"):
-                await first.update_weights(weight_update(3))
+                await first.update(weight_update(3))
     assert server.versions == [1, 2]
 
 
@@ -174,12 +175,12 @@ async def test_who_took_over_once_does_not_take_back_what_another_took_over() ->
 async def test_who_took_over_once_gives_up_at_its_end_only_what_is_still_its_own(adapter: str | None) -> None:
     async with FakeServer() as server, started(pool_at(server, "run 'b'", take_over=True)) as second:
         async with started(pool_at(server, take_over=True)) as first:
-            await first.update_weights(weight_update(1, adapter))
-            await second.update_weights(weight_update(2, adapter))
+            await first.update(weight_update(1, adapter))
+            await second.update(weight_update(2, adapter))
         assert server.unloaded == []
         async with started(pool_at(server, "run 'c'")) as third:
             with pytest.raises(InferenceError, match="belong to run 'b', not to run 'c'"):
-                await third.update_weights(weight_update(3, adapter))
+                await third.update(weight_update(3, adapter))
 
 
 def with_the_same_weights(server: FakeServer) -> None:
@@ -198,7 +199,7 @@ async def test_a_server_that_was_restarted_by_hand_serves_once_it_has_the_runs_w
     restart: Callable[[FakeServer], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     async with FakeServer() as server, started(pool_at(server, max_retries=8)) as pool:
-        await pool.update_weights(weight_update(5))
+        await pool.update(weight_update(5))
         restart(server)
         turn = await generate(pool)
         assert (turn.policy_version, turn.completion_ids.tolist()) == (5, [5, 5, 5])
@@ -212,7 +213,7 @@ async def test_the_first_load_of_a_run_takes_no_server_out(
 ) -> None:
     async with FakeServer() as server, started(pool_at(server)) as pool:
         for version in (1, 2):
-            await pool.update_weights(weight_update(version, adapter))
+            await pool.update(weight_update(version, adapter))
         await generate(pool)
     assert "takes no traffic" not in caplog.text
 
@@ -224,7 +225,7 @@ async def test_an_adapter_that_is_changed_on_a_server_is_loaded_again(change: st
         FakeServer() as server,
         started(pool_at(server, health_interval_seconds=interval, max_retries=8)) as pool,
     ):
-        await pool.update_weights(weight_update(5, "a-model"))
+        await pool.update(weight_update(5, "a-model"))
         if change == "removed":
             del server.adapters["a-model"]
         else:
@@ -238,12 +239,12 @@ async def test_an_adapter_that_is_changed_on_a_server_is_loaded_again(change: st
 
 async def test_weights_that_change_while_a_request_runs_are_accepted_from_the_owner_and_from_nobody_else() -> None:
     async with FakeServer() as server, started(pool_at(server, max_retries=8)) as pool:
-        await pool.update_weights(weight_update(1))
+        await pool.update(weight_update(1))
         server.gate.clear()
         request = asyncio.create_task(generate(pool))
         await server.arrived.wait()
         server.loads.changed(None)  # and back, before the answer ends
-        await pool.update_weights(weight_update(2))
+        await pool.update(weight_update(2))
         server.gate.set()
         turn = await request
         assert len(server.asked) == 2, "the answer of three loads was refused, and the request made again"
@@ -253,15 +254,17 @@ async def test_weights_that_change_while_a_request_runs_are_accepted_from_the_ow
 async def test_a_pool_that_loads_nothing_keeps_to_the_weights_that_it_found() -> None:
     async with FakeServer() as server, started(pool_at(server)) as run, started(pool_at(server, "eval")) as reader:
         assert (await generate(reader)).completion_ids.tolist() == [0, 0, 0]
-        await run.update_weights(weight_update(1))
+        await run.update(weight_update(1))
         answer = asyncio.create_task(generate(reader))
         await until(lambda: reader.status()[0].state == "out", "the server that has changed")
         await until(lambda: "other weights under the name 'a-model' than at first" in reader.status()[0].reason, "why")
         answer.cancel()
         server.begin_anew()  # with what it was started with, as before
         server.version = 0
-        reader._monitors[reader._fleet.servers[0]]._not_before = 0.0
-        reader._monitors[reader._fleet.servers[0]].check_now()
+        (holder,) = reader.holders.values()
+        assert isinstance(holder.held.state, held.Out)
+        holder.held.state = replace(holder.held.state, not_before=0.0)
+        holder._check()
         assert (await generate(reader)).completion_ids.tolist() == [0, 0, 0]
 
 
@@ -272,7 +275,7 @@ async def test_a_pool_that_follows_another_run_takes_whatever_that_has_loaded() 
         started(pool_at(server, "guest", follows=True)) as opponent,
     ):
         for version in (1, 2):
-            await run.update_weights(weight_update(version, "a-model"))
+            await run.update(weight_update(version, "a-model"))
             assert (await generate(opponent)).completion_ids.tolist() == [version] * 3
 
 
@@ -291,13 +294,13 @@ async def test_a_server_that_does_not_prove_that_it_is_the_jobs_gets_no_request_
             assert not server.asked
             server.secret = identity.read(own)
             await start
-            await pool.update_weights(weight_update(1))
+            await pool.update(weight_update(1))
             assert (await generate(pool)).completion_ids.tolist() == [1, 1, 1]
             server.secret = identity.read(others)  # another server has got the port
             await until(lambda: pool.status()[0].state == "out", "a later look")
         finally:
             start.cancel()
-            await pool.close()
+            await pool.release()
 
 
 async def test_nobody_loads_weights_into_a_jobs_server_who_does_not_prove_to_be_of_the_job(tmp_path: Path) -> None:
@@ -310,8 +313,8 @@ async def test_nobody_loads_weights_into_a_jobs_server_who_does_not_prove_to_be_
             started(pool_at(server, identity_file=file)) as own,
         ):
             with pytest.raises(InferenceError, match=r"identity is in .*servers\.key, .*stranger"):
-                await stranger.update_weights(weight_update(9))
-            await own.update_weights(weight_update(1))
+                await stranger.update(weight_update(9))
+            await own.update(weight_update(1))
             assert (await generate(own)).completion_ids.tolist() == [1, 1, 1]
         assert server.versions == [1]
 
@@ -334,7 +337,7 @@ async def test_stock_servers_which_prove_nothing_are_named_once(
     async with FakeServer() as server, started(pool_at(server, protocol="openai")) as pool:
         assert STOCK_SERVERS_PROVE_NOTHING not in caplog.text
         for _ in range(2):
-            await pool.update_weights(weight_update(1, "a-model"))
+            await pool.update(weight_update(1, "a-model"))
         assert [status.state for status in pool.status()] == ["serving"]
     assert caplog.text.count(STOCK_SERVERS_PROVE_NOTHING) == 1
 
@@ -352,13 +355,13 @@ async def test_ten_thousand_answers_of_two_runs_that_are_updated_and_vandalised_
             started(pool_at(server, "run 'b'", "b", **settings)) as b,
         ):
 
-            async def update(pool: InferencePool, name: str, parity: int) -> None:
+            async def update(pool: Served, name: str, parity: int) -> None:
                 for number in range(updates):
-                    await pool.update_weights(weight_update(2 * number + parity, name))
+                    await pool.update(weight_update(2 * number + parity, name))
                     due = number * requests // updates
                     await until(lambda due=due: answered[parity] >= due, "answers between two updates")  # type: ignore[misc]
 
-            async def ask(pool: InferencePool, parity: int) -> None:
+            async def ask(pool: Served, parity: int) -> None:
                 for number in range(requests // at_once):
                     turn = await pool.generate(PROMPT, SAMPLING, affinity=str(number))
                     assert {int(token) % 2 for token in turn.completion_ids} == {parity}
@@ -376,8 +379,8 @@ async def test_ten_thousand_answers_of_two_runs_that_are_updated_and_vandalised_
                             del server.adapters[name]
                         server.loads.changed(name)
 
-            await a.update_weights(weight_update(0, "a"))
-            await b.update_weights(weight_update(1, "b"))
+            await a.update(weight_update(0, "a"))
+            await b.update(weight_update(1, "b"))
             asking = [ask(pool, parity) for pool, parity in ((a, 0), (b, 1)) for _ in range(at_once)]
             await asyncio.gather(update(a, "a", 0), update(b, "b", 1), vandalise(), *asking)
     assert answered == {0: requests, 1: requests}

@@ -24,7 +24,7 @@ from counterpoint.inference.base import (
 from counterpoint.inference.config import PoolConfig
 from counterpoint.inference.model_facts import AnswerBounds, read_bounds
 from counterpoint.inference.pool import calls
-from counterpoint.inference.pool.pool import InferencePool
+from counterpoint.inference.pool.pool import InferencePool, Served
 from counterpoint.transport.records import Alternatives
 from tests.support.fake_inference import FakeServer, weight_update
 from tests.support.polling import until
@@ -35,15 +35,15 @@ BOUNDS = AnswerBounds(vocabulary=100, experts=8, routing=(2, 2))
 
 
 @asynccontextmanager
-async def pool_of(*urls: str, **settings: Any) -> AsyncIterator[InferencePool]:
+async def pool_of(*urls: str, **settings: Any) -> AsyncIterator[Served]:
     defaults = {"health_interval_seconds": 3600, "startup_timeout_seconds": 60, "request_timeout_seconds": 60}
-    pool = InferencePool(PoolConfig(urls=list(urls), **(defaults | settings)), "a-model", bounds=BOUNDS)
+    pool = InferencePool(PoolConfig(urls=list(urls), **(defaults | settings))).model("a-model", bounds=BOUNDS)
     try:
         await pool.start()
         await until(lambda: all(status.state == "serving" for status in pool.status()), "all servers")
         yield pool
     finally:
-        await pool.close()
+        await pool.release()
 
 
 def integers(*values: int) -> np.ndarray:
@@ -89,7 +89,7 @@ async def test_a_server_that_has_lied_loads_and_proves_its_weights_before_it_ser
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with FakeServer() as server, pool_of(server.url, health_interval_seconds=0.02) as pool:
-        await pool.update_weights(weight_update(4))
+        await pool.update(weight_update(4))
         complete = server._complete
         lies = iter([True])
 

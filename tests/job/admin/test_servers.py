@@ -124,7 +124,7 @@ async def test_a_server_that_does_not_answer_is_not_said_to_be_in_use(
     async with FakeServer() as server:
         config = PoolConfig(urls=[server.url], health_interval_seconds=0.02, startup_timeout_seconds=60)
         pool, activity = (
-            InferencePool(config, "a-model", operator_file=job / OPERATOR_FILE),
+            InferencePool(config, operator_file=job / OPERATOR_FILE).model("a-model"),
             RunActivity(job / "run_a", "a"),
         )
         activity.observe(pool, 0)
@@ -147,7 +147,7 @@ async def test_a_server_that_does_not_answer_is_not_said_to_be_in_use(
         finally:
             publishing.cancel()
             await activity.close()
-            await pool.close()
+            await pool.release()
     await late.vanish()
     assert "not in use: no run is at work" in await said("add", url)
 

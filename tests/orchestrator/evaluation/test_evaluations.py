@@ -15,6 +15,7 @@ import pytest
 import uvloop
 
 import counterpoint.orchestrator.ending
+from counterpoint.inference.pool.pool import InferencePool
 from counterpoint.orchestrator.daemon import run
 from counterpoint.orchestrator.evaluation import evaluations as evaluations_module
 from counterpoint.orchestrator.evaluation import weights
@@ -147,6 +148,7 @@ def evaluations_of(config: RunConfig) -> Evaluations:
         config,
         [],
         cast(GroupsPool, None),
+        cast(InferencePool, None),
         handle=lambda event: None,
         publish=lambda line: None,
         on_progress=lambda: None,

@@ -52,14 +52,14 @@ def test_every_claim_can_fail(changed: Row, said: str) -> None:
 
 async def test_a_request_that_the_pool_tries_again_is_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with FakeServer() as server:
-        pool = InferencePool(PoolConfig(urls=[server.url], startup_timeout_seconds=60), "a-model")
+        pool = InferencePool(PoolConfig(urls=[server.url], startup_timeout_seconds=60)).model("a-model")
         try:
             await pool.start()
             server.drop_next = 1
             sampling = SamplingParameters(temperature=1.0, max_tokens=3)
             await pool.generate(np.array([7, 8], dtype=np.int32), sampling, affinity="12-3")
         finally:
-            await pool.close()
+            await pool.release()
     (tmp_path / "run_a").mkdir()
     (tmp_path / "run_a" / "orchestrator.log").write_text(caplog.text)
     assert repeated_requests(tmp_path, "a") == 1

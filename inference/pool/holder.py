@@ -1,0 +1,275 @@
+"""One name of weights at one server: carries out what its machine (`held`) instructs, and reports what came of it.
+
+Loads and proofs are a task of their own, so that the health of the server is checked beside them, and other names go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+
+from counterpoint.inference.base import InferenceError, WrongWeights
+from counterpoint.inference.clients.capacity import Observation
+from counterpoint.inference.clients.client import ServerClient
+from counterpoint.inference.config import PoolConfig
+from counterpoint.inference.loads import Origin
+from counterpoint.inference.pool import held as machine
+from counterpoint.inference.pool import liveness
+from counterpoint.inference.pool.activity import ServerActivity
+from counterpoint.inference.pool.deadlines import end
+from counterpoint.inference.pool.fleet import Name, Place, Server
+from counterpoint.inference.pool.held import Held
+from counterpoint.inference.pool.progress import Progress
+from counterpoint.transport.outages import Kind, Outages
+
+logger = logging.getLogger(__name__)
+
+PRECISION = (
+    "Inference server %s computes in %s, and the trainer publishes digests for %s: only the probe proves this server's weights, "
+    "which misses small steps. Set inference.dtype to what the servers use, or trainer.server_dtypes"
+)
+
+UNLOAD_SECONDS = 5.0
+"""How long a server may take to give up weights that are used no more."""
+
+
+class Holder:
+    """One name at one server."""
+
+    def __init__(
+        self,
+        server: Server,
+        name: Name,
+        client: ServerClient,
+        config: PoolConfig,
+        *,
+        check: Callable[[], None],
+        observe: Callable[[], Awaitable[Observation | None]],
+        on_change: Callable[[], None],
+        outages: Outages,
+        longest_pause: float,
+    ) -> None:
+        """`check` has the server's health checked now, and `observe` reads its load.
+
+        `longest_pause` is as of `Progress`.
+        """
+        self.server = server
+        self.client = client
+        self.held = Held(server.url, name.model, follows=name.follows, interval=config.health_interval_seconds)
+        server.places[name] = Place(self.held)
+        self.activity = ServerActivity(server.url)
+        self.requests: set[asyncio.Timeout] = set()
+        """The timeouts of the requests at the server: each expires when it is taken out."""
+        self.resolved = asyncio.Event()
+        """Set unless answers have to wait for a proof."""
+        self.resolved.set()
+        self._name = name
+        self._who = f"{name.called} {server.url}"
+        self._config = config
+        self._check = check
+        self._observe = observe
+        self._on_change = on_change
+        self._outages = outages
+        self._progress = Progress(config.request_timeout_seconds, longest_pause)
+        self._served_at: float | None = None
+        """When it answered a request last, or began to serve."""
+        self._told, self._told_settled = self.held.state, False
+        """What was told last."""
+        self._step: machine.Ask | machine.Load | machine.Prove | None = None
+        """What is to be done next."""
+        self._work: asyncio.Task[None] | None = None
+        self._began = self._loaded = 0.0
+
+    def carry_out(self, instructions: Sequence[machine.Instruction] = ()) -> None:
+        """Begins what the machine has returned for an event, and tells of its new state."""
+        for instruction in instructions:
+            match instruction:
+                case machine.Ask() | machine.Load() | machine.Prove():
+                    self._step = instruction
+                    if self._work is None:
+                        self._work = asyncio.create_task(self._do_steps(), name=f"weights of {self.server.url}")
+                        self._work.add_done_callback(self._work_ended)
+                case machine.Abandon():
+                    self._abandon()
+                case machine.Check():
+                    self._check()
+                case machine.EndRequests():
+                    self._end_requests()
+                case machine.Serves():
+                    self._begin_serving(instruction)
+                case machine.GoneOut():
+                    self._go_out(instruction)
+                case machine.MissesDigests(dtype, update):
+                    published = ", ".join(sorted(update.probe.digests))
+                    logger.warning(PRECISION, self.server.url, dtype, published)
+        if self._told is self.held.state and self._told_settled == self.held.settled:
+            return
+        self._told, self._told_settled = self.held.state, self.held.settled
+        if self.held.is_proving:
+            self.resolved.clear()
+        else:
+            self.resolved.set()
+        self._on_change()
+
+    # --- loads and proofs ---
+
+    async def _do_steps(self) -> None:
+        assert self._step is not None
+        attempt, limit = self._step.attempt, self._config.update_timeout_seconds
+        try:
+            async with asyncio.timeout(limit):
+                while (step := self._step) is not None:
+                    self._step = None
+                    await self._do(step)
+        except TimeoutError:
+            error = InferenceError(f"it was not done within update_timeout_seconds = {limit:g}")
+            self.carry_out(self.held.failed(attempt, error, time.monotonic(), late=True))
+        except InferenceError as error:
+            self.carry_out(self.held.failed(attempt, error, time.monotonic()))
+
+    async def _do(self, step: machine.Ask | machine.Load | machine.Prove) -> None:
+        attempt = step.attempt
+        match step:
+            case machine.Ask():
+                await liveness.ask_for_an_answer(self.client, self._name.model)
+                self.carry_out(self.held.answers(attempt, time.monotonic()))
+            case machine.Load(_, update, first):
+                self._began = time.monotonic()
+                claim = replace(self._name.claim, takes_over=self._name.claim.takes_over and first)
+                with self.activity.timed("load", update.version):
+                    held = await self.client.load(update, claim, lambda: self.carry_out(self.held.begun(attempt)))
+                self._loaded = time.monotonic()
+                self.carry_out(self.held.loaded(attempt, held, self._loaded))
+            case machine.Prove(_, update):
+                with self.activity.timed("probe", update.version):
+                    scores = await self.client.probe(update.adapter or self._name.model, update.probe.token_ids)
+                self.carry_out(self.held.probed(attempt, scores, self._config.probe_tolerance, time.monotonic()))
+
+    def _abandon(self) -> None:
+        work, self._step, self._work = self._work, None, None
+        if work is not None and work is not asyncio.current_task():
+            work.cancel()
+
+    def _work_ended(self, task: asyncio.Task[None]) -> None:
+        if self._work is task:
+            self._work = None
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.critical("The weights of %s are loaded no more; this is a defect", self.server.url, exc_info=error)
+            self.take_out(f"its weights could not be loaded: {error!r}")
+
+    def _begin_serving(self, serves: machine.Serves) -> None:
+        if serves.update is None:
+            logger.info("Inference server %s is healthy, with the weights it was started with", self.server.url)
+        else:
+            logger.info(
+                "Inference server %s serves version %d: loaded in %.3f s, proven in %.3f s",
+                self.server.url,
+                serves.update.version,
+                self._loaded - self._began,
+                time.monotonic() - self._loaded,
+            )
+        self._progress.begin()
+        self.activity.serves(serves.instance)
+        self._outages.end(self._who)
+        self._note_life()
+
+    async def give_up(self) -> None:
+        """Ends the name's requests, and gives its weights up: an adapter is unloaded, full weights may be replaced by anyone.
+
+        A server that cannot be reached keeps an adapter until others need the room.
+        """
+        update, reached = self.held.wanted, not isinstance(self.held.state, machine.Unknown)
+        self.carry_out(self.held.closed())
+        self.forget()
+        if update is None or not reached:
+            return
+        try:
+            async with asyncio.timeout(UNLOAD_SECONDS):
+                await self.client.unload(update.adapter, replace(self._name.claim, takes_over=False))
+        except (InferenceError, TimeoutError) as error:
+            what = "The weights" if update.adapter is None else f"Adapter {update.adapter}"
+            logger.info("%s at %s were not given up: %s", what, self.server.url, str(error) or "no answer in time")
+
+    def forget(self) -> None:
+        """Ends what there is of a place that is no longer in use."""
+        self._abandon()
+        self._outages.end(self._who)
+
+    # --- requests ---
+
+    def answered(self) -> None:
+        """Notes that the server has answered a request."""
+        self.held.request_answered()
+        self._note_life()
+
+    def _note_life(self) -> None:
+        self.server.well_at = self._served_at = time.time()
+
+    async def failed(self, error: InferenceError) -> None:
+        """Notes that a request has failed.
+
+        The failure may be its own: what it asks for says nothing of the server. After several the server is taken out unless it
+        answers a plain request.
+        """
+        instructions = self.held.request_failed(error, time.monotonic())
+        self.carry_out(instructions)
+        for doubt in instructions:
+            if isinstance(doubt, machine.Doubt):
+                await self._ask_for_a_sign(doubt)
+
+    async def _ask_for_a_sign(self, doubt: machine.Doubt) -> None:
+        found: InferenceError | None = None
+        try:
+            await liveness.ask_for_a_sign(self.client, self._name.model, self._observe)
+        except InferenceError as error:
+            found = error
+        except asyncio.CancelledError:
+            self.held.doubt = None
+            raise
+        else:
+            self._note_life()
+            logger.info(
+                "Inference server %s stays in service: %d requests in a row failed, and it generates tokens",
+                self.server.url,
+                doubt.failures,
+            )
+        self.carry_out(self.held.token_asked(found, time.monotonic(), self.server.well_at))
+
+    def check_origin(self, origin: Origin | None) -> None:
+        """Takes the server out and raises `WrongWeights` if other weights computed an answer than those that were proven.
+
+        A server may be restarted between two health checks, and then computes with the weights it was started with; or
+        someone else may have loaded others.
+        """
+        if found := self.held.stranger(origin):
+            self.take_out(found)
+            self._check()
+            raise WrongWeights(f"the answer of {self.server.url} is of other weights: {found}")
+
+    def look(self, seen: Observation | None) -> None:
+        """Takes the server out if it makes no progress with the requests of this name. `seen` is its load, if it tells that."""
+        now = time.monotonic()
+        reason = self._progress.observe(now, len(self.requests), self.activity.ended_requests, seen)
+        if reason and self.held.serves_wanted:
+            self.carry_out(self.held.unfit(reason, now, self._served_at, mute=True))
+
+    # --- out of service ---
+
+    def take_out(self, reason: str) -> None:
+        """Stops new requests; those at the server are retried elsewhere."""
+        self.carry_out(self.held.unfit(reason, time.monotonic()))
+
+    def _go_out(self, gone: machine.GoneOut) -> None:
+        what = "takes no traffic" if self.held.has_served else "is not ready yet"
+        levels = {machine.Unknown: logging.INFO, machine.Out: None}
+        level = levels.get(type(gone.former), logging.ERROR)
+        outage = self._outages.begin(Kind.SERVER, self._who, what, gone.reason, since=gone.since, level=level)
+        self.activity.went_out(gone.reason, outage.since)
+
+    def _end_requests(self) -> None:
+        requests, self.requests = self.requests, set()
+        for request in requests:
+            end(request)

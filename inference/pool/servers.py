@@ -1,0 +1,251 @@
+"""The servers of a pool: their addresses, monitors and connections, and what requests wait for.
+
+Any number of names of weights share the servers, their health checks and their caps. `fleet` decides which server gets a
+request, `sources` lists the servers. For one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import count
+from pathlib import Path
+
+from counterpoint.inference.base import InferenceError, WeightUpdate
+from counterpoint.inference.clients.client import BinaryClient, ServerClient
+from counterpoint.inference.clients.http_sessions import HttpSessions
+from counterpoint.inference.clients.openai_client import OpenAIClient
+from counterpoint.inference.config import PoolConfig
+from counterpoint.inference.per_tick_limiter import PerTickLimiter
+from counterpoint.inference.pool import model_names
+from counterpoint.inference.pool.deadlines import Deadlines
+from counterpoint.inference.pool.fleet import Fleet, Name, Server
+from counterpoint.inference.pool.holder import Holder
+from counterpoint.inference.pool.server_monitor import ServerMonitor
+from counterpoint.inference.pool.sources import Listing, Sources
+from counterpoint.transport.outages import Outages
+
+logger = logging.getLogger(__name__)
+
+STARTS_PER_TICK = 8
+"""Requests sent in one tick of the loop: a step begins with hundreds at once, which would delay everything else. It is twice
+`binary_http.ANSWERS_PER_TICK`: whoever gets an answer then sends the next request at once, whatever comes first in the tick."""
+
+
+class Waiter:
+    """A request that waits for a server."""
+
+    def __init__(self, affinity: str, avoid: Server | None, number: int) -> None:
+        """`number` orders the requests of all names by their arrival."""
+        self.affinity, self.avoid, self.number = affinity, avoid, number
+        self.place: asyncio.Future[Server] = asyncio.get_running_loop().create_future()
+
+
+class Places:
+    """One name's places at all servers, and its requests that wait for one. `on_capacity` gets each new capacity."""
+
+    def __init__(self, fleet: Fleet, name: Name, on_capacity: Callable[[int], None] | None) -> None:
+        self.name = name
+        self.holders: dict[Server, Holder] = {}
+        """By server, in the order in which these were added."""
+        self.wanted: WeightUpdate | None = None
+        """The weights to serve; None: those that the servers have."""
+        self.waiting: deque[Waiter] = deque()
+        self.on_capacity = on_capacity
+        self._fleet = fleet
+        self._capacity = 0
+
+    def serve_first(self) -> bool:
+        """Gives the request that has waited longest a place. Returns whether it needs none any more."""
+        waiter = self.waiting[0]
+        if not waiter.place.done():
+            server = self._fleet.acquire(self.name, waiter.affinity, waiter.avoid)
+            if server is None:
+                return False
+            waiter.place.set_result(server)
+        self.waiting.popleft()
+        return True
+
+    def tell_capacity(self) -> None:
+        """Reports the capacity if it has changed."""
+        if (capacity := self._fleet.capacity(self.name)) != self._capacity:
+            self._capacity = capacity
+            if self.on_capacity is not None:
+                self.on_capacity(capacity)
+
+
+class Servers:
+    """The servers of `config`.
+
+    `operator_file` is as of `Sources`. `outages` gets those of its servers.
+    """
+
+    def __init__(
+        self, config: PoolConfig, *, operator_file: Path | None = None, outages: Outages | None = None
+    ) -> None:
+        """Opens nothing yet: its first name does that."""
+        self.config = config
+        self.fleet = Fleet(config.max_concurrent_requests_per_server)
+        self.starts = PerTickLimiter(STARTS_PER_TICK)
+        self.deadlines = Deadlines()
+        """Those of the requests at servers."""
+        self._outages = Outages() if outages is None else outages
+        self._sources = Sources(config, operator_file)
+        self._connections = HttpSessions(config)
+        self._monitors: dict[Server, ServerMonitor] = {}
+        self._tasks: dict[Server, asyncio.Task[None]] = {}
+        """The monitors' tasks."""
+        self._sources_task: asyncio.Task[None] | None = None
+        self._names: list[Places] = []
+        self._opening = asyncio.Lock()
+        self._opened = self._closed = False
+        self._numbers = count()
+        self._changed = asyncio.Event()
+
+    def place(self, name: Name, on_capacity: Callable[[int], None] | None) -> Places:
+        """Adds a name at all servers."""
+        places = Places(self.fleet, name, on_capacity)
+        self._names.append(places)
+        for server, monitor in self._monitors.items():
+            self._hold(places, server, monitor)
+        return places
+
+    def _hold(self, places: Places, server: Server, monitor: ServerMonitor) -> None:
+        holder = places.holders[server] = monitor.hold(places.name, partial(self._name_changed, places))
+        if places.wanted is not None:
+            holder.carry_out(holder.held.want(places.wanted))
+
+    async def open(self) -> None:
+        """Opens connections and begins to monitor the servers, unless it was done."""
+        async with self._opening:
+            if self._closed:
+                raise InferenceError("the inference pool is closed")
+            if self._opened:
+                return
+            await self._connections.__aenter__()
+            self._opened = True
+            await self._apply_listing(await self._sources.read())
+            if self._sources.changes:
+                self._sources_task = asyncio.create_task(
+                    self._follow_sources(), name="follower of the servers' sources"
+                )
+                self._sources_task.add_done_callback(self._sources_task_ended)
+
+    async def drop(self, places: Places) -> None:
+        """Ends a name, whose weights are given up, and with the last one everything."""
+        self._names.remove(places)
+        tasks: list[asyncio.Task[None]] = []
+        if not self._names:
+            self._closed = True
+            tasks = [*self._tasks.values(), *([self._sources_task] if self._sources_task else [])]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        for monitor in self._monitors.values():
+            monitor.holders.pop(places.name, None)
+        if self._opened:
+            await asyncio.gather(*(holder.give_up() for holder in list(places.holders.values())))
+        self.fleet.drop(places.name)
+        self._changed.set()
+        if self._closed and self._opened:
+            await self._connections.__aexit__(None, None, None)
+
+    async def check_model(self, model: str, servers: Sequence[Server]) -> None:
+        """Raises `ModelNotServed` if none of the servers has `model`. See `model_names.check`."""
+        await model_names.check(model, [server.url for server in servers], self._connections)
+
+    def describe_sources(self) -> str:
+        """Describes where the servers come from, for a person."""
+        return self._sources.describe()
+
+    async def _follow_sources(self) -> None:
+        while True:
+            await asyncio.sleep(self.config.health_interval_seconds)
+            await self._apply_listing(await self._sources.read())
+
+    async def _apply_listing(self, listing: Listing) -> None:
+        """Adds new servers, and drains those that are to be drained or are no longer listed.
+
+        A server that is no longer listed is removed once it has no request of this pool. (No request outlasts
+        `request_timeout_seconds`.)
+        """
+        known = {server.url: server for server in self.fleet.servers}
+        for url, drain_reason in listing.items():
+            server = known.pop(url, None) or self._add(url)
+            self._monitors[server].drain(drain_reason)
+        for server in known.values():
+            self._monitors[server].drain("it is no longer among the servers")
+            if not server.in_flight:
+                await self._forget(server)
+
+    def _add(self, url: str) -> Server:
+        server = self.fleet.add(url)
+        client: ServerClient
+        if self.config.protocol == "binary":
+            client = BinaryClient(url, self._connections, proves=self._sources.is_configured(url))
+        else:
+            client = OpenAIClient(url, self._connections)
+        monitor = ServerMonitor(server, client, self.fleet, self.config, self._server_changed, self._outages)
+        self._monitors[server] = monitor
+        for places in self._names:
+            self._hold(places, server, monitor)
+        task = self._tasks[server] = asyncio.create_task(monitor.run(), name=f"monitor of {url}")
+        task.add_done_callback(partial(self._monitor_ended, monitor))
+        return server
+
+    async def _forget(self, server: Server) -> None:
+        self.fleet.forget(server)
+        monitor, task = self._monitors.pop(server), self._tasks.pop(server)
+        for places in self._names:
+            places.holders.pop(server, None)
+        task.cancel()
+        await asyncio.wait([task])
+        monitor.forget()
+        self._server_changed()
+        logger.info("Inference server %s is removed", server.url)
+
+    # --- what names wait for ---
+
+    def next_number(self) -> int:
+        """Returns the number of a request that begins to wait for a place."""
+        return next(self._numbers)
+
+    def serve_waiting(self) -> None:
+        """Gives places to the requests that have waited longest, of whatever name; one without a server holds up no other."""
+        heads = [places for places in self._names if places.waiting]
+        while heads and self.fleet.has_room:
+            first = min(heads, key=lambda places: places.waiting[0].number)
+            if not first.serve_first() or not first.waiting:
+                heads.remove(first)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Returns when the condition holds, which depends on what servers hold."""
+        while not condition():
+            self._changed.clear()
+            await self._changed.wait()
+
+    def _name_changed(self, places: Places) -> None:
+        self._changed.set()
+        if places.waiting:
+            self.serve_waiting()
+        places.tell_capacity()
+
+    def _server_changed(self) -> None:
+        self._changed.set()
+        self.serve_waiting()
+        for places in self._names:
+            places.tell_capacity()
+
+    def _monitor_ended(self, monitor: ServerMonitor, task: asyncio.Task[None]) -> None:
+        self._changed.set()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.critical("The monitor of %s failed; this is a defect", monitor.server.url, exc_info=error)
+            for holder in monitor.holders.values():
+                holder.take_out(f"its monitor failed: {error!r}")
+
+    def _sources_task_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.critical("The servers' sources are followed no more; this is a defect", exc_info=error)
