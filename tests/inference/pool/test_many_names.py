@@ -1,0 +1,146 @@
+"""Many names of weights at one pool: one health check a server, one cap for all, and what befalls one name befalls no other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from counterpoint.inference.base import InferenceError, SamplingParameters
+from counterpoint.inference.config import PoolConfig
+from counterpoint.inference.identity import STATUS_PATH
+from counterpoint.inference.pool.pool import InferencePool, Served
+from counterpoint.transport.records import Turn
+from tests.support.fake_inference import FakeServer, weight_update
+from tests.support.polling import until
+
+SAMPLING = SamplingParameters(temperature=0.7, max_tokens=3)
+PROMPT = np.array([7, 8, 9], dtype=np.int32)
+
+
+def pool_at(*servers: FakeServer, **settings: Any) -> InferencePool:
+    given = {"health_interval_seconds": 3600, "startup_timeout_seconds": 60, "request_timeout_seconds": 60} | settings
+    return InferencePool(PoolConfig(urls=[server.url for server in servers], **given))
+
+
+@asynccontextmanager
+async def started(*names: Served) -> AsyncIterator[None]:
+    async with AsyncExitStack() as stack:
+        for served in names:
+            stack.push_async_callback(served.release)
+            await served.start()
+            every = served.status
+            await until(lambda every=every: {each.state for each in every()} == {"serving"}, "all servers")  # type: ignore[misc]
+        yield
+
+
+async def generate(served: Served, affinity: str = "a") -> Turn:
+    return await served.generate(PROMPT, SAMPLING, affinity=affinity)
+
+
+@pytest.mark.slow
+async def test_sixty_four_names_at_four_servers_are_four_health_checks() -> None:
+    async with AsyncExitStack() as stack:
+        servers = [await stack.enter_async_context(FakeServer()) for _ in range(4)]
+        pool = pool_at(*servers)
+        names = [pool.model(f"name-{number}") for number in range(64)]
+        await stack.enter_async_context(started(*names))
+        await asyncio.gather(
+            *(served.update(weight_update(number, f"name-{number}")) for number, served in enumerate(names))
+        )
+        turns = await asyncio.gather(*(generate(served, str(number)) for number, served in enumerate(names)))
+        assert [turn.policy_version for turn in turns] == list(range(64))
+        assert [turn.completion_ids.tolist() for turn in turns] == [[number] * 3 for number in range(64)]
+        before = [server.answers[STATUS_PATH] for server in servers]
+        for monitor in pool._monitors.values():
+            monitor.check_now()
+        await until(
+            lambda: all(server.answers[STATUS_PATH] > was for server, was in zip(servers, before, strict=True)),
+            "checks",
+        )
+        assert [server.answers[STATUS_PATH] for server in servers] == [was + 1 for was in before]
+    assert all(sorted(server.unloaded) == sorted(f"name-{number}" for number in range(64)) for server in servers)
+
+
+async def test_names_share_a_servers_cap_first_come_first_served_and_one_may_have_less() -> None:
+    async with FakeServer() as server:
+        pool = pool_at(server, capacity="fixed", max_concurrent_requests_per_server=3)
+        told: list[int] = []
+        policy, teacher = pool.model("policy", told.append), pool.model("teacher", limit=1)
+        async with started(policy, teacher):
+            assert told[-1] == 3
+            server.gate.clear()
+            asked = [asyncio.create_task(generate(teacher, "0"))]
+            await until(lambda: server.running == 1, "the teacher's request")
+            asked += [asyncio.create_task(generate(teacher, "1"))]
+            await asyncio.sleep(0)
+            asked += [asyncio.create_task(generate(policy, str(number))) for number in range(4)]
+            await until(lambda: server.running == 3, "a full server")
+            assert [each.model for each in server.asked] == ["teacher", "policy", "policy"]
+            assert (teacher.waiting_requests, policy.waiting_requests) == (1, 2)
+            server.gate.set()
+            await asyncio.gather(*asked)
+            assert server.most_running == 3
+            assert [each.model for each in server.asked[3:]].count("teacher") == 1
+            assert [each.in_flight for each in policy.status()] == [0]
+
+
+async def test_a_name_that_no_server_serves_holds_up_no_other() -> None:
+    async with FakeServer() as server:
+        pool = pool_at(server)
+        stuck, other = pool.model("stuck"), pool.model("other")
+        async with started(stuck, other):
+            server.load_status = 422
+            with pytest.raises(InferenceError, match="no inference server took version 1"):
+                await stuck.update(weight_update(1, "stuck"))
+            waits = asyncio.create_task(generate(stuck))
+            await until(lambda: stuck.waiting_requests == 1, "a request that waits")
+            assert (await generate(other)).server == server.url
+            assert [each.status()[0].state for each in (stuck, other)] == ["out", "serving"]
+            server.load_status = 200
+            await stuck.update(weight_update(2, "stuck"))
+            assert (await waits).policy_version == 2
+
+
+async def test_one_name_loads_while_another_is_served_and_the_server_is_watched() -> None:
+    async with FakeServer() as server:
+        pool = pool_at(server, health_interval_seconds=0.02)
+        loading, other = pool.model("loading"), pool.model("other")
+        async with started(loading, other):
+            server.load_gate.clear()
+            update = asyncio.create_task(loading.update(weight_update(1, "loading")))
+            await until(lambda: loading.status()[0].state == "loading", "a load")
+            seen = server.answers[STATUS_PATH]
+            await until(lambda: server.answers[STATUS_PATH] > seen + 2, "health checks beside the load")
+            assert (await generate(other)).server == server.url
+            server.load_gate.set()
+            await update
+            assert (await generate(loading)).policy_version == 1
+
+
+async def test_a_name_that_is_released_ends_its_requests_and_the_others_go_on() -> None:
+    async with FakeServer() as server:
+        pool = pool_at(server)
+        policy, evaluated = pool.model("policy"), pool.model("evaluated")
+        async with started(policy):
+            async with started(evaluated):
+                await evaluated.update(weight_update(3, "evaluated"))
+                assert (await generate(evaluated)).policy_version == 3
+                server.gate.clear()
+                ends, stays = asyncio.create_task(generate(evaluated)), asyncio.create_task(generate(policy))
+                await until(lambda: server.running == 2, "both requests")
+            with pytest.raises(InferenceError, match="closed"):
+                await ends
+            assert server.unloaded == ["evaluated"]
+            server.gate.set()
+            assert (await stays).server == server.url
+            again = pool.model("evaluated")
+            async with started(again):
+                await again.update(weight_update(4, "evaluated"))
+                assert (await generate(again)).policy_version == 4
+        with pytest.raises(InferenceError, match="closed"):
+            await pool.model("late").start()
